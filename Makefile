@@ -16,7 +16,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: attacks docs verify-reference reference help setup demo test test-long test-quick test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos verify-coverage \
-  verify-spelling verify-blocking blocking verify-limits limits protos released-protos simulate crowd fuzz bench bench-core bench-peers chaos endings learn-check dist lock sbom up env down clean
+  verify-spelling verify-blocking blocking verify-limits limits verify-dead verify-words protos released-protos simulate crowd fuzz bench bench-core bench-peers chaos crossings endings learn-check dist lock sbom up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -68,7 +68,7 @@ attacks: $(VENV)/.ready  ## Attack a server, and hold the times of its honest ca
 test-gpu: $(VENV)/.ready  ## What needs a CUDA device
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
-verify: verify-format verify-lint verify-spelling verify-types verify-imports verify-protos verify-blocking verify-limits verify-reference verify-coverage test test-long  ## Everything that must hold before a merge
+verify: verify-format verify-lint verify-spelling verify-types verify-imports verify-protos verify-blocking verify-limits verify-reference verify-dead verify-words verify-coverage test test-long  ## Everything that must hold before a merge
 
 verify-format: $(VENV)/.ready
 	$(BIN)/ruff format --check .
@@ -102,6 +102,12 @@ verify-protos: $(VENV)/.ready
 verify-blocking: $(VENV)/.ready
 	$(BIN)/python scripts/gen_blocking.py --check
 
+verify-words: $(VENV)/.ready
+	$(BIN)/python scripts/check_words.py
+
+verify-dead: $(VENV)/.ready
+	@! $(BIN)/vulture | grep -vE '^(bench|examples|scripts|tests)/'
+
 verify-limits: $(VENV)/.ready
 	$(BIN)/python scripts/gen_limits.py --check
 
@@ -125,6 +131,9 @@ released-protos: $(VENV)/.ready  ## At a release: the contract that later ones a
 
 chaos: $(VENV)/.ready  ## Kill, stop, cut off and replace at random, and balance the ledgers (ARGS="--seconds 120 --seed 7")
 	$(BIN)/python tests/chaos/run.py $(ARGS)
+
+crossings: $(VENV)/.ready  ## The same short life wherever settings meet, in minutes (ARGS="--row 7 --verbose" lives one row)
+	$(BIN)/python tests/crossings/run.py --table build/crossings.md $(ARGS)
 
 endings: $(VENV)/.ready  ## End servers under load, and by replacing them (ARGS="--rounds 500")
 	$(BIN)/python tests/chaos/endings.py $(ARGS)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import redis
 
-from breadbox.fragment import Fragment
+from breadbox.model.fragment import Fragment
 
 _AHEAD_BYTES = 2 * 2**20
 """Of pieces that are asked for before they are read. With more, Redis pays for fresh memory to keep

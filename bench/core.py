@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import (
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.events import FetchGranted
+from breadbox_server.core.model.ids import (
     FragmentIndex,
     ModelVersion,
     PayloadId,
@@ -36,7 +36,7 @@ from breadbox_server.core.ids import (
     SessionId,
     WorkerId,
 )
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.inputs import (
     AppendFragment,
     Fetch,
     Fragment,

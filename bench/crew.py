@@ -19,7 +19,7 @@ from pathlib import Path
 
 import breadbox
 from bench.workloads import WORKLOADS, numbered
-from breadbox.batches import Batch, load_batch
+from breadbox.reading.batches import Batch, load_batch
 
 _WARM_UP_S = 0.5
 _ROOT = Path(__file__).parents[1]

@@ -1,227 +1,448 @@
-"""What staleness_max, uses_max and capacity do to learning: runs of CartPole under several seeds.
+"""What the age of data does to learning: exact lag, in one process, with the project's own PPO.
 
-Writes docs/images/freshness.png and docs/images/freshness.json; see docs/learner-cookbook.md. Every
-figure is a mean over seeds with a 95% interval of that mean (Student's t), over environment steps.
-The quantity compared is the steps that environments made until the mean return of the last 100
-episodes reached the target; a run that did not reach it is told, and not averaged.
+Nothing is measured in time, and nothing depends on the machine's speed: version v of the policy is
+trained on what version v - lag did, in environments that are stepped here (`bench.batched_envs`).
+A run has reached its target once the mean return of the last 100 episodes is there, as
+`breadbox learn --target-return` counts, or has not when its environment steps are used up.
+
+    python -m bench.freshness run --seeds 10    # goes on where it was ended; hours of one core
+    python -m bench.freshness page              # the tables and the picture, from what is written
+
+`run` appends a row for each run to docs/images/freshness.csv; `page` writes the tables of
+docs/learner-cookbook.md and docs/images/freshness.png from these rows alone.
 """
 
-import json
-from collections.abc import Sequence
+import csv
+import math
+import multiprocessing
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from bench.local_run import Finished, LocalRun, run_locally
-from breadbox_learner.intervals import interval
+from bench.batched_envs import ACROBOT, CARTPOLE, FORCE_CARTPOLE, BatchedEnv
+from breadbox_learner.ppo_config import PpoConfig
+from breadbox_learner.training.batching import TrainingBatch
+from breadbox_learner.training.ppo import PpoUpdater
+from breadbox_policies import PolicyModule, make_policy
 
-TARGET_RETURN = 195.0
-SEEDS_MIN = 5
-"""Fewer say nothing about settings: seeds differ by more."""
-DOCS = Path(__file__).parents[1] / "docs" / "images"
+ENVS = 32
+ROUNDS = 4
+"""A batch is the last four fragments of each environment."""
+WINDOW_EPISODES = 100
+HIDDEN_SIZES = (32, 32)
+EPOCHS = 2
+MINIBATCH_STEPS = 512
+"""What is not said here is as `breadbox learn` has it."""
+
+LAGS = (0, 1, 2, 4, 8, 32)
+USES = (1, 4)
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    "none": {"staleness_weight_max": 0.0},
+    "weight 2": {"staleness_weight_max": 2.0},
+    "V-trace 1": {"advantages": "vtrace", "vtrace_rho_max": 1.0},
+    "V-trace 2": {"advantages": "vtrace", "vtrace_rho_max": 2.0},
+}
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One point of the picture."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An environment, and when it counts as learned."""
 
-    label: str
-    serve: tuple[str, ...]
-    learn: tuple[str, ...] = ()
-    rollout: tuple[str, ...] = ()
+    env: BatchedEnv
+    target: float
+    """Mean return of the last 100 episodes."""
+    fragment_steps: int
+    """A batch, and so a version, is 128 times as many."""
 
 
-def setting(
-    staleness_max: int, uses_max: int = 1, *, queue: int | None = None, advantages: str = "gae"
-) -> Setting:
-    """Limits of the buffer.
+TASKS = {
+    "CartPole": Task(CARTPOLE, 195.0, 8),
+    "Acrobot": Task(ACROBOT, -120.0, 4),
+    "CartPole, any force": Task(FORCE_CARTPOLE, 195.0, 8),
+}
+STEPS_MAX = 80_000
+"""Environment steps at which a run is given up, once its batch has been played."""
+
+
+class Cell(NamedTuple):
+    """A setting."""
+
+    task: str
+    lag: int
+    """Versions between the policy that acts and the one that is trained first on what it did."""
+    uses: int
+    """Updates that train on each fragment, one after the other; each makes a version."""
+    correction: str
+
+
+COLUMNS = (*Cell._fields, "seed", "steps", "updates", "return_mean")
+DOCS = Path(__file__).parents[1] / "docs"
+DATA = DOCS / "images" / "freshness.csv"
+PAGE = DOCS / "learner-cookbook.md"
+BEGIN = "<!-- freshness: written by python -m bench.freshness page -->\n"
+END = "<!-- end of freshness -->\n"
+
+
+class Rollout:
+    """Environments that one policy acts in, cut into fragments."""
+
+    def __init__(self, env: BatchedEnv, fragment_steps: int, seed: int) -> None:
+        self._env = env
+        self._steps = fragment_steps
+        self._rng = np.random.default_rng(seed)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._state = env.reset(self._rng, ENVS)
+        self._first = np.ones(ENVS, dtype=np.bool_)
+        self._length = np.zeros(ENVS, dtype=np.int64)
+        self._return = np.zeros(ENVS)
+        self._round = 0
+        self.returns: deque[float] = deque(maxlen=WINDOW_EPISODES)
+
+    @property
+    def step_count(self) -> int:
+        """Steps of all environments."""
+        return self._round * ENVS * self._steps
+
+    @property
+    def mean_return(self) -> float:
+        """Of the last 100 episodes; NaN before there are as many."""
+        full = len(self.returns) == WINDOW_EPISODES
+        return statistics.fmean(self.returns) if full else float("nan")
+
+    @torch.no_grad()
+    def collect(self, policy: PolicyModule) -> TrainingBatch:
+        """Make one fragment of each environment."""
+        rows: list[dict[str, torch.Tensor]] = []
+        finals: list[tuple[int, int, NDArray[np.float32]]] = []
+        for step in range(self._steps):
+            obs = torch.from_numpy(self._env.observe(self._state))
+            first = torch.from_numpy(self._first)
+            acted = policy.act(obs, None, first, generator=self._generator)
+            after, reward, terminated = self._env.step(self._state, acted.action.numpy())
+            self._length += 1
+            self._return += reward
+            truncated = (self._length >= self._env.steps_max) & ~terminated
+            rows.append(
+                {
+                    "obs": obs,
+                    "action": acted.action,
+                    "log_prob": acted.log_prob,
+                    "reward": torch.from_numpy(reward.astype(np.float32)),
+                    "terminated": torch.from_numpy(terminated),
+                    "truncated": torch.from_numpy(truncated),
+                    "first": first,
+                }
+            )
+            cut = np.flatnonzero(truncated)
+            finals += zip(cut, [step] * len(cut), self._env.observe(after[cut]), strict=True)
+            self._begin_again(after, terminated | truncated)
+        self._round += 1
+        finals.sort(key=lambda each: each[:2])
+        columns: dict[str, Any] = {
+            name: torch.stack([row[name] for row in rows], 1) for name in rows[0]
+        }
+        return TrainingBatch(
+            **columns,
+            episode_id=torch.zeros((ENVS, self._steps), dtype=torch.int64),
+            next_obs=torch.from_numpy(self._env.observe(self._state)),
+            final_row=np.array([row for row, _, _ in finals], dtype=np.intp),
+            final_step=np.array([step for _, step, _ in finals], dtype=np.intp),
+            final_obs=torch.from_numpy(np.stack([f for _, _, f in finals])) if finals else None,
+            worker_ids=[str(number) for number in range(ENVS)],
+            fragment_indices=[self._round] * ENVS,
+            session_ids=[""] * ENVS,
+            discontinuities=[False] * ENVS,
+        )
+
+    def _begin_again(self, after: NDArray[np.float64], ended: NDArray[np.bool_]) -> None:
+        """Go on from the states *after* a step, anew where the episode has ended."""
+        self._state, self._first = after, ended
+        if ended.any():
+            self.returns.extend(self._return[ended].tolist())
+            self._state = np.where(ended[:, None], self._env.reset(self._rng, ENVS), after)
+            self._length[ended] = 0
+            self._return[ended] = 0.0
+
+
+def joined(parts: Sequence[TrainingBatch]) -> TrainingBatch:
+    """One batch of several rounds."""
+    tensors = ("obs", "action", "log_prob", "reward", "terminated", "truncated", "first",
+               "episode_id", "next_obs")  # fmt: skip
+    lists = ("worker_ids", "fragment_indices", "session_ids", "discontinuities")
+    columns: dict[str, Any] = {
+        **{name: torch.cat([getattr(part, name) for part in parts]) for name in tensors},
+        **{name: [each for part in parts for each in getattr(part, name)] for name in lists},
+    }
+    finals = [part.final_obs for part in parts if part.final_obs is not None]
+    return TrainingBatch(
+        **columns,
+        final_row=np.concatenate([part.final_row + ENVS * n for n, part in enumerate(parts)]),
+        final_step=np.concatenate([part.final_step for part in parts]),
+        final_obs=torch.cat(finals) if finals else None,
+    )
+
+
+def train(cell: Cell, seed: int, *, steps_max: int = STEPS_MAX) -> dict[str, Any]:
+    """Run a setting under a seed, on one thread.
 
     Args:
-        staleness_max: In versions.
-        uses_max: Deliveries of a chunk.
-        queue: Fragments that wait in each worker: many make data old, so that the limit binds.
-            None: as few as a worker has by default.
-        advantages: How the learner estimates them.
+        cell: What.
+        seed: Of environments, actions, first weights and minibatches.
+        steps_max: Environment steps at most.
+
+    Returns:
+        Its row: what it was, `steps` to the target ("" if it was not reached), and the `updates`
+        and the mean return (`return_mean`) at its end.
     """
-    label = f"staleness {staleness_max}, uses {uses_max}"
-    label += f", queue {queue}" if queue else ""
-    label += f", {advantages}" if advantages != "gae" else ""
-    return Setting(
-        label,
-        # A full buffer makes workers wait, so that what is old is what was made early.
-        serve=(
-            *("--staleness-max", str(staleness_max), "--uses-max", str(uses_max)),
-            *("--capacity-chunks", "256", "--full-policy", "block"),
-        ),
-        learn=("--advantages", advantages),
-        rollout=("--queue-fragments", str(queue)) if queue else (),
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    task = TASKS[cell.task]
+    env = task.env
+    rollout = Rollout(env, task.fragment_steps, seed)
+    policy, acting = (
+        make_policy("mlp", env.observation_space, env.action_space, hidden_sizes=HIDDEN_SIZES)
+        for _ in range(2)
     )
+    config = PpoConfig(
+        epochs=EPOCHS,
+        minibatch_fragments=MINIBATCH_STEPS // task.fragment_steps,
+        **CORRECTIONS[cell.correction],
+    )
+    updater = PpoUpdater(policy, config, seed=seed)
+    versions: deque[dict[str, torch.Tensor]] = deque(maxlen=cell.lag + 1)
+    recent: deque[TrainingBatch] = deque(maxlen=ROUNDS)
+    updates, reached = 0, False
+    while rollout.step_count < steps_max:
+        versions.append({name: each.clone() for name, each in policy.state_dict().items()})
+        acting.load_state_dict(versions[0])
+        recent.extend(rollout.collect(acting) for _ in range(ROUNDS // cell.uses))
+        if reached := rollout.mean_return >= task.target:
+            break
+        if len(recent) == ROUNDS:  # As a fetch waits for a whole batch.
+            updater.update(joined(recent), number=updates)
+            updates += 1
+    return {
+        **cell._asdict(),
+        "seed": seed,
+        "steps": rollout.step_count if reached else "",
+        "updates": updates,
+        "return_mean": round(rollout.mean_return, 1),
+    }
 
 
-SETTINGS = [
-    setting(0),
-    setting(2),
-    setting(8),
-    setting(2, queue=512),
-    setting(8, queue=512),
-    setting(32, queue=512),
-    setting(32, queue=512, advantages="vtrace"),
-    setting(8, 4),
-    setting(8, 4, advantages="vtrace"),
-]
+def cells() -> Iterator[Cell]:
+    """Every setting. Fresh data used once are told once: there is nothing to correct in them."""
+    for lag in LAGS:
+        for uses in USES:
+            for task in TASKS:
+                for correction in CORRECTIONS:
+                    if lag or uses > 1 or correction == "none":
+                        yield Cell(task, lag, uses, correction)
 
 
-@click.command()
-@click.option("--limit-s", default=90.0, show_default=True, help="Seconds per run.")
-@click.option("--seeds", default=SEEDS_MIN, show_default=True, type=click.IntRange(SEEDS_MIN))
-@click.option("--only", type=click.IntRange(0), help="Only the setting of this number.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/freshness"))
-@click.option(
-    "--docs",
-    type=click.Path(path_type=Path),
-    default=DOCS,
-    show_default=True,
-    help="Folder that gets the picture and the figures.",
-)
-def main(limit_s: float, seeds: int, only: int | None, out: Path, docs: Path) -> None:
-    """Run every setting under every seed until the target return, or the limit."""
-    chosen = SETTINGS if only is None else [SETTINGS[only]]
-    runs: list[list[Finished]] = [[] for _ in chosen]
-    # Seed by seed, so that a machine that slows down slows every setting.
-    for seed in range(seeds):
-        for number, each in enumerate(chosen):
-            run = LocalRun(
-                f"setting-{number}-seed{seed}",
-                learn=(
-                    *("--target-return", str(TARGET_RETURN), "--time-limit-s", str(limit_s)),
-                    *each.learn,
-                ),
-                serve=each.serve,
-                rollout=("--env", "CartPole-v1", *each.rollout),
-                seed=seed,
-                limit_s=limit_s + 60,
-            )
-            runs[number].append(run_locally(run, out))
-            print(f"{each.label}, seed {seed}: {figures(runs[number][-1])}", flush=True)
-    rows = [summary(each.label, finished) for each, finished in zip(chosen, runs, strict=True)]
-    docs.mkdir(parents=True, exist_ok=True)
-    (docs / "freshness.json").write_text(json.dumps(rows, indent=1) + "\n")
-    draw([each.label for each in chosen], runs, rows, docs / "freshness.png")
+class Spread(NamedTuple):
+    """What the runs of one setting came to; steps are infinite for a run that did not arrive."""
+
+    low: float
+    median: float
+    high: float
+    """Quartiles of the environment steps."""
+    reached: int
+    runs: int
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows that are written so far."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _key(row: Mapping[str, str]) -> tuple[Cell, int]:
+    return Cell(row["task"], int(row["lag"]), int(row["uses"]), row["correction"]), int(row["seed"])
+
+
+def spreads(rows: Iterable[Mapping[str, str]]) -> dict[Cell, Spread]:
+    """Median and quartiles of every setting that has runs."""
+    found: dict[Cell, list[float]] = {}
     for row in rows:
-        print(told(row))
+        found.setdefault(_key(row)[0], []).append(float(row["steps"] or "inf"))
+    return {cell: _spread(sorted(steps)) for cell, steps in found.items()}
 
 
-def figures(finished: Finished) -> dict[str, Any]:
-    """What a run came to; `reached` is false where it made no update."""
-    if not finished.records:
-        return {"reached": False}
-    last = finished.records[-1]
-    count = len(finished.records)
-    return {
-        "reached": (last["return_mean_100"] or 0.0) >= TARGET_RETURN,
-        "environment_steps": last["environment_steps"],
-        "trained_steps": last["steps"],
-        "time_s": last["time_s"],
-        "waiting_share": round(sum(finished.column("fetch_wait_s")) / last["time_s"], 3),
-        "staleness_mean": round(sum(finished.column("staleness_mean")) / count, 2),
-        "staleness_max": max(finished.column("staleness_max")),
-        "use_count_mean": round(sum(finished.column("use_count_mean")) / count, 2),
-    }
+def _spread(steps: Sequence[float]) -> Spread:
+    # A quartile is one of the runs: between a run that arrived and one that did not is nothing.
+    low, median, high = (steps[math.ceil(share * len(steps)) - 1] for share in (0.25, 0.5, 0.75))
+    return Spread(low, median, high, sum(math.isfinite(each) for each in steps), len(steps))
 
 
-def summary(label: str, runs: Sequence[Finished]) -> dict[str, Any]:
-    """A setting's figures: mean and half width of the 95% interval over the seeds that reached."""
-    made = [figures(run) for run in runs]
-    reached = [row for row in made if row["reached"]]
-    names = (
-        "environment_steps", "trained_steps", "time_s", "waiting_share", "staleness_mean",
-        "use_count_mean",
-    )  # fmt: skip
-    return {
-        "setting": label,
-        "seeds": len(made),
-        "reached": len(reached),
-        **{name: interval([row[name] for row in reached]) for name in names},
-        "runs": made,
-    }
-
-
-def told(row: dict[str, Any]) -> str:
-    """One line about a setting."""
-    steps, stale = row["environment_steps"], row["staleness_mean"]
-    if steps["mean"] is None:
-        return f"{row['setting']}: none of {row['seeds']} seeds reached {TARGET_RETURN:g}"
-    half = "?" if steps["half_width"] is None else f"{steps['half_width']:,.0f}"
-    return (
-        f"{row['setting']}: {steps['mean']:,.0f} ± {half} environment steps to {TARGET_RETURN:g} "
-        f"({row['reached']} of {row['seeds']} seeds), mean staleness {stale['mean']:.2f}"
-    )
-
-
-def curve(runs: Sequence[Finished]) -> tuple[Any, Any, Any]:
-    """Environment steps, mean return over the seeds, and half its interval, while all runs last."""
-    known = [
-        (np.array(run.column("environment_steps")), np.array(run.column("return_mean_100")))
-        for run in runs
-        if run.records
+def tables(rows: Iterable[Mapping[str, str]]) -> str:
+    """The page's tables, in Markdown: of all tasks together, then of each."""
+    found = spreads(rows)
+    seeds = min((each.runs for each in found.values()), default=0)
+    parts = [
+        f"Of {seeds} seeds of each of {len(TASKS)} tasks, these runs arrived:",
+        _table(partial(_of_all, found)),
     ]
-    if not known:
-        return np.zeros(0), np.zeros(0), np.zeros(0)
-    steps = np.linspace(0, min(each[-1] for each, _ in known), 100)
-    values = [np.interp(steps, *each) for each in known]
-    at = [interval([float(value[i]) for value in values]) for i in range(len(steps))]
-    means = np.array([each["mean"] for each in at], dtype=float)
-    return steps, means, np.array([each["half_width"] or 0.0 for each in at], dtype=float)
+    for name, task in TASKS.items():
+        parts += [
+            f"**{name}** to {task.target:g}:",
+            _table(partial(_of_task, found, name)),
+        ]
+    return "\n\n".join(parts) + "\n"
 
 
-def draw(
-    labels: Sequence[str],
-    runs: Sequence[Sequence[Finished]],
-    rows: Sequence[dict[str, Any]],
-    path: Path,
-) -> None:
-    """Returns over environment steps on the left; on the right, what reaching the target took."""
+def arrived(
+    found: Mapping[Cell, Spread],
+    correction: str,
+    *,
+    lags: Sequence[int] = LAGS,
+    uses: Sequence[int] = USES,
+) -> tuple[int, int]:
+    """How many runs with a correction reached their target, of how many, over all tasks."""
+    chosen = [
+        spread
+        for cell, spread in found.items()
+        if cell.correction == correction and cell.lag in lags and cell.uses in uses
+    ]
+    return sum(each.reached for each in chosen), sum(each.runs for each in chosen)
+
+
+def _of_all(found: Mapping[Cell, Spread], lag: int, uses: int, correction: str) -> str:
+    reached, runs = arrived(found, correction, lags=[lag], uses=[uses])
+    return f"{reached} of {runs}" if runs else "-"
+
+
+def _of_task(found: Mapping[Cell, Spread], task: str, lag: int, uses: int, correction: str) -> str:
+    return _told(found.get(Cell(task, lag, uses, correction)))
+
+
+def _table(told: Callable[[int, int, str], str]) -> str:
+    lines = [
+        f"| lag | uses | {' | '.join(CORRECTIONS)} |",
+        f"| --- | --- |{' --- |' * len(CORRECTIONS)}",
+    ]
+    for uses in USES:
+        for lag in LAGS:
+            texts = [told(lag, uses, each) for each in CORRECTIONS]
+            lines.append(f"| {lag} | {uses} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def _told(spread: Spread | None) -> str:
+    """A setting in a few characters: thousands of steps."""
+    if spread is None:
+        return "-"
+    low, median, high = (
+        f"{each / 1000:.0f}" if math.isfinite(each) else "never" for each in spread[:3]
+    )
+    few = "" if spread.reached == spread.runs else f", {spread.reached} of {spread.runs}"
+    return f"never{few}" if not spread.reached else f"{median} ({low}-{high}{few})"
+
+
+def draw(rows: Iterable[Mapping[str, str]], path: Path) -> None:
+    """Steps to the target over the lag: a panel for each task and number of uses."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (curves, bars) = plt.subplots(1, 2, figsize=(14, 5), layout="constrained")
-    for number, (label, finished, row) in enumerate(zip(labels, runs, rows, strict=True)):
-        color = f"C{number}"
-        steps, means, half_widths = curve(finished)
-        curves.plot(steps, means, label=label, color=color)
-        curves.fill_between(steps, means - half_widths, means + half_widths, color=color, alpha=0.1)
-        took = row["environment_steps"]
-        if took["mean"] is not None:
-            bars.errorbar(
-                took["mean"],
-                number,
-                xerr=took["half_width"] or 0.0,
-                fmt="o",
-                color=color,
-                capsize=4,
-            )
-    curves.axhline(TARGET_RETURN, linestyle="--", color="grey", linewidth=1)
-    curves.set_xlabel("environment steps")
-    curves.set_ylabel("mean return, last 100 episodes")
-    curves.legend(frameon=False, fontsize=8)
-    texts = [
-        f"{row['setting']}\n{row['reached']} of {row['seeds']} seeds, "
-        f"staleness {row['staleness_mean']['mean'] or 0.0:.1f}"
-        for row in rows
-    ]
-    bars.set_yticks(range(len(texts)), texts, fontsize=8)
-    bars.invert_yaxis()
-    bars.set_xlabel(f"environment steps to {TARGET_RETURN:g}, mean and its 95% interval")
-    bars.set_xlim(left=0)
-    for axes in (curves, bars):
-        axes.grid(visible=True, alpha=0.3)
-    figure.savefig(path, dpi=110)
+    found = spreads(rows)
+    figure, panels = plt.subplots(
+        len(USES), len(TASKS), figsize=(15, 8), layout="constrained", sharex=True, squeeze=False
+    )
+    for uses, line in zip(USES, panels, strict=True):
+        for name, axes in zip(TASKS, line, strict=True):
+            for number, correction in enumerate(CORRECTIONS):
+                _draw_line(axes, found, (name, uses, correction), number)
+            axes.axhline(STEPS_MAX, linestyle="--", color="grey", linewidth=1)
+            axes.set(title=f"{name} to {TASKS[name].target:g}, uses {uses}", ylim=(0, None))
+            axes.set_xticks(range(len(LAGS)), [str(lag) for lag in LAGS])
+            axes.grid(visible=True, alpha=0.3)
+    panels[0][0].legend(frameon=False)
+    for axes in panels[-1]:
+        axes.set_xlabel("lag in versions")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("environment steps, median and quartiles")
+    figure.savefig(path, dpi=90)
     plt.close(figure)
+
+
+def _draw_line(
+    axes: Any, found: Mapping[Cell, Spread], line: tuple[str, int, str], number: int
+) -> None:
+    """One correction over the lags; runs that did not arrive lie on the dashed line, hollow."""
+    name, uses, correction = line
+    color, xs, spread = f"C{number}", [], []
+    for at, lag in enumerate(LAGS):
+        cell = found.get(Cell(name, lag, uses, correction))
+        if cell is not None:
+            xs.append(at + 0.12 * (number - 1.5))
+            spread.append([min(each, STEPS_MAX) for each in cell[:3]])
+    if not spread:
+        return
+    lows, medians, highs = np.array(spread).T
+    axes.errorbar(
+        xs, medians, yerr=(medians - lows, highs - medians), color=color, capsize=3, linewidth=1.2,
+        label=correction,
+    )  # fmt: skip
+    arrived = medians < STEPS_MAX
+    axes.scatter(xs, medians, s=28, edgecolors=color, color=[color if a else "w" for a in arrived])
+
+
+def with_tables(text: str, rows: Iterable[Mapping[str, str]]) -> str:
+    """A document with the tables of these rows between its marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{tables(rows)}\n{END}{after}"
+
+
+def _train(planned: tuple[Cell, int]) -> dict[str, Any]:
+    return train(*planned)
+
+
+@click.group()
+def main() -> None:
+    """Measure what the age of data does to learning."""
+
+
+@main.command("run")
+@click.option("--seeds", default=10, show_default=True, type=click.IntRange(1))
+@click.option("--processes", default=2, show_default=True, type=click.IntRange(1))
+@click.option("--out", default=DATA, type=click.Path(path_type=Path))
+def run_command(seeds: int, processes: int, out: Path) -> None:
+    """Run what is not written yet, seed by seed, so that every setting has as many runs."""
+    done = {_key(row) for row in read(out)}
+    planned = [(cell, seed) for seed in range(seeds) for cell in cells()]
+    planned = [each for each in planned if each not in done]
+    is_new = not out.exists()
+    pool = multiprocessing.get_context("spawn").Pool(processes)
+    with out.open("a", newline="") as file, pool:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        for row in pool.imap_unordered(_train, planned):
+            writer.writerow(row)
+            file.flush()
+
+
+@main.command("page")
+@click.option("--data", default=DATA, type=click.Path(path_type=Path, exists=True))
+def page_command(data: Path) -> None:
+    """Write the tables and the picture from the rows; no run is made."""
+    rows = read(data)
+    PAGE.write_text(with_tables(PAGE.read_text(), rows))
+    draw(rows, DATA.with_suffix(".png"))
 
 
 if __name__ == "__main__":

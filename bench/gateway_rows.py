@@ -10,7 +10,7 @@ from bench.measure import Contender, Figure, percentile, rates
 from bench.payload_rows import GROUP
 from bench.processes import Server, breadbox_server, redis_server
 from bench.workloads import SESSION_ID, WORKLOADS, numbered, payload_bytes
-from breadbox.batches import Batch, load_batch
+from breadbox.reading.batches import Batch, load_batch
 
 _GROUP = {**GROUP, "vector": 256}
 _UNITS = {"vpt": ("GB", 1e-9), "atari": ("GB", 1e-9), "vector": ("1,000 fragments", 1e-3)}
@@ -64,7 +64,7 @@ def _amount(workload: str, size_bytes: int) -> float:
 def _loads(
     workload: str,
     clients: dict[str, breadbox.Client],
-    references: list[breadbox.types.FragmentReference],
+    references: list[breadbox.model.types.FragmentReference],
 ) -> dict[str, tuple[Callable[[], None], float]]:
     amount = _amount(workload, sum(each.metadata.payload.size_bytes for each in references))
     into: dict[str, Batch | None] = dict.fromkeys(clients)

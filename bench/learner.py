@@ -13,10 +13,10 @@ import breadbox
 from bench.measure import Figure
 from bench.processes import breadbox_server, redis_server
 from bench.workloads import SESSION_ID, numbered, vpt_fragment
-from breadbox.batches import Batch
 from breadbox.loader import FragmentLoader
-from breadbox.loading import LoaderOptions
-from breadbox.types import FragmentReference
+from breadbox.model.types import FragmentReference
+from breadbox.reading.batches import Batch
+from breadbox.reading.loading import LoaderOptions
 
 BATCH_SIZE = 2
 """Fragments of a batch: 40 MiB."""

@@ -24,10 +24,10 @@ import breadbox
 from bench.measure import Contender, Figure, percentile, rates
 from bench.processes import breadbox_server, memory_directory
 from bench.workloads import SESSION_ID, numbered, vector_fragment
-from breadbox.fragment import Fragment
 from breadbox.mirror import ReplayMirror, StepMemory
-from breadbox.mirror.holdings import FilledHoldings
-from breadbox.mirror.shared_memory import Publisher, SharedHoldings, SharedMemory, make_file
+from breadbox.mirror.sharing.shared_memory import Publisher, SharedHoldings, SharedMemory, make_file
+from breadbox.mirror.storage.holdings import FilledHoldings
+from breadbox.model.fragment import Fragment
 
 BATCH_SIZE = 256
 FRAME_STEPS = 128

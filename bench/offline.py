@@ -112,11 +112,11 @@ Run = Callable[[dict[str, Any]], object]
 
 def our_work() -> dict[str, Callable[[], Run]]:
     """What is measured of ours: per row, what makes a fresh callable for every round."""
-    from breadbox_offline.assembly import map_rows
-    from breadbox_offline.options import MappingOptions, RowGrouping
-    from breadbox_offline.prelearner import OfflinePreLearner, PreLearnerConfig
     from breadbox_offline.report import ValidationReport
-    from breadbox_offline.sample_batches import map_sample_batches
+    from breadbox_offline.rows.assembly import map_rows
+    from breadbox_offline.rows.options import MappingOptions, RowGrouping
+    from breadbox_offline.rows.sample_batches import map_sample_batches
+    from breadbox_offline.training.prelearner import OfflinePreLearner, PreLearnerConfig
 
     one_step = MappingOptions(grouping=RowGrouping.ONE_STEP)
     assembled = MappingOptions()

@@ -13,13 +13,13 @@ from bench.bare import BareSocket, PickleClient
 from bench.measure import Contender, Figure, rates
 from bench.processes import breadbox_server, memory_directory, redis_server
 from bench.workloads import SESSION_ID, WORKLOADS, numbered, payload_bytes
-from breadbox.batches import Batch, load_batch
+from breadbox.model.types import FragmentReference
 from breadbox.payload import encode_fragment, read_fragments
+from breadbox.reading.batches import Batch, load_batch
 from breadbox.stores import open_store
-from breadbox.stores.keys import piece_key
-from breadbox.stores.redis_store import PIECE_SIZE_BYTES_DEFAULT
-from breadbox.types import FragmentReference
-from breadbox.wire import metadata_of
+from breadbox.stores.common.keys import piece_key
+from breadbox.stores.redis.store import PIECE_SIZE_BYTES_DEFAULT
+from breadbox.wire.conversion import metadata_of
 
 GROUP = {"vpt": 4, "atari": 32}
 """Fragments per append call, and per batch."""

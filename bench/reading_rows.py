@@ -14,7 +14,7 @@ import breadbox.aio
 from bench.measure import Figure
 from bench.processes import Server, breadbox_server, redis_server
 from bench.workloads import SESSION_ID, numbered, vector_fragment
-from breadbox.types import BufferConfig
+from breadbox.model.types import BufferConfig
 
 _READ = 32
 """Chunks of a read, and fragments of a fetch."""

@@ -13,13 +13,13 @@ import breadbox
 from bench.measure import Figure
 from bench.processes import breadbox_server, memory_directory, redis_server
 from bench.workloads import SESSION_ID, numbered, vector_fragment
-from breadbox.stores.redis_factory import open_redis
+from breadbox.stores.redis.factory import open_redis
 from breadbox_server.app import WATCHED_S_MIN
-from breadbox_server.journal.claims import RENEW_S
 from breadbox_server.journal.compactor import compact
-from breadbox_server.journal.place import JournalPlace
-from breadbox_server.journal.redis_stream import ALIVE
-from breadbox_server.probe import probe
+from breadbox_server.journal.storage.claims import RENEW_S
+from breadbox_server.journal.storage.place import JournalPlace
+from breadbox_server.journal.storage.redis_stream import ALIVE
+from breadbox_server.maintenance.probe import probe
 
 _BATCH = 1024
 _READY_S = 2.0

@@ -14,24 +14,23 @@ import torch
 import breadbox
 from bench.measure import Figure
 from bench.processes import breadbox_server, memory_directory
-from breadbox.fragment import Fragment
-from breadbox.types import (
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import (
     AdmissionOutcome,
     AppendResult,
     BufferDescription,
     EpisodeReport,
     ModelState,
-    PayloadReference,
 )
 from breadbox_policies import make_policy, policy_weights
+from breadbox_rollout.acting.inference import Inference
+from breadbox_rollout.acting.player import Player, PlayerOptions
 from breadbox_rollout.app import share_interpreter
-from breadbox_rollout.environments import EnvSpec, envs_per_process
-from breadbox_rollout.episodes import EpisodeReporter
-from breadbox_rollout.inference import Inference
-from breadbox_rollout.models import ModelWatcher
-from breadbox_rollout.player import Player, PlayerOptions
-from breadbox_rollout.pool import EnvProcesses, PoolOptions
-from breadbox_rollout.sender import Sender
+from breadbox_rollout.environments.environments import EnvSpec, envs_per_process
+from breadbox_rollout.processes.pool import EnvProcesses, PoolOptions
+from breadbox_rollout.sending.episodes import EpisodeReporter
+from breadbox_rollout.sending.models import ModelWatcher
+from breadbox_rollout.sending.sender import Sender
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
 
 _SESSION_ID = "bench"
@@ -67,9 +66,11 @@ class Switch:
         """Pass on."""
         return self._client.watch_model(known, max_wait_s=max_wait_s)
 
-    def load_weights(self, reference: PayloadReference) -> dict[str, Any]:
+    def load_model(
+        self, newer_than: ModelState | None = None
+    ) -> tuple[ModelState, dict[str, Any]] | None:
         """Pass on."""
-        return self._client.load_weights(reference)
+        return self._client.load_model(newer_than)
 
     def append_many(
         self,

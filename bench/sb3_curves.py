@@ -40,7 +40,7 @@ def settings(kind: str, server: str, seed: int) -> dict[str, Any]:
     }
     if kind == "own":
         return common
-    from breadbox.compat.sb3 import BreadboxReplayBuffer
+    from breadbox_adapters.sb3 import BreadboxReplayBuffer
 
     where = {"server": server, "run": f"curve-{seed}"}
     return {

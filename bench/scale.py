@@ -20,9 +20,9 @@ from bench.payload_rows import cut
 from bench.processes import Server, breadbox_server, redis_server
 from bench.report import machine
 from bench.workloads import SESSION_ID, WORKLOADS, numbered
-from breadbox.batches import Batch, load_batch
-from breadbox.stores.keys import piece_key
-from breadbox.types import FragmentReference
+from breadbox.model.types import FragmentReference
+from breadbox.reading.batches import Batch, load_batch
+from breadbox.stores.common.keys import piece_key
 
 NODE_COUNTS = (1, 2, 3)
 LOADED = {"vpt": 6, "atari": 36}

@@ -13,10 +13,10 @@ from bench.bare_stream import BareStream, bare_stream_server
 from bench.measure import Contender, Figure, percentile, rates
 from bench.processes import Server, breadbox_server, redis_server
 from bench.workloads import SESSION_ID, numbered, vector_fragment
+from breadbox.model.types import FragmentMetadata
 from breadbox.payload import encode_fragment, write_fragments
-from breadbox.stores.keys import piece_key
-from breadbox.types import FragmentMetadata
-from breadbox.wire import metadata_of
+from breadbox.stores.common.keys import piece_key
+from breadbox.wire.conversion import metadata_of
 
 _BATCH = 1024
 _FETCH = 32

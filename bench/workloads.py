@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from breadbox.fragment import Fragment
+from breadbox.model.fragment import Fragment
 from breadbox.payload import encode_fragment
 
 SESSION_ID = "bench"

@@ -48,14 +48,11 @@ def act(address: str, seed: int) -> None:
         obs, _ = env.reset(seed=seed)
         known, epsilon = None, 1.0
         for count in itertools.count():
-            if count % 100 == 0 and (known := client.watch_model(known) or known) is not None:
-                if known.session_id != writer.session_id:
-                    return  # The learner is done.
+            if count % 100 == 0 and (newer := client.load_model(known)) is not None:
+                known, weights = newer
                 epsilon = max(0.05, 1.0 - (known.model_version or 0) / EXPLORING_VERSIONS)
-                if known.weights is not None:
-                    weights = client.load_weights(known.weights)
-                    network.load_state_dict({name: torch.tensor(w) for name, w in weights.items()})
-                    writer.model_version = known.model_version or 0
+                network.load_state_dict({name: torch.tensor(w) for name, w in weights.items()})
+                writer.model_version = known.model_version or 0
             with torch.no_grad():
                 greedy = int(network(torch.from_numpy(obs)).argmax())
             action = int(rng.integers(2)) if rng.random() < epsilon else greedy

@@ -65,12 +65,10 @@ def actor(address: str, seed: int, explores: float) -> None:
                     [truncated],
                 )
                 obs = env.reset()[0] if terminated or truncated else next_obs
-            state = client.watch_model(known)
-            if state is not None and state.weights is not None:
-                known = state
-                weights = client.load_weights(state.weights)
+            if (newer := client.load_model(known)) is not None:
+                known, weights = newer
                 network.load_state_dict({k: torch.as_tensor(v) for k, v in weights.items()})
-                writer.model_version = state.model_version or 0
+                writer.model_version = known.model_version or 0
             # Paced, so that what is learned does not depend on how fast this machine simulates.
             time.sleep(max(0.0, begun_at + 0.1 - time.monotonic()))
 

@@ -1,8 +1,6 @@
 """R2D2-style Q-learning on CartPole without velocities: recurrent, with stored state and burn-in.
 
-`python examples/recurrent_q.py` starts a server and two actors on this machine, and trains until
-the greedy policy holds the pole for 120 steps on average. With each step actors store the recurrent
-state that they acted from: a sequence starts from it, and burn-in brings it up to date.
+`python examples/recurrent_q.py` starts a server and two actors, and trains to a return of 120.
 """
 
 import argparse
@@ -20,6 +18,7 @@ from breadbox.mirror import ReplayMirror, SequenceBatch
 ENV, OBS_SIZE, ACTIONS, HIDDEN, TARGET_RETURN = "CartPole-v1", 3, 2, 64, 120.0
 BATCH_SIZE, LENGTH, BURN_IN, N_STEP, GAMMA = 32, 12, 4, 5, 0.98
 ACTORS, STEPS_PER_S, UPDATES_MAX, PUBLISH_EVERY, TARGET_EVERY = 2, 250, 6_000, 25, 100
+torch.set_num_threads(1)
 
 
 def shown(obs: np.ndarray, pushed: int = 0) -> np.ndarray:
@@ -34,10 +33,13 @@ class Network(nn.Module):
         self.memory = nn.GRU(HIDDEN, HIDDEN, batch_first=True)
         self.value = nn.Linear(HIDDEN, ACTIONS)
 
-    def forward(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Values [B, L, A] and the states after each step [B, L, H], from the state before all."""
-        states, _ = self.memory(self.seen(obs), state[None])
-        return self.value(states), states
+    def forward(self, obs: Tensor, state: Tensor, burn_in: int = 0) -> tuple[Tensor, Tensor]:
+        """Values [B, L, A], states after steps [B, L, H]; no gradient goes through burn-in."""
+        seen, states = self.seen(obs), state[:, None]
+        for part in seen.tensor_split([burn_in], 1) if burn_in else [seen]:  # Each from its state.
+            after, _ = self.memory(part, states[None, :, -1].detach())
+            states = torch.cat([states.detach(), after], 1)
+        return self.value(states[:, 1:]), states[:, 1:]
 
     def following(self, next_obs: Tensor, states: Tensor) -> Tensor:
         values, _ = self(next_obs.flatten(0, 1)[:, None], states.flatten(0, 1))
@@ -50,7 +52,6 @@ class Network(nn.Module):
 
 
 def actor(address: str, seed: int, explores: float) -> None:
-    torch.set_num_threads(1)
     env, network, rng = gymnasium.make(ENV), Network(), np.random.default_rng(seed)
     with breadbox.connect(address) as client, breadbox.StepWriter(client) as writer:
         obs, state, known = shown(env.reset(seed=seed)[0]), torch.zeros(1, HIDDEN), None
@@ -68,9 +69,9 @@ def actor(address: str, seed: int, explores: float) -> None:
                 obs, state = next_obs, after
                 if terminated or truncated:
                     obs, state = shown(env.reset()[0]), torch.zeros(1, HIDDEN)
-            if (now := client.watch_model(known)) is not None and now.weights is not None:
-                known, writer.model_version = now, now.model_version or 0
-                weights = client.load_weights(now.weights)
+            if (newer := client.load_model(known)) is not None:
+                known, weights = newer
+                writer.model_version = known.model_version or 0
                 network.load_state_dict({k: torch.as_tensor(v) for k, v in weights.items()})
             # Paced, so that what is learned does not depend on how fast this machine simulates.
             time.sleep(max(0.0, begun_at + 0.1 - time.monotonic()))
@@ -90,10 +91,10 @@ def evaluate(network: Network, episodes: int = 20) -> float:
 
 
 def loss_of(online: Network, target: Network, batch: SequenceBatch) -> Tensor:
-    values, states = online(batch.obs, batch.extras["state"][:, 0])
+    values, states = online(batch.obs, batch.extras["state"][:, 0], BURN_IN)
     with torch.no_grad():
         best = online.following(batch.next_obs, states).argmax(-1, keepdim=True)
-        _, states = target(batch.obs, batch.extras["state"][:, 0])
+        _, states = target(batch.obs, batch.extras["state"][:, 0], BURN_IN)
         following = target.following(batch.next_obs, states).gather(-1, best).squeeze(-1)
         one_step = batch.reward + GAMMA * ~batch.terminated * following
         goal, goes_on = one_step.clone(), batch.mask[:, 1:] & ~batch.ended[:, :-1]
@@ -129,7 +130,6 @@ def learn(client: breadbox.Client, mirror: ReplayMirror, session_id: str) -> flo
 
 
 def main(seed: int) -> float:
-    torch.set_num_threads(1)
     torch.manual_seed(seed)
     pool = multiprocessing.get_context("spawn").Pool(ACTORS)
     with (

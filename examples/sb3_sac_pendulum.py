@@ -18,7 +18,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
 import breadbox
-from breadbox.compat.sb3 import BreadboxReplayBuffer
+from breadbox_adapters.sb3 import BreadboxReplayBuffer
 
 
 def train(server: str, run: str | None, *, steps: int, target: float, seed: int) -> float:

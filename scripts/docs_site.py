@@ -40,7 +40,10 @@ LIMITS_PAGE = (
 
 TOOLS = {
     "Tests of your own": ["breadbox.testing"],
-    "Payload stores": ["breadbox.stores.base.PayloadStore", "breadbox.stores.factory.open_store"],
+    "Payload stores": [
+        "breadbox.stores.common.base.PayloadStore",
+        "breadbox.stores.factory.open_store",
+    ],
     "Policies": [
         "breadbox_policies.protocol.Policy",
         "breadbox_policies.protocol.PolicyModule",
@@ -48,9 +51,9 @@ TOOLS = {
         "breadbox_policies.weights.policy_weights",
     ],
     "For learners": [
-        "breadbox.advantages.estimate_advantages",
-        "breadbox.advantages.find_successors",
-        "breadbox_learner.dataset.FragmentDataset",
+        "breadbox.writing.advantages.estimate_advantages",
+        "breadbox.writing.advantages.find_successors",
+        "breadbox_learner.training.dataset.FragmentDataset",
     ],
 }
 """What is documented beside `breadbox` itself, by heading."""

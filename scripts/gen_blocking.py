@@ -1,8 +1,8 @@
 """Write the blocking client from the asyncio client, or check that what is committed is current.
 
 Each module of `PAIRS` is the asyncio one without its `async` and `await`. What they call to wait,
-`breadbox.interpreter` and `breadbox.ahead`, is written by hand for either. Edit the asyncio module,
-then run `make blocking`.
+`interpreter` and `run_ahead` of `breadbox.transport`, is written by hand for either. Edit the
+asyncio module, then run `make blocking`.
 
 Usage: python scripts/gen_blocking.py [--check]
 """
@@ -29,8 +29,8 @@ WORDS = {
 """Names of the asyncio client, and what they are called in the blocking one."""
 
 PATTERNS = {
-    r"from breadbox\.aio\.entering import Entering\n": "",
-    r"breadbox\.aio\.": "breadbox.",
+    r"from breadbox\.transport\.aio\.entering import Entering\n": "",
+    r"breadbox\.(transport\.)?aio\.": r"breadbox.\1",
     r"\b[Aa]n async context manager": "a context manager",
     r"\basync (?=with|for|def)": "",
     r"\bawait (?=\w)": "",
@@ -64,8 +64,8 @@ PASSAGES = {
     Not thread-safe but for `released` and `expired`: one thread at a time works on a lease.
 """,
         """\
-        Leaving the loop early cancels what is being loaded once the generator is closed;
-        `contextlib.aclosing` does that at once.
+        Leaving the loop early cancels the loads in progress once the generator is closed;
+        `contextlib.aclosing` does that immediately.
 
 """: "",
         """\

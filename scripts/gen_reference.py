@@ -11,13 +11,14 @@ from typing import Any
 import click
 from prometheus_client import CollectorRegistry
 
-from breadbox import errors, status
 from breadbox.cli.main import COMMANDS, CONTEXT, load_command
 from breadbox.metrics import CodecCollector
+from breadbox.model import errors
 from breadbox.v1 import errors_pb2
+from breadbox.wire import status
 from breadbox_rollout.metrics import WorkerCollector, WorkerCounts
-from breadbox_server import status as server_status
-from breadbox_server.metrics import Metrics
+from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.rpc import status as server_status
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 MARK = "<!-- Written by scripts/gen_reference.py: change the code, then `make reference`. -->"

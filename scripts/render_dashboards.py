@@ -30,7 +30,7 @@ from matplotlib.ticker import FuncFormatter
 from rich.console import Console
 
 import breadbox
-from breadbox.cli import top
+from breadbox.cli.commands import top
 
 ROOT = Path(__file__).resolve().parent.parent
 DASHBOARDS = ROOT / "deploy" / "grafana" / "dashboards"

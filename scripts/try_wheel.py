@@ -48,8 +48,8 @@ with server as client:
         (batch,) = lease.batches(batch_size=1)
         assert np.array_equal(sent, batch.obs[0])
     client.publish("s", 1, {"weight": sent})
-    model = client.watch_model()
-    assert np.array_equal(sent, client.load_weights(model.weights)["weight"])
+    _, weights = client.load_model()
+    assert np.array_equal(sent, weights["weight"])
 """
 """Of a server at an address, with codecs; of one of its own without arguments."""
 

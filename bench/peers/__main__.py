@@ -18,9 +18,9 @@ from bench.peers.rounds import Arrays, Others, play
 from bench.peers.rows import ROWS
 from bench.report import machine
 from bench.workloads import WORKLOADS
-from breadbox.payload.dtypes import stored_array
+from breadbox.model.trees import flatten
+from breadbox.payload.arrays.dtypes import stored_array
 from breadbox.payload.fragments import fragment_tree
-from breadbox.trees import flatten
 
 _ROOT = Path(__file__).parents[2]
 _DOCS = _ROOT / "docs"

@@ -1,15 +1,15 @@
-"""Why a learner waits: a judgement of two observations of a buffer. Pure."""
+"""Find out why a learner waits, from two states of its buffer. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from breadbox.presets import OFF_POLICY_ADVICE
-from breadbox.types import BufferDescription, FullPolicy
+from breadbox.model.presets import OFF_POLICY_ADVICE
+from breadbox.model.types import BufferDescription, FullPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What keeps a learner waiting, and what to do about it."""
+    """The cause of a learner's wait, with remedies."""
 
     cause: str
     """One of OUTAGE, NO_SESSION, HOLD, NOTHING_ARRIVES, WRONG_SESSION, STALE, PRODUCERS_WAIT,
@@ -17,9 +17,9 @@ class Diagnosis:
     headline: str
     """A sentence with the numbers."""
     advice: tuple[str, ...]
-    """What can be done, most likely first."""
+    """Remedies, the most likely first."""
     rates: Mapping[str, float]
-    """What happened per second while it was watched."""
+    """Events per second while the buffer was watched, by name."""
     watched_s: float
 
 
@@ -27,7 +27,7 @@ _RATES: Mapping[str, tuple[str, ...]] = {
     "fragments admitted": ("fragments_admitted",),
     "fragments refused as stale": ("fragments_stale",),
     "fragments of another session": ("fragments_wrong_session",),
-    "fragments told to wait": ("fragments_buffer_full", "fragments_bytes_full"),
+    "fragments asked to wait": ("fragments_buffer_full", "fragments_bytes_full"),
     "chunks completed": ("chunks_closed",),
     "chunks evicted as stale": ("chunks_evicted_stale",),
     "chunks evicted for room": ("chunks_evicted_capacity",),
@@ -40,7 +40,7 @@ _RATES: Mapping[str, tuple[str, ...]] = {
 def rates_of(
     before: BufferDescription, after: BufferDescription, watched_s: float
 ) -> dict[str, float]:
-    """What happened per second between two observations; 0 where the server restarted between."""
+    """Return events per second between two states; 0 if the server restarted in between."""
 
     def grown(names: tuple[str, ...]) -> int:
         counted = [
@@ -52,7 +52,7 @@ def rates_of(
 
 
 class _Seen:
-    """Two observations, and what can be told from them."""
+    """Two states of a buffer, and the rates between them."""
 
     def __init__(
         self, before: BufferDescription, after: BufferDescription, watched_s: float
@@ -68,7 +68,7 @@ class _Seen:
 
     @property
     def arriving(self) -> float:
-        """Fragments per second, whatever became of them."""
+        """Fragments that arrived per second, whatever their outcome."""
         return sum(rate for title, rate in self.rates.items() if title.startswith("fragments "))
 
     @property
@@ -89,10 +89,10 @@ def diagnose(
         before: The buffer when watching began.
         after: The buffer now.
         watched_s: Seconds between the two; positive.
-        fragment_count: What the learner asks for; None: unknown, so one chunk.
+        fragment_count: Number of fragments that the learner fetches, or None for one chunk.
 
     Returns:
-        The first cause that applies: those that stop everything come before those that slow it.
+        The first cause that applies: causes that stop everything come before those that slow it.
     """
     seen = _Seen(before, after, watched_s)
     needed = -(-(fragment_count or 1) // seen.fragments_per_chunk)
@@ -106,27 +106,27 @@ def diagnose(
             or _queue(seen)
             or _limiter(seen)
         )
-    return _told(judgement, seen, before)
+    return _diagnosis(judgement, seen, before)
 
 
 def diagnose_arrivals(
     before: BufferDescription, after: BufferDescription, watched_s: float
 ) -> Diagnosis:
-    """Judge what keeps fragments from coming, whatever keeps fetches from what is there.
+    """Judge what keeps fragments from arriving, whatever delays fetches of those that are there.
 
     Args:
-        before: As the others, of `diagnose`.
+        before: The buffer when watching began.
         after: The buffer now.
         watched_s: Seconds between the two; positive.
     """
     seen = _Seen(before, after, watched_s)
-    return _told(_nothing_is_decided(seen) or _little_comes(seen), seen, before)
+    return _diagnosis(_nothing_is_decided(seen) or _little_comes(seen), seen, before)
 
 
 def is_idle(before: BufferDescription, after: BufferDescription) -> bool:
-    """Whether a session is current that nobody fetched from or published in between two looks.
+    """Return True if a session is current in which no learner fetched or published meanwhile.
 
-    A learner at work waits, holds a lease, or has just published; so its learner may be gone.
+    A running learner waits, holds a lease, or has just published; so this one may be gone.
     """
     seen, count = after.state, "uses"
     return bool(
@@ -139,17 +139,17 @@ def is_idle(before: BufferDescription, after: BufferDescription) -> bool:
 
 
 def idle_text(description: BufferDescription) -> str:
-    """What to say of a session that is idle, and what to do about it."""
+    """Return a message about an idle session, with the remedy."""
     name = description.name
     return (
-        f"Session {description.session_id!r} of buffer {name!r} is current, and nobody fetches, "
-        "holds a lease or publishes in it: if its learner is gone, `breadbox buffers end-session "
-        f"{name}` ends it."
+        f"Session {description.session_id!r} of buffer {name!r} is current, and no learner "
+        "fetches, holds a lease or publishes in it: if its learner is gone, `breadbox buffers "
+        f"end-session {name}` ends it."
     )
 
 
 def _quarantined(seen: _Seen) -> list[str]:
-    """Whose fragments readers could not read; it delays nobody, but somebody should know."""
+    """Name the workers of fragments that readers could not read. These delay no learner."""
     named = seen.state.quarantined
     if not named:
         return []
@@ -166,20 +166,21 @@ def _quarantined(seen: _Seen) -> list[str]:
 _Judgement = tuple[str, str, list[str]]
 
 
-def _told(judgement: _Judgement | None, seen: _Seen, before: BufferDescription) -> Diagnosis:
+def _diagnosis(judgement: _Judgement | None, seen: _Seen, before: BufferDescription) -> Diagnosis:
     cause, headline, advice = judgement or _nothing_wrong(seen)
-    if is_idle(before, seen.after):
+    # During an outage no learner can fetch or publish, so an idle session means nothing.
+    if not seen.state.outage and is_idle(before, seen.after):
         advice = [*advice, idle_text(seen.after)]
     return Diagnosis(cause, headline, (*advice, *_quarantined(seen)), seen.rates, seen.watched_s)
 
 
 def _nothing_is_decided(seen: _Seen) -> _Judgement | None:
-    """What stops everything."""
+    """Return a cause that stops everything, or None."""
     return _outage(seen) or _no_session(seen) or _hold(seen)
 
 
 def _little_comes(seen: _Seen) -> _Judgement | None:
-    """What keeps fragments from coming."""
+    """Return a cause that keeps fragments from arriving, or None."""
     return _nothing_arrives(seen) or _wrong_session(seen) or _stale(seen) or _producers_wait(seen)
 
 
@@ -191,7 +192,7 @@ def _outage(seen: _Seen) -> _Judgement | None:
         f"Nothing is decided: {seen.state.outage}.",
         [
             "Look at the Redis, or the directory, that --store and --journal of the server name: "
-            "does it run, and can the server's machine reach it?",
+            "does it run, has its disk room, and can the server's machine reach it?",
             "Workers and learners go on by themselves, for as long as their --reconnect-s allows.",
         ],
     )
@@ -202,7 +203,7 @@ def _hold(seen: _Seen) -> _Judgement | None:
         return None
     return (
         "HOLD",
-        f"Producers are told to wait: {seen.state.hold}.",
+        f"The server asks producers to wait: {seen.state.hold}.",
         [
             "Producers go on by themselves as soon as the server has caught up.",
             "If that does not last, the server's machine lacks CPU or room; its log and its "
@@ -288,19 +289,20 @@ def _stale(seen: _Seen) -> _Judgement | None:
 
 
 def _producers_wait(seen: _Seen) -> _Judgement | None:
-    told_to_wait = seen.rate("fragments told to wait")
-    if told_to_wait <= 0 or seen.config.full_policy is not FullPolicy.BLOCK:
+    asked_to_wait = seen.rate("fragments asked to wait")
+    if asked_to_wait <= 0 or seen.config.full_policy is not FullPolicy.BLOCK:
         return None
-    if seen.rate("fragments admitted") > told_to_wait:
+    if seen.rate("fragments admitted") > asked_to_wait:
         return None
     return (
         "PRODUCERS_WAIT",
-        f"Producers are told to wait: {seen.state.chunk_count} chunks of "
+        f"The server asks producers to wait: {seen.state.chunk_count} chunks of "
         f"{seen.config.capacity_chunks} and {seen.state.payload_bytes} bytes of "
         f"{seen.config.capacity_bytes} are taken, while a fetch still waits for more.",
         [
             "Raise capacity_chunks or capacity_bytes, or fetch fewer fragments at a time.",
-            "Open chunks and leased payloads count as bytes too: release leases sooner.",
+            "Leased chunks count against both capacities, as open chunks do: release leases "
+            "sooner.",
         ],
     )
 
@@ -349,7 +351,7 @@ def _nothing_wrong(seen: _Seen) -> _Judgement:
     held = seen.state.chunk_count * seen.fragments_per_chunk
     return (
         "NONE",
-        f"Nobody needs to wait: {held} fragments in {seen.state.chunk_count} chunks could be "
+        f"No learner needs to wait: {held} fragments in {seen.state.chunk_count} chunks could be "
         f"fetched now, and {seen.rate('fragments admitted'):.3g} per second arrive.",
         [],
     )

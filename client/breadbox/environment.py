@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from breadbox.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from breadbox.client import Client
-    from breadbox.options import Tls
+    from breadbox.model.options import Tls
 
 DEFAULT_SERVER = "localhost:50051"
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
@@ -67,7 +67,7 @@ def seconds_from_environment(
 
 
 def _tls(environment: Mapping[str, str]) -> "Tls | None":
-    from breadbox.options import Tls
+    from breadbox.model.options import Tls
 
     files = [environment.get(f"BREADBOX_TLS_{name}") or None for name in ("CA", "CERT", "KEY")]
     wanted = environment.get("BREADBOX_TLS", "").strip().lower()

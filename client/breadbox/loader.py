@@ -1,33 +1,41 @@
 # Made from breadbox/aio/loader.py by scripts/gen_blocking.py; edit that, run `make blocking`.
-"""Loads granted fragments in the background: batches are there when the learner asks for them.
+"""Load granted fragments in the background, so that batches are ready when the learner asks.
 
-`breadbox.loading` says what holds.
+`breadbox.reading.loading` has the invariants.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Generic, TypeVar
 
-from breadbox.ahead import run_ahead
-from breadbox.loading import LOAD_ERRORS, LoaderOptions, LoadPlan
-from breadbox.side_stream import SideStream
-from breadbox.types import FragmentReference
+from breadbox.model.types import FragmentReference
+from breadbox.reading.cuda_stream import SideStream
+from breadbox.reading.loading import LOAD_ERRORS, LoaderOptions, LoadPlan
+from breadbox.transport.run_ahead import run_ahead
 
 Loaded = TypeVar("Loaded")
 
 
 class FragmentLoader(Generic[Loaded]):
-    """Loads lists of references as batches, ahead of their use.
+    """Load lists of references as batches, ahead of their use.
 
-    An object may be iterated any number of times, also at the same time: iterations share nothing
-    but the load function.
+    ```python
+    from breadbox.loader import FragmentLoader
+
+    with client.fetch(fragment_count=32, max_wait_s=30) as lease:
+        loader = FragmentLoader(client.load_batch)
+        for batch in loader.batches(lease.references, batch_size=8): ...
+    ```
+
+    A loader may be iterated any number of times, also concurrently: iterations share only the load
+    function.
 
     Args:
         load: Loads some references as one batch, in their order; called from several threads.
-        options: How.
-        side_stream: The CUDA stream on which `load` makes batches, so that copies overlap with what
-            the caller computes; a batch that is handed out is ready for use on the caller's
-            current stream. None: it does so on none.
+        options: Options, or None for the defaults of `LoaderOptions`.
+        side_stream: The CUDA stream on which `load` makes batches, or None. Copies then overlap
+            with the caller's computation, and a returned batch is ready for use on the caller's
+            current stream.
     """
 
     def __init__(
@@ -43,7 +51,7 @@ class FragmentLoader(Generic[Loaded]):
 
     @property
     def skipped(self) -> list[FragmentReference]:
-        """References that could not be loaded, over the loader's life; only with "skip"."""
+        """References that could not be loaded, over the loader's life; with "skip" only."""
         return self._plan.skipped
 
     def batches(
@@ -51,13 +59,14 @@ class FragmentLoader(Generic[Loaded]):
     ) -> Generator[Loaded, None, None]:
         """Load *references* in batches of *batch_size*; the last may be shorter.
 
-        Their lease has to live until the iteration ends.
+        Each step blocks until the next batch is loaded. The lease of the references must not expire
+        before the iteration ends. An error ends the iteration.
 
         Raises:
             InvalidRequestError: `batch_size` is below 1.
-            PayloadMissingError, PayloadCorruptError: A load failed after the last retry, unless
-                told to skip. The iteration is over then.
-            StoreUnavailableError: The store stayed away for `reconnect_s`. So it is then, too.
+            PayloadMissingError, PayloadCorruptError: A load failed after the last retry, and
+                `on_failure` is "raise".
+            StoreUnavailableError: The store was unreachable for `reconnect_s`.
         """
         options = self._plan.options
         loaded = run_ahead(
@@ -72,7 +81,7 @@ class FragmentLoader(Generic[Loaded]):
     def _handed_out(
         self, groups: Generator[list[Loaded], None, None]
     ) -> Generator[Loaded, None, None]:
-        """Hand out what is in the lists, and keep nothing of it."""
+        """Yield the batches of the lists, without keeping a reference to any."""
         with closing(groups):
             for group in groups:
                 while group:
@@ -81,7 +90,7 @@ class FragmentLoader(Generic[Loaded]):
                     yield group.pop()
 
     def _load_job(self, job: Sequence[FragmentReference]) -> list[Loaded]:
-        """Carry out the plan for one batch."""
+        """Load one batch as the plan asks."""
         asking = self._plan.loaded(job)
         try:
             wanted = next(asking)

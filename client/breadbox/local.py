@@ -1,4 +1,4 @@
-"""A server of one's own: in a child process, gone when done, for notebooks, scripts and tests."""
+"""Run a private server in a child process, for notebooks, scripts and tests."""
 
 import os
 import shutil
@@ -13,10 +13,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from breadbox.children import owned_environment
-from breadbox.errors import UnavailableError
-from breadbox.extras import how_to_install, missing_module
-from breadbox.types import FullPolicy, LeaseExpiryPolicy, SchemaPolicy
+from breadbox.model.errors import UnavailableError
+from breadbox.model.types import FullPolicy, LeaseExpiryPolicy, SchemaPolicy
+from breadbox.shared.child_processes import owned_environment
+from breadbox.shared.extras import how_to_install, missing_module
 
 if TYPE_CHECKING:
     from breadbox.client import Client
@@ -28,7 +28,7 @@ _STOP_GRACE_S = 20.0
 
 
 class ServerOptions(TypedDict, total=False):
-    """What `local_server` passes on: `uses_max=4` is `--uses-max 4` of `breadbox serve`."""
+    """Options that `local_server` passes on: `uses_max=4` is `--uses-max 4` of `breadbox serve`."""
 
     store: str
     journal: str
@@ -70,7 +70,7 @@ class ServerOptions(TypedDict, total=False):
 
 
 class ServerProcess:
-    """A server process that can be killed and started again at the same address.
+    """A server process that can be killed and restarted at the same address.
 
     Not thread-safe. Its output is in `log_file`.
     """
@@ -91,33 +91,33 @@ class ServerProcess:
         self._start_limit_s = start_limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self.log_file = folder / "server.log"
-        """Where the output of all starts goes."""
+        """File with the output of all starts."""
         self.address = ""
-        """HOST:PORT once started; the same after a restart."""
+        """HOST:PORT after the start; the same after a restart."""
 
     @property
     def process_id(self) -> int | None:
-        """Of the running server; None when there is none."""
+        """Id of the server's process, or None if none is running."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Start, and wait until it answers. The first start chooses the port.
+        """Start the server, and block until it answers. The first start chooses the port.
 
         Raises:
-            UnavailableError: It ended at once, or was not ready in time; has the end of its log.
+            UnavailableError: The server exited, or was not ready in time; has the end of its log.
         """
         give_up_at = self.launch()
         while not self.is_ready(give_up_at):
             time.sleep(POLL_S)
 
     def launch(self) -> float:
-        """Start, without waiting; gives the monotonic time by which it must be ready."""
+        """Start the server without waiting; return the monotonic time by which it must be ready."""
         self._ready_file.unlink(missing_ok=True)
         listen = self.address or "127.0.0.1:0"
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    # Not from the working directory, where modules of the same names may lie.
+                    # -P: the working directory may have modules of the same names.
                     *(sys.executable, "-P", "-m", "breadbox.cli.main", "serve"),
                     *("--listen", listen, "--ready-file", str(self._ready_file)),
                     *self._arguments,
@@ -131,10 +131,10 @@ class ServerProcess:
         return time.monotonic() + self._start_limit_s
 
     def is_ready(self, give_up_at: float) -> bool:
-        """Whether it answers by now; then `address` is known.
+        """Return True if the server answers; `address` is known then.
 
         Raises:
-            UnavailableError: It has ended, or it is later than `give_up_at`; it was killed then.
+            UnavailableError: The server exited, or was killed because it is past `give_up_at`.
         """
         assert self._process is not None
         with suppress(FileNotFoundError):
@@ -153,24 +153,24 @@ class ServerProcess:
         return False
 
     def log_tail(self) -> str:
-        """The last lines of its output."""
+        """Return the last lines of the server's output."""
         lines = self.log_file.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_LOG_LINES:])
 
     def forget_files(self) -> None:
-        """Delete its folder now: nobody would once this process is killed. Its log is lost."""
+        """Delete the server's folder now, because a killed process could not. Its log is lost."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """Kill it with SIGKILL, as a crash would, and wait until it is gone."""
+        """Kill the server with SIGKILL, as in a crash, and wait until it is gone."""
         self._signal(signal.SIGKILL, grace_s=10.0)
 
     def stop(self, grace_s: float = _STOP_GRACE_S) -> int:
-        """Ask it to end with SIGTERM; kill it after `grace_s`. Returns its exit status."""
+        """Stop the server with SIGTERM, kill it after `grace_s`, and return its exit status."""
         return self._signal(signal.SIGTERM, grace_s)
 
     def restart(self) -> None:
-        """Kill it, and start it again at the same address."""
+        """Kill the server, and start it again at the same address; blocks until it answers."""
         self.kill()
         self.start()
 
@@ -197,16 +197,18 @@ def start_server(
 ) -> Iterator[ServerProcess]:
     """Run `breadbox serve` on a free port of the loopback until the block is left.
 
-    It ends with this process, too, even with one that is killed. Needs `breadbox[server]`.
+    The server also ends with this process, even if that is killed. Needs `breadbox[server]`. Blocks
+    until the server answers.
 
     Args:
-        store: URL of the payload store; None: a `file://` store in memory that goes with it.
+        store: URL of the payload store, or None for a `file://` store in memory that is deleted
+            with the server.
         options: Further options of `breadbox serve`.
-        environment: Variables to add. Those named BREADBOX_... of this process are not passed on.
-        start_limit_s: Seconds in which it must be ready.
+        environment: Variables to add. Variables BREADBOX_... of this process are not passed on.
+        start_limit_s: Seconds in which the server must be ready.
 
     Raises:
-        UnavailableError: It could not be started; has the end of its log.
+        UnavailableError: The server did not start; has the end of its log.
         ModuleNotFoundError: The server is not installed; says what to install.
     """
     _check_installed("start_server")
@@ -230,7 +232,7 @@ def start_server(
 
 @contextmanager
 def local_server(**options: Unpack[ServerOptions]) -> Iterator["Client"]:
-    """Run a server of one's own, and give a client of it; both are gone when the block is left.
+    """Run a private server, and yield a client of it; both end when the block is left.
 
     ```python
     with breadbox.local_server(uses_max=4) as client:
@@ -238,19 +240,19 @@ def local_server(**options: Unpack[ServerOptions]) -> Iterator["Client"]:
     ```
 
     The server is a child process on a free port of this machine, `client.address`, so that other
-    processes can connect to it, too. Its payloads are in memory where the system offers it, and go
-    with it, as does everything else of it: also when this process is killed. Starting takes about a
-    second, ending as long as `drain_grace_s` (5 s) at most where calls of others are under way.
+    processes can connect to it too. Its payloads are in memory if the system offers it. They are
+    deleted with the server, even if this process is killed. Starting blocks for about a second;
+    stopping blocks for at most `drain_grace_s` (5 s) while other clients' calls are in progress.
 
     Args:
-        **options: Of `breadbox serve`, with underscores: `preset`, `capacity_chunks`,
+        **options: Options of `breadbox serve`, with underscores: `preset`, `capacity_chunks`,
             `capacity_bytes`, `uses_max`, `staleness_max`, `fragments_per_chunk`, `seed`; see
-            `ServerOptions`. With a `store`, payloads are there instead, and stay.
+            `ServerOptions`. With a `store`, payloads are written there instead, and stay.
 
     Raises:
         ModuleNotFoundError: The server is not installed; says what to install.
-        UnavailableError: It could not be started, as when an option is out of its range; has the
-            end of its log.
+        UnavailableError: The server did not start, such as when an option is out of its range; has
+            the end of its log.
         TypeError: There is no such option.
     """
     from breadbox.client import connect
@@ -264,7 +266,7 @@ def local_server(**options: Unpack[ServerOptions]) -> Iterator["Client"]:
 
 @contextmanager
 def own_server(options: ServerOptions) -> Iterator[ServerProcess]:
-    """Make, and end, a server that leaves nothing behind; the caller starts it."""
+    """Create a server that leaves nothing behind, and stop it at the end; the caller starts it."""
     if unknown := options.keys() - ServerOptions.__annotations__.keys():
         raise TypeError(
             f"local_server has no option {min(unknown)!r}; "
@@ -274,7 +276,7 @@ def own_server(options: ServerOptions) -> Iterator[ServerProcess]:
     arguments = [argument for option in options.items() for argument in _as_arguments(*option)]
     with ExitStack() as left, _temporary_folder() as folder:
         if "store" not in options:
-            # Ephemeral: where this process is killed, nobody else would clear the memory.
+            # Ephemeral: if this process is killed, only the server can clear the memory.
             store = tempfile.mkdtemp(prefix="breadbox-local-", dir=memory_folder())
             left.callback(shutil.rmtree, store, ignore_errors=True)
             arguments += ["--store", f"file://{store}", "--ephemeral"]
@@ -301,21 +303,17 @@ def _as_arguments(name: str, value: object) -> list[str]:
 
 
 def memory_folder() -> str | None:
-    """Where an embedded store goes: memory if the system offers it, else the default."""
+    """Return the folder for an embedded store: in memory if possible, or None for the default."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _clean_environment() -> dict[str, str]:
-    """This process's environment without settings of ours, which are about other servers."""
+    """Return this process's environment without Breadbox's variables, which are for others."""
     return {name: value for name, value in os.environ.items() if not name.startswith("BREADBOX_")}
 
 
 def _check_installed(caller: str) -> None:
-    """Find out before anything starts whether the server can be imported.
-
-    Raises:
-        ModuleNotFoundError: It cannot; says what to install.
-    """
+    """Raise ModuleNotFoundError, with what to install, if the server cannot be imported."""
     if name := missing_module("server"):
         raise ModuleNotFoundError(
             f"breadbox.{caller} needs the module {name!r}, which is not installed: "

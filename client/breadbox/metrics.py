@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from breadbox.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError
 from breadbox.payload import CodecReport, codec_reports
 
 

@@ -6,7 +6,6 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -17,10 +16,10 @@ import breadbox
 from breadbox.cli.command import command
 from breadbox.cli.settings import Settings, setting
 from breadbox.cli.signals import STOPPING, stop_on_signals
-from breadbox.errors import ReplayBufferError
-from breadbox.extras import missing_module
 from breadbox.local import memory_folder
-from breadbox.paths import naming
+from breadbox.model.errors import ReplayBufferError
+from breadbox.model.paths import naming
+from breadbox.shared.extras import missing_module
 from breadbox_demo.processes import ProcessGroup
 from breadbox_demo.progress import ProgressLog
 from breadbox_demo.report import write_report
@@ -33,11 +32,10 @@ STOP_GRACE_S = 10.0
 INTERRUPTED = 130
 
 
-@dataclass(frozen=True, kw_only=True)
 class DemoSettings(Settings):
     """What the user asked for.
 
-    None has a variable: a demo is of its own, whatever the processes of others are told.
+    None has a variable: a demo is of its own, however the environment sets other processes.
     """
 
     env: str = setting("CartPole-v1", environment=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from breadbox.children import owned_environment
+from breadbox.shared.child_processes import owned_environment
 
 
 @dataclass(frozen=True, slots=True)

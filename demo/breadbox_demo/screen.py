@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from breadbox.types import BufferDescription
+from breadbox.model.types import BufferDescription
 from breadbox_demo.progress import ProgressLog
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -68,7 +68,7 @@ class Screen:
         self.stage = "starting"
 
     def observe(self, buffer: BufferDescription) -> None:
-        """Take in the buffer's state as the service just told it."""
+        """Take in the buffer's state as the service just returned it."""
         self.buffer = buffer
         self._fragments.add(time.monotonic(), self.admitted)
 

@@ -2,23 +2,22 @@
 
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
 from uuid import uuid4
 
 import torch
 
 from breadbox import Client
-from breadbox.errors import InvalidRequestError, TlsError, UnavailableError
-from breadbox_learner import checkpoint
-from breadbox_learner.checkpoint import CheckpointError, SessionState
-from breadbox_learner.evaluation import Evaluator
-from breadbox_learner.fitting import Fitting, expected_rows
-from breadbox_learner.membership import membership_from_environment
-from breadbox_learner.playing import EvaluationTask
-from breadbox_learner.ppo import PpoUpdater
-from breadbox_learner.progress import (
+from breadbox.model.errors import InvalidRequestError, TlsError, UnavailableError
+from breadbox_learner.evaluation.evaluation import Evaluator
+from breadbox_learner.evaluation.playing import EvaluationTask
+from breadbox_learner.ranks.membership import membership_from_environment
+from breadbox_learner.ranks.ranks import Ranks, joined
+from breadbox_learner.runs.progress import (
     JsonLines,
     Lines,
     Progress,
@@ -26,14 +25,17 @@ from breadbox_learner.progress import (
     TensorBoard,
     WeightsAndBiases,
 )
-from breadbox_learner.publisher import Follower, Publisher
-from breadbox_learner.ranks import Ranks, joined
-from breadbox_learner.returns import EnvironmentSteps, EpisodeReturns
-from breadbox_learner.run_folder import RunFolder, RunFolderError
+from breadbox_learner.runs.run_folder import RunFolder, RunFolderError
 from breadbox_learner.settings import LearnSettings
-from breadbox_learner.source import LeaseSource, Share
 from breadbox_learner.spaces import spaces_of
-from breadbox_learner.trainer import Outcome, Trainer, TrainerState
+from breadbox_learner.training import checkpoint
+from breadbox_learner.training.checkpoint import CheckpointError, SessionState
+from breadbox_learner.training.fitting import Fitting, expected_rows
+from breadbox_learner.training.ppo import PpoUpdater
+from breadbox_learner.training.publisher import Follower, Publisher
+from breadbox_learner.training.returns import EnvironmentSteps, EpisodeReturns
+from breadbox_learner.training.source import LeaseSource, Share
+from breadbox_learner.training.trainer import Outcome, Trainer, TrainerState
 from breadbox_policies import (
     PolicyModule,
     WeightsMismatchError,
@@ -43,6 +45,10 @@ from breadbox_policies import (
 )
 
 _log = logging.getLogger(__name__)
+
+OUTAGE_S_MAX: Final = 10.0
+"""For so long a run that was told to end tries to reach its server."""
+_POLL_S: Final = 0.5
 
 
 def build_policy(settings: LearnSettings) -> PolicyModule:
@@ -113,7 +119,7 @@ def say_if_away(settings: LearnSettings) -> None:
     """
     if settings.reconnect_s <= 0:
         return  # Nothing is waited for, so the run ends with the same words at once.
-    with connect(replace(settings, reconnect_s=0.0)) as client:
+    with connect(settings.model_copy(update={"reconnect_s": 0.0})) as client:
         try:
             client.get_buffer()
         except TlsError:
@@ -135,12 +141,18 @@ def dry_run_text(settings: LearnSettings) -> str:
     return f"{settings.as_yaml()}# policy with {count} parameters: fits"
 
 
-def run(settings: LearnSettings, stopped: Callable[[], bool]) -> Outcome:
+def run(
+    settings: LearnSettings,
+    stopped: Callable[[], bool],
+    told_to_end: threading.Event | None = None,
+) -> Outcome:
     """Train until there is a reason to end.
 
     Args:
         settings: What to do.
         stopped: Asked at least once a second; true ends the run in good order.
+        told_to_end: Set when that is because somebody waits for the end; None: nobody does. What a
+            server that is away does not answer is given up then, after `OUTAGE_S_MAX`.
 
     Raises:
         ReplayBufferError: Something does not fit, or the server went away for good.
@@ -158,6 +170,7 @@ def run(settings: LearnSettings, stopped: Callable[[], bool]) -> Outcome:
     with (
         joined(membership, device=device, limit_s=settings.rank_limit_s) as ranks,
         connect(settings) as client,
+        _given_up_in_time(client, told_to_end or threading.Event()),
     ):
         updater = PpoUpdater(
             policy,
@@ -168,6 +181,33 @@ def run(settings: LearnSettings, stopped: Callable[[], bool]) -> Outcome:
             ranks=ranks,
         )
         return _Run(settings, ranks, client, policy, updater, folder).train(stopped)
+
+
+@contextmanager
+def _given_up_in_time(client: Client, told_to_end: threading.Event) -> Iterator[None]:
+    """Close a client that meets nothing but an outage while its run is to end.
+
+    Whatever waits for an answer then, the end of the session too, waits no more.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        told_at = None
+        while not over.wait(_POLL_S):
+            if told_at is None:
+                told_at = time.monotonic() if told_to_end.is_set() else None
+            elif time.monotonic() - told_at >= OUTAGE_S_MAX and (outage := client.outage):
+                _log.warning("ending without the server: %s", outage)
+                client.close()
+                return
+
+    thread = threading.Thread(target=watch, name="breadbox-end", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class _Run:

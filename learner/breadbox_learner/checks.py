@@ -1,9 +1,9 @@
 """What can be seen to be wrong with settings before anything is imported, built or waited for."""
 
-from breadbox.errors import InvalidRequestError
-from breadbox_learner.membership import membership_from_environment
-from breadbox_learner.progress import wandb_installed
-from breadbox_learner.run_folder import RunFolder
+from breadbox.model.errors import InvalidRequestError
+from breadbox_learner.ranks.membership import membership_from_environment
+from breadbox_learner.runs.progress import wandb_installed
+from breadbox_learner.runs.run_folder import RunFolder
 from breadbox_learner.settings import LearnSettings
 
 

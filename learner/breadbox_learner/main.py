@@ -19,7 +19,7 @@ def learn(settings: LearnSettings) -> None:
     check(settings)
     import_from_here()
     # Torch and gRPC are imported only when there is something to run.
-    from breadbox.heartbeat import from_environment
+    from breadbox.transport.heartbeat import from_environment
     from breadbox_learner.app import dry_run_text, run
 
     if settings.dry_run:
@@ -33,5 +33,5 @@ def learn(settings: LearnSettings) -> None:
             heartbeat.beat()
             return stopped.is_set()
 
-        outcome = run(settings, turn)
+        outcome = run(settings, turn, stopped)
     click.echo(f"ended: {outcome.value}")

@@ -1,12 +1,10 @@
 """What can be set about PPO. Without torch, so that a command line starts fast."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from breadbox.cli.settings import Settings, setting
 
 
-@dataclass(frozen=True, kw_only=True)
 class PpoConfig(Settings):
     """How to train. Defaults learn CartPole on a CPU."""
 
@@ -15,10 +13,11 @@ class PpoConfig(Settings):
     gae_lambda: float = setting(0.95, ge=0, le=1)
     """lambda of advantage estimation: 0 trusts the value function, 1 the rewards."""
     advantages: Literal["gae", "vtrace"] = "gae"
-    """"gae", or "vtrace", which corrects targets and advantages for the policy that acted: for
-    data that are some versions old, or used several times."""
-    vtrace_rho_max: float = setting(1.0, gt=0)
-    """rho of V-trace: bound of the weight of each step's own surprise."""
+    """"gae", or "vtrace", which corrects targets and advantages, too, for the policy that acted;
+    docs/learner-cookbook.md says what either did for old data."""
+    vtrace_rho_max: float = setting(2.0, gt=0)
+    """rho of V-trace: bound of the weight of each step's own surprise, in the targets of the value
+    and in the gradient of the policy."""
     vtrace_c_max: float = setting(1.0, gt=0)
     """c of V-trace: bound of the weight with which later surprises are carried back; at most
     vtrace_rho_max."""
@@ -46,7 +45,8 @@ class PpoConfig(Settings):
     """Stop the passes over a batch once the mean divergence from the proximal policy is over 1.5
     times this, in nats; 0: never."""
     staleness_weight_max: float = setting(2.0, ge=0)
-    """Bound of the weight that corrects for staleness; 0: no correction."""
+    """Bound of the weight that corrects the gradient of the policy for staleness, with "gae"; 0: no
+    correction."""
     gradient_norm_max: float = setting(0.5, ge=0)
     """Norm to which a gradient is cut; 0: not cut."""
     amp: Literal["off", "bfloat16", "float16"] = "off"

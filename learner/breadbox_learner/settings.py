@@ -1,16 +1,13 @@
 """Everything that can be set about a learner, in one place."""
 
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from breadbox.cli.connection import Connection
 from breadbox.cli.logs import LogSettings
-from breadbox.cli.settings import of_one_call, setting
+from breadbox.cli.settings import JsonObject, of_one_call, setting
 from breadbox_learner.ppo_config import PpoConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class LearnSettings(PpoConfig, LogSettings, Connection):
     """What `breadbox learn` takes."""
 
@@ -23,12 +20,12 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     env: str = "CartPole-v1"
     """Gymnasium id, or module:factory, of the environment; only its spaces are used, unless
     evaluate_every has it played."""
-    env_options: dict[str, Any] = setting(default_factory=dict)
+    env_options: JsonObject = setting(default_factory=dict)
     """Keyword arguments for making the environment."""
     policy: str = "auto"
     """"auto" (conv_lstm for images, else mlp), "mlp", "lstm", "conv_lstm", or module:factory; as
     the workers have it."""
-    policy_options: dict[str, Any] = setting(default_factory=dict)
+    policy_options: JsonObject = setting(default_factory=dict)
     """Keyword arguments of the policy."""
     reference_policy: Path | None = None
     """File of the policy that kl_coefficient pulls towards: the checkpoint of a run, or a
@@ -81,4 +78,4 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     @property
     def ppo(self) -> PpoConfig:
         """The part that the updater needs."""
-        return PpoConfig(**{each.name: getattr(self, each.name) for each in fields(PpoConfig)})
+        return PpoConfig(**self.chosen(PpoConfig.model_fields))

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium
 
-from breadbox.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)

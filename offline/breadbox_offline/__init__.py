@@ -1,32 +1,13 @@
 """Offline data: recorded episodes to training batches, without executing anything in them.
 
-Nothing here imports torch, but `breadbox_offline.cloning`.
+Nothing here imports torch, but `breadbox_offline.training.cloning`.
 """
 
-from breadbox_offline.batch import OfflineBatch
-from breadbox_offline.dataset import Dataset
-from breadbox_offline.episode import Episode
-from breadbox_offline.episode_buffer import AddOutcome, EpisodeBuffer
-from breadbox_offline.errors import OfflineDataError, ValidationError
-from breadbox_offline.mixing import BufferMixer, MixedLease
-from breadbox_offline.multi_agent import MultiAgentEpisode
-from breadbox_offline.options import MappingOptions, RowGrouping
-from breadbox_offline.pipeline import Draft, Pipeline, PipelineContext, Stage
-from breadbox_offline.prefetch import Prefetcher
-from breadbox_offline.prelearner import (
-    InputMode,
-    ModuleSnapshot,
-    OfflinePreLearner,
-    PreLearnerConfig,
-)
-from breadbox_offline.report import (
-    Finding,
-    FindingKind,
-    FindingPolicy,
-    ValidationPolicy,
-    ValidationReport,
-)
-from breadbox_offline.sampling import (
+from breadbox_offline.episodes.batch import OfflineBatch
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.episodes.episode_buffer import AddOutcome, EpisodeBuffer
+from breadbox_offline.episodes.multi_agent import MultiAgentEpisode
+from breadbox_offline.episodes.sampling import (
     SequenceSampling,
     ShortWindow,
     StepSampling,
@@ -36,9 +17,28 @@ from breadbox_offline.sampling import (
     sample_sequences,
     sample_steps,
 )
-from breadbox_offline.schema import OfflineSchema
-from breadbox_offline.stages import default_pipeline
-from breadbox_offline.writers import write_episodes
+from breadbox_offline.errors import OfflineDataError, ValidationError
+from breadbox_offline.files.dataset import Dataset
+from breadbox_offline.files.writers import write_episodes
+from breadbox_offline.report import (
+    Finding,
+    FindingKind,
+    FindingPolicy,
+    ValidationPolicy,
+    ValidationReport,
+)
+from breadbox_offline.rows.options import MappingOptions, RowGrouping
+from breadbox_offline.rows.schema import OfflineSchema
+from breadbox_offline.training.mixing import BufferMixer, MixedLease
+from breadbox_offline.training.pipeline import Draft, Pipeline, PipelineContext, Stage
+from breadbox_offline.training.prefetch import Prefetcher
+from breadbox_offline.training.prelearner import (
+    InputMode,
+    ModuleSnapshot,
+    OfflinePreLearner,
+    PreLearnerConfig,
+)
+from breadbox_offline.training.stages import default_pipeline
 
 __all__ = [
     "AddOutcome",

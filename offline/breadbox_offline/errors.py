@@ -1,6 +1,6 @@
 """What can be wrong with recorded data. Every error says where (file, row, column) and what."""
 
-from breadbox.errors import ReplayBufferError
+from breadbox.model.errors import ReplayBufferError
 
 _NAME_CHARACTERS_MAX = 64
 _PROBLEM_CHARACTERS_MAX = 500

@@ -24,7 +24,8 @@ class DataLimits:
     row_group_bytes_max: int = 1 << 33
     """Decompressed bytes that a row group of a Parquet file may state."""
     batch_bytes: int = 1 << 28
-    """Decoded bytes of the rows that are read at a time, unless a single row has more."""
+    """Decoded bytes of the rows that are read at a time, unless a single row has more; and what a
+    Parquet file may hold in any case, beyond 256 bytes for each of its own."""
     json_block_bytes: int = 1 << 24
     """Bytes of JSON lines read at a time; a line must fit."""
     depth_max: int = 64
@@ -34,7 +35,7 @@ class DataLimits:
 
     @classmethod
     def within(cls, memory_bytes: int) -> "DataLimits":
-        """The limits of somebody who has so many bytes; `DEFAULT_LIMITS` are those for 4 GiB."""
+        """Return the limits for so many bytes of memory; `DEFAULT_LIMITS` are those for 4 GiB."""
         return cls(
             memory_bytes_max=memory_bytes,
             value_bytes_max=memory_bytes >> 4,
@@ -102,7 +103,7 @@ def bounded_memory(memory_bytes: int, file: str) -> Iterator[None]:
 
 
 def _data_bytes() -> int | None:
-    """Memory that counts against the limit on data; None where the system does not tell."""
+    """Return the memory that counts against the limit on data, or None if unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[5])
     except OSError:

@@ -3,10 +3,9 @@
 import json
 import os
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -17,21 +16,21 @@ from breadbox.cli.connection import Target
 from breadbox.cli.modules import import_from_here
 from breadbox.cli.settings import Bytes, of_one_call, setting
 from breadbox.cli.terminal import printable
-from breadbox_offline.dataset import Dataset
 from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError
+from breadbox_offline.files.dataset import Dataset
+from breadbox_offline.files.minari_dataset import MINARI_SCHEME, write_minari
+from breadbox_offline.files.writers import write_episodes
 from breadbox_offline.limits import DataLimits, bounded_memory
-from breadbox_offline.minari_dataset import MINARI_SCHEME, write_minari
-from breadbox_offline.options import MappingOptions
 from breadbox_offline.report import FindingKind, FindingPolicy, ValidationPolicy
-from breadbox_offline.schema import OfflineSchema
-from breadbox_offline.service import (
+from breadbox_offline.rows.options import MappingOptions
+from breadbox_offline.rows.schema import OfflineSchema
+from breadbox_offline.service.transfers import (
     ImportCounts,
     append_episodes,
     ensure_demo_buffer,
     join_session,
     read_buffer,
 )
-from breadbox_offline.writers import write_episodes
 
 _FINDINGS_SHOWN = 10
 _MEMORY_BYTES_MIN = 1 << 26
@@ -39,7 +38,6 @@ _RECONNECT_S = 30.0
 """A server that restarts meanwhile is waited for."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImportSettings(Target):
     """Which episodes, and where they go."""
 
@@ -49,10 +47,10 @@ class ImportSettings(Target):
     step_count: int = setting(32, ge=1)
     """Steps of a fragment; the same as in the buffers that it will be mixed with."""
     capacity_chunks: int = setting(65_536, ge=1)
-    """Of the buffer, if it is made."""
+    """Capacity of the buffer, if it is made."""
     columns: tuple[str, ...] = of_one_call((), option="column", metavar="CANONICAL=PHYSICAL")
     """Name of a column in the data, such as obs=o_t. Repeatable."""
-    unfinished: str = setting("truncate", choices=("truncate", "skip", "raise"))
+    unfinished: Literal["truncate", "skip", "raise"] = "truncate"
     """What to do with an episode that nothing ended."""
     multi_agent: bool = of_one_call(False)
     """Rows belong to several agents (agent_id)."""
@@ -132,7 +130,6 @@ def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
         click.echo(printable(dataset.report.summary()))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportSettings(Target):
     """Which buffer, and what becomes of its episodes."""
 
@@ -142,10 +139,10 @@ class ExportSettings(Target):
     """File to write, .parquet or .msgpack; or minari:NAME, a new local Minari dataset."""
     overwrite: bool = of_one_call(False)
     """Replace the file if it is there."""
-    layout: str = setting("steps", choices=("steps", "episodes"))
+    layout: Literal["steps", "episodes"] = "steps"
     """Rows of a Parquet file: steps, or whole serialized episodes."""
     env_id: str | None = setting(None, option="env")
-    """Of a Minari dataset: take the spaces of this Gymnasium environment, and name it there."""
+    """Take the spaces of this Gymnasium environment for a Minari dataset, and name it there."""
     max_wait_s: float = setting(10.0, ge=0.0)
     """How long to wait for chunks that learners hold."""
 

@@ -8,13 +8,16 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from breadbox.errors import InvalidRequestError
-from breadbox.trees import child_path
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.trees import child_path
 from breadbox_policies.protocol import Tree
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -91,40 +94,48 @@ class JoinedHeads(ActionHead):
         self._widths = [head.input_count for head in heads]
         self.input_count = sum(self._widths)
 
+    @abstractmethod
+    def join(self, actions: list[Tree]) -> Tree:
+        """Make one action of the parts', in the form of the space."""
+
+    @abstractmethod
+    def part(self, action: Tree) -> Sequence[Tree]:
+        """Undo `join`, whatever axes lead."""
+
     def _slices(self, inputs: Tensor) -> Iterator[tuple[ActionHead, Tensor]]:
         slices = torch.split_with_sizes(inputs, self._widths, -1)
         for part, part_inputs in zip(self._parts, slices, strict=True):
             assert isinstance(part, ActionHead)
             yield part, part_inputs
 
-    def sample_parts(
-        self, inputs: Tensor, generator: torch.Generator | None
-    ) -> tuple[list[Tree], Tensor]:
-        """Return the parts' actions, and the log-prob of them together."""
-        return _together(
+    def _together(self, acted: Sequence[tuple[Tree, Tensor]]) -> tuple[Tree, Tensor]:
+        log_prob = torch.stack([log_prob for _, log_prob in acted], -1).sum(-1)
+        return self.join([action for action, _ in acted]), log_prob
+
+    def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
+        """See `ActionHead.sample`."""
+        return self._together(
             [part.sample(part_inputs, generator) for part, part_inputs in self._slices(inputs)]
         )
 
-    def mode_parts(self, inputs: Tensor) -> tuple[list[Tree], Tensor]:
-        """Return the parts' likeliest actions, and the log-prob of them together."""
-        return _together([part.mode(part_inputs) for part, part_inputs in self._slices(inputs)])
+    def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
+        """See `ActionHead.mode`."""
+        return self._together(
+            [part.mode(part_inputs) for part, part_inputs in self._slices(inputs)]
+        )
 
-    def judge_parts(self, inputs: Tensor, actions: Sequence[Tree]) -> Judged:
-        """Return log-prob and entropy of the parts' actions together."""
+    def judge(self, inputs: Tensor, action: Tree) -> Judged:
+        """See `ActionHead.judge`."""
         judged = [
-            part.judge(part_inputs, action)
-            for (part, part_inputs), action in zip(self._slices(inputs), actions, strict=True)
+            part.judge(part_inputs, part_action)
+            for (part, part_inputs), part_action in zip(
+                self._slices(inputs), self.part(action), strict=True
+            )
         ]
         return Judged(
             torch.stack([part.log_prob for part in judged], -1).sum(-1),
             torch.stack([part.entropy for part in judged], -1).sum(-1),
         )
-
-
-def _together(acted: Sequence[tuple[Tree, Tensor]]) -> tuple[list[Tree], Tensor]:
-    """The parts' actions, and the log-prob of them together."""
-    log_prob = torch.stack([log_prob for _, log_prob in acted], -1).sum(-1)
-    return [action for action, _ in acted], log_prob
 
 
 class MultiCategoricalHead(JoinedHeads):
@@ -134,60 +145,16 @@ class MultiCategoricalHead(JoinedHeads):
         super().__init__([CategoricalHead(int(count)) for count in choice_counts])
         self._shape = shape
 
-    def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
-        """See `ActionHead.sample`."""
-        choices, log_prob = self.sample_parts(inputs, generator)
-        return self._joined(choices), log_prob
-
-    def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
-        """See `ActionHead.mode`."""
-        choices, log_prob = self.mode_parts(inputs)
-        return self._joined(choices), log_prob
-
-    def _joined(self, choices: Sequence[Tensor]) -> Tensor:
-        action = torch.stack(list(choices), -1)
+    def join(self, actions: list[Tree]) -> Tree:
+        """See `JoinedHeads.join`."""
+        action = torch.stack(actions, -1)
         return action.reshape(*action.shape[:-1], *self._shape)
 
-    def judge(self, inputs: Tensor, action: Tree) -> Judged:
-        """See `ActionHead.judge`."""
-        flat: Tensor = action.reshape(*inputs.shape[:-1], len(self._widths))
-        return self.judge_parts(inputs, flat.unbind(-1))
-
-
-class GaussianHead(ActionHead):
-    """Independent normal distributions with learned, state-independent deviations.
-
-    Actions are unbounded; whoever steps the environment clips them to its bounds, and the
-    fragment keeps what was sampled, so that its log-prob stays right.
-    """
-
-    def __init__(self, shape: tuple[int, ...], log_std: float = -0.5) -> None:
-        super().__init__()
-        self.input_count = math.prod(shape)
-        self._shape = shape
-        self.log_std = nn.Parameter(torch.full((self.input_count,), log_std))
-
-    def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
-        """See `ActionHead.sample`."""
-        mean = inputs.float()
-        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
-        action = mean + noise * self.log_std.exp()
-        log_prob = (-0.5 * noise.square() - self.log_std - _LOG_SQRT_2PI).sum(-1)
-        return action.reshape(*action.shape[:-1], *self._shape), log_prob
-
-    def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
-        """See `ActionHead.mode`: the mean."""
-        mean = inputs.float()
-        log_prob = (-self.log_std - _LOG_SQRT_2PI).sum().expand(mean.shape[:-1])
-        return mean.reshape(*mean.shape[:-1], *self._shape), log_prob
-
-    def judge(self, inputs: Tensor, action: Tree) -> Judged:
-        """See `ActionHead.judge`."""
-        mean = inputs.float()
-        noise = (action.reshape(mean.shape) - mean) / self.log_std.exp()
-        log_prob = (-0.5 * noise.square() - self.log_std - _LOG_SQRT_2PI).sum(-1)
-        entropy = (0.5 + _LOG_SQRT_2PI + self.log_std).sum()
-        return Judged(log_prob, entropy.expand(log_prob.shape))
+    def part(self, action: Tree) -> Sequence[Tree]:
+        """See `JoinedHeads.part`."""
+        leading = action.shape[: action.dim() - len(self._shape)]
+        flat: Tensor = action.reshape(*leading, len(self._widths))
+        return flat.unbind(-1)
 
 
 class DictHead(JoinedHeads):
@@ -197,19 +164,84 @@ class DictHead(JoinedHeads):
         super().__init__(list(heads.values()))
         self._keys = list(heads)
 
+    def join(self, actions: list[Tree]) -> Tree:
+        """See `JoinedHeads.join`."""
+        return dict(zip(self._keys, actions, strict=True))
+
+    def part(self, action: Tree) -> Sequence[Tree]:
+        """See `JoinedHeads.part`."""
+        return [action[key] for key in self._keys]
+
+
+class TupleHead(JoinedHeads):
+    """Independent parts, by place; the action is a tuple."""
+
+    def join(self, actions: list[Tree]) -> Tree:
+        """See `JoinedHeads.join`."""
+        return tuple(actions)
+
+    def part(self, action: Tree) -> Sequence[Tree]:
+        """See `JoinedHeads.part`."""
+        return list(action)
+
+
+class GaussianHead(ActionHead):
+    """Independent normal distributions with learned, state-independent deviations.
+
+    Where a box has bounds, inputs of -1 and 1 are its ends, so that a deviation means as much in
+    any box. Actions go beyond the ends all the same; the side that steps the environment clips
+    them, and the fragment keeps what was sampled, so that its log-prob stays right.
+
+    Args:
+        low: Least value of each number, of the space's shape; -inf for none.
+        high: Greatest.
+        log_std: Of the deviation to begin with, of what is -1 to 1 between the ends.
+    """
+
+    def __init__(
+        self, low: NDArray[np.floating[Any]], high: NDArray[np.floating[Any]], log_std: float = -0.5
+    ) -> None:
+        super().__init__()
+        self.input_count = low.size
+        self._shape = low.shape
+        self.log_std = nn.Parameter(torch.full((self.input_count,), log_std))
+        lows, highs = (
+            torch.from_numpy(each.astype(np.float32).reshape(-1)) for each in (low, high)
+        )
+        scale, centre = (highs - lows) / 2, (highs + lows) / 2
+        has_ends = scale.isfinite() & centre.isfinite() & (scale > 0)
+        # Of the space, not learned: weights of policies that had none load as they did.
+        self.register_buffer("_scale", torch.where(has_ends, scale, 1.0), persistent=False)
+        self.register_buffer("_centre", torch.where(has_ends, centre, 0.0), persistent=False)
+        self._scale: Tensor
+        self._centre: Tensor
+
     def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
         """See `ActionHead.sample`."""
-        actions, log_prob = self.sample_parts(inputs, generator)
-        return dict(zip(self._keys, actions, strict=True)), log_prob
+        mean = inputs.float()
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        return self._action(mean + noise * self.log_std.exp()), self._log_prob(noise)
 
     def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
-        """See `ActionHead.mode`."""
-        actions, log_prob = self.mode_parts(inputs)
-        return dict(zip(self._keys, actions, strict=True)), log_prob
+        """See `ActionHead.mode`: the mean."""
+        mean = inputs.float()
+        return self._action(mean), self._log_prob(torch.zeros_like(mean))
 
     def judge(self, inputs: Tensor, action: Tree) -> Judged:
         """See `ActionHead.judge`."""
-        return self.judge_parts(inputs, [action[key] for key in self._keys])
+        mean = inputs.float()
+        taken = (action.reshape(mean.shape) - self._centre) / self._scale
+        log_prob = self._log_prob((taken - mean) / self.log_std.exp())
+        entropy = (0.5 + _LOG_SQRT_2PI + self.log_std + self._scale.log()).sum()
+        return Judged(log_prob, entropy.expand(log_prob.shape))
+
+    def _action(self, unit: Tensor) -> Tensor:
+        action = self._centre + self._scale * unit
+        return action.reshape(*action.shape[:-1], *self._shape)
+
+    def _log_prob(self, noise: Tensor) -> Tensor:
+        density = -0.5 * noise.square() - self.log_std - self._scale.log() - _LOG_SQRT_2PI
+        return density.sum(-1)
 
 
 def make_action_head(space: "gymnasium.Space[object]", path: str = "") -> ActionHead:
@@ -225,10 +257,12 @@ def make_action_head(space: "gymnasium.Space[object]", path: str = "") -> Action
     if isinstance(space, gymnasium.spaces.MultiBinary):
         return MultiCategoricalHead([2] * math.prod(space.shape), space.shape)
     if isinstance(space, gymnasium.spaces.Box) and space.dtype.kind == "f":
-        return GaussianHead(space.shape)
+        return GaussianHead(space.low, space.high)
     if isinstance(space, gymnasium.spaces.Dict):
         return DictHead(
             {key: make_action_head(part, child_path(path, key)) for key, part in space.items()}
         )
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return TupleHead([make_action_head(p, child_path(path, i)) for i, p in enumerate(space)])
     where = f" at {path}" if path else ""
     raise InvalidRequestError("action_space", f"has no action head for {space}{where}")

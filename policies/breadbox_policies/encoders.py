@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 
 import gymnasium
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from breadbox.errors import InvalidRequestError
-from breadbox.trees import child_path
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.trees import child_path
 from breadbox_policies.protocol import Tree
 
 _CONVOLUTIONS = ((16, 8, 4), (32, 4, 2), (32, 3, 1))
@@ -63,10 +64,11 @@ def _flat_size(space: "gymnasium.Space[object]", path: str) -> int:
         return int(space.n)
     if is_picture(space):
         where = f" at {path}" if path else ""
+        how = "" if space.dtype == "uint8" else "as uint8, from 0 to 255, "
         raise InvalidRequestError(
             "observation_space",
-            f"holds an image{where}, {space}, that would be flattened into one vector; "
-            "use the policy 'conv_lstm', which wants images on their own or as entries of a dict",
+            f"holds an image{where}, {space}, that would be flattened into one vector; use the "
+            f"policy 'conv_lstm', which wants images {how}on their own or as entries of a dict",
         )
     if isinstance(
         space,
@@ -103,7 +105,11 @@ def image_layout(space: "gymnasium.Space[object]") -> str | None:
     An image is a uint8 box with two axes, or with three of which the last (preferred) or the first
     is the shortest and at most 16 long: colours, or stacked frames.
     """
-    if not isinstance(space, gymnasium.spaces.Box) or space.dtype != "uint8":
+    return _layout_of(space) if space.dtype == "uint8" else None
+
+
+def _layout_of(space: "gymnasium.Space[object]") -> str | None:
+    if not isinstance(space, gymnasium.spaces.Box):
         return None
     if len(space.shape) == 2:
         return "HW"
@@ -115,18 +121,28 @@ def image_layout(space: "gymnasium.Space[object]") -> str | None:
 
 
 def is_picture(space: "gymnasium.Space[object]") -> bool:
-    """Whether a space is of images that a vector is no substitute for: not a small board."""
-    layout = image_layout(space)
-    if layout is None or space.shape is None:
+    """Whether a space is of images that a vector is no substitute for: not a small board.
+
+    Floats count if they are brightnesses, from 0 to 1 or to 255: no matrix of measurements.
+    """
+    layout = _layout_of(space)
+    if layout is None or not isinstance(space, gymnasium.spaces.Box):
+        return False
+    if space.dtype != "uint8" and not _is_brightness(space):
         return False
     height, width = space.shape[1:] if layout == "CHW" else space.shape[:2]
     return bool(min(height, width) >= _PICTURE_SIDE_MIN)
 
 
+def _is_brightness(space: gymnasium.spaces.Box) -> bool:
+    tops = np.unique(space.high).tolist()
+    return space.dtype.kind == "f" and not space.low.any() and tops in ([1.0], [255.0])
+
+
 def has_picture(space: "gymnasium.Space[object]") -> bool:
-    """Whether a space is, or a dict of it holds, images as `is_picture` means them."""
+    """Whether a space is, or as a dict holds, pictures that `ImageEncoder` takes."""
     parts = list(space.values()) if isinstance(space, gymnasium.spaces.Dict) else [space]
-    return any(is_picture(part) for part in parts)
+    return any(is_picture(part) and image_layout(part) is not None for part in parts)
 
 
 class ImageEncoder(nn.Module):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from breadbox.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError
 
 Tree = Any
 State = Any
@@ -55,7 +55,7 @@ class Evaluation:
 
 
 class Policy(Protocol):
-    """The seam between policies and those who run or train them.
+    """The interface between policies and the code that runs or trains them.
 
     Wherever `first[b]` is true the policy starts environment b from its initial state, whatever
     state it was given: memory never leaks across an episode border.
@@ -82,10 +82,10 @@ class Policy(Protocol):
             obs: Leaves [B, ...].
             state: Of the same B environments, in the same order.
             first: bool[B]; this observation starts an episode.
-            generator: Source of randomness, on the policy's device; None: torch's global one.
+            generator: Source of randomness, on the policy's device, or None for torch's global one.
             greedy: Take the mode of the distribution (the likeliest choice, the mean of a normal
-                distribution) instead of a sample, and no randomness. Whoever only samples does not
-                pass it, so that a policy of one's own may do without.
+                distribution) instead of a sample, and no randomness. Callers that only sample leave
+                it out, so that a policy of one's own may do without.
         """
 
     def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
@@ -136,7 +136,7 @@ class PolicyModule(nn.Module, ABC):
         return _merge(list(states))
 
     def split_state(self, state: State) -> list[State]:
-        """See `Policy.split_state`. The parts are views: whoever keeps one for long copies it."""
+        """See `Policy.split_state`. The parts are views: copy what is kept for long."""
         return _split(state, _batch_size(state))
 
 

@@ -4,7 +4,7 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from breadbox.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError
 from breadbox_policies.actions import make_action_head
 from breadbox_policies.encoders import ObservationEncoder, image_layout, initialise
 from breadbox_policies.protocol import ActResult, Evaluation, PolicyModule, State, Tree
@@ -121,6 +121,7 @@ class ConvLstmPolicy(LstmPolicy):
         if not any(image_layout(part) for part in parts):
             raise InvalidRequestError(
                 "observation_space",
-                f"holds no uint8 image, got {observation_space}; use the policy 'lstm' or 'mlp'",
+                f"holds no uint8 image, got {observation_space}; an image of floats has to come "
+                "as uint8, from 0 to 255, and what is none goes to the policy 'lstm' or 'mlp'",
             )
         super().__init__(observation_space, action_space, feature_count, memory_count)

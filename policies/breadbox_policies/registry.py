@@ -5,7 +5,7 @@ from typing import cast
 
 import gymnasium
 
-from breadbox.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError
 from breadbox_policies.encoders import has_picture
 from breadbox_policies.protocol import PolicyModule
 

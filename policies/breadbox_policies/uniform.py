@@ -9,9 +9,9 @@ from breadbox_policies.protocol import ActResult, Evaluation, PolicyModule, Stat
 
 
 class UniformPolicy(PolicyModule):
-    """Uniform over choices, and normal around zero for continuous actions; the value is 0.
+    """Uniform over choices, and normal around the middle of boxes; the value is 0.
 
-    Greedy, it takes the first of each choice, and zero.
+    Greedy, it takes the first of each choice, and the middle (zero, where there are no bounds).
 
     Useful to fill a buffer, or to see an environment, before there is anything to act with.
     """

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from breadbox.errors import ReplayBufferError
+from breadbox.model.errors import ReplayBufferError
 
 _NAMES_SHOWN_MAX = 5
 

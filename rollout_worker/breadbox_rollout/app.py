@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -11,43 +12,37 @@ import click
 import torch
 
 import breadbox
-from breadbox import heartbeat
 from breadbox.cli.signals import stop_on_signals
-from breadbox.errors import (
+from breadbox.metrics import metrics_served
+from breadbox.model.errors import (
+    PERMANENT,
     InvalidRequestError,
-    NotSupportedError,
-    PermissionDeniedError,
     ReplayBufferError,
     TlsError,
-    UnauthenticatedError,
 )
-from breadbox.metrics import metrics_served
-from breadbox.payload.codecs import parse_codec
-from breadbox.types import FragmentMetadata, PayloadReference
+from breadbox.model.types import FragmentMetadata, PayloadReference
+from breadbox.payload.arrays.codecs import parse_codec
+from breadbox.transport import heartbeat
 from breadbox_policies import PolicyModule
-from breadbox_rollout.agents import AgentsEntry, agents_entries
-from breadbox_rollout.environments import (
+from breadbox_rollout.acting.agents import AgentsEntry, agents_entries
+from breadbox_rollout.acting.inference import Inference, check_device
+from breadbox_rollout.acting.opponents import Opponents
+from breadbox_rollout.acting.player import Player, PlayerOptions, Seated
+from breadbox_rollout.acting.policy_options import check_policy_name, policy_factory, read_weights
+from breadbox_rollout.environments.environments import (
     EnvSpec,
     check_environment,
     check_frames,
     envs_per_process,
     with_frames,
 )
-from breadbox_rollout.episodes import EpisodeReporter
-from breadbox_rollout.inference import Inference, check_device
-from breadbox_rollout.manifest import Recordings
 from breadbox_rollout.metrics import WorkerCollector
-from breadbox_rollout.models import ModelWatcher
-from breadbox_rollout.opponents import Opponents
-from breadbox_rollout.player import Player, PlayerOptions, Seated
-from breadbox_rollout.policy_options import (
-    check_policy_name,
-    policy_factory,
-    read_weights,
-)
-from breadbox_rollout.pool import EnvProcesses, PoolOptions
-from breadbox_rollout.recording import RecordingOptions
-from breadbox_rollout.sender import Sender
+from breadbox_rollout.processes.pool import EnvProcesses, PoolOptions
+from breadbox_rollout.recording.manifest import Recordings
+from breadbox_rollout.recording.recording import RecordingOptions
+from breadbox_rollout.sending.episodes import EpisodeReporter
+from breadbox_rollout.sending.models import ModelWatcher
+from breadbox_rollout.sending.sender import Sender
 from breadbox_rollout.settings import (
     RolloutSettings,
     check_worker_name,
@@ -69,7 +64,7 @@ def run(settings: RolloutSettings) -> None:
     Raises:
         InvalidRequestError: A setting does not fit the environment, the device or the policies.
         EnvironmentStartError: No environment starts or ever answers a step, or none is left.
-        UnauthenticatedError, PermissionDeniedError: The server wants another token.
+        ReplayBufferError: One of `breadbox.errors.PERMANENT`, such as for a wrong token.
     """
     spec = EnvSpec(name=settings.env, options=settings.env_options, vectorize=settings.vectorize)
     check_environment(spec)
@@ -100,7 +95,7 @@ def run(settings: RolloutSettings) -> None:
 
 
 def check_spaces(settings: RolloutSettings, spec: EnvSpec, entries: Sequence[AgentsEntry]) -> None:
-    """Make an environment in a process of its own, and the policies for what it tells of itself.
+    """Make an environment in a process of its own, and the policies for its spaces.
 
     Takes as long as the environment does, `--build-s` at most for each of three attempts.
 
@@ -123,14 +118,14 @@ def check_service(settings: RolloutSettings, buffer: str) -> None:
     What may come yet (the server, the buffer) is said and waited for; it takes 10 s at most.
 
     Raises:
-        TlsError, UnauthenticatedError, PermissionDeniedError, NotSupportedError: What waiting does
-            not mend.
+        TlsError: Certificates do not fit.
+        ReplayBufferError: One of `breadbox.errors.PERMANENT`.
     """
     with _connect(settings, buffer, reconnect_s=0.0) as client:
         try:
             client.get_buffer()
             client.append_fragments([_nothing_of(f"{settings.worker_name}-0")])
-        except (TlsError, UnauthenticatedError, PermissionDeniedError, NotSupportedError):
+        except (TlsError, *PERMANENT):
             raise
         except InvalidRequestError:
             return  # Refused for its content: the call itself is allowed, and under this name.
@@ -139,7 +134,7 @@ def check_service(settings: RolloutSettings, buffer: str) -> None:
 
 
 def _nothing_of(worker_id: str) -> FragmentMetadata:
-    """A fragment that no server admits, but that tells whether the token is for this worker."""
+    """Return a fragment that no server admits, to learn whether the token is for this worker."""
     return FragmentMetadata(
         worker_id=worker_id,
         fragment_index=0,
@@ -210,10 +205,11 @@ class _Chain:
         if self._reporter is not None:
             self._reporter.start()
 
-    def close(self, drain_s: float) -> None:
+    def close(self, until: float) -> None:
+        """Deliver what is finished until an instant of `time.monotonic`."""
         for thread in (self._sender, self._reporter):
             if thread is not None:
-                thread.close(drain_s)
+                thread.close(max(0.0, until - time.monotonic()))
         self._client.close()
         self._watcher.close()
 
@@ -268,8 +264,9 @@ def run_worker(
         with stack, stop_on_signals(lambda _: worker.stop()):
             worker.run()
     finally:
+        until = time.monotonic() + settings.drain_s
         for chain in chains:
-            chain.close(settings.drain_s)
+            chain.close(until)
         counts = worker.counts()
         logger.info(
             "ended after %d steps; fragments %s, failures %s",

@@ -13,7 +13,7 @@ class WorkerCounts:
     fragments: dict[str, int]
     """By what became of them, see `Sender.counts`."""
     failures: dict[str, int]
-    """Of environments, by kind."""
+    """Failures of environments, by kind."""
     waiting_fragment_count: int
     live_env_count: int
     blocked_s: float

@@ -4,17 +4,15 @@ import hashlib
 import os
 import re
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from breadbox.cli.connection import Connection
 from breadbox.cli.logs import LogSettings
-from breadbox.cli.settings import Bytes, of_one_call, setting
-from breadbox.errors import InvalidRequestError
+from breadbox.cli.settings import Bytes, JsonObject, of_one_call, setting
+from breadbox.model.errors import InvalidRequestError
 
-MEDIA = ("h264", "jpeg", "none")
-VECTORIZE_MODES = ("sync", "async", "vector_entry_point")
+Media = Literal["h264", "jpeg", "none"]
 _QUEUE_FRAGMENTS_PER_ENV = 2
 
 
@@ -55,18 +53,17 @@ def mixed_seed(seed: int, worker_name: str) -> int:
     return int.from_bytes(digest) >> 1
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlaySettings(LogSettings):
     """What workers and recordings are told of environments and policy."""
 
     env: str
     """Gymnasium id, module:id, or module:factory."""
-    env_options: dict[str, Any] = setting(default_factory=dict)
+    env_options: JsonObject = setting(default_factory=dict)
     """Its arguments."""
     policy: str = "auto"
     """auto, mlp, lstm, conv_lstm, random, or module:factory. auto: conv_lstm for images, else
     mlp."""
-    policy_options: dict[str, Any] = setting(default_factory=dict)
+    policy_options: JsonObject = setting(default_factory=dict)
     """Its arguments."""
     device: str = "cpu"
     """Where the policy runs: cpu, cuda, cuda:1."""
@@ -87,7 +84,6 @@ class PlaySettings(LogSettings):
     """Threads of the policy on the CPU."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RolloutSettings(PlaySettings, Connection):
     """Everything that `breadbox rollout` is told."""
 
@@ -102,7 +98,7 @@ class RolloutSettings(PlaySettings, Connection):
     envs_per_process: int | None = setting(None, ge=1)
     """Default: 1, more for Gymnasium's own tiny environments, all of them for a vector
     environment."""
-    vectorize: str | None = setting(None, choices=VECTORIZE_MODES)
+    vectorize: Literal["sync", "async", "vector_entry_point"] | None = None
     """Make vector environments of a Gymnasium id, as gymnasium.make_vec does."""
     fragment_steps: int = setting(32, ge=1)
     """Steps of a fragment."""
@@ -111,9 +107,9 @@ class RolloutSettings(PlaySettings, Connection):
     be faster."""
     batch_wait_s: float = setting(0.02, ge=0)
     """Longest a ready environment waits for others to join its batch."""
-    weights: str = setting("strict", choices=("strict", "matching"))
+    weights: Literal["strict", "matching"] = "strict"
     """Published weights must fit exactly, or where they match by name."""
-    agents: dict[str, Any] = setting(default_factory=dict)
+    agents: JsonObject = setting(default_factory=dict)
     """Policies of an environment's agents, by pattern of their names:
     {"red_*": {"buffer": "red", "policy": "mlp"}, "*": {"learn": false}}. Default: all share one."""
     weights_kept: int = setting(10, ge=1)
@@ -141,7 +137,7 @@ class RolloutSettings(PlaySettings, Connection):
     """Which: every so many-th of an environment, the first included."""
     record_envs: int = setting(1, ge=1)
     """Of so many environments."""
-    record_media: str = setting("h264", choices=MEDIA)
+    record_media: Media = "h264"
     """Frames."""
     record_crf: int = setting(23, ge=0, le=51)
     """Quality of H.264; 0: lossless, 51: worst."""
@@ -169,17 +165,16 @@ class RolloutSettings(PlaySettings, Connection):
         return mixed_seed(self.seed, self.worker_name)
 
 
-@dataclass(frozen=True, kw_only=True)
 class GenerateSettings(PlaySettings, Connection):
     """Everything that `breadbox generate` is told."""
 
     out: Path = setting(folder=True)
     """Folder for the files; made if it is not there."""
     episodes: int = setting(1, ge=1)
-    """Episodes to finish, in all."""
+    """Episodes to play now; those that the folder has already stay, and are not counted."""
     workers: int = setting(1, ge=1)
     """Environments, a process each."""
-    media: str = setting("h264", choices=MEDIA)
+    media: Media = "h264"
     """Kind of frames."""
     fps: int = setting(30, ge=1)
     """Frames per second of the video."""

@@ -2,7 +2,7 @@
 
 The loop's thread owns everything but the watchers, the senders and the reporters, which have a
 thread each and meet the loop at a lock. One round: take new models if there are any; read what
-groups answered; run the policies on those that have waited longest; tell them to step; and only
+groups answered; run the policies on those that have waited longest; ask them to step; and only
 then, while they do, cut fragments.
 
 Everything that is stepped goes the same way. A *group* is a process with environments; it holds
@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from breadbox.fragment import Fragment
-from breadbox.heartbeat import Heartbeat
-from breadbox.throttle import Throttle
-from breadbox_rollout.batching import BatchSize, ReadyQueue
-from breadbox_rollout.failures import FailureKind
-from breadbox_rollout.manifest import Recordings
+from breadbox.model.fragment import Fragment
+from breadbox.shared.throttle import Throttle
+from breadbox.transport.heartbeat import Heartbeat
+from breadbox_rollout.acting.batching import BatchSize, ReadyQueue
+from breadbox_rollout.acting.player import Seated
+from breadbox_rollout.environments.failures import FailureKind
 from breadbox_rollout.metrics import WorkerCounts
-from breadbox_rollout.player import Seated
-from breadbox_rollout.pool import EnvProcesses, GroupFailed, GroupReady
+from breadbox_rollout.processes.pool import EnvProcesses, GroupFailed, GroupReady
+from breadbox_rollout.recording.manifest import Recordings
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +46,12 @@ class WorkerOptions:
     """How the loop runs."""
 
     batch_env_count: int | None
-    """Environments of a full inference batch; None: half or all of them, whichever is faster."""
+    """Environments of a full inference batch, or None for half or all, whichever is faster."""
     batch_wait_s_max: float
     """Longest time a ready environment waits for others to join its batch."""
     log_interval_s: float = 10.0
     steps_max: int | None = None
-    """Steps after which the worker ends by itself; None: never."""
+    """Steps after which the worker ends by itself, or None if never."""
 
 
 @dataclass(slots=True)
@@ -68,19 +68,19 @@ class WorkerStats:
     failures: Counter[str] = field(default_factory=Counter)
     """Environment failures by kind."""
     returns: list[float] = field(default_factory=list)
-    """Of episodes since the last log line."""
+    """Returns of episodes since the last log line."""
 
 
 class RolloutWorker:
-    """Runs environments against the current models until it is told to stop.
+    """Runs environments against the current models until it is stopped.
 
     Args:
         pool: Started by the loop; closed by it.
-        players: One for each part of the pool's rows, in that order; the first is told of in logs.
+        players: One for each part of the pool's rows, in that order; logs report the first.
         options: See there.
         clock: Monotonic seconds.
-        recordings: Where the processes record episodes; None: nowhere.
-        heartbeat: Told at every round; None: nobody watches.
+        recordings: Where the processes record episodes, or None for nowhere.
+        heartbeat: Called at every round, or None.
     """
 
     def __init__(
@@ -139,8 +139,9 @@ class RolloutWorker:
             EnvironmentStartError: No environment starts or ever answers a step, or none is left.
             InvalidRequestError: A session that began meanwhile is of another policy.
             PolicyOutputError: They have diverged.
-            Exception: What ended the thread of the watcher, the sender or the reporter: a bug, told
-                here so that it leaves no environments that wait, or report, in vain.
+            ReplayBufferError: One of `breadbox.errors.PERMANENT`, or a minute of refusals.
+            Exception: What else ended the thread of the watcher, the sender or the reporter: a bug,
+                raised here so that it leaves no environments that wait, or report, in vain.
         """
         try:
             with self._pool:
@@ -180,12 +181,12 @@ class RolloutWorker:
 
     def _take_models(self) -> None:
         if not self._are_seated:
-            return  # No environment has told its spaces yet; until then the watchers keep models.
+            return  # The spaces are not known yet; until then the watchers keep models.
         for player in self._players:
             player.take_model()
 
     def _sit(self) -> None:
-        """Give the players their rows, as soon as an environment has told what rows there are."""
+        """Give the players their rows, as soon as an environment has reported its rows."""
         if self._pool.parts and not self._are_seated:
             for player, part in zip(self._players, self._pool.parts, strict=True):
                 player.sit(part, self._pool.groups)

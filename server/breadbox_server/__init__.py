@@ -1,1 +1,7 @@
 """The Breadbox server: an asyncio shell around the pure core in `breadbox_server.core`."""
+
+import os
+
+# Read when gRPC is first imported. By default it writes a line for each handshake that fails, which
+# costs a stranger one packet.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

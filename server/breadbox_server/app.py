@@ -7,9 +7,9 @@ import logging
 import random
 import resource
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -22,37 +22,40 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
 from breadbox import __version__
-from breadbox.errors import StoreError, StoreUrlError
+from breadbox.model.errors import StoreError, StoreUrlError
 from breadbox.stores import open_custodian, open_parts
-from breadbox.stores.base import PayloadCustodian, PayloadParts
-from breadbox.stores.disk_room import MIB
-from breadbox.stores.private_files import UnsafePathError, make_private_directory, opener
-from breadbox.stores.urls import parse_store_url
+from breadbox.stores.common.base import PayloadCustodian, PayloadParts
+from breadbox.stores.common.urls import parse_store_url, redact
+from breadbox.stores.files.disk_room import MIB
+from breadbox.stores.files.private_files import UnsafePathError, make_private_directory, opener
 from breadbox.v1 import replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server import limits
-from breadbox_server.authorization import Gate, Role
-from breadbox_server.books import Books, books_open, check_standby
-from breadbox_server.clients import ClientCensus
-from breadbox_server.clock import Clock, LoopClock
-from breadbox_server.connections import PortConnections
+from breadbox_server.access.authorization import Gate, Role
+from breadbox_server.access.tls import server_credentials
+from breadbox_server.access.tokens import TokenFile
+from breadbox_server.base.clock import Clock, LoopClock
+from breadbox_server.base.conversion import payload_of
+from breadbox_server.base.errors import StartError
+from breadbox_server.base.jobs import CLOSE_S_MAX, Jobs, bounded
 from breadbox_server.driver import Driver, DriverLimits
-from breadbox_server.errors import StartError
-from breadbox_server.gateway import Gateway
-from breadbox_server.health import Health
-from breadbox_server.interceptors import CallInterceptor
-from breadbox_server.jobs import CLOSE_S_MAX, Jobs, bounded
-from breadbox_server.journal.storage import JournalError
+from breadbox_server.gateway.transfers import Gateway
+from breadbox_server.journal.journal_state import JournalState, check_standby, open_journal_state
+from breadbox_server.journal.standby import Standby
+from breadbox_server.journal.storage.interface import JournalError
+from breadbox_server.journal.storage.place import JournalPlace
 from breadbox_server.limits import READ_KEPT_PART
-from breadbox_server.listening import bind, bound_port, check_addresses, check_free
-from breadbox_server.metrics import Metrics
-from breadbox_server.metrics_port import metrics_served
-from breadbox_server.reconciliation import Reconciler
-from breadbox_server.service import ReplayBufferService, StoreAdvice
+from breadbox_server.maintenance.reconciliation import Reconciler
+from breadbox_server.metrics.clients import ClientCensus
+from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.metrics.port import metrics_served
+from breadbox_server.rpc.connections import PortConnections
+from breadbox_server.rpc.health import Health
+from breadbox_server.rpc.interceptors import CallInterceptor
+from breadbox_server.rpc.leading import Leading
+from breadbox_server.rpc.listening import bind, bound_port, check_addresses, check_free
+from breadbox_server.rpc.service import ReplayBufferService, StoreAdvice
+from breadbox_server.rpc.traffic import Traffic
 from breadbox_server.settings import Settings, parse_address
-from breadbox_server.standby import Standby
-from breadbox_server.tokens import TokenFile
-from breadbox_server.traffic import Traffic
-from breadbox_server.transport import server_credentials
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +154,7 @@ async def serving(
         metrics_address = stack.enter_context(_metrics_served(settings, metrics))
         stack.enter_context(_store_directory(settings, leftovers or ExitStack()))
         custodian = await _open_store(settings, custodian)
+        concerns = await _concerns(settings, custodian)
         stack.push_async_callback(bounded, custodian.close, CLOSE_S_MAX, "closing the store")
         settings = await _fitted(settings, custodian)
         seed = settings.seed if settings.seed is not None else random.SystemRandom().getrandbits(64)
@@ -163,6 +167,7 @@ async def serving(
         traffic = Traffic(metrics, connections, connections_max)
         interceptor = CallInterceptor(metrics, Gate(tokens), census, traffic=traffic)
         health = Health(("", SERVICE_NAME))
+        leading = Leading(interceptor, health, metrics, has_others=settings.is_standby)
         entrance = _Entrance()
         server = _build_server(settings, interceptor, health, entrance, connections_max)
 
@@ -170,7 +175,7 @@ async def serving(
             traffic.end_streams()
             on_end()
 
-        ending = _Ending(server, health, settings.drain_grace_s, on_end_begun)
+        ending = _Ending(server, leading, settings.drain_grace_s, on_end_begun)
 
         address = ""
         watched = _Watched()
@@ -182,8 +187,7 @@ async def serving(
 
         async def stand_by(standby: Standby) -> None:
             """Answer those who ask for health, and tell all others that another server leads."""
-            interceptor.hold(standby.refusal)
-            health.standby, health.is_warm = standby.reason, standby.is_warm
+            leading.stand_by(standby)
             await watched.begin(custodian)
             listen()
             await server.start()
@@ -198,7 +202,7 @@ async def serving(
                     )
                 try:
                     books = await stack.enter_async_context(
-                        books_open(settings, rng, metrics, custodian, stand_by)
+                        open_journal_state(settings, rng, metrics, custodian, stand_by)
                     )
                     await _take_store(custodian, settings, books)
                     clock = clock or LoopClock(asyncio.get_running_loop(), starts_at=books.now)
@@ -216,7 +220,8 @@ async def serving(
                     gateway = _open_gateway(settings, driver, clock, metrics, parts)
                     if gateway is not None:
                         stack.callback(gateway.close)
-                    entrance.lead_to(_build_service(settings, driver, metrics, gateway, books))
+                    service = _build_service(settings, driver, metrics, gateway, books, concerns)
+                    entrance.lead_to(service)
                     if not settings.is_standby:
                         listen()
                     ending.driver = driver
@@ -225,11 +230,10 @@ async def serving(
                     jobs.start(reconciler.run())
                     if books.compaction is not None:
                         jobs.start(books.compaction.run(driver.turns.lose))
-                    interceptor.serve(driver.outage)
+                    leading.begin(driver)
+                    jobs.start(driver.turns.watch_claim(leading.be_certain))
                     if not settings.is_standby:
                         await server.start()
-                    health.serve()
-                    metrics.leads.set(1)
                     yield RunningServer(address, metrics_address, driver, metrics)
                 finally:
                     # What fails from here on must not cut the end short.
@@ -239,7 +243,7 @@ async def serving(
 
 def _build_driver(
     settings: Settings,
-    books: Books,
+    books: JournalState,
     custodian: PayloadCustodian,
     clock: Clock,
     metrics: Metrics,
@@ -287,7 +291,7 @@ class _Ending:
 
     Args:
         server: Answers calls.
-        health: Says that they are not answered any more.
+        leading: Says that they are not answered any more.
         grace_s: Seconds that running calls get to end.
         on_end: Called once, when the end begins.
     """
@@ -295,12 +299,12 @@ class _Ending:
     def __init__(
         self,
         server: grpc.aio.Server,
-        health: Health,
+        leading: Leading,
         grace_s: float,
         on_end: Callable[[], None],
     ) -> None:
         self._server = server
-        self._health = health
+        self._leading = leading
         self.driver: Driver | None = None
         """Finishes what was begun; None: nothing was."""
         self._grace_s = grace_s
@@ -322,7 +326,7 @@ class _Ending:
         """What takes no time, and happens at once. Idempotent."""
         if not self._has_begun:
             self._has_begun = True
-            self._health.end()
+            self._leading.end()
             self._on_end()
 
     async def drain(self) -> None:
@@ -334,7 +338,7 @@ class _Ending:
         driver = self.driver
         if driver is None:
             # Nobody was served: what the start has begun ends with it, and no end is watched.
-            self._health.end()
+            self._leading.end()
             await bounded(partial(self._server.stop, 0.0), STOP_S_MAX, "ending the server")
             return
         log.info("draining")
@@ -395,7 +399,7 @@ class _Watched:
 
 
 async def _open_books(
-    driver: Driver, reconciler: Reconciler, books: Books, watched: str = ""
+    driver: Driver, reconciler: Reconciler, books: JournalState, watched: str = ""
 ) -> None:
     """Bring the books up to date before anybody is served.
 
@@ -408,16 +412,16 @@ async def _open_books(
     Raises:
         StartError: The store went away meanwhile.
     """
-    driver.pump()
+    driver.core.pump()
     try:
         await reconciler.begin(watched)
     except StoreError as error:
         raise StartError(f"--store stopped answering: {error}; start again") from error
-    await driver.settled()
+    await driver.turns.settled()
     books.note_settings()
 
 
-def _is_alone(settings: Settings, books: Books) -> bool:
+def _is_alone(settings: Settings, books: JournalState) -> bool:
     """Whether nobody but this server can know of a payload in the store.
 
     A directory is locked, and the journal is fenced; a Redis without a journal may be shared.
@@ -464,14 +468,19 @@ def _open_gateway(
         )
     except StoreError as error:
         raise StartError(f"--store stopped answering: {error}; start again") from error
-    return Gateway(
+    gateway = Gateway(
         parts,
-        driver,
+        driver.core.buffers,
+        refers_to=driver.reading.refers_to,
+        check_written=driver.appends.quotas.check_written,
         unannounced_s=settings.unannounced_s,
         unannounced_bytes_max=settings.gateway_unannounced_bytes,
+        delete=lambda reference: driver.deletions.put([payload_of(reference)]),
         now=clock.now,
         metrics=metrics,
     )
+    driver.appends.is_written_by_another = gateway.unannounced.is_anothers
+    return gateway
 
 
 def _take_tokens(tokens: TokenFile, metrics: Metrics, interceptor: CallInterceptor) -> None:
@@ -503,7 +512,12 @@ def _build_server(
 
 
 def _build_service(
-    settings: Settings, driver: Driver, metrics: Metrics, gateway: Gateway | None, books: Books
+    settings: Settings,
+    driver: Driver,
+    metrics: Metrics,
+    gateway: Gateway | None,
+    books: JournalState,
+    concerns: Sequence[str],
 ) -> ReplayBufferService:
     return ReplayBufferService(
         driver,
@@ -517,6 +531,7 @@ def _build_service(
             producers_inline_size_bytes_max=settings.inline_size_told(is_producer=True),
             server_version=__version__,
             journal_epoch=lambda: books.epoch,
+            concerns=concerns,
         ),
         default_config=settings.default_config,
         gateway=gateway,
@@ -570,8 +585,6 @@ async def _open_store(settings: Settings, custodian: PayloadCustodian | None) ->
         if custodian is None:
             custodian = open_custodian(settings.store, unannounced_s=settings.unannounced_s)
         await custodian.ping()
-        for concern in await custodian.concerns():
-            log.warning("--store %s: %s", settings.store_shown, concern)
     except StoreUrlError as error:
         raise StartError(f"--store cannot be used: {error}") from error
     except StoreError as error:
@@ -584,7 +597,31 @@ async def _open_store(settings: Settings, custodian: PayloadCustodian | None) ->
     return custodian
 
 
-async def _take_store(custodian: PayloadCustodian, settings: Settings, books: Books) -> None:
+async def _concerns(settings: Settings, custodian: PayloadCustodian) -> list[str]:
+    """Warn of settings under which store or journal may lose what they have; also returned.
+
+    Raises:
+        StartError: One of them does not answer any more.
+    """
+    try:
+        found = [f"--store {settings.store_shown}: {each}" for each in await custodian.concerns()]
+    except StoreError as error:
+        raise _cannot_use(settings, error) from error
+    # A journal that cannot be used is refused by its own start.
+    with suppress(StoreUrlError, StoreError):
+        place = JournalPlace.choose(settings.journal, settings.store)
+        if place is not None and place.is_shared and place.where != settings.store:
+            async with AsyncExitStack() as stack:
+                journal = open_custodian(place.where)
+                stack.push_async_callback(journal.close)
+                shown = redact(place.where)
+                found += [f"--journal {shown}: {each}" for each in await journal.concerns()]
+    for each in found:
+        log.warning("%s", each)
+    return found
+
+
+async def _take_store(custodian: PayloadCustodian, settings: Settings, books: JournalState) -> None:
     """Confirm and delete on behalf of the journal from now on.
 
     Raises:
@@ -671,7 +708,7 @@ async def _fitted(settings: Settings, custodian: PayloadCustodian) -> Settings:
         usage.limit_bytes / MIB,
         fitting / MIB,
     )
-    return replace(settings, capacity_bytes=fitting)
+    return settings.model_copy(update={"capacity_bytes": fitting})
 
 
 def _cannot_use(settings: Settings, error: StoreError) -> StartError:

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from breadbox.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, SCHEMAS_TOLD_MAX
-from breadbox_server.core.config import BUFFER_NAME_LENGTH_MAX, NAME_SIZE_BYTES_MAX, BufferConfig
-from breadbox_server.core.intake import INDEX_JUMP_MAX
-from breadbox_server.core.reading import READ_BYTES_MAX, READ_FRAGMENTS_MAX
-from breadbox_server.core.schemas import SCHEMAS_MAX
-from breadbox_server.core.state import QUARANTINED_MAX
-from breadbox_server.core.subscriptions import SUBSCRIPTIONS_MAX
+from breadbox.wire.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, SCHEMAS_TOLD_MAX
+from breadbox_server.core.model.config import (
+    BUFFER_NAME_LENGTH_MAX,
+    NAME_SIZE_BYTES_MAX,
+    BufferConfig,
+)
+from breadbox_server.core.model.schemas import SCHEMAS_MAX
+from breadbox_server.core.rules.intake import INDEX_JUMP_MAX
+from breadbox_server.core.rules.reading import READ_BYTES_MAX, READ_FRAGMENTS_MAX
+from breadbox_server.core.state.buffer_state import QUARANTINED_MAX
+from breadbox_server.core.state.subscriptions import SUBSCRIPTIONS_MAX
 
 # What a connection may do --------------------------------------------------------------------
 
@@ -29,8 +33,9 @@ KEEPALIVE_S: Final = 30.0
 """Seconds of silence after which a peer is asked for a sign of life."""
 KEEPALIVE_ANSWER_S: Final = 10.0
 """Seconds in which it has to give one; so its waiters leave the queue within 40."""
-PING_INTERVAL_S_MIN: Final = 10.0
-"""Seconds between a client's own pings; ours ping every 30 while a fetch blocks."""
+PING_INTERVAL_S_MIN: Final = 5.0
+"""Seconds between a client's own pings. Ours ping every 30, and every 12 where they have several
+addresses; a ping that was late on its way comes close before the next."""
 STREAMS_MAX: Final = 256
 """Calls in progress of one connection, those included that were given up and that nobody has looked
 at yet: the loop takes one call at a time, so whoever comes next waits behind all of them."""
@@ -51,6 +56,10 @@ FRUITLESS_S: Final = 10.0
 how many of them one counts for."""
 ANSWER_TAKEN_S: Final = 60.0
 """Seconds in which the answer of a call has to be taken."""
+UNTAKEN_BYTES_OF: Final = {"all": 256 * 2**20, "token": 64 * 2**20, "connection": 32 * 2**20}
+"""Bytes of answers that are made and not taken, by whose they are. gRPC has each of them twice."""
+UNTAKEN_SMALL_BYTES: Final = 4 * 2**10
+"""What a call may hold of them uncounted: the number of calls bounds that."""
 WINDOW_BYTES: Final = 64 * 2**10
 """Of a request, that may come before it is asked for."""
 
@@ -73,6 +82,8 @@ ARRIVAL_S: Final = 10.0
 STREAM_APPENDS_MAX: Final = 32
 STREAM_BYTES_MAX: Final = 2**20
 """Appends of one stream, and their bytes, that are on their way without an answer."""
+STREAM_TURN_FRAGMENTS: Final = 64
+"""Fragments of streams that are begun in one turn of the loop: some 4 ms."""
 UNASKED_MAX: Final = 1000
 UNASKED_MAX_HARD: Final = 3000
 """Calls that the loop has not looked at yet: above the first some are refused, above the second
@@ -96,7 +107,7 @@ QUOTA_BURST_S: Final = 5.0
 """Seconds of unused appends per second that may come at once."""
 EPISODES_OF_APPEND: Final = 16
 """Episodes of a report that count as much as one fragment: they cost about as much."""
-BUFFERS_MAX: Final = 64
+BUFFERS_MAX: Final = 256
 """Buffers, unless told otherwise."""
 
 # What one message may say --------------------------------------------------------------------
@@ -139,12 +150,14 @@ PRIORITIES_MAX: Final = 2048
 TASKS_MAX: Final = 64
 """Tasks with series of their own; the episodes of any further task count as task "other"."""
 
-# What readers may keep -----------------------------------------------------------------------
+# Who may wait, and what readers may keep ----------------------------------------------------------
 
 APPENDS_WAITING_MAX: Final = 16_384
 """Appends that wait for room at a time."""
 WAITING_FRAGMENTS_MAX: Final = 65_536
 """Fragments of these, and as many of those that wait for nothing but their turn."""
+WATCHERS_MAX: Final = 16_384
+"""Callers that watch models at a time, and as many that wait for chunks to read."""
 READ_LEASES_MAX: Final = 16_384
 """Leases of those who read by a cursor, at a time."""
 READ_KEPT_PART: Final = 8
@@ -284,7 +297,7 @@ LIMITS: Final = (
         "",
         Scope.CONNECTION,
         "closed; of callers who are not known, or give up, one counts for 16, and one whose "
-        "request does not come in time for 64",
+        "request does not come in time for 64; each call that is let in makes up for 16",
         metric="breadbox_connections_closed_total",
     ),
     Limit(
@@ -294,6 +307,29 @@ LIMITS: Final = (
         Scope.CONNECTION,
         "closed",
         metric="breadbox_connections_closed_total",
+    ),
+    Limit(
+        "bytes of answers that are not taken",
+        UNTAKEN_BYTES_OF["connection"],
+        "bytes",
+        Scope.CONNECTION,
+        "SERVER_BUSY; one answer alone may be larger, and the first "
+        f"{_shown_bytes(UNTAKEN_SMALL_BYTES)} of a call do not count",
+        metric="breadbox_untaken_bytes",
+    ),
+    Limit(
+        "bytes of answers that a token does not take",
+        UNTAKEN_BYTES_OF["token"],
+        "bytes",
+        Scope.TOKEN,
+        "as above",
+    ),
+    Limit(
+        "bytes of answers that nobody takes, altogether",
+        UNTAKEN_BYTES_OF["all"],
+        "bytes",
+        Scope.SERVER,
+        "who has held the most for a second is hung up on; for who asks for the most, as above",
     ),
     Limit(
         "bytes of a request before it is asked for",
@@ -355,6 +391,13 @@ LIMITS: Final = (
         "bytes",
         Scope.CONNECTION,
         "those of the next message wait",
+    ),
+    Limit(
+        "fragments of streams that are begun without looking at calls",
+        STREAM_TURN_FRAGMENTS,
+        "",
+        Scope.SERVER,
+        "those of the next message wait; tokens, or else connections, are served in turns",
     ),
     Limit(
         "time for the next message of a stream",
@@ -517,7 +560,8 @@ LIMITS: Final = (
         "",
         Scope.SERVER,
         f"the next waits for {GATEWAY_WAIT_S:g} s, {GATEWAY_WAITERS_MAX:,} at most do; then "
-        "GATEWAY_FULL. Each holds at most 1 MiB of payloads",
+        "GATEWAY_FULL; who holds the most, and has moved nothing for a second, makes room for who "
+        "holds less. Each holds at most 1 MiB of payloads",
         metric="breadbox_gateway_calls",
     ),
     Limit(
@@ -561,11 +605,19 @@ LIMITS: Final = (
         "bytes",
         Scope.TOKEN,
         "GATEWAY_FULL, and the producer waits; ARGUMENT_INVALID for a payload larger than that. "
-        f"Altogether {UNANNOUNCED_CALLERS} times as much",
+        f"Altogether {UNANNOUNCED_CALLERS} times as much, of what has come: there the oldest of "
+        "who holds the most is deleted for who holds less",
         metric="breadbox_gateway_unannounced_bytes",
         option="--gateway-unannounced",
     ),
-    Limit("buffers", BUFFERS_MAX, "", Scope.SERVER, "BUFFERS_FULL", option="--buffers-max"),
+    Limit(
+        "buffers",
+        BUFFERS_MAX,
+        "",
+        Scope.SERVER,
+        "BUFFERS_FULL; so it is for a token bound to buffers that has as many as are left",
+        option="--buffers-max",
+    ),
     Limit(
         "chunks of a buffer",
         _BUFFER.capacity_chunks,
@@ -626,11 +678,19 @@ LIMITS: Final = (
         metric="breadbox_subscription_lag_chunks",
     ),
     Limit(
+        "callers that watch models, and as many that wait for chunks to read",
+        WATCHERS_MAX,
+        "",
+        Scope.SERVER,
+        "WATCHERS_FULL, for who has waited for longest of the token that has the most (of the "
+        "buffer, where there are no tokens), or for the next of it",
+    ),
+    Limit(
         "leases of those who read by a cursor",
         READ_LEASES_MAX,
         "",
         Scope.SERVER,
-        "the one ends that would end first",
+        "the oldest ends of the token that has the most, or of the buffer, as above",
         metric="breadbox_read_leases",
     ),
     Limit(
@@ -646,7 +706,7 @@ LIMITS: Final = (
         _BUFFER.capacity_bytes // READ_KEPT_PART,
         "bytes",
         Scope.SERVER,
-        "the lease ends that would end first; an eighth of --capacity-bytes",
+        "the oldest lease ends of who keeps the most; an eighth of --capacity-bytes",
         metric="breadbox_read_kept_bytes",
     ),
     Limit(

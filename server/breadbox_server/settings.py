@@ -6,25 +6,26 @@ settings.
 
 import os
 import tempfile
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 from breadbox.cli.logs import LogSettings
 from breadbox.cli.settings import Bytes, setting
-from breadbox.presets import PRESETS
+from breadbox.model.presets import PRESETS, Preset
 from breadbox.stores import has_secret, redact
-from breadbox.stores.urls import GATEWAY_URL
-from breadbox_server.core.config import (
+from breadbox.stores.common.urls import GATEWAY_URL
+from breadbox_server.access.tls import TlsFiles, tls_files
+from breadbox_server.base.errors import StartError
+from breadbox_server.core.model.config import (
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
     MinimumChunksConfig,
     SchemaPolicy,
 )
-from breadbox_server.core.errors import InvalidArgumentError
+from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.samplers import SAMPLERS
-from breadbox_server.errors import StartError
 from breadbox_server.limits import (
     BUFFERS_MAX,
     CONNECTIONS_MAX,
@@ -32,9 +33,9 @@ from breadbox_server.limits import (
     INLINE_SIZE_BYTES_MAX,
     UNANNOUNCED_BYTES_MAX,
 )
-from breadbox_server.transport import TlsFiles, tls_files
 
 _DEFAULTS: Final = BufferConfig()
+_Sampler = Literal[*SAMPLERS]  # type: ignore[valid-type]  # to mypy: any
 _OPTIONS: Final = {"limiter.chunk_count": "minimum_chunks"}
 """Names of limits on the command line, where they are not the limits' own."""
 
@@ -50,12 +51,12 @@ def default_store_url(*, is_ephemeral: bool) -> str:
     return f"file://{parent / (f'{name}-{os.getpid()}' if is_ephemeral else name)}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Settings(LogSettings):
     """One server's settings. `repr` hides URLs with passwords.
 
     Raises:
-        InvalidRequestError, StartError: A value is out of its range, or contradicts another.
+        pydantic.ValidationError: A value is out of its range.
+        StartError: It contradicts another.
     """
 
     presets = PRESETS
@@ -101,7 +102,7 @@ class Settings(LogSettings):
     """Unix socket for this user alone that answers too, unencrypted; for probes and tools."""
     metrics_listen: str = setting("", metavar="HOST:PORT")
     """Where to serve metrics for Prometheus over HTTP; nothing serves none."""
-    preset: str | None = setting(None, choices=tuple(PRESETS))
+    preset: Preset | None = None
     """Limits for a kind of learner; what is given besides wins. on-policy: staleness-max 2,
     uses-max 1, sampler uniform, full-policy evict, remover oldest_first. off-policy: staleness-max
     and uses-max without end, capacity-chunks 65536, schema ragged. prioritised: the same with
@@ -121,10 +122,10 @@ class Settings(LogSettings):
     """Deliveries of a chunk, then it leaves."""
     full_policy: FullPolicy = _DEFAULTS.full_policy
     """When there is no room: evict chunks, or let producers wait."""
-    remover: str = setting(_DEFAULTS.remover, choices=tuple(SAMPLERS), metavar="NAME")
+    remover: _Sampler = setting(_DEFAULTS.remover, metavar="NAME")
     """Which chunks are evicted when there is no room, by a name as of --sampler; a new one may be
     among them."""
-    schema: SchemaPolicy = _DEFAULTS.schema
+    schema_policy: SchemaPolicy = setting(_DEFAULTS.schema, option="schema")
     """Fragments of a session must have the same arrays and as many steps, or the same arrays alone
     (ragged), or neither (any)."""
     lease_expiry_policy: LeaseExpiryPolicy = _DEFAULTS.lease_expiry_policy
@@ -139,7 +140,7 @@ class Settings(LogSettings):
     """Leases alive at a time; then fetches wait."""
     workers_max: int = _DEFAULTS.workers_max
     """Workers (environments) remembered in a session; one more is refused."""
-    sampler: str = setting(_DEFAULTS.sampler, choices=tuple(SAMPLERS), metavar="NAME")
+    sampler: _Sampler = setting(_DEFAULTS.sampler, metavar="NAME")
     """Which chunks a fetch gets: uniform, oldest_first, newest_first, freshest_first, prioritised,
     highest_priority or lowest_priority."""
     priority_exponent: float = _DEFAULTS.priority_exponent
@@ -198,8 +199,9 @@ class Settings(LogSettings):
     seed: int | None = None
     """Of all random choices; none: a fresh one."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def model_post_init(self, context: Any) -> None:
+        """Choose a store where none is given, and see that no setting contradicts another."""
+        del context
         if not self.store:
             url = default_store_url(is_ephemeral=self.is_ephemeral)
             object.__setattr__(self, "store", url)
@@ -213,14 +215,9 @@ class Settings(LogSettings):
         Raises:
             StartError: A limit is out of its range, or limits contradict each other.
         """
-        limits = {field.name for field in fields(BufferConfig)} & {
-            field.name for field in fields(Settings)
-        }
+        limits = self.chosen(each.name for each in fields(BufferConfig))
         try:
-            return BufferConfig(
-                limiter=MinimumChunksConfig(self.minimum_chunks),
-                **{name: getattr(self, name) for name in limits},
-            )
+            return BufferConfig(limiter=MinimumChunksConfig(self.minimum_chunks), **limits)
         except InvalidArgumentError as error:
             name = _OPTIONS.get(error.field, error.field)
             option = "--" + name.replace("_", "-")

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 import breadbox
-from breadbox.errors import (
+from breadbox.mirror import Prioritised, ReplayMirror, StepBatch
+from breadbox.model.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     LeaseExpiredError,
@@ -32,9 +33,8 @@ from breadbox.errors import (
     VersionRegressedError,
     WaitElapsedError,
 )
-from breadbox.fragment import Fragment
-from breadbox.mirror import Prioritised, ReplayMirror, StepBatch
-from breadbox.types import ReleaseMode
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import ReleaseMode
 from chaos.ledger import Ledger
 from support.append_streams import is_open
 

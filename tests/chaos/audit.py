@@ -1,30 +1,22 @@
 """Balances ledgers, server and store, once everybody has stopped."""
 
 import contextlib
-import json
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import breadbox
-from breadbox.errors import WaitElapsedError
 from breadbox.mirror import ReplayMirror
-from breadbox.mirror.holdings import CHUNK_STEP_BITS
-from breadbox.types import (
-    AdmissionOutcome,
-    FragmentMetadata,
-    PayloadReference,
-    ReleaseMode,
-)
+from breadbox.mirror.storage.holdings import CHUNK_STEP_BITS
+from breadbox.model.errors import WaitElapsedError
+from breadbox.model.types import AdmissionOutcome, FragmentMetadata, PayloadReference, ReleaseMode
 from chaos.actors import FRAGMENTS_PER_CHUNK, SESSION, STEPS, content_of
 from chaos.ledger import read_ledgers
 from chaos.tally import Tally
 from chaos.worlds import World
 from support.eventually import eventually_sync
-from support.server_process import plain_environment
+from support.fsck_process import MUST_BE_0, fsck_report
 
 STALENESS_MAX = 3
 USES_MAX = 2
@@ -346,8 +338,8 @@ class Audit:
         report: dict[str, int] = {}
 
         def agree() -> bool:
-            report.update(self._fsck())
-            return not (report["missing"] or report["orphans"] or report["corrupt"])
+            report.update(fsck_report("--store", self._world.audit_url))
+            return not any(report[name] for name in MUST_BE_0)
 
         try:
             eventually_sync(agree, "books and store agreeing", within_s=SETTLE_S)
@@ -357,22 +349,6 @@ class Audit:
         weights = report["book_bytes"] - state.payload_bytes
         if weights < 0:
             self._tally.lost.append(f"{report} in the journal, {state.payload_bytes} bytes told")
-
-    def _fsck(self) -> dict[str, int]:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "breadbox.cli.main", "fsck", "--json"),
-                *("--store", self._world.audit_url, "--settle-s", "1"),
-            ],
-            env=plain_environment(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode in (0, 1), done.stderr
-        report: dict[str, int] = json.loads(done.stdout)
-        return report
 
     def _check_that_nothing_is_left(self) -> None:
         """The session's end leaves no payload, no lease, no waiter."""

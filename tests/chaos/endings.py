@@ -27,12 +27,12 @@ if str(TESTS) not in sys.path:
 
 import grpc  # noqa: E402 - the tests' own packages are found only now
 
-from breadbox.errors import StoreError  # noqa: E402
+from breadbox.model.errors import StoreError  # noqa: E402
 from breadbox.stores import open_store  # noqa: E402
 from breadbox.v1 import fragment_pb2  # noqa: E402
 from breadbox.v1 import replay_buffer_service_pb2 as pb  # noqa: E402
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub  # noqa: E402
-from breadbox_server.probe import probe  # noqa: E402
+from breadbox_server.maintenance.probe import probe  # noqa: E402
 from support.eventually import eventually_sync  # noqa: E402
 from support.redis_server import RedisServer  # noqa: E402
 from support.server_process import ServerProcess  # noqa: E402

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import breadbox
-from breadbox.errors import ReplayBufferError
-from breadbox.types import BufferConfig
+from breadbox.model.errors import ReplayBufferError
+from breadbox.model.types import BufferConfig
 from chaos.servers import TAKEN, Servers
 from chaos.tally import Older
 from chaos.worlds import DiskWorld, RedisWorld

@@ -35,6 +35,10 @@ class Ledger:
         line = {"kind": kind, "since": self._since, "at": time.monotonic(), **facts}
         self._file.write(json.dumps(line) + "\n")
 
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
 
 def read_ledgers(folder: Path) -> Iterator[dict[str, Any]]:
     """Every line of every ledger in a folder, in order within each ledger."""

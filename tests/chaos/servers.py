@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import grpc
 
-from breadbox_server.probe import probe
+from breadbox_server.maintenance.probe import probe
 from support.server_process import ServerProcess
 
 LEADS_S = 45.0
@@ -82,6 +82,6 @@ class Servers:
 
     def _serves(self, server: ServerProcess) -> bool:
         try:
-            return server.is_running() and probe(server.address, within_s=0.5)[0] == "SERVING"
+            return server.is_running() and probe(server.probe_address, within_s=0.5)[0] == "SERVING"
         except grpc.RpcError:
             return False

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from breadbox import errors
-from breadbox.appender import Appender, AppenderOptions
-from breadbox.fragment import Fragment
-from breadbox.types import AdmissionOutcome, AppendResult
+from breadbox.model import errors
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import AdmissionOutcome, AppendResult
+from breadbox.writing.appender import REFUSED_S_MAX, Appender, AppenderOptions, OnFailure
 from support.clock import ManualClock
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
@@ -423,7 +423,7 @@ def test_what_is_unwanted_by_now_is_dropped_under_its_reason(client: FakeClient)
 def test_one_that_persists_sends_again_what_failed(
     client: FakeClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("breadbox.appender.RETRY_S", 0.0)
+    monkeypatch.setattr("breadbox.writing.appender.RETRY_S", 0.0)
     client.answers = [failing(AWAY)] * 3
     with Appender(client, options(on_failure="persist")) as appender:
         give(appender, 0, 1, 2, 3)
@@ -471,6 +471,51 @@ def test_one_that_persists_drops_what_nobody_takes_and_goes_on(
     assert [[0, 1, 2, 3], [0], [1], [2], [3]] == client.batches
     assert ({"refused": 1}, 3) == (dict(appender.counts.dropped), appender.counts.admitted)
     assert "fragment 1 of worker" in caplog.text
+
+
+@pytest.mark.parametrize("on_failure", ["stop", "wait", "persist"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.SchemaMismatchError("other steps", "step_count", "32", "16"),
+        errors.UnauthenticatedError("unknown token"),
+        errors.PermissionDeniedError("a learner's token"),
+        errors.NotSupportedError("an older server"),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else each,
+)
+def test_a_refusal_that_every_fragment_would_meet_ends_every_appender(
+    client: FakeClient, error: errors.ReplayBufferError, on_failure: OnFailure
+) -> None:
+    """A worker whose token was taken away, or with other steps, played for ever for nothing."""
+    assert type(error) in errors.PERMANENT
+    client.answers = [failing(error)]
+    appender = Appender(client, options(on_failure=on_failure))
+    give(appender, 0, 1, 2, 3)
+    eventually_sync(lambda: appender.counts.failed == 4)
+    with pytest.raises(type(error)):
+        give(appender, 4)
+    with pytest.raises(type(error)):
+        appender.close()
+    assert [[0, 1, 2, 3]] == client.batches
+
+
+def test_one_that_persists_ends_after_a_minute_in_which_every_fragment_was_refused(
+    client: FakeClient,
+) -> None:
+    clock, too_many = ManualClock(), errors.LimitExceededError("4 workers take part already")
+    appender = Appender(client, options(on_failure="persist"), clock=clock)
+    for index, is_refused in enumerate([True, True, False, True, True]):
+        client.answers = [failing(too_many)] if is_refused else []
+        give(appender, index)
+        appender.flush(max_wait_s=10.0)
+        clock.advance(REFUSED_S_MAX / 2)
+    client.answers = [failing(too_many)]
+    give(appender, 5)
+    with pytest.raises(errors.LimitExceededError):
+        appender.close()
+    counts = appender.counts
+    assert (4, 1, 1) == (counts.dropped["refused"], counts.admitted, counts.failed)
 
 
 def test_one_that_persists_tries_no_more_once_it_is_closed(client: FakeClient) -> None:

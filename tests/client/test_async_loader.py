@@ -11,17 +11,17 @@ from typing import Any, get_args
 
 import pytest
 
-from breadbox.aio.ahead import run_ahead
 from breadbox.aio.loader import FragmentLoader as AsyncFragmentLoader
-from breadbox.errors import (
+from breadbox.loader import FragmentLoader
+from breadbox.model.errors import (
     InvalidRequestError,
     PayloadCorruptError,
     PayloadMissingError,
     StoreUnavailableError,
 )
-from breadbox.loader import FragmentLoader
-from breadbox.loading import LoaderOptions, LoadOrder
-from breadbox.types import FragmentReference
+from breadbox.model.types import FragmentReference
+from breadbox.reading.loading import LoaderOptions, LoadOrder
+from breadbox.transport.aio.run_ahead import run_ahead
 from support.references import numbers, references
 
 Load = Callable[[Sequence[FragmentReference]], Awaitable[Any]]

@@ -14,12 +14,14 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 import breadbox
-from breadbox import aio, calls, errors, operations, types
-from breadbox.options import ClientOptions, Tls
+from breadbox import aio
+from breadbox.model import errors, types
+from breadbox.model.options import ClientOptions, Tls
+from breadbox.operations import calls, operations
 from breadbox.stores import open_store
 from breadbox.v1 import buffer_pb2, errors_pb2, fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server import status as server_status
+from breadbox_server.rpc import status as server_status
 from support.callers import Caller, make_caller
 from support.clock import ManualClock
 from support.eventually import eventually
@@ -85,7 +87,7 @@ def snake(name: str) -> str:
 
 
 OF_THE_STORE = {"WritePayloads", "ReadPayloads", "DiscardPayloads"}
-"""Called by `breadbox.stores.gateway_store` alone, behind the face of a store."""
+"""Called by `breadbox.stores.gateway.store` alone, behind the face of a store."""
 BY_ITSELF = {"AppendStream"}
 """What the library sends other calls by, where that is worth it."""
 RPCS = [

@@ -21,18 +21,18 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
 import breadbox
-from breadbox.cli import buffers
 from breadbox.cli import main as cli_main
+from breadbox.cli.commands import buffers
+from breadbox.cli.commands.top import Sample, render
 from breadbox.cli.main import COMMANDS, cli
-from breadbox.cli.settings import SizeBytes
-from breadbox.cli.top import Sample, render
-from breadbox.extras import how_to_install
-from breadbox.paths import naming
-from breadbox.presets import UNLIMITED
+from breadbox.model.paths import naming
+from breadbox.model.presets import UNLIMITED
+from breadbox.model.sizes import parse_size_bytes
+from breadbox.shared.extras import how_to_install
 from breadbox.stores import open_store
 from breadbox.v1 import buffer_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox.wire import buffer_from_wire
+from breadbox.wire.conversion import buffer_from_wire
 from breadbox_server.core.samplers import SAMPLERS
 from support.fake_service import FakeService, refuse, serving
 from support.hidden_modules import hiding
@@ -84,8 +84,8 @@ NOT_FOR_HELP = {
     *("importlib.metadata", "signal", "urllib.parse", "breadbox.cli.settings"),
 }
 NOT_FOR_STATS = {
-    *("html", "redis", "torch", "yaml", "importlib.metadata", "breadbox.stores.redis_store"),
-    *("breadbox.appender", "breadbox.local", "breadbox.step_writer"),
+    *("html", "redis", "torch", "yaml", "breadbox.stores.redis.store"),
+    *("breadbox.writing.appender", "breadbox.local", "breadbox.writing.step_writer"),
 }
 
 
@@ -197,7 +197,10 @@ def test_the_version_is_the_packages() -> None:
         (("buffers", "create", "b", "--ratio", "2"), "--error-chunks"),
         (("buffers", "create", "b", "--error-chunks", "2"), "--ratio"),
         (("buffers", "create", "b", "--capacity-bytes", "8 bananas"), "8 bananas"),
-        (("buffers", "create", "b", "--uses-max", "0"), "x>=1"),
+        (
+            ("buffers", "create", "b", "--uses-max", "0"),
+            "--uses-max must be greater than or equal to 1",
+        ),
         (("stats", "--server", "http://x"), "address"),
         (("stats", "--server", "localhost"), "HOST:PORT"),
         (("stats", "--server", "::1"), "HOST:PORT"),
@@ -235,11 +238,9 @@ def test_who_copies_episodes_shows_a_token(
 
 PLUGIN = """
 import click
-from dataclasses import dataclass
 from breadbox.cli.command import command
 from breadbox.cli.settings import Bytes, Settings, setting
 
-@dataclass(frozen=True, kw_only=True)
 class WeighSettings(Settings):
     room: Bytes = 1024
     'How much there is.'
@@ -540,7 +541,8 @@ def test_a_buffer_is_created_with_its_limits(address: str, fake: FakeService) ->
     fake.will("CreateBuffer", pb.CreateBufferResponse(buffer=BUFFER))
     run(
         *("buffers", "create", "b", "--capacity-bytes", "1.5GiB", "--full-policy", "block"),
-        *("--ratio", "2", "--error-chunks", "4", "--lease-s", "5", "--staleness-max", "0"),
+        *("--ratio", "2", "--error-chunks", "4", "--lead-chunks", "1.5", "--lease-s", "5"),
+        *("--staleness-max", "0"),
         server=address,
     )
     (request,) = fake.requests("CreateBuffer")
@@ -550,7 +552,7 @@ def test_a_buffer_is_created_with_its_limits(address: str, fake: FakeService) ->
         staleness_max=0,
         limiter=buffer_pb2.Limiter(
             sample_to_insert_ratio=buffer_pb2.SampleToInsertRatio(
-                ratio=2, error_chunks=4, minimum_chunk_count=1
+                ratio=2, error_chunks=4, minimum_chunk_count=1, lead_chunks=1.5
             )
         ),
     )
@@ -773,6 +775,19 @@ def test_a_doctor_says_since_which_takeover_the_server_leads(
     assert told == (findings["journal"]["verdict"], findings["journal"]["detail"])
 
 
+def test_a_doctor_says_under_which_settings_the_store_may_lose_what_it_has(
+    address: str, fake: FakeService, tmp_path: Path
+) -> None:
+    open_store(f"file://{tmp_path}").close()
+    config = config_response(tmp_path)
+    config.store_concerns.append("--store redis://r: Redis forgets; set it to yes")
+    fake.will("GetStoreConfig", *[config] * 3)
+    code, findings = examined(address)
+    told = ("warning", "--store redis://r: Redis forgets; set it to yes")
+    assert told == (findings["data"]["verdict"], findings["data"]["detail"])
+    assert 0 == code
+
+
 def test_a_doctor_says_which_of_several_servers_leads(
     address: str, fake: FakeService, tmp_path: Path
 ) -> None:
@@ -923,13 +938,13 @@ def test_commands_and_their_options_are_completed() -> None:
     [("0", 0), ("12", 12), ("1 KiB", 1024), ("1.5gib", 3 * 2**29), ("500MB", 5 * 10**8)],
 )
 def test_sizes_are_read_with_their_unit(text: str, size_bytes: int) -> None:
-    assert size_bytes == SizeBytes().convert(text, None, None)
+    assert size_bytes == parse_size_bytes(text)
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "1 parsec", "nanGiB", "infMB", "1e400"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="not a size"):
-        SizeBytes().convert(text, None, None)
+    with pytest.raises(ValueError, match="must be a size"):
+        parse_size_bytes(text)
 
 
 def test_no_line_of_the_help_of_buffers_is_cut_and_counts_of_one_are_singular() -> None:

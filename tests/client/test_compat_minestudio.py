@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import breadbox
-from breadbox import errors
-from breadbox.compat.minestudio import (
+from breadbox.model import errors
+from breadbox.payload import read_fragments
+from breadbox_adapters.minestudio import (
     FragmentDataDict,
     FragmentIndex,
     GAEWorker,
@@ -37,7 +38,6 @@ from breadbox.compat.minestudio import (
     reference_of,
     to_fragment,
 )
-from breadbox.payload import read_fragments
 from support.fake_store import FakeStore
 from support.minestudio import CONFIG, STEP_COUNT, alike, metadata_of, sample_fragment
 from support.rich_fragments import rich_fragment, stored
@@ -218,8 +218,8 @@ def test_a_fragment_id_that_is_none_is_refused(text: str) -> None:
 
 
 def test_a_fragment_id_is_plain_text_that_names_what_to_load() -> None:
-    payload = breadbox.types.PayloadReference("0" * 32, 100, 0)
-    metadata = breadbox.types.FragmentMetadata(
+    payload = breadbox.model.types.PayloadReference("0" * 32, 100, 0)
+    metadata = breadbox.model.types.FragmentMetadata(
         worker_id="w",
         fragment_index=1,
         session_id="s",

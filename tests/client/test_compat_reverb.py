@@ -13,16 +13,12 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pytest
 
-import breadbox.compat.reverb as reverb
+import breadbox_adapters.reverb as reverb
 from breadbox.client import connect
-from breadbox.compat.reverb.items import fragment_of
-from breadbox.compat.reverb.sampling import Draws
-from breadbox.compat.reverb.sending import ItemSender
-from breadbox.compat.reverb.structures import flatten, restored, stored
-from breadbox.errors import BackpressureError, UnavailableError, WaitElapsedError
-from breadbox.fragment import Fragment
-from breadbox.presets import UNLIMITED
-from breadbox.types import (
+from breadbox.model.errors import BackpressureError, UnavailableError, WaitElapsedError
+from breadbox.model.fragment import Fragment
+from breadbox.model.presets import UNLIMITED
+from breadbox.model.types import (
     AdmissionOutcome,
     AppendResult,
     BufferConfig,
@@ -34,6 +30,11 @@ from breadbox.types import (
     SampleToInsertRatio,
     SchemaPolicy,
 )
+from breadbox_adapters.reverb.items import fragment_of
+from breadbox_adapters.reverb.sampling import Draws
+from breadbox_adapters.reverb.sending import ItemSender
+from breadbox_adapters.reverb.signatures import Signature
+from breadbox_adapters.reverb.structures import flatten, restored, stored
 
 LIMIT_S = 20.0
 
@@ -54,6 +55,9 @@ class Gate(ItemSender):
         self.opened = threading.Event()
         if is_open:
             self.opened.set()
+
+    def signature_of(self, table: str) -> None:
+        """None has one."""
 
     def append_many(
         self,
@@ -444,15 +448,26 @@ def test_a_table_is_a_buffer_of_its_limits() -> None:
     )
     assert "newest_first" == reverb.Table.stack("s", 7).config().sampler
     limiter = reverb.rate_limiters.SampleToInsertRatio(2.0, 100, 20.0)
-    assert SampleToInsertRatio(2.0, 220.0, 100) == a_table(rate_limiter=limiter).config().limiter
+    assert (
+        SampleToInsertRatio(2.0, 20.0, 100, 200.0) == a_table(rate_limiter=limiter).config().limiter
+    )
     assert UNLIMITED == a_table().config().uses_max
 
 
-def test_a_signature_without_open_lengths_makes_a_table_of_one_schema() -> None:
-    closed = {"a": np.zeros(3), "b": [np.zeros((2, 2))]}
-    assert SchemaPolicy.ONE is a_table(signature=closed).config().schema
+def test_a_signature_comes_back_from_what_keeps_it_in_its_structure() -> None:
     spec = SimpleNamespace(shape=(None, 2), dtype=np.float32)
-    assert SchemaPolicy.ANY is a_table(signature=[np.zeros(3), spec]).config().schema
+    unknown = SimpleNamespace(shape=SimpleNamespace(rank=None), dtype=np.str_)
+    given = {"b": [np.zeros(3), spec], "a": Step((unknown,), None), "(odd": np.int8(1)}
+    signature = Signature.of(given)
+    found = Signature.unpacked(signature.packed())
+    assert signature.specs["b"] == found.specs["b"]
+    assert ("text", None) == (found.specs["a"].observation[0].dtype, found.specs["a"][0][0].shape)
+    assert None is found.specs["a"].reward
+    assert "float32[?, 2]" == str(found.specs["b"][1])
+    assert ("int8", ()) == (found.specs["(odd"].dtype, found.specs["(odd"].shape)
+    assert None is Signature.unpacked({"layer.weight": np.zeros(3)})
+    item = {"b": [np.ones(3), np.ones((7, 2), np.float32)], "a": (np.array("w"),), "c": np.int8(2)}
+    found.require("t", [item["c"], item["a"], item["b"]], is_of_steps=False)
 
 
 class FullTable:
@@ -529,5 +544,14 @@ def test_structures_come_back_as_they_were_stored() -> None:
     again = restored(stored(tree), known)
     assert type(again["step"]) is type(back["step"])
     assert [3, 6, 4, 5, 1, 2] == [int(leaf) for leaf in flatten(tree)]
-    with pytest.raises(TypeError, match="must be texts"):
-        stored({1: np.array(1)})
+
+
+def test_keys_that_are_no_texts_come_back_as_they_were() -> None:
+    tree = {
+        2: {(0, "a"): [np.array(1)], (1, (2.5,)): Step(np.array(2), None)},
+        np.int64(1): np.array(3),
+    }
+    assert repr({2: tree[2], 1: np.array(3)}) == repr(restored(stored(tree)))
+    assert [3, 1, 2] == [int(leaf) for leaf in flatten(tree)]
+    with pytest.raises(TypeError):
+        stored({object(): np.array(1)})

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from breadbox.diagnosis import diagnose, diagnose_arrivals, is_idle, rates_of
-from breadbox.types import BufferConfig, BufferDescription, BufferState, FullPolicy
+from breadbox.model.types import BufferConfig, BufferDescription, BufferState, FullPolicy
 
 WATCHED_S = 10.0
 

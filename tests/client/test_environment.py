@@ -2,8 +2,8 @@
 
 import pytest
 
-from breadbox import errors
 from breadbox.environment import connect_from_environment, seconds_from_environment
+from breadbox.model import errors
 
 
 def test_nothing_set_is_the_local_server_and_the_default_buffer() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox.errors import TreeMismatchError
-from breadbox.fragment import Fragment
-from breadbox.fragmenter import Fragmenter, Step
+from breadbox.model.errors import TreeMismatchError
+from breadbox.model.fragment import Fragment
+from breadbox.writing.fragmenter import Fragmenter, Step
 
 
 class Trace:

@@ -1,7 +1,13 @@
 import os
 from pathlib import Path
 
-from breadbox.heartbeat import AGE_VARIABLE, FILE_VARIABLE, Heartbeat, check, from_environment
+from breadbox.transport.heartbeat import (
+    AGE_VARIABLE,
+    FILE_VARIABLE,
+    Heartbeat,
+    check,
+    from_environment,
+)
 from support.clock import ManualClock
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from breadbox import calls, keeping
-from breadbox.errors import UnavailableError
-from breadbox.keeping import AT_ONCE_MAX, Keeper
-from breadbox.operations import Effect, Invoke, Operation, Sleep
+from breadbox.model.errors import UnavailableError
+from breadbox.operations import calls
+from breadbox.operations.operations import Effect, Invoke, Operation, Sleep
+from breadbox.transport import background as keeping
+from breadbox.transport.background import AT_ONCE_MAX, Keeper
 from support.clock import ManualClock
 from support.eventually import eventually_sync
 

@@ -14,14 +14,19 @@ import torch
 from google.protobuf.duration_pb2 import Duration
 
 import breadbox
-from breadbox import aio, batches, errors, keeping, operations, payload, stores, wire
-from breadbox.leasing import Granted
-from breadbox.loading import LoaderKeywords, LoadOrder
-from breadbox.options import ClientOptions
-from breadbox.stores.base import PayloadStore
-from breadbox.types import LeaseGrant, ReleaseMode
+from breadbox import aio, payload, stores
+from breadbox.model import errors
+from breadbox.model.options import ClientOptions
+from breadbox.model.types import LeaseGrant, ReleaseMode
+from breadbox.operations import operations
+from breadbox.operations.leasing import Granted
+from breadbox.reading import batches
+from breadbox.reading.loading import LoaderKeywords, LoadOrder
+from breadbox.stores.common.base import PayloadStore
+from breadbox.transport import background as keeping
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.wire import conversion as wire
 from support.callers import make_caller
 from support.eventually import eventually_sync
 from support.fake_service import FakeService, Gate, refuse

@@ -4,10 +4,10 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import given
 
-from breadbox.message_parts import require_few_parts
 from breadbox.payload import encode_tree
 from breadbox.v1 import payload_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.wire.message_parts import require_few_parts
 from support.forged_payloads import sections_of
 from support.payload_trees import trees
 

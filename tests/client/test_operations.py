@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox import calls, errors, operations, payload, stores
-from breadbox.options import WAIT_S_MAX_PER_CALL, ClientOptions
-from breadbox.stores.base import PayloadStore
-from breadbox.types import (
+from breadbox import payload, stores
+from breadbox.model import errors
+from breadbox.model.options import WAIT_S_MAX_PER_CALL, ClientOptions
+from breadbox.model.types import (
     AdmissionOutcome,
     AppendReply,
     AppendResult,
@@ -21,7 +21,9 @@ from breadbox.types import (
     PayloadReference,
     StoreConfig,
 )
-from breadbox.wire import metadata_of
+from breadbox.operations import calls, operations
+from breadbox.stores.common.base import PayloadStore
+from breadbox.wire.conversion import metadata_of
 from support.fragments import large_fragment, vector_fragment
 from support.operation_world import OperationWorld
 
@@ -195,6 +197,18 @@ def test_an_outage_that_outlasts_a_call_is_told_of_once_by_the_calls_after_it(
             world.run(operations.invoke(world.context, calls.list_buffers()))
     assert 25.0 == world.clock.now
     assert [("WARNING", "calling ListBuffers failed, trying again: away")] == told(caplog)
+
+
+def test_a_client_that_is_closed_in_an_outage_does_not_say_that_it_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("WARNING")
+    world = OperationWorld()
+    world.will("ListBuffers", AWAY, errors.ClosedError("ListBuffers: the client was closed"))
+    with pytest.raises(errors.ClosedError):
+        world.run(operations.invoke(world.context, calls.list_buffers()))
+    assert [("WARNING", "calling ListBuffers failed, trying again: away")] == told(caplog)
+    assert not world.context.contact.made
 
 
 def test_a_call_that_is_refused_or_not_repeated_leaves_the_log_alone(
@@ -373,6 +387,8 @@ def test_a_wait_that_is_no_span_is_refused_before_anything_is_sent(wait_s: Any) 
         world.run(operations.fetch(world.context, "b", fetch_request(wait_s)))
     with pytest.raises(errors.InvalidRequestError, match="max_wait_s"):
         world.run(operations.watch_model(world.context, "b", None, wait_s))
+    with pytest.raises(errors.InvalidRequestError, match="max_wait_s"):
+        world.run(operations.load_model(world.context, "b", None, wait_s))
     assert [] == world.sent
 
 
@@ -413,6 +429,82 @@ def test_a_watch_in_which_nothing_changed_returns_none_after_its_wait() -> None:
     total_s = WAIT_S_MAX_PER_CALL + 1.0
     assert world.run(operations.watch_model(world.context, "b", known, total_s)) is None
     assert total_s == world.clock.now
+
+
+# Models -----------------------------------------------------------------------------------------
+
+
+def published(store: PayloadStore, version: int, value: float) -> ModelState:
+    weights = {"w": np.array([value], np.float32)}
+    return ModelState("s", version, payload.write_weights(store, weights))
+
+
+def superseded(version: int) -> ModelState:
+    return ModelState("s", version, PayloadReference(f"{version:032x}", 64))
+
+
+def test_weights_that_were_superseded_before_they_were_read_are_asked_for_again(
+    store: "RecordingStore",
+) -> None:
+    """A learner that publishes twice between the two steps ended every actor there was."""
+    world = OperationWorld(store=store)
+    world.will("WatchModel", superseded(3), superseded(5), published(store, 7, 7.0))
+    newest = world.run(operations.load_model(world.context, "b", superseded(1), 0.0))
+    assert newest is not None
+    state, weights = newest
+    assert (7, 7.0) == (state.model_version, float(weights["w"][0]))
+    asked = [request.known_model_version for request in world.requests("WatchModel")]
+    assert [1, 1, 1] == asked
+    assert 0.0 == world.clock.now, "there are others already: nothing is to be waited for"
+
+
+def test_versions_without_weights_and_the_end_of_a_session_are_waited_out(
+    store: "RecordingStore",
+) -> None:
+    world = OperationWorld(store=store)
+    ended, resumed = ModelState("", None, None), ModelState("next", 95, None)
+    world.will("WatchModel", ended, resumed, published(store, 96, 1.0))
+    newest = world.run(operations.load_model(world.context, "b", superseded(1), 30.0))
+    assert newest is not None
+    assert 96 == newest[0].model_version
+
+
+def test_no_weights_within_the_wait_are_none(store: "RecordingStore") -> None:
+    world = OperationWorld(store=store)
+
+    def nothing_new(call: Any) -> None:
+        world.clock.advance(call.wait_s)
+
+    world.will("WatchModel", ModelState("s", 0, None), nothing_new)
+    assert None is world.run(operations.load_model(world.context, "b", None, 5.0))
+    assert 5.0 == world.clock.now
+
+
+def test_weights_that_the_store_lost_are_an_error_after_reconnect_s(
+    store: "RecordingStore",
+) -> None:
+    world = OperationWorld(ClientOptions(deadline_s=7.0, reconnect_s=5.0), store=store)
+    world.will("WatchModel", *[superseded(3)] * 1000)
+    with pytest.raises(errors.PayloadMissingError):
+        world.run(operations.load_model(world.context, "b", None, 0.0))
+    assert 5.0 == world.clock.now
+
+
+def test_a_learner_that_publishes_faster_than_weights_are_read_ends_the_call_in_time(
+    store: "RecordingStore",
+) -> None:
+    world = OperationWorld(ClientOptions(deadline_s=7.0, reconnect_s=5.0), store=store)
+
+    def another(call: Any) -> ModelState:
+        world.clock.advance(1.0)
+        world.will("WatchModel", another)
+        return superseded(len(world.sent))
+
+    world.will("WatchModel", another)
+    with pytest.raises(errors.PayloadMissingError) as caught:
+        world.run(operations.load_model(world.context, "b", None, 3.0))
+    assert 3.0 + 7.0 + 5.0 == world.clock.now
+    assert "publishes faster" in caught.value.__notes__[0]
 
 
 # Append -----------------------------------------------------------------------------------------

@@ -6,14 +6,14 @@ import pytest
 from click.testing import CliRunner
 
 import breadbox
-from breadbox.cli.buffers import LimitSettings
 from breadbox.cli.command import command
+from breadbox.cli.commands.buffers import LimitSettings
 from breadbox.cli.settings import fields_of
-from breadbox.errors import InvalidRequestError
-from breadbox.presets import PRESETS, UNLIMITED
-from breadbox.types import BufferConfig, FullPolicy, SchemaPolicy
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.presets import PRESETS, UNLIMITED
+from breadbox.model.types import BufferConfig, FullPolicy, SchemaPolicy
 from breadbox_server import settings as server
-from breadbox_server.core.config import BufferConfig as CoreConfig
+from breadbox_server.core.model.config import BufferConfig as CoreConfig
 from breadbox_server.settings import Settings
 from support.server_process import ServerProcess
 

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import breadbox
-from breadbox import aio, appender, client, errors, lease, stores, types
+from breadbox import aio, client, lease, stores
+from breadbox.model import errors, types
+from breadbox.writing import appender
 
 PUBLIC = [
     "AdmissionOutcome",

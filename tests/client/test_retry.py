@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from breadbox import errors
-from breadbox.retry import RetryBudget, RetryPolicy, backoff_s, hint_s
+from breadbox.model import errors
+from breadbox.operations.retry import RetryBudget, RetryPolicy, backoff_s, hint_s
 
 POLICY = RetryPolicy(elapsed_s_max=10.0, backoff_s_first=0.1, backoff_s_max=2.0)
 AWAY = errors.UnavailableError("away")

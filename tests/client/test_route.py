@@ -9,12 +9,12 @@ import grpc
 import pytest
 
 import breadbox
-from breadbox import errors
-from breadbox.options import check_addresses
-from breadbox.retry import RetryBudget, RetryPolicy
-from breadbox.route import Route
-from breadbox.types import EpisodeEnd, EpisodeReport
+from breadbox.model import errors
+from breadbox.model.options import check_addresses
+from breadbox.model.types import EpisodeEnd, EpisodeReport
+from breadbox.operations.retry import RetryBudget, RetryPolicy
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.wire.route import Route
 from support.fake_service import FakeService, Gate, refuse, serving
 
 AWAY = errors.UnavailableError("away")
@@ -111,14 +111,26 @@ def test_who_has_one_address_of_a_standby_is_told_to_give_all(
         client.list_buffers()
 
 
-def test_one_that_leads_and_lacks_its_journal_is_not_left_for_a_standby(
+def test_one_that_lacks_its_journal_is_left_for_the_next_which_may_lead_by_now(
+    services: list[tuple[FakeService, str]],
+) -> None:
+    (cut_off, first), (leader, second) = services
+    cut_off.will("ListBuffers", refuse(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"))
+    with breadbox.connect(f"{first},{second}", reconnect_s=0) as client:
+        client.list_buffers()
+        client.list_buffers()
+    assert (1, 2) == (len(cut_off.received), len(leader.received))
+
+
+def test_a_leader_that_lacks_its_payload_store_is_found_again_behind_its_standby(
     services: list[tuple[FakeService, str]],
 ) -> None:
     (leader, first), (standby, second) = services
     leader.will("ListBuffers", refuse(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"))
+    standby.will("ListBuffers", STANDBY)
     with breadbox.connect(f"{first},{second}") as client:
         client.list_buffers()
-    assert (2, 0) == (len(leader.received), len(standby.received))
+    assert (2, 1) == (len(leader.received), len(standby.received))
 
 
 def test_a_silent_server_is_left_for_the_other_within_the_time_of_the_call(

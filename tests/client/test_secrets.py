@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from breadbox.cli.main import load_command
-from breadbox.options import ClientOptions
-from breadbox.types import StoreConfig
+from breadbox.model.options import ClientOptions
+from breadbox.model.types import StoreConfig
 from breadbox_server.settings import Settings
 
 TOKEN = "bbx_this-is-the-secret"

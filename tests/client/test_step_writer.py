@@ -11,18 +11,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from breadbox import errors
-from breadbox.appender import AppenderOptions
-from breadbox.fragment import Fragment
-from breadbox.step_writer import StepWriter, true_next_obs
-from breadbox.types import (
+from breadbox.model import errors
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import (
     AdmissionOutcome,
     AppendResult,
     BufferConfig,
     BufferDescription,
     BufferState,
     ModelState,
+    PayloadReference,
     SchemaPolicy,
+)
+from breadbox.writing.appender import AppenderOptions
+from breadbox.writing.step_writer import (
+    SEAM_STEPS_MAX,
+    SEAMS_TO_WARN,
+    StepWriter,
+    true_next_obs,
 )
 from support.eventually import eventually_sync
 
@@ -36,6 +42,7 @@ class FakeClient:
     def __init__(self, schema: SchemaPolicy = SchemaPolicy.RAGGED) -> None:
         self.fragments: list[Fragment] = []
         self.session_id, self.version = "s", 3
+        self.weights: PayloadReference | None = PayloadReference("0" * 32, 1)
         self.failure: errors.ReplayBufferError | None = None
         self.may_answer = threading.Event()
         self.may_answer.set()
@@ -58,7 +65,8 @@ class FakeClient:
         assert known is None
         if options.get("max_wait_s"):
             self.session_id = self.session_id or self.begins_when_awaited
-        return ModelState(self.session_id, self.version, None) if self.session_id else None
+        state = ModelState(self.session_id, self.version, self.weights)
+        return state if self.session_id else None
 
     def get_buffer(self, name: str | None = None) -> BufferDescription:
         return BufferDescription("b", self._config, self.session_id, self.version, BufferState())
@@ -205,6 +213,70 @@ def test_a_reset_right_after_a_fragment_was_cut_is_a_discontinuity(client: FakeC
     assert (0, 1, True) == (one.episode_id[-1], two.episode_id[0], bool(two.first[0]))
 
 
+def sense(writer: StepWriter, steps: int, ends: str = "") -> None:
+    """A robot's loop: it reads its sensors before and after each action, and never the same."""
+    reading = 0.0
+    for step in range(steps):
+        reading += 1.0
+        obs = np.array([[reading]], np.float32)
+        end = ends[step : step + 1]
+        after = obs + np.float32(0.25)
+        writer.add(obs, np.zeros(1, np.int64), [1.0], after, [end == "t"], [end == "c"])
+
+
+def test_a_loop_that_reads_its_sensors_anew_is_counted_and_warned_of_once(
+    client: FakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its episodes were of one step each, and nothing said so."""
+    with make(client) as writer:
+        sense(writer, 1 + SEAMS_TO_WARN - 1)
+        assert "" == caplog.text
+        sense(writer, 30)
+        assert 30 + SEAMS_TO_WARN - 1 == writer.counts.seams
+    assert 1 == caplog.text.count('follows="flags"')
+
+
+def test_a_program_that_resets_in_mid_episode_now_and_then_is_not_warned_of(
+    client: FakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make(client) as writer:
+        walk = Walk(writer)
+        for step in range(20 * (SEAM_STEPS_MAX + 1)):
+            if step % (SEAM_STEPS_MAX + 1) == 0:
+                walk.obs = walk.obs + 1000
+            walk.step()
+        assert 19 == writer.counts.seams
+    assert "" == caplog.text
+
+
+def test_episodes_follow_the_flags_alone_where_sensors_are_read_anew(client: FakeClient) -> None:
+    with make(client, follows="flags") as writer:
+        sense(writer, 10, "....t..c..")
+        assert 0 == writer.counts.seams
+    first = [bool(x) for fragment in client.fragments for x in fragment.first]
+    assert [0, 5, 8] == np.flatnonzero(first).tolist()
+    assert [1.0, 2.0, 3.0, 4.0] == column(client.fragments[0].obs)
+    assert {0: 5.25, 3: 8.25} == finals(client.fragments[1])
+    ended = [float(x) for f in client.fragments for x in f.extras["episode_return"]]
+    assert [5.0, 3.0] == [x for x in ended if not math.isnan(x)]
+
+
+def test_another_way_to_follow_is_refused_by_name(client: FakeClient) -> None:
+    with pytest.raises(
+        errors.InvalidRequestError, match=r"follows must be one of \('obs', 'flags'"
+    ):
+        make(client, follows="time")
+
+
+def test_steps_of_a_session_without_weights_are_of_version_0(client: FakeClient) -> None:
+    """A learner that resumes starts its session at 95, and publishes weights of 96 later."""
+    client.version, client.weights = 95, None
+    with make(client) as writer:
+        Walk(writer).step()
+    (fragment,) = client.fragments
+    assert 0 == fragment.model_version_max
+
+
 def test_nan_in_an_observation_ends_no_episode(client: FakeClient) -> None:
     with make(client) as writer:
         walk = Walk(writer)
@@ -267,7 +339,7 @@ def test_a_model_version_that_is_none_is_refused_where_it_is_set(
 def test_help_tells_what_the_model_version_of_a_writer_is() -> None:
     told = inspect.getdoc(StepWriter.model_version)
     assert told is not None
-    assert "the next steps are labelled with it" in told
+    assert "with which the next steps are labelled" in told
 
 
 # Autoreset --------------------------------------------------------------------------------------
@@ -392,7 +464,7 @@ def test_that_the_next_session_is_waited_for_is_said_once(
             walk.step()
         assert "t" == writer.session_id
     said = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
-    assert ["no session is current; for up to 60 s one"] == [each[:41] for each in said]
+    assert ["no session is current; waiting up to 60 s"] == [each[:41] for each in said]
 
 
 # Errors -----------------------------------------------------------------------------------------

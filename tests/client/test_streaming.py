@@ -7,8 +7,8 @@ import grpc
 import pytest
 from google.rpc import status_pb2
 
-from breadbox.errors import ReplayBufferError, UnavailableError
-from breadbox.streaming import (
+from breadbox.model.errors import ReplayBufferError, UnavailableError
+from breadbox.operations.streaming import (
     AGE_S_MAX,
     APART_S_MAX,
     DISTRUST_S,

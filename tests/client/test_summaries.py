@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from breadbox.batches import Batch, load_batch
-from breadbox.fragment import Fragment
-from breadbox.leasing import Granted
+from breadbox.model.fragment import Fragment
+from breadbox.model.summaries import LEAVES_MAX, html_table, summary
+from breadbox.model.types import FragmentMetadata, FragmentReference, LeaseGrant
+from breadbox.operations.leasing import Granted
 from breadbox.payload import write_fragments
-from breadbox.summaries import LEAVES_MAX, html_table, summary
-from breadbox.types import FragmentMetadata, FragmentReference, LeaseGrant
-from breadbox_learner.batching import training_batch
-from breadbox_offline.batch import OfflineBatch
+from breadbox.reading.batches import Batch, load_batch
+from breadbox_learner.training.batching import training_batch
+from breadbox_offline.episodes.batch import OfflineBatch
 from support.fake_store import FakeStore
 from support.fragments import vector_fragment
 from support.operation_world import OperationWorld

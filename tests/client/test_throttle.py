@@ -1,6 +1,6 @@
 """Which of many log lines are written."""
 
-from breadbox.throttle import Throttle
+from breadbox.shared.throttle import Throttle
 
 
 def test_the_first_of_a_kind_is_said_and_then_one_every_interval_with_how_many() -> None:

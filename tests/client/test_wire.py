@@ -5,12 +5,14 @@ import math
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breadbox import errors, types, wire
+from breadbox.model import errors, types
 from breadbox.v1 import buffer_pb2, fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.wire import conversion as wire
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 SPANS_S = st.integers(0, 10**15).map(lambda nanoseconds: nanoseconds * 1e-9)
@@ -30,7 +32,7 @@ METADATA = st.builds(
 LIMITERS = st.one_of(
     st.none(),
     st.builds(types.MinimumChunks, INT64),
-    st.builds(types.SampleToInsertRatio, st.floats(), st.floats(), INT64),
+    st.builds(types.SampleToInsertRatio, st.floats(), st.floats(), INT64, st.floats()),
 )
 COUNTS = st.none() | INT64
 CONFIGS = st.builds(
@@ -130,8 +132,13 @@ def test_version_zero_is_told_from_no_version() -> None:
 
 
 def test_every_field_of_a_buffers_state_is_read() -> None:
+    gauges: dict[str, Any] = {
+        name: number
+        for number, name in enumerate(wire._GAUGE_FIELDS[:-4], 1)  # noqa: SLF001 - likewise
+    }
     state = buffer_pb2.BufferState(
-        **{name: number for number, name in enumerate(wire._GAUGE_FIELDS[:-4], 1)},  # noqa: SLF001 - likewise
+        **gauges,
+        idle_duration=Duration(seconds=9),
         waiting_reason="have 1 chunk, need 2",
         outage="the journal does not answer",
         hold="the journal's disk is full",

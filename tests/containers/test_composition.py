@@ -1,5 +1,6 @@
 """`docker compose up`, driven from outside: it trains, it is watched, it survives what kills it."""
 
+import json
 import re
 from collections.abc import Iterator
 from uuid import uuid4
@@ -7,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 import breadbox
-from breadbox.types import AdmissionOutcome, BufferConfig
+from breadbox.model.types import AdmissionOutcome, BufferConfig
 from support.composition import Composition
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
@@ -65,6 +66,8 @@ def test_it_trains_out_of_the_box_and_shows_it(
     eventually_sync(lambda: trained_version(client) >= 3, "training", within_s=START_S)
 
     assert re.search(r"return", composition.logs("learner"))
+    # With what everybody gets who sets nothing there is nothing to be warned of.
+    assert [] == re.findall(r".* WARNING .*", composition.logs("server"))
 
 
 def test_no_container_of_ours_runs_as_root(composition: Composition) -> None:
@@ -221,6 +224,41 @@ def test_acknowledged_fragments_survive_the_death_of_redis(
 
     with client.fetch(fragment_count=8, max_wait_s=BACK_S, buffer=own_buffer) as lease:
         assert list(range(8)) == sorted(one.fragment_index for one in lease.fragments())
+
+
+def test_fsck_is_run_beside_the_server_as_the_page_says(
+    composition: Composition, client: breadbox.Client
+) -> None:
+    running = json.loads(
+        composition.docker(
+            "exec", composition.container("server"), "breadbox", "fsck", "--json", "--settle-s", "9"
+        )
+    )
+    command = ("run", "--rm", "--no-deps", "-T", "server", "fsck", "--json", "--no-checksums")
+    beside = json.loads(composition.compose(*command, "--settle-s", "9"))
+
+    for report in (running, beside):
+        assert [0, 0, 0] == [report[each] for each in ("missing", "orphans", "corrupt")]
+
+
+def test_nothing_acknowledged_is_lost_when_everything_is_stopped_and_started(
+    composition: Composition, client: breadbox.Client, own_buffer: str
+) -> None:
+    """What an operator does who restarts a machine."""
+    client.append_many([vector_fragment(index) for index in range(32)], buffer=own_buffer)
+    before = client.get_buffer(own_buffer)
+    composition.compose("stop")
+    composition.up()
+    eventually_sync(lambda: composition.is_healthy("server"), "health", within_s=START_S)
+    after = client.get_buffer(own_buffer)
+    with client.fetch(fragment_count=32, max_wait_s=BACK_S, buffer=own_buffer) as lease:
+        fetched = {one.fragment_index: one for one in lease.fragments()}
+
+    assert (before.session_id, 32) == (after.session_id, after.state.fragment_count)
+    assert list(range(32)) == sorted(fetched)
+    assert all((one.obs == index).all() for index, one in fetched.items())
+    assert "CRITICAL" not in composition.logs("redis")
+    assert "append-only" not in composition.logs("server")
 
 
 def test_training_goes_on_after_redis_was_killed(

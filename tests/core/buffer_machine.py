@@ -18,25 +18,24 @@ from hypothesis.stateful import (
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER as B
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.config import (
+from breadbox_server.core.model.config import (
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
     MinimumChunksConfig,
     SampleToInsertRatioConfig,
 )
-from breadbox_server.core.counters import EPHEMERAL
-from breadbox_server.core.entries import Entry
-from breadbox_server.core.errors import DomainError, FetchExceedsCapacityError
-from breadbox_server.core.events import (
+from breadbox_server.core.model.entries import Entry
+from breadbox_server.core.model.errors import DomainError, FetchExceedsCapacityError
+from breadbox_server.core.model.events import (
     Event,
     FetchGranted,
     FetchRefused,
     PayloadsDisposable,
     WaitElapsed,
 )
-from breadbox_server.core.ids import CallerId, RequestId
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.ids import CallerId, RequestId
+from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     AppendFragment,
     CancelFetch,
@@ -54,14 +53,15 @@ from breadbox_server.core.inputs import (
     UpdatePriorities,
 )
 from breadbox_server.core.samplers import OLDEST_FIRST, SAMPLERS
-from breadbox_server.journal.codec import (
+from breadbox_server.core.state.counters import EPHEMERAL
+from breadbox_server.journal.encoding.codec import (
     Snapshot,
     decode_snapshot,
     decode_turn,
     encode_snapshot,
     encode_turn,
 )
-from breadbox_server.journal.storage import BEGINNING
+from breadbox_server.journal.storage.interface import BEGINNING
 from core.naive_model import NaiveBuffer, NaiveGrant
 from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
@@ -84,6 +84,7 @@ def make_config(choose: Choose, fragments_per_chunk: int | None = None) -> Buffe
         ratio=choose([0.5, 1.0, 2.0]),
         error_chunks=choose([2.0, 4.0]),
         minimum_chunk_count=minimum_count,
+        lead_chunks=choose([0.0, 1.0]),
     )
     return BufferConfig(
         fragments_per_chunk=fragments_per_chunk or choose([1, 2, 3]),
@@ -299,9 +300,9 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(chunk_count=st.sampled_from([1, 1, 2]), mode=st.sampled_from(ReleaseMode))
     def learn(self, chunk_count: int, mode: ReleaseMode) -> None:
         """What a healthy learner does."""
-        told_count = len(self.told_leases)
+        reported_count = len(self.told_leases)
         self.fetch(chunk_count, 1, 0.0, None)
-        if len(self.told_leases) > told_count:
+        if len(self.told_leases) > reported_count:
             self.release(-1, mode)
 
     @precondition(lambda self: self.request_count)

@@ -8,13 +8,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from breadbox_server.core.config import (
+from breadbox_server.core.model.config import (
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
     MinimumChunksConfig,
 )
-from breadbox_server.core.errors import (
+from breadbox_server.core.model.errors import (
     DomainError,
     FetchExceedsCapacityError,
     InvalidArgumentError,
@@ -25,8 +25,14 @@ from breadbox_server.core.errors import (
     WaitersFullError,
     WorkersFullError,
 )
-from breadbox_server.core.ids import CallerId, PayloadId, RequestId
-from breadbox_server.core.inputs import AdmissionOutcome, Fetch, Fragment, Payload, ReleaseMode
+from breadbox_server.core.model.ids import CallerId, PayloadId, RequestId
+from breadbox_server.core.model.inputs import (
+    AdmissionOutcome,
+    Fetch,
+    Fragment,
+    Payload,
+    ReleaseMode,
+)
 
 HELD, USED_UP, GONE = "held", "used_up", "gone"
 
@@ -123,12 +129,21 @@ class NaiveBuffer:
         self.inserted = self.delivered = 0
         self.closed_fragment_count = 0
         self.set_count = 0
+        self.may_lack_places = False
+        """Limits of now or before let more chunks in than have a place when all come back."""
 
     # What follows from the state
 
     @property
     def held(self) -> list[NaiveChunk]:
         return [chunk for chunk in self.chunks if chunk.place == HELD]
+
+    @property
+    def place_count(self) -> int:
+        """Places that nobody else gets where producers wait: a lease may bring its chunk back."""
+        away = [chunk for chunk in self.chunks if chunk.place == USED_UP]
+        current = [chunk for chunk in away if chunk.fragments[0].session_id == self.session]
+        return len(self.held) + len(current)
 
     @property
     def referred_bytes(self) -> int:
@@ -155,7 +170,8 @@ class NaiveBuffer:
             return len(self.held) >= limiter.chunk_count
         ahead = self.inserted * limiter.ratio - self.delivered
         return (
-            len(self.held) >= limiter.minimum_chunk_count and ahead - count >= -limiter.error_chunks
+            len(self.held) >= limiter.minimum_chunk_count
+            and ahead - count >= limiter.lead_chunks - limiter.error_chunks
         )
 
     def may_insert(self) -> bool:
@@ -167,7 +183,7 @@ class NaiveBuffer:
         ahead = self.inserted * limiter.ratio - self.delivered
         return (
             len(self.held) < limiter.minimum_chunk_count
-            or ahead + limiter.ratio <= limiter.error_chunks
+            or ahead + limiter.ratio <= limiter.lead_chunks + limiter.error_chunks
         )
 
     def has_leases(self, count: int) -> bool:
@@ -271,7 +287,7 @@ class NaiveBuffer:
         if len(opened_after) == self.config.fragments_per_chunk:
             if not self.may_insert():
                 return AdmissionOutcome.BUFFER_FULL
-            if len(self.held) >= self.config.capacity_chunks and not evicts:
+            if self.place_count >= self.config.capacity_chunks and not evicts:
                 return AdmissionOutcome.BUFFER_FULL
         freed = 0 if goes_on else sum(f.payload.size_bytes for f in opened)
         if evicts:
@@ -321,6 +337,7 @@ class NaiveBuffer:
             self.closed_fragment_count += len(worker.open)
             worker.open = []
             self.shrink(self.config.capacity_chunks)
+            self.may_lack_places = self.config.full_policy is FullPolicy.EVICT
 
     def note_set(self, chunk: NaiveChunk) -> None:
         self.set_count += 1
@@ -607,6 +624,8 @@ class NaiveBuffer:
                 fits = len(self.held) < self.config.capacity_chunks
                 is_fresh = chunk.version >= self.oldest_fresh
                 is_current = bool(self.session) and grant.session_id == self.session
+                lacks_place = is_fresh and is_current and not fits
+                assert not lacks_place or self.may_lack_places, "dropped for room where all wait"
                 chunk.place = HELD if fits and is_fresh and is_current else GONE
                 self.note_set(chunk)
             elif chunk.place == USED_UP and not chunk.leases:
@@ -658,6 +677,7 @@ class NaiveBuffer:
                 self.set_count += 1
                 chunk.set_at_for_remover = self.set_count
         self.config = config
+        self.may_lack_places = True
         self.drop_stale()
         for chunk in self.held:
             if chunk.uses >= config.uses_max:

@@ -14,14 +14,11 @@ import pytest
 
 import breadbox_server.core
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.errors import (
-    InvalidArgumentError,
-    VersionRegressedError,
-)
-from breadbox_server.core.events import FetchGranted, PayloadsDisposable, WaitElapsed
-from breadbox_server.core.ids import BufferName
-from breadbox_server.core.inputs import AdmissionOutcome, CreateBuffer
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.errors import InvalidArgumentError, VersionRegressedError
+from breadbox_server.core.model.events import FetchGranted, PayloadsDisposable, WaitElapsed
+from breadbox_server.core.model.ids import BufferName
+from breadbox_server.core.model.inputs import AdmissionOutcome, CreateBuffer
 from core.world import World, indices
 from support.inputs import start_session
 from support.metadata import make_fragment

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
-from breadbox_server.core.admission import Circumstances, judge
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import FullPolicy, SchemaPolicy
-from breadbox_server.core.errors import InvalidArgumentError, WorkersFullError
-from breadbox_server.core.events import (
+from breadbox_server.core.model.config import FullPolicy, SchemaPolicy
+from breadbox_server.core.model.errors import (
+    InvalidArgumentError,
+    SchemaMismatchError,
+    WorkersFullError,
+)
+from breadbox_server.core.model.events import (
     ChunksEvicted,
     DiscardReason,
     EvictionReason,
@@ -17,8 +20,9 @@ from breadbox_server.core.events import (
     FragmentsDiscarded,
     PayloadsDisposable,
 )
-from breadbox_server.core.ids import ModelVersion
-from breadbox_server.core.inputs import AdmissionOutcome, AppendFragment
+from breadbox_server.core.model.ids import ModelVersion
+from breadbox_server.core.model.inputs import AdmissionOutcome, AppendFragment
+from breadbox_server.core.rules.admission import Circumstances, judge
 from core.world import World
 from support.metadata import make_fragment
 
@@ -30,7 +34,7 @@ FITS = Circumstances(
     version_min=3,
     size_bytes=10,
     closes_chunk=True,
-    held_count=1,
+    place_count=1,
     capacity_chunks=2,
     limiter_permits=True,
     full_policy=FullPolicy.BLOCK,
@@ -50,9 +54,9 @@ FITS = Circumstances(
         ({"limiter_permits": False}, "buffer_full"),
         ({"limiter_permits": False, "full_policy": FullPolicy.EVICT}, "buffer_full"),
         ({"limiter_permits": False, "closes_chunk": False}, "admitted"),
-        ({"held_count": 2}, "buffer_full"),
-        ({"held_count": 2, "closes_chunk": False}, "admitted"),
-        ({"held_count": 2, "full_policy": FullPolicy.EVICT}, "admitted"),
+        ({"place_count": 2}, "buffer_full"),
+        ({"place_count": 2, "closes_chunk": False}, "admitted"),
+        ({"place_count": 2, "full_policy": FullPolicy.EVICT}, "admitted"),
         ({"size_bytes": 11}, "bytes_full"),
         ({"size_bytes": 60, "full_policy": FullPolicy.EVICT}, "admitted"),
         ({"size_bytes": 61, "full_policy": FullPolicy.EVICT}, "bytes_full"),
@@ -335,13 +339,17 @@ def test_the_first_fragment_decides_how_many_steps_those_of_its_session_have() -
     world = World()
     assert ADMITTED == world.append(index=0, step_count=32)
     before = world.buffers.snapshot()
-    with pytest.raises(InvalidArgumentError) as refused:
+    with pytest.raises(SchemaMismatchError) as refused:
         world.append("w1", step_count=64)
-    assert "step_count" == refused.value.field
-    assert "is 64, but the fragments of session 's0' have 32" in str(refused.value)
+    assert ("step_count", "32", "64") == (
+        refused.value.path,
+        refused.value.wanted,
+        refused.value.got,
+    )
+    assert "session 's0', so all its workers need one --fragment-steps" in str(refused.value)
     assert before == world.buffers.snapshot()
     world.granted(1)  # Even while nothing is held.
-    with pytest.raises(InvalidArgumentError):
+    with pytest.raises(SchemaMismatchError):
         world.append("w1", step_count=64)
     assert ADMITTED == world.append(index=1, step_count=32)
 
@@ -353,7 +361,7 @@ def test_a_buffer_may_take_fragments_of_any_number_of_steps(policy: SchemaPolicy
     counts = (32, 5, 64)
     assert [ADMITTED] * 3 == [world.append(index=n, step_count=c) for n, c in enumerate(counts)]
     world.update(schema=SchemaPolicy.ONE)
-    with pytest.raises(InvalidArgumentError, match=r"is 32, but .* have 64"):
+    with pytest.raises(SchemaMismatchError, match="64 wanted, 32 got"):
         world.append(index=3, step_count=32)
 
 
@@ -376,7 +384,7 @@ def test_a_restored_buffer_still_knows_the_number_of_steps() -> None:
     world.append(step_count=32)
     world.granted(1)
     world.buffers = BufferSet.restore(world.buffers.snapshot(), random.Random(0))
-    with pytest.raises(InvalidArgumentError, match=r"is 64, but .* have 32"):
+    with pytest.raises(SchemaMismatchError, match="32 wanted, 64 got"):
         world.append("w1", step_count=64)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import (
+from breadbox_server.core.model.config import (
     BufferConfig,
     MinimumChunksConfig,
     SampleToInsertRatioConfig,
 )
-from breadbox_server.core.errors import InvalidArgumentError
-from breadbox_server.core.inputs import AdmissionOutcome, AppendFragment, Payload
-from breadbox_server.core.intake import INDEX_JUMP_MAX
+from breadbox_server.core.model.errors import InvalidArgumentError
+from breadbox_server.core.model.inputs import AdmissionOutcome, AppendFragment, Payload
+from breadbox_server.core.rules.intake import INDEX_JUMP_MAX
 from core.world import World
 from support.inputs import named_payload
 from support.metadata import make_fragment, make_payload
@@ -124,6 +124,9 @@ def test_malformed_weights_are_refused() -> None:
         ("limiter", SampleToInsertRatioConfig(0.5, 0.5)),
         ("limiter", SampleToInsertRatioConfig(1.0, float("inf"))),
         ("limiter", SampleToInsertRatioConfig(1.0, 2.0, minimum_chunk_count=0)),
+        ("limiter", SampleToInsertRatioConfig(1.0, 2.0, lead_chunks=3.1)),
+        ("limiter", SampleToInsertRatioConfig(1.0, 2.0, lead_chunks=float("-inf"))),
+        ("limiter", SampleToInsertRatioConfig(1.0, 2.0, lead_chunks=float("nan"))),
     ],
 )
 def test_limits_out_of_range_are_refused_by_name(name: str, value: Any) -> None:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from breadbox_server.core import state
-from breadbox_server.core.holdings import Holdings
-from breadbox_server.core.inputs import ReleaseMode
+from breadbox_server.core.model.inputs import ReleaseMode
+from breadbox_server.core.state import buffer_state as state
+from breadbox_server.core.state.holdings import Holdings
 from core.buffer_machine import PRIORITIES, WORKERS, BufferMachine, make_config
 from support.tiers import long_but
 

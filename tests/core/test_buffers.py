@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.errors import (
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.errors import (
     BufferExistsError,
     BufferNotFoundError,
     BuffersFullError,
     DrainingError,
     InvalidArgumentError,
 )
-from breadbox_server.core.events import FetchGranted, FetchRefused, PayloadsDisposable
-from breadbox_server.core.ids import BufferName, LeaseId, PayloadId, RequestId
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.events import FetchGranted, FetchRefused, PayloadsDisposable
+from breadbox_server.core.model.ids import BufferName, LeaseId, PayloadId, RequestId
+from breadbox_server.core.model.inputs import (
     AppendFragment,
     CreateBuffer,
     DeleteBuffer,

@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import BufferConfig, SampleToInsertRatioConfig
-from breadbox_server.core.entries import BufferCreated, Entry, FragmentTaken, GrantMade, ReplayError
-from breadbox_server.core.events import FetchGranted, PayloadsDisposable
-from breadbox_server.core.ids import BufferName, LeaseId, PayloadId
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.config import BufferConfig, SampleToInsertRatioConfig
+from breadbox_server.core.model.entries import (
+    BufferCreated,
+    Entry,
+    FragmentTaken,
+    GrantMade,
+    ReplayError,
+)
+from breadbox_server.core.model.events import FetchGranted, PayloadsDisposable
+from breadbox_server.core.model.ids import BufferName, LeaseId, PayloadId
+from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     CreateBuffer,
     DeleteBuffer,

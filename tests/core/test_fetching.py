@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER
-from breadbox_server.core.config import (
+from breadbox_server.core.model.config import (
     FullPolicy,
     MinimumChunksConfig,
     SampleToInsertRatioConfig,
 )
-from breadbox_server.core.errors import (
+from breadbox_server.core.model.errors import (
     FetchExceedsCapacityError,
     InvalidArgumentError,
     LeaseNotFoundError,
@@ -18,10 +18,10 @@ from breadbox_server.core.errors import (
     RequestNotFoundError,
     WaitersFullError,
 )
-from breadbox_server.core.events import FetchGranted, FetchRefused, WaitElapsed
-from breadbox_server.core.ids import CallerId, LeaseId
-from breadbox_server.core.inputs import AdmissionOutcome
-from breadbox_server.core.waiters import RETRIES_MAX
+from breadbox_server.core.model.events import FetchGranted, FetchRefused, WaitElapsed
+from breadbox_server.core.model.ids import CallerId, LeaseId
+from breadbox_server.core.model.inputs import AdmissionOutcome
+from breadbox_server.core.state.waiters import RETRIES_MAX
 from core.world import World, indices
 
 
@@ -367,6 +367,19 @@ def test_the_latest_request_is_the_last_granted_that_has_a_lease() -> None:
     assert "" == world.seen().latest_request_id
 
 
+def test_a_request_whose_lease_expired_is_the_latest_until_another_is_granted() -> None:
+    """Its ranks would take nothing for a batch that was not fetched yet."""
+    world = World(lease_s=5.0)
+    world.fill(2)
+    world.granted(request_id="first")
+    world.advance(5.0)
+    assert "first" == world.seen().latest_request_id
+    with pytest.raises(RequestNotFoundError, match="its leases have ended"):
+        world.prepared("first")
+    world.release(world.granted(request_id="second").lease_id)
+    assert "" == world.seen().latest_request_id
+
+
 def test_prepared_fragments_are_those_of_a_named_request() -> None:
     world = World()
     world.fill(1)
@@ -452,7 +465,10 @@ def test_ratio_holds_back_a_learner_that_is_ahead() -> None:
     world.fetch(1)
     assert [] == world.events(FetchGranted)
     reason = world.seen().waiting_reason
-    assert reason.startswith("3 chunks were delivered and 1 inserted; 1 more would leave"), reason
+    assert (
+        "3 chunks were delivered and 1 inserted; 1 more would bring inserted * 1 - delivered "
+        "below -2" == reason
+    )
     world.append("w0", 1)  # -1
     assert 1 == len(world.events(FetchGranted))
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER
-from breadbox_server.core.config import LeaseExpiryPolicy
-from breadbox_server.core.errors import InvalidArgumentError, LeaseNotFoundError
-from breadbox_server.core.events import (
+from breadbox_server.core.model.config import FullPolicy, LeaseExpiryPolicy
+from breadbox_server.core.model.errors import InvalidArgumentError, LeaseNotFoundError
+from breadbox_server.core.model.events import (
     ChunksEvicted,
     EvictionReason,
     FetchGranted,
@@ -16,9 +16,9 @@ from breadbox_server.core.events import (
     LeaseEnded,
     PayloadsDisposable,
 )
-from breadbox_server.core.ids import LeaseId
-from breadbox_server.core.inputs import ReleaseMode
-from breadbox_server.core.leases import Lease
+from breadbox_server.core.model.ids import LeaseId
+from breadbox_server.core.model.inputs import AdmissionOutcome, ReleaseMode
+from breadbox_server.core.state.leases import Lease
 from core.world import World, indices
 from support.metadata import make_fragment
 
@@ -64,6 +64,56 @@ def test_returned_chunk_comes_back_at_its_old_age_with_its_use_given_back() -> N
     world.append("w0", 2)
     world.append("w0", 3)
     assert [("w0", 1, 0), ("w0", 2, 0), ("w0", 3, 0)] == world.held()
+
+
+@pytest.mark.parametrize(
+    "give_back",
+    [
+        lambda world, grant: world.give_back(grant.lease_id),
+        lambda world, grant: world.advance(1.0),
+        lambda world, grant: world.report_undelivered(grant.lease_id),
+    ],
+    ids=["returned", "expired", "undelivered"],
+)
+@pytest.mark.parametrize("uses_max", [1, 2])
+def test_place_of_a_leased_chunk_is_its_own_until_its_lease_ends_where_producers_wait(
+    uses_max: int, give_back: Callable[[World, FetchGranted], object]
+) -> None:
+    world = World(capacity_chunks=2, uses_max=uses_max, lease_s=1.0, full_policy=FullPolicy.BLOCK)
+    world.fill(2)
+    for _ in range(uses_max - 1):
+        world.release(world.granted(2).lease_id)
+    grant = world.granted(2)
+    assert [] == world.held()
+    assert AdmissionOutcome.BUFFER_FULL is world.append("w1")
+    assert 0 == world.buffers.append_credit(DEFAULT_BUFFER).fragment_count
+    give_back(world, grant)
+    assert [("w0", 0, uses_max - 1), ("w0", 1, uses_max - 1)] == world.held()
+    assert AdmissionOutcome.BUFFER_FULL is world.append("w1")
+    assert 0 == world.count("chunks_evicted_capacity")
+
+
+def test_place_of_a_chunk_is_free_once_it_is_consumed_or_its_session_has_ended() -> None:
+    world = World(capacity_chunks=1, full_policy=FullPolicy.BLOCK)
+    world.fill(1)
+    grant = world.granted()
+    assert AdmissionOutcome.BUFFER_FULL is world.append("w1")
+    world.release(grant.lease_id)
+    assert AdmissionOutcome.ADMITTED is world.append("w1")
+    world.granted()
+    world.start("s1")
+    assert AdmissionOutcome.ADMITTED is world.append("w1", session_id="s1")
+
+
+def test_fetch_is_told_how_many_places_are_under_leases_where_producers_wait() -> None:
+    world = World(capacity_chunks=2, full_policy=FullPolicy.BLOCK)
+    world.fill(2)
+    world.granted(1)
+    world.fetch(2)
+    assert (
+        "1 chunk is held and 2 are needed, and 1 of capacity_chunks (2) is under leases"
+        == world.seen().waiting_reason
+    )
 
 
 def test_use_given_back_by_one_of_two_leases_returns_the_chunk() -> None:

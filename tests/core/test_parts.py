@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breadbox_server.core.chunks import Chunk, ChunkState, ChunkTable
-from breadbox_server.core.config import MinimumChunksConfig
-from breadbox_server.core.ids import (
+from breadbox_server.core.limiters import Flow, make_limiter
+from breadbox_server.core.model.config import MinimumChunksConfig
+from breadbox_server.core.model.ids import (
     CallerId,
     ChunkId,
     FragmentIndex,
@@ -19,13 +19,13 @@ from breadbox_server.core.ids import (
     SessionId,
     WorkerId,
 )
-from breadbox_server.core.inputs import AdmissionOutcome, Fragment, Payload
-from breadbox_server.core.lazy_heap import WASTE_MIN, LazyHeap
-from breadbox_server.core.leases import Grant, Lease, LeaseBook
-from breadbox_server.core.limiters import Flow, make_limiter
-from breadbox_server.core.outcomes import OutcomeWindow
+from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment, Payload
+from breadbox_server.core.model.lazy_heap import WASTE_MIN, LazyHeap
+from breadbox_server.core.model.outcomes import OutcomeWindow
 from breadbox_server.core.samplers import SAMPLERS, Sampler, make_sampler
-from breadbox_server.core.waiters import Caller, Waiter, WaiterQueue
+from breadbox_server.core.state.chunks import Chunk, ChunkState, ChunkTable
+from breadbox_server.core.state.leases import Grant, Lease, LeaseBook
+from breadbox_server.core.state.waiters import Caller, Waiter, WaiterQueue
 
 ADMITTED, STALE = AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.errors import InvalidArgumentError
-from breadbox_server.core.events import ChunksEvicted, EvictionReason, PayloadsDisposable
-from breadbox_server.core.inputs import GrantedFragment, PrioritiesUpdated, ReleaseMode
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.errors import InvalidArgumentError
+from breadbox_server.core.model.events import ChunksEvicted, EvictionReason, PayloadsDisposable
+from breadbox_server.core.model.inputs import GrantedFragment, PrioritiesUpdated, ReleaseMode
 from breadbox_server.core.samplers import SAMPLERS, make_sampler
 from core.test_parts import Item
 from core.world import World

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breadbox_server.core import reading
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.errors import BufferNotFoundError
-from breadbox_server.core.ids import BufferName, SessionId
-from breadbox_server.core.reading import ChunksRead, Cursor
+from breadbox_server.core.model.errors import BufferNotFoundError
+from breadbox_server.core.model.ids import BufferName, SessionId
+from breadbox_server.core.rules import reading
+from breadbox_server.core.rules.reading import ChunksRead, Cursor
 from core.world import World
 
 START = Cursor(after=None)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.config import BufferConfig, FullPolicy, SampleToInsertRatioConfig
-from breadbox_server.core.entries import ReplayError
-from breadbox_server.core.errors import FetchExceedsCapacityError, InvalidArgumentError
-from breadbox_server.core.events import ChunksEvicted, FetchGranted
-from breadbox_server.core.inputs import AdmissionOutcome
+from breadbox_server.core.model.config import BufferConfig, FullPolicy, SampleToInsertRatioConfig
+from breadbox_server.core.model.entries import ReplayError
+from breadbox_server.core.model.errors import FetchExceedsCapacityError, InvalidArgumentError
+from breadbox_server.core.model.events import ChunksEvicted, FetchGranted
+from breadbox_server.core.model.inputs import AdmissionOutcome
 from breadbox_server.core.samplers import SAMPLERS
 from core.test_priorities import chi_square, chi_square_max
 from core.world import World, indices

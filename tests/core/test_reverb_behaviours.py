@@ -10,23 +10,25 @@ from typing import Any
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import (
+from breadbox_server.core.model.config import (
     BufferConfig,
     FullPolicy,
     MinimumChunksConfig,
     SampleToInsertRatioConfig,
 )
-from breadbox_server.core.errors import InvalidArgumentError
-from breadbox_server.core.events import FetchGranted, WaitElapsed
-from breadbox_server.core.inputs import AdmissionOutcome
+from breadbox_server.core.model.errors import InvalidArgumentError
+from breadbox_server.core.model.events import FetchGranted, WaitElapsed
+from breadbox_server.core.model.inputs import AdmissionOutcome
 from core.test_priorities import chi_square, chi_square_max
 from core.world import World, indices
 
 ADMITTED, FULL = AdmissionOutcome.ADMITTED, AdmissionOutcome.BUFFER_FULL
 
 
-def banded(ratio: float, error_chunks: float, minimum: int = 1, **limits: Any) -> World:
-    limiter = SampleToInsertRatioConfig(ratio, error_chunks, minimum)
+def banded(
+    ratio: float, error_chunks: float, minimum: int = 1, lead: float = 0.0, **limits: Any
+) -> World:
+    limiter = SampleToInsertRatioConfig(ratio, error_chunks, minimum, lead)
     return World(limiter=limiter, uses_max=1000, with_replacement=True, **limits)
 
 
@@ -57,6 +59,36 @@ def test_reverb_4_samples_within_the_band_pass_and_the_next_waits() -> None:
     assert [True] * 6 + [False] == [may_fetch(world) for _ in range(7)]
 
 
+@pytest.mark.parametrize(
+    ("ratio", "minimum", "error", "inserts", "samples"),
+    [(1.0, 4, 4.0, 8, 4 + 4), (4.0, 2, 8.0, 4, 2 * 4 + 8), (2.0, 40, 8.0, 44, 4 * 2 + 8)],
+)
+def test_reverb_4_a_band_around_the_minimum_is_as_wide_on_either_side_as_it_says(
+    ratio: float, minimum: int, error: float, inserts: int, samples: int
+) -> None:
+    """As `SampleToInsertRatio(ratio, minimum, error)` with one number for the buffer."""
+    world = banded(ratio, error, minimum, lead=ratio * minimum)
+    world.fill(minimum)
+    assert [True] * int(error) + [False] == [may_fetch(world) for _ in range(int(error) + 1)]
+    world = banded(ratio, error, minimum, lead=ratio * minimum)
+    assert [ADMITTED] * inserts == [world.append("w0", index) for index in range(inserts)]
+    assert FULL is world.append("w0", inserts)
+    assert [True] * samples + [False] == [may_fetch(world) for _ in range(samples + 1)]
+    assert ADMITTED is world.append("w0", inserts)
+
+
+def test_reverb_4_and_5_the_bounds_of_a_band_need_not_be_alike() -> None:
+    """SPI 1.5, minimum 2, from -1 to 3, as Reverb's own test has it."""
+    world = banded(1.5, 2.0, minimum=2, lead=1.0)
+    world.fill(2)
+    assert FULL is world.append("w0", 2)
+    assert may_fetch(world)
+    assert FULL is world.append("w0", 2)
+    assert may_fetch(world)
+    assert ADMITTED is world.append("w0", 2)
+    assert [True] * 3 + [False] == [may_fetch(world) for _ in range(4)]
+
+
 def test_reverb_5_an_insert_waits_for_as_many_samples_as_the_band_says() -> None:
     world = banded(1.5, 3.0, minimum=2)
     world.fill(2)
@@ -85,10 +117,16 @@ def test_reverb_7_a_queue_of_ten_takes_ten_and_gives_them_in_order() -> None:
     )
     world.fill(10)
     assert FULL is world.append("w0", 10)
-    served = indices(world.granted(1))
+    first = world.granted(1)
+    served = indices(first)
+    # Reverb's sample is consumed as it is drawn; here its place is free once its lease has ended.
+    assert FULL is world.append("w0", 10)
+    world.release(first.lease_id)
     assert ADMITTED is world.append("w0", 10)
     for _ in range(10):
-        served += indices(world.granted(1))
+        sample = world.granted(1)
+        served += indices(sample)
+        world.release(sample.lease_id)
     assert list(range(11)) == served
     world.fetch(1)
     assert [] == world.events(FetchGranted)
@@ -161,6 +199,7 @@ def test_reverb_16_no_patience_gives_what_is_there_and_waits_for_nothing() -> No
         {"limiter": SampleToInsertRatioConfig(1.0, 0.5)},
         {"limiter": SampleToInsertRatioConfig(3.0, 2.0)},
         {"limiter": SampleToInsertRatioConfig(1.0, 5.0, 0)},
+        {"limiter": SampleToInsertRatioConfig(1.0, 5.0, 2, 7.1)},
         {"capacity_chunks": 0},
     ],
 )

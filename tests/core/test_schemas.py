@@ -5,11 +5,11 @@ import random
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import SchemaPolicy
-from breadbox_server.core.errors import SchemaMismatchError
-from breadbox_server.core.ids import SessionId
-from breadbox_server.core.inputs import AdmissionOutcome, TellSchema
-from breadbox_server.core.schemas import SCHEMAS_MAX, UNSAID, Schema, SchemaArray
+from breadbox_server.core.model.config import SchemaPolicy
+from breadbox_server.core.model.errors import SchemaMismatchError
+from breadbox_server.core.model.ids import SessionId
+from breadbox_server.core.model.inputs import AdmissionOutcome, DeclareSchema
+from breadbox_server.core.model.schemas import SCHEMAS_MAX, UNSAID, Schema, SchemaArray
 from core.test_entries import replayed
 from core.world import World
 
@@ -25,7 +25,7 @@ FLOATS: Schema = (IMAGES[0], SchemaArray("obs.image", "<f4", (84, 84)), IMAGES[2
 
 
 def tell(world: World, schema_hash: int, schema: Schema, session_id: str = "s0") -> None:
-    told = TellSchema(DEFAULT_BUFFER, SessionId(session_id), schema_hash, schema)
+    told = DeclareSchema(DEFAULT_BUFFER, SessionId(session_id), schema_hash, schema)
     world.buffers.apply(told, now=world.now)
 
 

@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import FullPolicy
-from breadbox_server.core.description import SubscriptionDescription
-from breadbox_server.core.errors import (
+from breadbox_server.core.model.config import FullPolicy
+from breadbox_server.core.model.description import SubscriptionDescription
+from breadbox_server.core.model.errors import (
     InvalidArgumentError,
     SubscriptionExistsError,
     SubscriptionNotFoundError,
     SubscriptionsFullError,
 )
-from breadbox_server.core.events import PayloadsDisposable
-from breadbox_server.core.ids import SubscriptionName
-from breadbox_server.core.inputs import Acknowledge, AdmissionOutcome, Subscribe, Unsubscribe
-from breadbox_server.core.reading import ChunksRead, Cursor
-from breadbox_server.core.subscriptions import SUBSCRIPTIONS_MAX
+from breadbox_server.core.model.events import PayloadsDisposable
+from breadbox_server.core.model.ids import SubscriptionName
+from breadbox_server.core.model.inputs import Acknowledge, AdmissionOutcome, Subscribe, Unsubscribe
+from breadbox_server.core.rules.reading import ChunksRead, Cursor
+from breadbox_server.core.state.subscriptions import SUBSCRIPTIONS_MAX
 from core.world import World
 from support.lines_run import lines_run
 

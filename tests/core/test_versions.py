@@ -3,20 +3,20 @@
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER
-from breadbox_server.core.errors import (
+from breadbox_server.core.model.errors import (
     InvalidArgumentError,
     SessionNotCurrentError,
     VersionRegressedError,
 )
-from breadbox_server.core.events import (
+from breadbox_server.core.model.events import (
     ChunksEvicted,
     EvictionReason,
     ModelChanged,
     PayloadsDisposable,
 )
-from breadbox_server.core.ids import ChunkId, ModelVersion
-from breadbox_server.core.inputs import AdmissionOutcome
-from breadbox_server.core.model import ENDED_SESSIONS_MAX
+from breadbox_server.core.model.ids import BufferName, ChunkId, ModelVersion, SessionId
+from breadbox_server.core.model.inputs import AdmissionOutcome
+from breadbox_server.core.state.session import ENDED_SESSIONS_MAX
 from core.world import World
 from support.inputs import model_state, publish_model
 from support.metadata import make_fragment, make_payload
@@ -160,6 +160,15 @@ def test_session_that_ended_cannot_start_again() -> None:
     with pytest.raises(SessionNotCurrentError) as caught:
         world.start("s0")
     assert {"session": "s0", "current": "s1"} == caught.value.metadata
+
+
+def test_a_session_is_known_to_have_ended_in_its_own_buffer_alone() -> None:
+    world = World()
+    session_id = SessionId("s0")
+    assert not world.buffers.has_ended(DEFAULT_BUFFER, session_id)
+    world.end()
+    assert world.buffers.has_ended(DEFAULT_BUFFER, session_id)
+    assert not world.buffers.has_ended(BufferName("elsewhere"), session_id)
 
 
 def test_ended_sessions_are_remembered_up_to_a_limit() -> None:

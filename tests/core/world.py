@@ -4,11 +4,11 @@ import random
 from typing import Any, TypeVar
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.description import BufferDescription
-from breadbox_server.core.events import Event, FetchGranted
-from breadbox_server.core.ids import CallerId, ChunkId, LeaseId, PayloadId, RequestId
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.description import BufferDescription
+from breadbox_server.core.model.events import Event, FetchGranted
+from breadbox_server.core.model.ids import CallerId, ChunkId, LeaseId, PayloadId, RequestId
+from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     AppendFragment,
     CancelFetch,

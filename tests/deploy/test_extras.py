@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from breadbox.extras import MODULES
+from breadbox.shared.extras import MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -17,7 +17,7 @@ OURS = {
 }
 OPTIONAL = {"ale_py"}
 """Imported by what only another extra brings into use."""
-NEEDING_MORE = {"offline/breadbox_offline/cloning.py"}
+NEEDING_MORE = {"offline/breadbox_offline/training/cloning.py"}
 """Modules whose users bring what they import: here a policy, and with it torch."""
 DISTRIBUTION_OF = {
     "PIL": "pillow",

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from breadbox.options import ClientOptions, channel_options
-from breadbox_server.credentials import TOKENS, write_secrets
-from breadbox_server.probe import ALIVE, READY
+from breadbox.model.options import ClientOptions, channel_options
+from breadbox_server.access.credentials import TOKENS, write_secrets
+from breadbox_server.maintenance.probe import ALIVE, READY
 from support.command_options import command_options
 
 ROOT = Path(__file__).resolve().parents[2]

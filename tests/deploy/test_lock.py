@@ -88,3 +88,17 @@ def test_the_lock_gives_an_image_all_but_torch(extras: str) -> None:
     assert {"grpcio", "numpy", "redis"} <= found
     assert not {"torch", "triton"} & found
     assert not any(name.startswith("nvidia") for name in found)
+
+
+def test_every_action_is_named_by_its_commit_and_says_which_version_that_is() -> None:
+    """A tag of somebody else's can be moved, and what it names sees the secrets of a release."""
+    folder = ROOT / ".github" / "workflows"
+    named = [
+        line.strip()
+        for path in sorted(folder.glob("*.yml"))
+        for line in path.read_text().splitlines()
+        if "uses:" in line
+    ]
+    form = re.compile(r"- uses: [\w.-]+/[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+")
+    assert named
+    assert [] == [line for line in named if not form.fullmatch(line)]

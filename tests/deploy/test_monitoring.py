@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from breadbox_server.metrics import Metrics
+from breadbox_server.metrics.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
@@ -217,6 +217,20 @@ def test_who_is_woken_depends_on_whether_anybody_leads(
         for alert in alerts
     ]
     check_rules(tmp_path, series, wanted)
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_somebody_is_woken_when_redis_refuses_to_write(is_refused: bool, tmp_path: Path) -> None:
+    series = {
+        'breadbox_store_refusals_total{place="journal"}': f"0+{60 * is_refused}x20",
+        'breadbox_store_refusals_total{place="payload_store"}': "3+0x20",
+    }
+    wanted = {
+        "expr": 'count by (place) (ALERTS{alertstate="firing",alertname="BreadboxStoreRefuses"})',
+        "eval_time": "4m",
+        "exp_samples": [{"labels": '{place="journal"}', "value": 1}] if is_refused else [],
+    }
+    check_rules(tmp_path, series, [wanted])
 
 
 def check_rules(folder: Path, series: dict[str, str], wanted: list[dict[str, Any]]) -> None:

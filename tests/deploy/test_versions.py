@@ -8,7 +8,7 @@ import yaml
 
 import breadbox
 from breadbox.payload import FORMAT_VERSION
-from breadbox_server.journal import codec
+from breadbox_server.journal.encoding import codec
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADINGS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 import breadbox
-from breadbox_offline.episode import Episode
-from breadbox_offline.serialized import pack_episode
-from breadbox_offline.writers import write_episodes
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.episodes.serialized import pack_episode
+from breadbox_offline.files.writers import write_episodes
 from support.documents import BLOCKS, ROOT
 from support.fragments import vector_fragment
 
@@ -32,7 +32,7 @@ ADDRESS = "localhost:50051"
 ELSEWHERE = {
     "tests/integration/test_readme.py": {
         "README.md#learner": "test_the_learner_lines_fetch_batches_from_a_running_server",
-        "README.md#producer": "test_the_producer_line_appends_a_fragment",
+        "README.md#producer": "test_the_producer_lines_append_every_fragment",
         "docs/rollout.md#worker": "test_the_worker_of_ones_own_has_every_fragment_admitted",
         "docs/rollout.md#policy": "test_the_policy_of_ones_own_acts_and_learns",
     },
@@ -49,15 +49,17 @@ ELSEWHERE = {
         "docs/adapters.md#sb3-hindsight": "test_the_lines_with_goals_in_hindsight_train",
         "docs/adapters.md#sb3-actor": "test_the_lines_of_actor_and_learner_train",
         "docs/adapters.md#sb3-learner": "test_the_lines_of_actor_and_learner_train",
-        "client/breadbox/compat/sb3.py#1": "test_the_lines_of_page_and_docstring_train",
+        "adapters/breadbox_adapters/sb3.py#1": "test_the_lines_of_page_and_docstring_train",
     },
     "tests/peers/test_cleanrl.py": {
         "docs/adapters.md#cleanrl": "test_the_lines_of_page_and_docstring_make_a_buffer",
-        "client/breadbox/compat/cleanrl.py#1": "test_the_lines_of_page_and_docstring_make_a_buffer",
+        "adapters/breadbox_adapters/cleanrl.py#1": (
+            "test_the_lines_of_page_and_docstring_make_a_buffer"
+        ),
     },
     "tests/peers/test_torchrl.py": {
         "docs/adapters.md#torchrl": "test_the_lines_of_adapters_md_learn",
-        "client/breadbox/compat/torchrl/buffer.py#1": "test_the_lines_of_buffer_py_run",
+        "adapters/breadbox_adapters/torchrl/buffer.py#1": "test_the_lines_of_buffer_py_run",
     },
     "tests/mirror/test_docs.py": {
         "docs/mirror.md#sample": "test_steps_are_sampled",
@@ -215,7 +217,7 @@ def run_step_writer() -> None:
             **{name: np.zeros(4, np.float32) for name in ("obs", "next_obs")},
             **{"action": np.int64(0), "reward": 1.0, "terminated": False, "truncated": True},
         }
-        run("client/breadbox/step_writer.py#1", client.address, breadbox=breadbox, **step)
+        run("client/breadbox/writing/step_writer.py#1", client.address, breadbox=breadbox, **step)
         assert 1 == client.get_buffer().state.counters["fragments_admitted"]
 
 
@@ -235,11 +237,11 @@ def run_mirror() -> None:
 
 
 def run_reverb_writer() -> None:
-    from breadbox.compat import reverb
+    from breadbox_adapters import reverb
 
     tables = [reverb.Table.queue("queue", 10)]
     with reverb.Server(tables) as server, server.localhost_client() as client:
-        run("client/breadbox/compat/reverb/writers.py#1", client=client)
+        run("adapters/breadbox_adapters/reverb/writers.py#1", client=client)
         samples = client.sample("queue", 2, emit_timesteps=False)
         assert [1, 0] == [int(sample.data[0]) for sample in samples]
 
@@ -290,24 +292,37 @@ HERE: dict[str, Callable[[], None]] = {
     "client/breadbox/aio/__init__.py#1": lambda: with_fragments(
         "client/breadbox/aio/__init__.py#1", run_async
     ),
-    "client/breadbox/aio/client.py#1": lambda: with_fragments(
-        "client/breadbox/aio/client.py#1", run_async_with_client
+    **{
+        place: partial(with_fragments, place, run_async_with_client)
+        for place in (
+            *(f"client/breadbox/aio/client.py#{number}" for number in (1, 2, 3, 4, 5, 7)),
+            *("client/breadbox/aio/lease.py#1", "client/breadbox/aio/loader.py#1"),
+        )
+    },
+    "client/breadbox/aio/client.py#6": lambda: with_fragments(
+        "client/breadbox/aio/client.py#6", run_async_tail
     ),
-    "client/breadbox/aio/client.py#2": lambda: with_fragments(
-        "client/breadbox/aio/client.py#2", run_async_tail
-    ),
+    **{
+        place: partial(with_fragments, place)
+        for place in (
+            *(f"client/breadbox/client.py#{number}" for number in (1, 2, 3, 4, 5, 7)),
+            *("client/breadbox/lease.py#1", "client/breadbox/loader.py#1"),
+        )
+    },
     "client/breadbox/aio/local.py#1": lambda: with_fragments(
         "client/breadbox/aio/local.py#1", run_async
     ),
-    "client/breadbox/client.py#2": lambda: with_fragments("client/breadbox/client.py#2", run_tail),
-    "client/breadbox/step_writer.py#1": run_step_writer,
-    "client/breadbox/mirror/__init__.py#1": run_mirror,
-    "client/breadbox/client.py#1": lambda: with_fragments("client/breadbox/client.py#1"),
-    "docs/adapters.md#reverb": lambda: with_fragments("docs/adapters.md#reverb"),
-    "client/breadbox/compat/reverb/__init__.py#1": lambda: with_fragments(
-        "client/breadbox/compat/reverb/__init__.py#1"
+    "client/breadbox/client.py#6": lambda: with_fragments("client/breadbox/client.py#6", run_tail),
+    "client/breadbox/writing/appender.py#1": lambda: with_fragments(
+        "client/breadbox/writing/appender.py#1"
     ),
-    "client/breadbox/compat/reverb/writers.py#1": run_reverb_writer,
+    "client/breadbox/writing/step_writer.py#1": run_step_writer,
+    "client/breadbox/mirror/__init__.py#1": run_mirror,
+    "docs/adapters.md#reverb": lambda: with_fragments("docs/adapters.md#reverb"),
+    "adapters/breadbox_adapters/reverb/__init__.py#1": lambda: with_fragments(
+        "adapters/breadbox_adapters/reverb/__init__.py#1"
+    ),
+    "adapters/breadbox_adapters/reverb/writers.py#1": run_reverb_writer,
     "client/breadbox/local.py#1": lambda: with_fragments("client/breadbox/local.py#1"),
     "client/breadbox/testing.py#1": lambda: run_as_test("client/breadbox/testing.py#1", PRODUCER),
     "client/breadbox/testing.py#2": lambda: with_fragments("client/breadbox/testing.py#2"),

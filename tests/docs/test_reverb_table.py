@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from breadbox.presets import PRESETS, UNLIMITED
+from breadbox.model.presets import PRESETS, UNLIMITED
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| (\d+) \| (.*?) \| (.*?) \| (.*?)\|$", re.MULTILINE)

@@ -25,29 +25,29 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import zstandard
 
-from breadbox.errors import ReplayBufferError
+from breadbox.model.errors import ReplayBufferError
 from breadbox.payload import decode_tree, encode_tree
-from breadbox.stores.urls import parse_store_url, redact
+from breadbox.stores.common.urls import parse_store_url, redact
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_offline.dataset import Dataset
+from breadbox_offline.decoding.packing import unpack
+from breadbox_offline.decoding.unpickling import read_numpy_pickle, run_machine
+from breadbox_offline.episodes.serialized import pack_episode, unpack_episode
+from breadbox_offline.files.dataset import Dataset
 from breadbox_offline.limits import DataLimits
-from breadbox_offline.options import MappingOptions
-from breadbox_offline.packing import unpack
-from breadbox_offline.serialized import pack_episode, unpack_episode
-from breadbox_offline.unpickling import read_numpy_pickle, run_machine
-from breadbox_server import tokens
+from breadbox_offline.rows.options import MappingOptions
+from breadbox_server.access import tokens
 from breadbox_server.app import SERVICE_NAME
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.journal.codec import (
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.journal.encoding.codec import (
     Snapshot,
     decode_snapshot,
     decode_turn,
     encode_snapshot,
     encode_turn,
 )
-from breadbox_server.journal.frames import (
+from breadbox_server.journal.encoding.frames import (
     JournalFormatError,
     frame_snapshot,
     frame_turn,

@@ -15,12 +15,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.journal.claims import Holder
-from breadbox_server.journal.codec import VERSION
+from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.journal.compactor import compact
-from breadbox_server.journal.place import JournalPlace
+from breadbox_server.journal.encoding.codec import VERSION
 from breadbox_server.journal.recovery import begin, recover
+from breadbox_server.journal.storage.claims import Holder
+from breadbox_server.journal.storage.place import JournalPlace
 from breadbox_server.journal.turn_journal import TurnJournal
 from golden.history import STARTED_AT, play
 from golden.readable import readable

@@ -4,16 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.chunks import ChunkState
-from breadbox_server.core.config import (
+from breadbox_server.core.model.config import (
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
     SampleToInsertRatioConfig,
     SchemaPolicy,
 )
-from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import (
+from breadbox_server.core.model.events import FetchGranted
+from breadbox_server.core.model.ids import (
     BufferName,
     FragmentIndex,
     ModelVersion,
@@ -23,12 +22,13 @@ from breadbox_server.core.ids import (
     SubscriptionName,
     WorkerId,
 )
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.inputs import (
     Acknowledge,
     AdmissionOutcome,
     Answer,
     AppendFragment,
     CreateBuffer,
+    DeclareSchema,
     DeleteBuffer,
     DropPayloads,
     EndSession,
@@ -43,14 +43,14 @@ from breadbox_server.core.inputs import (
     ReportUnreadable,
     StartSession,
     Subscribe,
-    TellSchema,
     UndeliveredGrant,
     Unsubscribe,
     UpdateBuffer,
     UpdatePriorities,
 )
+from breadbox_server.core.model.schemas import SchemaArray
 from breadbox_server.core.samplers import SAMPLERS
-from breadbox_server.core.schemas import SchemaArray
+from breadbox_server.core.state.chunks import ChunkState
 
 STARTED_AT = 1_700_000_000.25
 LIMITS = BufferConfig(
@@ -61,7 +61,9 @@ LIMITS = BufferConfig(
     lease_s=45.5,
     sampler="freshest_first",
     schema=SchemaPolicy.ANY,
-    limiter=SampleToInsertRatioConfig(ratio=1.5, error_chunks=1000.0, minimum_chunk_count=2),
+    limiter=SampleToInsertRatioConfig(
+        ratio=1.5, error_chunks=1000.0, minimum_chunk_count=2, lead_chunks=2.5
+    ),
 )
 SCHEMA = (SchemaArray("obs.image", "|u1", (84, 84, 3)), SchemaArray("reward", "<f4", ()))
 SCHEMA_HASH = 2**64 - 7
@@ -138,7 +140,7 @@ class _Act:
         """Chunks of several fragments, of which one cannot be read, one is used up, one is open."""
         session = SessionId(f"third-{self._act}")
         self._do(StartSession(CHUNKS, session))
-        self._do(TellSchema(CHUNKS, session, SCHEMA_HASH, SCHEMA))
+        self._do(DeclareSchema(CHUNKS, session, SCHEMA_HASH, SCHEMA))
         for index in range(9):
             self._append(CHUNKS, session, "w0", index, discontinuity=index == 0)
         self._update_priorities(CHUNKS)

@@ -14,12 +14,12 @@ import zstandard
 from google.protobuf.message import Message
 
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.journal.codec import VERSION
 from breadbox_server.journal.compactor import compact
-from breadbox_server.journal.frames import open_snapshot, open_turn
-from breadbox_server.journal.place import JournalPlace
+from breadbox_server.journal.encoding.codec import VERSION
+from breadbox_server.journal.encoding.frames import open_snapshot, open_turn
 from breadbox_server.journal.recovery import Recovered, recover
-from breadbox_server.journal.storage import JournalArchive
+from breadbox_server.journal.storage.interface import JournalArchive
+from breadbox_server.journal.storage.place import JournalPlace
 from breadbox_server.journal.v1 import journal_pb2 as pb
 from golden.readable import readable
 from golden.schema import schema
@@ -33,6 +33,7 @@ VERSIONS = sorted(int(path.name.removeprefix("v")) for path in FOLDER.iterdir())
 SINCE = {
     "chunks_evicted_deleted": 2,
     "chunks_missed": 2,
+    "lead_chunks": 3,
     "population": 2,
     "probability": 2,
 }

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 import breadbox
-from breadbox.batches import Batch, load_batch
-from breadbox.fragment import Fragment
 from breadbox.loader import FragmentLoader
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import FragmentMetadata, FragmentReference
 from breadbox.payload import write_fragments
-from breadbox.side_stream import side_stream_for
+from breadbox.reading.batches import Batch, load_batch
+from breadbox.reading.cuda_stream import side_stream_for
 from breadbox.stores import open_store
 from breadbox.testing import start_server
-from breadbox.types import FragmentMetadata, FragmentReference
-from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.ppo_config import PpoConfig
-from breadbox_learner.source import LeaseSource
+from breadbox_learner.training.ppo import PpoUpdater
+from breadbox_learner.training.source import LeaseSource
 from breadbox_policies import PolicyModule, make_policy
 from support.collating import collate
 from support.local_rollout import LocalRollout

@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from breadbox_policies import make_policy, policy_weights
-from breadbox_rollout.inference import Inference, check_device, state_arrays
+from breadbox_rollout.acting.inference import Inference, check_device, state_arrays
 from support.rollout_service import FakeService
 from support.rollout_worker import running_worker
 from support.scripted_env import (

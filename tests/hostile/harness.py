@@ -30,8 +30,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 import breadbox
-from breadbox_server.authorization import Role
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+from breadbox_server.access.authorization import Role
+from breadbox_server.access.tokens import new_token
 from chaos.ledger import read_ledgers
 from support.eventually import eventually_sync
 from support.server_process import (
@@ -40,7 +45,7 @@ from support.server_process import (
     plain_environment,
     status_bytes,
 )
-from support.token_files import write_token_file
+from support.token_files import bearer, line_of, write_token_file
 
 TESTS = Path(__file__).resolve().parents[1]
 MIB = 2**20
@@ -115,6 +120,30 @@ class Ground:
     def address(self) -> str:
         """Where the server answers."""
         return self.server.address
+
+    @property
+    def store_url(self) -> str:
+        """Of its payload store."""
+        return f"file://{self._folder / 'store'}"
+
+    def add_tokens(self, *lines: str) -> list[str]:
+        """Let holders of fresh tokens in, one for each of the lines "ROLE NAME [KEY=VALUE ...]"."""
+        tokens = [new_token() for _ in lines]
+        with (self._folder / "tokens").open("a") as file:
+            file.writelines(map(line_of, lines, tokens))
+        # A client of its own: whoever asks again and again before is hung up on.
+        with grpc.insecure_channel(self.address) as channel:
+            ask = ReplayBufferServiceStub(channel).GetStoreConfig
+
+            def is_known() -> bool:
+                try:
+                    ask(pb.GetStoreConfigRequest(), metadata=bearer(tokens[-1]), timeout=5)
+                except grpc.RpcError:
+                    return False
+                return True
+
+            eventually_sync(is_known, "the tokens being known")
+        return tokens
 
     def read_metrics(self) -> str:
         """What the server tells Prometheus."""

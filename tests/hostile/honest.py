@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import breadbox
-from breadbox.errors import ReplayBufferError, WaitElapsedError
+from breadbox.model.errors import ReplayBufferError, WaitElapsedError
 from chaos.actors import SESSION, Stop, make_fragment
 from chaos.ledger import Ledger
 

@@ -25,6 +25,8 @@ from support.http2 import (
 )
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+CALLS_MIN: Final = 60
+"""Of the honest pair, which makes hundreds in the same time on an idle machine."""
 STREAM: Final = "/breadbox.v1.ReplayBufferService/AppendStream"
 
 
@@ -35,8 +37,11 @@ def conversations(
     return [stack.enter_context(Conversation(it.address, *settings)) for _ in range(count)]
 
 
-def packed(count: int, *, first: int = 0) -> bytes:
-    """A message with so many appends, each of one fragment whose payload nobody has."""
+def packed(count: int, *, first: int = 0, is_cancelled: bool = False) -> bytes:
+    """A message with so many appends, each of one fragment whose payload nobody has.
+
+    And, where that is asked for, with word that nobody waits for any of them.
+    """
     appends = [
         pb.StreamedAppend(
             call_id=call_id,
@@ -53,7 +58,8 @@ def packed(count: int, *, first: int = 0) -> bytes:
         )
         for call_id in range(first, first + count)
     ]
-    data = pb.AppendStreamRequest(appends=appends).SerializeToString()
+    cancelled = [each.call_id for each in appends] if is_cancelled else []
+    data = pb.AppendStreamRequest(appends=appends, cancelled_call_ids=cancelled).SerializeToString()
     return message_prefix(len(data)) + data
 
 
@@ -115,26 +121,35 @@ def test_messages_of_streams_that_are_never_finished(tmp_path: Path) -> None:
         it.attack(attack)
 
 
+def send_for_a_while(it: Ground, message: bytes, *, connections: int, streams: int) -> None:
+    """Send a message again and again on every stream of every connection."""
+    with contextlib.ExitStack() as stack:
+        unsent = {
+            (stranger, stranger.begin(STREAM)): b""
+            for stranger in conversations(stack, it, connections)
+            for _ in range(streams)
+        }
+        until = time.monotonic() + ATTACK_S
+        while time.monotonic() < until:
+            for (stranger, stream), rest in unsent.items():
+                data = rest or message
+                sent = stranger.send_data(stream, data)
+                unsent[stranger, stream] = data[sent:]
+            time.sleep(0.001)
+
+
 def test_more_appends_than_the_credit_as_fast_as_they_can_be_sent(tmp_path: Path) -> None:
     message = packed(STREAM_APPENDS_MAX)
     with ground(tmp_path) as it:
+        it.attack(lambda: send_for_a_while(it, message, connections=2, streams=8))
 
-        def attack() -> None:
-            with contextlib.ExitStack() as stack:
-                unsent = {
-                    (stranger, stranger.begin(STREAM)): b""
-                    for stranger in conversations(stack, it, 2)
-                    for _ in range(8)
-                }
-                until = time.monotonic() + ATTACK_S
-                while time.monotonic() < until:
-                    for (stranger, stream), rest in unsent.items():
-                        data = rest or message
-                        sent = stranger.send_data(stream, data)
-                        unsent[stranger, stream] = data[sent:]
-                    time.sleep(0.001)
 
-        it.attack(attack)
+def test_appends_that_are_cancelled_in_the_message_that_brings_them(tmp_path: Path) -> None:
+    """They find room at once, whatever the credit: each message costs its sender a turn."""
+    message = packed(STREAM_APPENDS_MAX, is_cancelled=True)
+    with ground(tmp_path) as it:
+        outcome = it.attack(lambda: send_for_a_while(it, message, connections=6, streams=16))
+    assert outcome.call_count > CALLS_MIN, str(outcome)
 
 
 @pytest.mark.long

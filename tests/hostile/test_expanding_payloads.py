@@ -1,24 +1,28 @@
 """A few bytes that would become a gigabyte: every reader refuses them before it takes memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import lz4.block
 import numpy as np
 import pytest
 
-from breadbox.batches import load_batch
-from breadbox.errors import InvalidRequestError, PayloadCorruptError
+from breadbox.model.errors import InvalidRequestError, PayloadCorruptError
+from breadbox.model.types import FragmentMetadata, FragmentReference
 from breadbox.payload import decode_tree, encode_tree
-from breadbox.payload.fragments import describe_arrays, read_fragments
-from breadbox.payload.limits import (
+from breadbox.payload.arrays import video
+from breadbox.payload.arrays.codecs import decode_into
+from breadbox.payload.arrays.limits import (
     EXPANDED_BYTES_FREE,
     EXPANDED_BYTES_MAX_VARIABLE,
     expanded_bytes_max,
 )
+from breadbox.payload.fragments import describe_arrays, read_fragments
 from breadbox.payload.weights import read_weights
+from breadbox.reading.batches import load_batch
 from breadbox.stores import open_store
-from breadbox.stores.base import PayloadStore
-from breadbox.types import FragmentMetadata, FragmentReference
+from breadbox.stores.common.base import PayloadStore
+from breadbox.v1 import payload_pb2
 from support.forged_payloads import MIB, bomb_of, layout_of_parts, zeros_as_zstd
 from support.traced_memory import traced_memory
 
@@ -114,3 +118,34 @@ def test_the_environment_bounds_what_a_payload_may_expand_to(limit: Callable[[st
 
 def test_a_frame_of_zeros_is_as_small_as_these_attacks_need() -> None:
     assert len(zeros_as_zstd(1024 * MIB)) < 64 * 1024
+
+
+EXPANDS_TO = 256 * MIB
+DECLARED = (64, 128, 128)
+"""Of frames: 1 MiB, a 256th of what the streams expand to."""
+
+
+def _frames_as_h264() -> tuple[bytes, Mapping[str, str]]:
+    pytest.importorskip("av")
+    frames = np.zeros((EXPANDS_TO // (1024 * 1024), 1024, 1024), np.uint8)
+    return video.encode_frames(frames, None)
+
+
+STREAMS: dict[str, tuple[int, Callable[[], tuple[bytes, Mapping[str, str]]]]] = {
+    "lz4": (
+        payload_pb2.CODEC_LZ4,
+        lambda: (lz4.block.compress(bytes(EXPANDS_TO), store_size=False), {}),
+    ),
+    "zstd": (payload_pb2.CODEC_ZSTD, lambda: (zeros_as_zstd(EXPANDS_TO), {})),
+    "h264": (payload_pb2.CODEC_H264, _frames_as_h264),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_that_expands_to_more_than_its_layout_says_takes_no_more_memory(name: str) -> None:
+    codec, make = STREAMS[name]
+    encoded, parameters = make()
+    frames = np.empty(DECLARED, np.uint8)
+    with traced_memory() as traced, pytest.raises(PayloadCorruptError):
+        decode_into(frames, memoryview(encoded), codec, parameters)
+    assert traced.peak_bytes < 8 * frames.nbytes + 2 * len(encoded)

@@ -2,6 +2,7 @@
 with tokens of its own, is unharmed."""
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -9,19 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
+import breadbox
+from breadbox.model.types import PayloadReference
+from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
-from breadbox_server.tokens import new_token
+from breadbox_server.access.authorization import Role
+from breadbox_server.limits import GATEWAY_CALLS_OF, UNANNOUNCED_BYTES_MAX
+from chaos.actors import SESSION
 from hostile.harness import ATTACK_S, Ground, ground
 from support.eventually import eventually_sync
+from support.load import CALL_S, fragments_of
 from support.served import reason_of
-from support.token_files import bearer, line_of
+from support.token_files import bearer
 
-pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 MIB = 2**20
+PUBLISH_S_MAX = 10.0
+"""Some parts of a payload, behind a second of patience for who is slow."""
 
 
 class Stranger:
@@ -36,6 +46,19 @@ class Stranger:
 
     def write(self, messages: Iterator[pb.WritePayloadsRequest]) -> Any:
         return self.stub.WritePayloads(messages, metadata=self.metadata)
+
+    def read(self, payload: fragment_pb2.PayloadReference) -> bytes:
+        """All of a payload."""
+        whole = pb.PayloadRange(payload=payload, length_bytes=payload.size_bytes)
+        request = pb.ReadPayloadsRequest(ranges=[whole])
+        answers = self.stub.ReadPayloads(request, metadata=self.metadata, timeout=CALL_S)
+        return b"".join(answer.data for answer in answers)
+
+    def refusal(self, payload: fragment_pb2.PayloadReference) -> str:
+        """The reason for which a payload is not read."""
+        with pytest.raises(grpc.RpcError) as refused:
+            self.read(payload)
+        return reason_of(refused.value)
 
     def written(self, size_bytes: int) -> str:
         """The reason for which a whole write is refused; empty: it is not."""
@@ -52,27 +75,21 @@ class Stranger:
 
 
 @contextlib.contextmanager
-def strangers(it: Ground, folder: Path, count: int) -> Iterator[list[Stranger]]:
-    """Connections of one token, which the server has got to know."""
-    token = new_token()
-    with (folder / "tokens").open("a") as file:
-        file.write(line_of("producer stranger", token))
-    # Whoever asks again and again before is hung up on.
-    asking, *them = (Stranger(it, token) for _ in range(1 + count))
-
-    def is_known() -> bool:
-        try:
-            asking.stub.GetStoreConfig(pb.GetStoreConfigRequest(), metadata=asking.metadata)
-        except grpc.RpcError:
-            return False
-        return True
-
-    eventually_sync(is_known, "the token being known")
+def strangers(it: Ground, count: int, *, teams: int = 1) -> Iterator[list[Stranger]]:
+    """Connections of one token, or of each of several, which the server has got to know."""
+    tokens = it.add_tokens(*(f"producer stranger-{team}" for team in range(teams)))
+    them = [Stranger(it, token) for token in tokens for _ in range(count)]
     yield them
-    for each in (asking, *them):
+    for each in them:
         each.channel.close()
 
 
+def calls_in_progress(it: Ground) -> int:
+    (line,) = re.findall(r"^breadbox_gateway_calls (\S+)$", it.read_metrics(), re.MULTILINE)
+    return int(float(line))
+
+
+@pytest.mark.long
 def test_writes_that_are_never_finished(tmp_path: Path) -> None:
     with ground(tmp_path, "--gateway", has_tokens=True) as it:
         is_over = threading.Event()
@@ -82,9 +99,10 @@ def test_writes_that_are_never_finished(tmp_path: Path) -> None:
             is_over.wait(2 * ATTACK_S)
 
         def attack() -> None:
-            with strangers(it, tmp_path, 8) as them:
+            with strangers(it, 8) as them:
                 calls = [each.write(half()) for each in them for _ in range(40)]
                 time.sleep(ATTACK_S)
+                assert calls_in_progress(it) == GATEWAY_CALLS_OF["token"]
                 is_over.set()
                 for call in calls:
                     call.cancel()
@@ -92,12 +110,63 @@ def test_writes_that_are_never_finished(tmp_path: Path) -> None:
         it.attack(attack)
 
 
+def test_who_says_much_and_sends_a_byte_leaves_others_their_share(tmp_path: Path) -> None:
+    """Four tokens hold every place and have said all the bytes that there may be altogether."""
+    calls_of_each = GATEWAY_CALLS_OF["token"]
+    size_bytes = UNANNOUNCED_BYTES_MAX // calls_of_each
+    with ground(tmp_path, "--gateway", has_tokens=True) as it:
+        is_over = threading.Event()
+
+        def one_byte() -> Iterator[pb.WritePayloadsRequest]:
+            yield pb.WritePayloadsRequest(size_bytes=[size_bytes], data=b"x")
+            is_over.wait(60.0)
+
+        def attack() -> None:
+            with strangers(it, 4, teams=4) as them:
+                calls = [each.write(one_byte()) for each in them for _ in range(calls_of_each // 4)]
+                eventually_sync(lambda: calls_in_progress(it) == 4 * calls_of_each, "every place")
+                with breadbox.connect(it.address, token=it.tokens[Role.LEARNER]) as learner:
+                    began_at = time.monotonic()
+                    learner.publish(SESSION, 1, {"weights": np.zeros(4 * MIB, np.uint8)})
+                    took_s = time.monotonic() - began_at
+                is_over.set()
+                for call in calls:
+                    call.cancel()
+            assert took_s < PUBLISH_S_MAX
+
+        it.attack(attack)
+
+
+def test_a_payload_of_another_team_is_missing_for_whoever_knows_its_id(tmp_path: Path) -> None:
+    with ground(tmp_path, "--gateway", has_tokens=True) as it:
+        lines = ("producer a buffers=a", "learner a-reads buffers=a", "learner b-reads buffers=b")
+        writer, reader, stranger = (Stranger(it, token) for token in it.add_tokens(*lines))
+        admin = Stranger(it, it.tokens[Role.ADMIN])
+        for name in ("a", "b"):
+            created = pb.CreateBufferRequest(name=name)
+            admin.stub.CreateBuffer(created, metadata=admin.metadata, timeout=CALL_S)
+            started = pb.StartSessionRequest(buffer=name, session_id=SESSION)
+            admin.stub.StartSession(started, metadata=admin.metadata, timeout=CALL_S)
+        message = pb.WritePayloadsRequest(size_bytes=[9], data=b"a's alone")
+        *_, answer = writer.write(iter([message]))
+        (payload,) = answer.payloads
+        assert b"a's alone" == writer.read(payload)
+        assert ["PAYLOAD_MISSING"] * 2 == [reader.refusal(payload), stranger.refusal(payload)]
+
+        fragment = fragments_of([PayloadReference(payload.payload_id, 9)], session=SESSION)
+        appended = pb.AppendFragmentsRequest(buffer="a", fragments=fragment)
+        writer.stub.AppendFragments(appended, metadata=writer.metadata, timeout=CALL_S)
+        assert b"a's alone" == reader.read(payload)
+        assert ["PAYLOAD_MISSING"] * 2 == [writer.refusal(payload), stranger.refusal(payload)]
+
+
+@pytest.mark.long
 def test_payloads_that_are_never_announced(tmp_path: Path) -> None:
     with ground(tmp_path, "--gateway", "--gateway-unannounced", "64MiB", has_tokens=True) as it:
         refused: list[str] = []
 
         def attack() -> None:
-            with strangers(it, tmp_path, 1) as (stranger,):
+            with strangers(it, 1) as (stranger,):
                 until = time.monotonic() + ATTACK_S
                 while time.monotonic() < until:
                     refused.append(stranger.written(4 * MIB))
@@ -107,11 +176,12 @@ def test_payloads_that_are_never_announced(tmp_path: Path) -> None:
         assert {"", "GATEWAY_FULL"} == set(refused)
 
 
+@pytest.mark.long
 def test_readers_that_take_nothing(tmp_path: Path) -> None:
     with ground(tmp_path, "--gateway", has_tokens=True) as it:
 
         def attack() -> None:
-            with strangers(it, tmp_path, 8) as them:
+            with strangers(it, 8) as them:
                 message = pb.WritePayloadsRequest(size_bytes=[MIB], data=bytes(MIB))
                 (answer,) = them[0].write(iter([message]))
                 wanted = pb.PayloadRange(payload=answer.payloads[0], length_bytes=MIB)

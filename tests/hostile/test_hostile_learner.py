@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 
 import breadbox
-from breadbox.fragment import Fragment
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import BufferState, SchemaPolicy
 from breadbox.payload import encode_tree
 from breadbox.payload.fragments import fragment_tree
 from breadbox.stores import open_store
-from breadbox.types import BufferState, SchemaPolicy
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_learner.fitting import Fitting, expected_rows
-from breadbox_learner.source import LeaseSource
 from breadbox_learner.spaces import Spaces
+from breadbox_learner.training.fitting import Fitting, expected_rows
+from breadbox_learner.training.source import LeaseSource
 from hostile.harness import attacked_server
 from support.eventually import eventually_sync as eventually
 from support.feeder import feeding

@@ -8,15 +8,15 @@ import grpc
 import pytest
 
 import breadbox
-from breadbox.errors import PayloadCorruptError
+from breadbox.model.errors import PayloadCorruptError
+from breadbox.model.types import BufferState
 from breadbox.payload import encode_fragment
 from breadbox.payload.format import parse_head
 from breadbox.payload.fragments import Schema, schema_of
 from breadbox.stores import open_store
-from breadbox.types import BufferState
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
-from breadbox_learner.source import LeaseSource
+from breadbox_learner.training.source import LeaseSource
 from hostile.harness import attacked_server
 from support.forged_payloads import MIB, bomb_of, layout_of_parts
 from support.fragments import vector_fragment

@@ -7,9 +7,9 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 import breadbox
-from breadbox.errors import PayloadCorruptError, StoreError, StoreUrlError
+from breadbox.model.errors import PayloadCorruptError, StoreError, StoreUrlError
+from breadbox.model.types import PayloadReference
 from breadbox.stores import open_store
-from breadbox.types import PayloadReference
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from support.fake_service import FakeService, serving
 from support.fragments import vector_fragment

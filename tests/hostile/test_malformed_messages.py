@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.authorization import SERVICE
+from breadbox_server.access.authorization import SERVICE
 from support.served import CALL_S, reason_of, served
 
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods]

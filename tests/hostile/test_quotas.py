@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 import breadbox
-from breadbox.errors import BackpressureError, LimitExceededError
+from breadbox.model.errors import BackpressureError, LimitExceededError
 from breadbox.stores import open_store
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -28,7 +28,7 @@ PAYLOAD_BYTES = 1000
 class Yard:
     """A server with tokens: the greedy one's, another producer's and a learner's."""
 
-    def __init__(self, tmp_path: Path, stack: ExitStack, greedy: str) -> None:
+    def __init__(self, tmp_path: Path, stack: ExitStack, greedy: str, *more: str) -> None:
         self._stack = stack
         tokens = tmp_path / "tokens"
         lines = (f"producer greedy {greedy}", "producer honest", "learner trainer")
@@ -36,7 +36,7 @@ class Yard:
         url = f"file://{tmp_path}/store"
         options = ("--store", url, "--tokens", str(tokens), "--metrics-listen", "127.0.0.1:0")
         # Stubs say no schema, and clients do.
-        limits = ("--uses-max", "1", "--schema", "any")
+        limits = ("--uses-max", "1", "--schema", "any", *more)
         self.server = attacked_server(*options, *limits, log=tmp_path / "log")
         self.server.start()
         stack.callback(self.server.stop)
@@ -69,6 +69,23 @@ class Yard:
         )
         self.credit = (reply.append_credit_count, reply.append_credit_bytes)
         return [result.outcome for result in reply.results]
+
+    def write(self, token: str, size_bytes: int) -> fragment_pb2.PayloadReference:
+        """Write a payload through the gateway."""
+        message = pb.WritePayloadsRequest(size_bytes=[size_bytes], data=bytes(size_bytes))
+        answers = self._stub.WritePayloads(iter([message]), timeout=CALL_S, metadata=bearer(token))
+        return list(answers)[-1].payloads[0]
+
+    def write_refusal(self, token: str, size_bytes: int) -> tuple[str, str]:
+        """The reason of a refused write, and the quota that it names."""
+        with pytest.raises(grpc.RpcError) as refused:
+            self.write(token, size_bytes)
+        return reason_of(refused.value), info_of(refused.value).metadata["quota"]
+
+    def discard(self, token: str, payload: fragment_pb2.PayloadReference) -> None:
+        """Give up a payload that was written through the gateway."""
+        request = pb.DiscardPayloadsRequest(payload_ids=[payload.payload_id])
+        self._stub.DiscardPayloads(request, timeout=CALL_S, metadata=bearer(token))
 
     def refusal(self, token: str, *workers: str, count: int = 1) -> tuple[str, str]:
         """The reason of a refused append, and the quota that it names."""
@@ -103,13 +120,13 @@ ADMITTED = fragment_pb2.ADMISSION_OUTCOME_ADMITTED
 
 
 @pytest.fixture
-def make_yard(tmp_path: Path) -> Iterator[Callable[[str], Yard]]:
+def make_yard(tmp_path: Path) -> Iterator[Callable[..., Yard]]:
     with ExitStack() as stack:
-        yield lambda greedy: Yard(tmp_path, stack, greedy)
+        yield lambda greedy, *more: Yard(tmp_path, stack, greedy, *more)
 
 
 def test_workers_that_one_token_invents_end_at_its_quota_and_lock_nobody_out(
-    make_yard: Callable[[str], Yard],
+    make_yard: Callable[..., Yard],
 ) -> None:
     yard = make_yard("workers_max=3")
     assert [ADMITTED] * 3 == yard.append(yard.greedy, "a", "b", "c")
@@ -125,7 +142,7 @@ def test_workers_that_one_token_invents_end_at_its_quota_and_lock_nobody_out(
 
 
 def test_bytes_that_one_token_holds_end_at_its_quota_until_they_are_used(
-    make_yard: Callable[[str], Yard],
+    make_yard: Callable[..., Yard],
 ) -> None:
     yard = make_yard(f"bytes_held_max={4 * PAYLOAD_BYTES}")
     assert [ADMITTED] * 3 == yard.append(yard.greedy, "a", count=3)
@@ -142,8 +159,23 @@ def test_bytes_that_one_token_holds_end_at_its_quota_until_they_are_used(
     assert [ADMITTED] * 4 == yard.append(yard.greedy, "a", count=4)
 
 
+def test_bytes_that_one_token_writes_through_the_gateway_are_held_before_they_are_announced(
+    make_yard: Callable[..., Yard],
+) -> None:
+    yard = make_yard(f"bytes_held_max={40 * PAYLOAD_BYTES}", "--gateway")
+    assert [ADMITTED] * 10 == yard.append(yard.greedy, "a", count=10)
+    written = yard.write(yard.greedy, 20 * PAYLOAD_BYTES)
+    assert ("QUOTA_FULL", "bytes_held_max") == yard.write_refusal(yard.greedy, 20 * PAYLOAD_BYTES)
+    assert ("QUOTA_EXCEEDED", "bytes_held_max") == yard.write_refusal(
+        yard.greedy, 41 * PAYLOAD_BYTES
+    )
+    yard.write(yard.honest, 50 * PAYLOAD_BYTES)
+    yard.discard(yard.greedy, written)
+    yard.write(yard.greedy, 20 * PAYLOAD_BYTES)
+
+
 def test_bytes_of_a_token_that_is_bound_to_workers_are_known_after_a_restart(
-    make_yard: Callable[[str], Yard],
+    make_yard: Callable[..., Yard],
 ) -> None:
     yard = make_yard(f"workers=a* bytes_held_max={4 * PAYLOAD_BYTES}")
     assert [ADMITTED] * 2 == yard.append(yard.honest, "w", count=2)
@@ -156,7 +188,7 @@ def test_bytes_of_a_token_that_is_bound_to_workers_are_known_after_a_restart(
 
 
 def test_appends_of_one_token_are_slowed_down_to_its_rate_and_others_are_not(
-    make_yard: Callable[[str], Yard],
+    make_yard: Callable[..., Yard],
 ) -> None:
     yard = make_yard("appends_per_s_max=2")
     # What five seconds may bring comes at once, and a call is not cut.
@@ -170,7 +202,7 @@ def test_appends_of_one_token_are_slowed_down_to_its_rate_and_others_are_not(
 
 
 def test_reports_of_one_token_are_slowed_down_to_its_rate_and_others_are_not(
-    make_yard: Callable[[str], Yard],
+    make_yard: Callable[..., Yard],
 ) -> None:
     rate = 0.02  # Slow enough that no time on a busy machine earns another report.
     yard = make_yard(f"appends_per_s_max={rate}")
@@ -195,7 +227,7 @@ def test_reports_of_one_token_are_slowed_down_to_its_rate_and_others_are_not(
         yard.client(yard.greedy).report_episodes([report])
 
 
-def test_what_is_refused_and_held_is_counted_by_token(make_yard: Callable[[str], Yard]) -> None:
+def test_what_is_refused_and_held_is_counted_by_token(make_yard: Callable[..., Yard]) -> None:
     yard = make_yard("workers_max=1 bytes_held_max=5000")
     yard.append(yard.greedy, "a", count=2)
     yard.refusal(yard.greedy, "b")

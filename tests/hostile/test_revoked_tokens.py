@@ -9,7 +9,7 @@ import pytest
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
-from breadbox_server.authorization import Role
+from breadbox_server.access.authorization import Role
 from hostile.harness import attacked_server
 from support.eventually import eventually_sync
 from support.load import CALL_S, SESSION

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SECTIONS = ("What is protected, from whom", "Setting it up")
+SECTIONS = ("What is protected, and against which attackers", "Setting it up")
 CLAIMS: dict[str, tuple[str, ...]] = {
-    # What is protected, from whom
+    # What is protected, and against which attackers
     "TLS; plaintext beyond the loopback": (
         "service/test_transport.py::test_an_encrypted_server_does_not_answer_in_the_clear",
         "service/test_transport.py::test_a_server_that_others_could_hear_does_not_start",
@@ -34,6 +34,9 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "service/test_tenancy.py::test_a_call_is_let_in_for_whom_it_is_meant_and_for_nobody_else",
         "service/test_tenancy.py::test_what_is_refused_does_not_tell_whether_there_is_such_a_buffer",
         "service/test_tenancy.py::test_a_lease_of_another_team_is_none_in_a_buffer_of_ones_own",
+        "service/test_tenancy.py::test_a_payload_of_another_team_is_none_whoever_names_its_id",
+        "service/test_tenancy.py::test_a_team_that_reads_much_ends_its_own_read_leases_and_no_other_teams",
+        "integration/test_gateway.py::test_nobody_announces_what_somebody_else_wrote",
     ),
     "sizes are compared with the store": (
         "hostile/test_hostile_producers.py::test_a_byte_that_claims_to_be_a_whole_buffer_evicts_nobody",
@@ -152,11 +155,17 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "A certificate does not stand in for a token": (
         "service/test_transport.py::test_a_certificate_does_not_stand_in_for_a_token",
     ),
+    "The user `default` may be turned off": (
+        "service/test_credentials.py::"
+        "test_a_default_user_as_whom_redis_cannot_read_its_file_is_a_concern",
+        "integration/test_redis_users.py::"
+        "test_nothing_acknowledged_is_lost_when_redis_and_server_are_stopped_and_started",
+    ),
     "**The store.** Use `rediss://`": (
         "stores/test_acl.py::test_the_command_makes_users_with_the_documented_rights",
         "stores/test_acl.py::test_the_clients_user_may_do_nothing_else",
     ),
-    "is what GetStoreConfig tells those": (
+    "is what GetStoreConfig returns to clients": (
         "stores/test_acl.py::test_clients_write_and_read_and_the_server_confirms_and_deletes",
     ),
     "a server without `--client-store` does not start": (
@@ -190,7 +199,7 @@ def lines() -> list[str]:
         found += [
             line
             for line in body.splitlines()
-            if line and not line.startswith(("| ---", "| who | what", "| role |"))
+            if line and not line.startswith(("| ---", "| attacker | what", "| role |"))
         ]
     return found
 

@@ -1,6 +1,7 @@
 """Strangers on the wire, with and without a token: the honest pair beside them is unharmed."""
 
 import contextlib
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from breadbox_server.limits import MESSAGE_BYTES_MAX, STREAMS_MAX
-from hostile.harness import ATTACK_S, Ground, ground
+from hostile.harness import ATTACK_S, Ground, attacked_server, ground
+from support.certificates import Authority
 from support.http2 import (
     DATA,
     END_HEADERS,
@@ -20,6 +22,7 @@ from support.http2 import (
     RST_STREAM,
     Conversation,
     call_headers,
+    connect,
     frame,
     message_prefix,
     setting,
@@ -31,6 +34,8 @@ WATCH = "/grpc.health.v1.Health/Watch"
 COMES_BACK_FACTOR = 60.0
 """What SECURITY.md says of floods whose sender comes back as soon as it is hung up on: gRPC hands
 the loop one call at a time, and `STREAMS_MAX` given-up ones are before everybody each time."""
+LOG_BYTES_MAX = 2000
+"""Whatever strangers do."""
 both_kinds = pytest.mark.parametrize("has_tokens", [False, True], ids=["anonymous", "no token"])
 
 
@@ -39,6 +44,12 @@ def lasting(step: Callable[[], object], within_s: float = ATTACK_S) -> None:
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         step()
+
+
+def hung_up_count(it: Ground, reason: str) -> float:
+    """Connections that the server has closed."""
+    found = re.search(rf'closed_total{{reason="{reason}"}} (\S+)', it.read_metrics())
+    return float(found[1]) if found else 0.0
 
 
 def conversations(
@@ -133,7 +144,24 @@ def test_refused_calls_by_the_thousand(tmp_path: Path) -> None:
                     stream = stranger.begin(SERVICE + "ListBuffers")
                     stranger.send(frame(DATA, END_STREAM, stream, message_prefix(0)))
 
-        it.attack(lambda: lasting(flood), factor=COMES_BACK_FACTOR)
+        def attack() -> None:
+            lasting(flood)
+            assert hung_up_count(it, "flood") > 0
+
+        it.attack(attack, factor=COMES_BACK_FACTOR)
+
+
+def test_handshakes_that_fail_fill_no_log(tmp_path: Path) -> None:
+    signed = Authority(tmp_path).sign("server")
+    log = tmp_path / "log"
+    encrypted = ("--tls-cert", str(signed.cert_file), "--tls-key", str(signed.key_file))
+    with attacked_server("--store", f"file://{tmp_path / 'store'}", *encrypted, log=log) as server:
+        quiet_bytes = log.stat().st_size
+        for _ in range(200):
+            with connect(server.address) as stranger, contextlib.suppress(OSError):
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
+                stranger.recv(100)  # It is told that this is no TLS, after the failure.
+        assert log.stat().st_size - quiet_bytes < LOG_BYTES_MAX
 
 
 def watch_health(stranger: Conversation, count: int) -> None:

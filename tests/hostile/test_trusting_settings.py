@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from breadbox.errors import StoreUrlError
+from breadbox.model.errors import StoreUrlError
 from breadbox.stores import has_secret, open_custodian, redact
-from breadbox_server.tokens import TokenFile, new_token
+from breadbox_server.access.tokens import TokenFile, new_token
 from support.certificates import Authority
 from support.redis_server import RedisServer
 from support.server_process import END_S, ServerProcess, plain_environment, serve_command

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import breadbox
-from breadbox import errors
-from breadbox.appender import Appender
+from breadbox.model import errors
+from breadbox.model.types import AdmissionOutcome, BufferConfig, FullPolicy
 from breadbox.testing import ServerProcess, start_server
-from breadbox.types import AdmissionOutcome, BufferConfig, FullPolicy
+from breadbox.writing.appender import Appender
 from support.callers import KINDS, Caller, make_caller
 from support.fragments import vector_fragment
 from support.proxy import Proxy

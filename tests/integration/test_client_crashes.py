@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import breadbox
-from breadbox import errors
-from breadbox.appender import Appender
+from breadbox.model import errors
 from breadbox.testing import ServerProcess, start_server
+from breadbox.writing.appender import Appender
 from support.eventually import eventually_sync
 from support.fragments import large_fragment, vector_fragment
 from support.redis_server import RedisServer

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import breadbox
-from breadbox.errors import PayloadMissingError, WaitElapsedError
-from breadbox.types import AdmissionOutcome, BufferConfig
+from breadbox.model.errors import PayloadMissingError, WaitElapsedError
+from breadbox.model.types import AdmissionOutcome, BufferConfig
 from support.fragments import vector_fragment
 from support.redis_cluster import RedisCluster
 from support.server_process import ServerProcess

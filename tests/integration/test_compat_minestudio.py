@@ -8,25 +8,28 @@ import time
 import types
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import breadbox
-from breadbox import errors
-from breadbox.compat.minestudio import (
+from breadbox.model import errors
+from breadbox.testing import ServerProcess, start_server
+from breadbox_adapters.minestudio import (
     FragmentIndex,
     FragmentLoader,
     FragmentMetadata,
     ReplayBufferInterface,
+    SampleFragment,
     create_loader_pool,
     data_iter,
     interface,
     reference_of,
 )
-from breadbox.testing import ServerProcess, start_server
-from breadbox_server.authorization import Role
+from breadbox_server.access.authorization import Role
 from support.certificates import Authority
 from support.eventually import eventually_sync
 from support.minestudio import CONFIG, alike, metadata_of, sample_fragment
@@ -85,6 +88,38 @@ def test_a_rollout_worker_and_two_ranks_share_a_batch(trainer: ReplayBufferInter
             assert alike(sample_fragment(index.fid_in_worker), fragment)
 
 
+def varied(fid: int) -> SampleFragment:
+    """A fragment as MineStudio takes it after others: of other keys, kinds, widths and lengths."""
+    sample = sample_fragment(fid)
+    told: list[Any] = [None, "go left", 9, 10, {"a": 1}, {"a": 1, "b": [2.5]}, np.zeros((2, fid))]
+    sample.next_obs = {**sample.next_obs, "info": told[fid]}
+    sample.obs = {**sample.obs, "info": [told[fid]] * len(sample.reward)}
+    if fid == 4:
+        sample.obs["depth"] = np.ones((len(sample.reward), 3), np.float32)
+    if fid == 5:
+        sample.in_state = [*sample.in_state, np.zeros((1, 2))]
+    if fid == 6:
+        for name in ("reward", "next_done", "first", "episode_uuids"):
+            setattr(sample, name, getattr(sample, name)[:4])
+        sample.obs = {key: rows[:4] for key, rows in sample.obs.items()}
+        sample.action = {key: rows[:4] for key, rows in sample.action.items()}
+    return sample
+
+
+def test_values_that_vary_from_fragment_to_fragment_are_taken_as_minestudio_takes_them(
+    trainer: ReplayBufferInterface,
+) -> None:
+    trainer.client.update_buffer(trainer.buffer, breadbox.BufferConfig(fragments_per_chunk=1))
+    with other(trainer) as worker:
+        for fid in range(7):
+            worker.add_fragment(varied(fid), metadata_of(varied(fid)))
+        assert 0 == worker.dropped_count
+    fetched = trainer.fetch_fragments(7)
+    assert 7 == len({index for index, _ in fetched})
+    for index, fragment_id in fetched:
+        assert alike(varied(index.fid_in_worker), trainer.load_fragment(fragment_id))
+
+
 def test_a_fetch_waits_for_as_long_as_it_takes(trainer: ReplayBufferInterface) -> None:
     add(trainer, 0)
     fetched: list[Any] = []
@@ -118,6 +153,32 @@ def test_a_fragment_that_is_gone_is_a_key_error(trainer: ReplayBufferInterface) 
 
 def test_nothing_is_prepared_before_the_first_fetch(trainer: ReplayBufferInterface) -> None:
     assert [] == trainer.prepared_fragments()
+
+
+def test_a_batch_whose_lease_expired_is_told_from_one_that_was_not_fetched(
+    trainer: ReplayBufferInterface,
+) -> None:
+    add(trainer, 0, 1)
+    trainer.client.update_buffer(trainer.buffer, breadbox.BufferConfig(lease_s=0.2))
+    trainer.client.fetch_fragments(2, buffer=trainer.buffer)
+    with other(trainer) as rank_1:
+        eventually_sync(lambda: trainer.client.get_buffer(trainer.buffer).state.lease_count == 0)
+        with pytest.raises(breadbox.errors.RequestNotFoundError, match="its leases have ended"):
+            rank_1.prepared_fragments()
+
+
+def test_a_fragment_of_a_session_that_ended_is_dropped_at_once(
+    trainer: ReplayBufferInterface,
+) -> None:
+    trainer.update_model_version("run", 3)
+    trainer.update_model_version("another", 0)
+    sample = sample_fragment()
+    with other(trainer) as worker:
+        worker.version_wait_s = 3600.0
+        worker.add_fragment(sample, metadata_of(sample, 3))
+        trainer.client.end_session("another", buffer=trainer.buffer)
+        worker.add_fragment(sample, replace(metadata_of(sample, 3), session_id="another"))
+        assert 2 == worker.dropped_count
 
 
 def test_what_is_of_no_use_is_dropped_and_counted(trainer: ReplayBufferInterface) -> None:
@@ -382,6 +443,29 @@ def test_a_buffer_that_stays_short_says_so_in_the_log(
     eventually_sync(lambda: "0 chunks are held and 1 is needed" in caplog.text)
     add(trainer, 0, 1)
     thread.join(20)
+
+
+def test_a_sender_that_died_is_said_in_its_log_and_where_the_trainer_waits(
+    trainer: ReplayBufferInterface,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(interface, "FIRST_WORD_S", 0.05)
+    monkeypatch.setattr(interface, "WAIT_S_MAX_PER_CALL", 0.05)
+    add(trainer, 0)
+    sample = sample_fragment(1)
+    sample.next_obs = {"made": object()}
+    with other(trainer) as worker, pytest.raises(errors.UnsupportedArrayError, match="made"):
+        worker.add_fragment(sample, metadata_of(sample))
+    assert "fragment 1 of worker 'env-0' cannot be stored" in caplog.text
+    thread = threading.Thread(target=trainer.fetch_fragments, args=(2,))
+    thread.start()
+    eventually_sync(lambda: "No fragment arrived in the" in caplog.text)
+    assert "has seen 1 workers" in caplog.text
+    assert "Look whether rollout workers run" in caplog.text
+    add(trainer, 1)
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_records_of_appends_and_fetches_are_offered(

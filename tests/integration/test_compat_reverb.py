@@ -7,6 +7,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +15,19 @@ import numpy as np
 import pytest
 
 import breadbox
-import breadbox.compat.reverb as reverb
+import breadbox_adapters.reverb as reverb
 from support.eventually import eventually_sync
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+
+@dataclass
+class Spec:
+    """As TensorFlow says it."""
+
+    shape: Any
+    dtype: Any
+
 
 TABLES = {
     "queue": reverb.Table.queue("queue", 10),
@@ -65,6 +75,21 @@ TABLES = {
         10,
         reverb.rate_limiters.MinSize(1),
         signature={"a": np.zeros((3,))},
+    ),
+    "whole": reverb.Table(
+        "whole",
+        reverb.selectors.Fifo(),
+        reverb.selectors.Fifo(),
+        10,
+        reverb.rate_limiters.MinSize(1),
+        signature={"a": Spec((None, 3), np.float64), "b": (Spec((), np.int64),)},
+    ),
+    "ratio": reverb.Table(
+        "ratio",
+        reverb.selectors.Uniform(),
+        reverb.selectors.Fifo(),
+        100,
+        reverb.rate_limiters.SampleToInsertRatio(4.0, 2, 8.0),
     ),
 }
 
@@ -266,18 +291,16 @@ def test_34_arrays_come_back_as_they_were_written(client: reverb.Client, dtype: 
 def test_36_an_unknown_table_is_named_with_those_there_are(client: reverb.Client) -> None:
     with client.trajectory_writer(1) as writer:
         writer.append(1)
-        writer.create_item("nowhere", 1.0, writer.history[-1:])
         for call in (
+            lambda: writer.create_item("nowhere", 1.0, writer.history[-1:]),
             lambda: client.insert(1, {"nowhere": 1.0}),
             lambda: next(client.sample("nowhere")),
             lambda: client.mutate_priorities("nowhere", updates={1: 1.0}),
             lambda: client.reset("nowhere"),
-            writer.flush,
         ):
             with pytest.raises(reverb.TableNotFoundError, match="no table is named 'nowhere'") as e:
                 call()
             assert set(TABLES) == set(e.value.known)
-        writer._appenders.clear()  # noqa: SLF001 - as a process that ends without a word
 
 
 def test_37_no_samples_cannot_be_asked_for(client: reverb.Client) -> None:
@@ -338,10 +361,107 @@ def test_58_a_killed_server_loses_nothing_and_has_nothing_twice(tmp_path: Path) 
         assert list(range(60)) == numbers(client, "q", 60)
 
 
-def test_60_a_table_of_one_signature_refuses_other_arrays_by_path(client: reverb.Client) -> None:
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_60_items_are_held_to_the_signature_of_their_table_in_dtype_and_shape(
+    server: reverb.Server, client: reverb.Client, is_reset: bool
+) -> None:
+    if is_reset:
+        client.reset("whole")
+    with server.localhost_client() as other, other.trajectory_writer(3) as writer:
+        for _ in range(3):
+            writer.append({"a": np.zeros(3), "b": 1, "c": np.zeros(4), "d": np.float32(1)})
+        a, b, c, d = (writer.history[name] for name in "abcd")
+        writer.create_item("whole", 1.0, {"a": a[-2:], "b": (b[-1],)})
+        writer.create_item("whole", 1.0, [a[-3:], b[-1]])  # Names do not matter, as in Reverb.
+        for wrong, why in [
+            ({"a": c[-2:], "b": b[-1]}, r"array 0 .* is float64\[2, 4\], and float64\[\?, 3\] by"),
+            ({"a": a[-2:], "b": b[-1:]}, r"array 1 .* is int64\[1\], and int64\[\] by .*'b.0'"),
+            ({"a": a[-2:], "b": d[-1]}, r"array 1 .* is float32\[\], and int64\[\] by"),
+            ({"a": a[-2:]}, "to have 2 arrays, by the table's signature, and has 1"),
+        ]:
+            with pytest.raises(ValueError, match=why):
+                writer.create_item("whole", 1.0, wrong)
+        writer.flush()
+        with other.trajectory_writer(1, validate_items=False) as heedless:
+            heedless.append({"a": 1})
+            heedless.create_item("whole", 1.0, {"a": heedless.history["a"][-1:]})
+        assert 3 == other.server_info()["whole"].current_size
+
+
+def test_60_the_older_writer_and_insert_are_held_to_the_signature_of_a_step(
+    client: reverb.Client,
+) -> None:
     client.insert({"a": np.zeros(3)}, {"same": 1.0})
-    with pytest.raises(reverb.ReverbError, match=r"extras\.item\.a.*wanted"):
-        client.insert({"a": np.zeros(4)}, {"same": 1.0})
+    with pytest.raises(ValueError, match=r"array 0 .* is float64\[4\], and float64\[3\] by"):
+        client.insert({"a": np.zeros(4)}, {"queue": 1.0, "same": 1.0})
+    assert 0 == client.server_info()["queue"].current_size
+    with client.writer(3) as writer:
+        for _ in range(3):
+            writer.append({"a": np.ones(3)})
+        for steps in (1, 3, 2):
+            writer.create_item("same", steps, 1.0)
+    with client.writer(3) as writer:
+        writer.append({"a": np.ones(3, np.float32)})
+        with pytest.raises(ValueError, match=r"is float32\[3\], and float64\[3\] by"):
+            writer.create_item("same", 1, 1.0)
+    assert 4 == client.server_info()["same"].current_size
+
+
+def test_a_table_and_what_is_told_of_it_say_its_signature(client: reverb.Client) -> None:
+    told = client.server_info()
+    assert None is told["queue"].signature
+    signature = told["whole"].signature
+    assert ("float64", (None, 3)) == (signature["a"].dtype, signature["a"].shape)
+    assert (("int64", ()),) == tuple((each.dtype, each.shape) for each in signature["b"])
+
+
+def test_6_and_19_a_table_says_what_is_in_it_and_what_would_pass(client: reverb.Client) -> None:
+    """As `SampleToInsertRatio(4, 2, 8)` does it in Reverb."""
+    table = TABLES["ratio"]
+    fresh = table.replace(name="fresh")
+    for each in (table, fresh):
+        assert (False, True) == (each.can_sample(1), each.can_insert(4))
+        assert (each.name, 0) == (each.info.name, each.info.current_size)
+    for number in range(2):
+        client.insert(number, {"ratio": 1.0})
+    assert (True, False) == (table.can_sample(8), table.can_sample(9))
+    assert (True, False) == (table.can_insert(2), table.can_insert(3))
+    assert 8 == len(numbers(client, "ratio", 8))
+    assert (2, 8, False, True) == (
+        table.info.current_size,
+        table.info.sampled_count,
+        table.can_sample(1),
+        table.can_insert(4),
+    )
+    with pytest.raises(reverb.DeadlineExceededError, match="8 chunks were delivered"):
+        next(client.sample("ratio", timeout_ms=0))
+
+
+def test_a_writer_that_was_closed_takes_nothing_more(client: reverb.Client) -> None:
+    writer = client.trajectory_writer(2)
+    with writer:
+        writer.append(1)
+    writer.append(2)
+    writer.create_item("uniform", 1.0, writer.history[:])
+    writer.close()
+    writer.close()
+    assert 1 == client.server_info()["uniform"].current_size
+    older = client.writer(2)
+    older.append(1)
+    older.close()
+    for refused in (
+        lambda: writer.append(3),
+        lambda: writer.create_item("uniform", 1.0, writer.history[:]),
+        writer.flush,
+        writer.end_episode,
+        lambda: older.append(2),
+        lambda: older.create_item("uniform", 1, 1.0),
+        older.flush,
+    ):
+        with pytest.raises(RuntimeError, match="close"):
+            refused()
+    with pytest.raises(ValueError, match="close"):
+        older.close()
 
 
 def test_items_of_other_lengths_fit_one_table(client: reverb.Client) -> None:
@@ -420,7 +540,7 @@ def test_46_server_info_counts_what_happened(client: reverb.Client) -> None:
 
 def test_68_a_server_that_is_started_again_has_its_tables_as_they_were(tmp_path: Path) -> None:
     checkpointer = reverb.checkpointers.DefaultCheckpointer(str(tmp_path / "store"))
-    tables = [TABLES["prioritized"], TABLES["twice"]]
+    tables = [TABLES["prioritized"], TABLES["twice"], TABLES["whole"].replace(name="signed")]
     with (
         reverb.Server(tables, checkpointer=checkpointer) as server,
         server.localhost_client() as client,
@@ -441,6 +561,9 @@ def test_68_a_server_that_is_started_again_has_its_tables_as_they_were(tmp_path:
             for sample in client.sample("prioritized", 40, emit_timesteps=False)
         }
         assert {1: 1.0, 2: 2.0} == priorities
+        assert (None, 3) == client.server_info()["signed"].signature["a"].shape
+        with pytest.raises(ValueError, match="signature"):
+            client.insert([1.0], {"signed": 1.0})
 
 
 def test_71_a_port_in_use_is_a_clear_error(server: reverb.Server) -> None:

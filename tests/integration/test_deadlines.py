@@ -24,12 +24,13 @@ import numpy as np
 import pytest
 
 import breadbox
-from breadbox import aio, errors
-from breadbox.appender import Appender, AppenderOptions
+from breadbox import aio
 from breadbox.client import Client
-from breadbox.fragment import Fragment
 from breadbox.lease import Lease
-from breadbox.types import BufferConfig, EpisodeEnd, EpisodeReport, LeaseGrant, ReleaseMode
+from breadbox.model import errors
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import BufferConfig, EpisodeEnd, EpisodeReport, LeaseGrant, ReleaseMode
+from breadbox.writing.appender import Appender, AppenderOptions
 from support.append_streams import open_stream
 from support.fragments import large_fragment as stored_fragment
 from support.fragments import vector_fragment
@@ -135,6 +136,8 @@ CALLS: dict[str, Row] = {
     "Client.publish_model": lambda it: it.client.publish_model("s", 0),
     "Client.publish": lambda it: it.client.publish("s", 0, {"w": np.ones(4)}),
     "Client.watch_model": lambda it: it.client.watch_model(it.model, max_wait_s=WAIT_S),
+    "Client.load_model": lambda it: it.client.load_model(it.model, max_wait_s=WAIT_S),
+    "Client.load_model of some": lambda it: it.client.load_model(),
     "Client.load_weights": lambda it: it.client.load_weights(it.model.weights),
     "Client.append_fragments": lambda it: it.client.append_fragments(
         [reference.metadata for reference in it.spare.fragments]
@@ -192,7 +195,7 @@ CALLS: dict[str, Row] = {
 """Every public call that may wait for server or store."""
 
 WAITING = {
-    *("Client.watch_model", "Client.fetch", "Client.fetch_fragments"),
+    *("Client.watch_model", "Client.load_model", "Client.fetch", "Client.fetch_fragments"),
     *("Client.read_fragments", "Client.tail"),
 }
 """They wait for what was asked for, besides."""

@@ -42,11 +42,11 @@ class World:
         return done.exit_code, json.loads(done.stdout)
 
 
-def fsck_process(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def fsck_process(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """The command as one runs it."""
     return subprocess.run(
         [sys.executable, "-m", "breadbox.cli.main", "fsck", *arguments],
-        env=plain_environment(),
+        env=plain_environment() | variables,
         capture_output=True,
         text=True,
         timeout=60,
@@ -82,6 +82,30 @@ def test_books_and_store_that_agree_are_told_so(kind: str, tmp_path: Path) -> No
         report, "books", "kept", "missing", "orphans", "corrupt"
     )
     assert held == report["book_bytes"]
+
+
+@pytest.mark.parametrize("way", ["BREADBOX_CONFIG", "--config", "BREADBOX_STORE"])
+def test_it_finds_store_and_journal_as_the_server_does(way: str, tmp_path: Path) -> None:
+    """By the server's own file, with options that are the server's alone, or its variables."""
+    with ExitStack() as stack:
+        payloads, journal = (stack.enter_context(RedisServer()).url for _ in range(2))
+        world = World(stack, payloads, tmp_path / "log", "--journal", journal)
+        config = tmp_path / "config.yml"
+        config.write_text(f"store: {payloads}\njournal: {journal}\ncapacity-chunks: 7\n")
+        environment = {"BREADBOX_STORE": payloads, "BREADBOX_JOURNAL": journal}
+        done = fsck_process(
+            *("--json", "--settle-s", "0", *(["--config", str(config)] if way[0] == "-" else [])),
+            **({"BREADBOX_CONFIG": str(config)} if way == "BREADBOX_CONFIG" else {}),
+            **(environment if way == "BREADBOX_STORE" else {}),
+        )
+        assert (0, world.fsck("--journal", journal)[1]) == (
+            done.returncode,
+            json.loads(done.stdout),
+        )
+        config.write_text(f"store: {payloads}\nno-such-option: 7\n")
+        refused = fsck_process("--config", str(config))
+
+    assert (2, True) == (refused.returncode, "unknown options: no_such_option" in refused.stderr)
 
 
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "killed"])
@@ -213,7 +237,7 @@ def test_repair_without_checksums_looks_for_no_damage(
     [
         (["--store", "redis://:hunter2@127.0.0.1:1/0"], "cannot be used"),
         (["--store", "ftp://x"], "no known kind"),
-        (["--store", "file:///nonexistent-by-far/x/y", "--journal", "none"], "no books"),
+        (["--store", "file:///nonexistent-by-far/x/y", "--journal", "none"], "nothing to compare"),
     ],
     ids=["unreachable", "malformed", "without a journal"],
 )

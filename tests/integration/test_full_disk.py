@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import breadbox
-from breadbox.errors import ReplayBufferError, WaitElapsedError
-from breadbox.fragment import Fragment
-from breadbox.types import AdmissionOutcome
+from breadbox.model.errors import ReplayBufferError, WaitElapsedError
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import AdmissionOutcome
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 from support.server_process import ServerProcess

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 import breadbox
-from breadbox import errors
-from breadbox.options import ClientOptions
-from breadbox.route import Route
-from breadbox.stores.gateway_store import GatewayStore
-from breadbox.stores.keys import payload_id_of_key
+from breadbox.model import errors
+from breadbox.model.options import ClientOptions
+from breadbox.model.types import AdmissionOutcome, FragmentMetadata, PayloadReference
+from breadbox.stores.common.keys import payload_id_of_key
+from breadbox.stores.gateway.store import GatewayStore
 from breadbox.testing import ServerProcess, start_server
-from breadbox.types import AdmissionOutcome, PayloadReference
-from breadbox_server.authorization import Role
+from breadbox.wire.route import Route
+from breadbox_server.access.authorization import Role
 from support.eventually import eventually_sync
 from support.fragments import large_fragment, vector_fragment
 from support.proxy import Proxy
@@ -103,10 +103,25 @@ def test_fragments_and_weights_go_from_producer_to_learner_and_back(
         assert np.array_equal(fragment.obs, loaded[fragment.fragment_index].obs)
     weights = {"layer": np.random.default_rng(1).random(1_000_000)}
     learner.publish("s", 1, weights)
-    state = producer.watch_model(max_wait_s=5.0)
-    assert state is not None
-    assert state.weights is not None
-    assert np.array_equal(weights["layer"], producer.load_weights(state.weights)["layer"])
+    newest = producer.load_model(max_wait_s=5.0)
+    assert newest is not None
+    assert np.array_equal(weights["layer"], newest[1]["layer"])
+
+
+def test_nobody_announces_what_somebody_else_wrote(
+    world: World, producer: breadbox.Client, learner: breadbox.Client
+) -> None:
+    """Its id would make it theirs to read."""
+    (written,) = producer.store.write_many([in_buffers(payload_of(100))])
+    fragment = FragmentMetadata("w0", 0, "s", 0, 0, written, 4)
+    with world.connect(Role.ADMIN) as other:
+        (refused,) = other.append_fragments([fragment]).results
+    with pytest.raises(errors.PayloadMissingError):
+        learner.publish_model("s", 1, weights=written)
+    (admitted,) = producer.append_fragments([fragment]).results
+
+    assert AdmissionOutcome.PAYLOAD_MISSING == refused.outcome
+    assert AdmissionOutcome.ADMITTED == admitted.outcome
 
 
 @pytest.mark.parametrize("role", list(Role), ids=lambda role: role.value)

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 import breadbox
-from breadbox import calls, errors
+from breadbox.model import errors
+from breadbox.operations import calls
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from support.callers import KINDS, make_caller

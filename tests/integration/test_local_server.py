@@ -14,10 +14,10 @@ import click
 import pytest
 
 import breadbox
-from breadbox import extras
 from breadbox.cli.main import load_command
-from breadbox.errors import UnavailableError
 from breadbox.local import ServerOptions
+from breadbox.model.errors import UnavailableError
+from breadbox.shared import extras
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 

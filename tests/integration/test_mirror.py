@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import breadbox
-from breadbox.fragment import Fragment
 from breadbox.mirror import ReplayMirror
-from breadbox.reading import LoadedRead
-from breadbox.types import AdmissionOutcome, BufferConfig
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import AdmissionOutcome, BufferConfig
+from breadbox.operations.cursor_reads import LoadedRead
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 from support.redis_server import RedisServer

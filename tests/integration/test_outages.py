@@ -1,9 +1,11 @@
 """Redis is away for longer than any call may take: who waits is told why, and goes on by itself."""
 
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,16 +18,16 @@ import pytest
 from click.testing import CliRunner
 
 import breadbox
-from breadbox.cli.doctor import doctor
-from breadbox.cli.explain import explain
+from breadbox.cli.commands.doctor import doctor
+from breadbox.cli.commands.explain import explain
+from breadbox.cli.commands.stats import stats
+from breadbox.cli.commands.top import top
 from breadbox.cli.main import cli
-from breadbox.cli.stats import stats
-from breadbox.cli.top import top
-from breadbox.errors import UnavailableError
+from breadbox.model.errors import StoreUnavailableError, UnavailableError
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
 from support.eventually import eventually_sync
-from support.fragments import large_fragment
+from support.fragments import large_fragment, vector_fragment
 from support.redis_server import RedisServer
 from support.served import info_of
 from support.server_process import ServerProcess, plain_environment
@@ -118,6 +120,34 @@ def test_what_only_looks_is_answered_in_an_outage_and_names_it(
         )
 
 
+def test_an_outage_is_known_though_nobody_waits_for_the_journal(
+    redis: RedisServer, server: ServerProcess
+) -> None:
+    """Signs of life are owed an answer: so the first call that needs one is told why, too."""
+    with breadbox.connect(server.address, deadline_s=CALL_S, reconnect_s=0.0) as client:
+        with silenced(redis):
+            eventually_sync(lambda: "journal" in client.get_buffer().state.outage)
+        eventually_sync(lambda: client.get_buffer().state.outage == "")
+
+
+def test_a_buffer_is_listed_until_its_end_is_durable(
+    redis: RedisServer, server: ServerProcess
+) -> None:
+    with breadbox.connect(server.address, deadline_s=CALL_S, reconnect_s=0.0) as client:
+        client.create_buffer("other")
+
+        def names() -> list[str]:
+            return [each.name for each in client.list_buffers()]
+
+        with silenced(redis):
+            with pytest.raises(UnavailableError):
+                client.delete_buffer("other")
+            assert ["default", "other"] == names()
+            with pytest.raises(UnavailableError):
+                client.get_buffer("other")
+        eventually_sync(lambda: names() == ["default"])
+
+
 def test_tools_name_a_redis_that_is_gone_and_not_the_server(
     redis: RedisServer, server: ServerProcess
 ) -> None:
@@ -140,7 +170,60 @@ def test_tools_name_a_redis_that_is_gone_and_not_the_server(
         assert "Traceback" not in shown
     log = server.log.read_text()
     assert 1 == log.count("writing the journal failed, trying again: "), log
-    assert 1 >= log.count("comparing books and store failed, trying again: "), log
+    assert 1 >= log.count("comparing the buffers and the store failed, trying again: "), log
+
+
+@pytest.mark.parametrize("journal", ["beside the payloads", "in a directory"])
+def test_what_a_redis_says_that_cannot_write_is_told_everywhere(
+    redis: RedisServer, tmp_path: Path, journal: str
+) -> None:
+    """As with a full disk: it answers, reads, and refuses every write."""
+    arguments = ["--store", redis.tcp_url, "--metrics-listen", "127.0.0.1:0"]
+    place = "the Redis of its journal"
+    if journal == "in a directory":
+        arguments += ["--journal", f"file://{tmp_path}/journal"]
+        place = "the Redis of its payload store refuses: MISCONF"
+    with (
+        ServerProcess(*arguments, log=tmp_path / "server.log") as server,
+        breadbox.connect(server.address, deadline_s=CALL_S, reconnect_s=1.0) as client,
+    ):
+        client.start_session("s")
+        client.append(vector_fragment(0))
+        with redis.refusing_writes():
+            for fragment in (vector_fragment(1), large_fragment(2)):
+                with pytest.raises((UnavailableError, StoreUnavailableError), match="MISCONF Red"):
+                    client.append(fragment)
+            told = client.get_buffer().state.outage
+            assert place in told, told
+            for arguments in (
+                ["stats"],
+                ["explain", "--seconds", "0.1"],
+                ["top", "--count", "1"],
+                ["doctor"],
+            ):
+                said = CliRunner().invoke(cli, [*arguments, "--server", server.address])
+                shown = " ".join(said.output.split())
+                assert "refuses: MISCONF Redis is configured" in shown, said.output
+                assert "end-session" not in shown, said.output
+            with urllib.request.urlopen(server.metrics_url) as page:
+                counted = page.read().decode()
+        assert re.search(r"^breadbox_store_refusals_total{.*} [1-9]", counted, re.MULTILINE)
+        assert "admitted" == client.append(vector_fragment(3)).outcome.value
+        eventually_sync(lambda: client.get_buffer().state.outage == "", "the outage being over")
+    lines = [line for line in server.log.read_text().splitlines() if "MISCONF Redis" in line]
+    tasks = [line.partition(" failed, trying again: ")[0].rpartition(": ")[2] for line in lines]
+    assert lines
+    assert len(set(tasks)) == len(lines), "\n".join(lines)
+
+
+def test_a_server_with_nothing_to_write_says_that_its_redis_refuses(
+    redis: RedisServer, server: ServerProcess
+) -> None:
+    with redis.refusing_writes():
+        eventually_sync(lambda: "MISCONF Redis" in server.log.read_text(), "the server's log")
+    eventually_sync(lambda: "journal works again" in server.log.read_text(), "the server's log")
+
+    assert 1 == server.log.read_text().count("MISCONF Redis")
 
 
 def test_a_server_that_is_stuck_is_told_from_one_that_is_not_there(server: ServerProcess) -> None:

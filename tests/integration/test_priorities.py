@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import breadbox
-from breadbox.errors import InvalidRequestError
-from breadbox.types import PrioritiesReply
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.types import PrioritiesReply
 from support.fragments import vector_fragment
 from support.server_process import ServerProcess
 

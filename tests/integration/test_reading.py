@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import breadbox
-from breadbox import errors
-from breadbox.fragment import Fragment
-from breadbox.reading import LoadedRead
-from breadbox.stores.base import PayloadStore
-from breadbox.types import BufferConfig
-from breadbox_server.authorization import Role
+from breadbox.model import errors
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import BufferConfig
+from breadbox.operations.cursor_reads import LoadedRead
+from breadbox.stores.common.base import PayloadStore
+from breadbox_server.access.authorization import Role
 from support.callers import KINDS, Caller, make_caller
 from support.eventually import eventually_sync
 from support.fragments import large_fragment, vector_fragment

@@ -12,7 +12,7 @@ import pytest
 
 import breadbox
 from breadbox.cli.main import COMMANDS, load_command
-from breadbox.fragment import Fragment
+from breadbox.model.fragment import Fragment
 from breadbox.testing import start_server
 
 pytestmark = pytest.mark.integration
@@ -80,17 +80,18 @@ def test_the_learner_lines_fetch_batches_from_a_running_server(
     assert state.lease_count == 0, "released on leaving the with statement"
 
 
-def test_the_producer_line_appends_a_fragment(tmp_path: Path) -> None:
-    (producer,) = [block for block in python_blocks() if "client.append(" in block]
+def test_the_producer_lines_append_every_fragment(tmp_path: Path) -> None:
+    (producer,) = [block for block in python_blocks() if "appender.append(" in block]
     with (
         start_server(store=f"file://{tmp_path / 'store'}") as server,
         breadbox.connect(server.address) as client,
     ):
         client.start_session("s")
+        fragments = [some_fragment(index) for index in range(3)]
 
-        exec(producer, {"client": client, "fragment": some_fragment(0)})
+        exec(producer, {"breadbox": breadbox, "client": client, "fragments": fragments})
 
-        assert client.get_buffer().state.fragment_count == 1
+        assert client.get_buffer().state.fragment_count == 3
 
 
 def test_the_worker_of_ones_own_has_every_fragment_admitted(
@@ -102,6 +103,7 @@ def test_the_worker_of_ones_own_has_every_fragment_admitted(
         breadbox.connect(server.address) as client,
     ):
         client.start_session("s")
+        client.publish("s", 1, {"layer": np.zeros(3, np.float32)})
 
         exec(worker.replace("localhost:50051", server.address), {})
 

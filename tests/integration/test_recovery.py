@@ -15,9 +15,9 @@ import pytest
 from google.protobuf.message import Message
 from redis import Redis
 
+from breadbox.model.types import PayloadReference
 from breadbox.stores import open_store
-from breadbox.stores.urls import redact
-from breadbox.types import PayloadReference
+from breadbox.stores.common.urls import redact
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from support.eventually import eventually_sync
@@ -100,7 +100,10 @@ class World:
         return self.call("FetchFragments", request).grant
 
     def buffer(self, name: str = "default") -> buffer_pb2.Buffer:
-        return self.call("GetBuffer", pb.GetBufferRequest(name=name)).buffer
+        """A buffer without the time since it was last used, which goes on."""
+        buffer: buffer_pb2.Buffer = self.call("GetBuffer", pb.GetBufferRequest(name=name)).buffer
+        buffer.state.ClearField("idle_duration")
+        return buffer
 
     def durable_buffer(self) -> buffer_pb2.Buffer:
         """A buffer without the counters of what changed nothing."""
@@ -384,6 +387,26 @@ def test_one_lost_payload_among_many_is_found_before_anybody_is_served(world: Wo
     world.server.start()
     state = world.buffer().state
     assert (999, 1) == (state.chunk_count, state.counters["chunks_evicted_payload_lost"])
+
+
+@pytest.mark.parametrize("name", ["turns", "snapshot", "*s*"], ids=["turns", "snapshot", "both"])
+def test_a_redis_journal_of_which_a_part_is_gone_is_refused_and_costs_no_payload(
+    tmp_path: Path, name: str
+) -> None:
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        client = stack.enter_context(redis.client())
+        world = World(stack, redis.url, tmp_path / "log", "--unannounced-s", "1")
+        world.start_session()
+        world.append(world.fragments(8))
+        world.server.kill()
+        lost = [key for key in client.keys(f"breadbox:{{journal}}:{name}") if b"notes" not in key]
+        client.delete(*lost)
+        for _ in range(2):
+            with pytest.raises(AssertionError, match="did not start") as caught:
+                world.server.start()
+            assert "to start empty" in str(caught.value).splitlines()[-1]
+        assert 8 == len(client.keys("breadbox:{*}:0"))
 
 
 def test_payloads_that_no_book_knows_are_deleted_after_a_while(tmp_path: Path) -> None:

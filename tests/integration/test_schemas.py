@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import breadbox
-from breadbox.batches import load_batch
-from breadbox.errors import SchemaMismatchError
-from breadbox.fragment import Fragment
-from breadbox.types import AdmissionOutcome, ArrayType, BufferConfig, SchemaPolicy
+from breadbox.model.errors import SchemaMismatchError
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import AdmissionOutcome, ArrayType, BufferConfig, SchemaPolicy
+from breadbox.reading.batches import load_batch
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 from support.server_process import ServerProcess, plain_environment

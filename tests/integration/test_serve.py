@@ -21,7 +21,7 @@ from breadbox.stores import open_store
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.app import serving
-from breadbox_server.journal.sqlite import FILE_NAME
+from breadbox_server.journal.storage.sqlite import FILE_NAME
 from breadbox_server.settings import Settings
 from support.eventually import eventually_sync
 from support.redis_server import RedisServer
@@ -290,7 +290,7 @@ def test_a_store_whose_password_is_wrong_is_told_without_it() -> None:
         (["--listen", "127.0.0.1:99999"], "65535"),
         (["--listen", "192.0.2.1:0"], "192.0.2.1"),
         (["--store", "ftp://host"], "file:///DIR"),
-        (["--capacity-bytes", "8 parsecs"], "not a size"),
+        (["--capacity-bytes", "8 parsecs"], "--capacity-bytes must be a size"),
         (["--staleness-max", "-1"], "--staleness-max"),
         (["--lease-s", "nan"], "--lease-s"),
         (["--sampler", "clever"], "sampler"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import breadbox
-from breadbox.types import AdmissionOutcome
+from breadbox.model.types import AdmissionOutcome
 from support.fragments import vector_fragment
 from support.redis_server import RedisServer
 from support.server_process import ServerProcess

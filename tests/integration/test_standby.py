@@ -19,7 +19,7 @@ import breadbox
 from breadbox.stores import open_store
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
-from breadbox_server import probe
+from breadbox_server.maintenance import probe
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 from support.load import CALL_S, SESSION, Load, fragments_of
@@ -48,6 +48,14 @@ class Caller:
 
     def start_session(self) -> None:
         self.call("StartSession", pb.StartSessionRequest(session_id=SESSION))
+
+    def is_answered(self) -> bool:
+        """Whether the server is certain that it leads: what changes nothing waits for that, too."""
+        try:
+            self.start_session()
+        except grpc.RpcError:
+            return False
+        return True
 
     def append(self, store_url: str, count: int, *, worker: str = "w") -> None:
         store = open_store(store_url)
@@ -353,6 +361,8 @@ def test_a_leader_keeps_its_journal_over_a_restart_of_redis_in_which_its_claim_r
         eventually_sync(lambda: "following the journal failed" in standby.log.read_text())
         redis.start()
         eventually_sync(lambda: "again from memory" in leader.log.read_text())
+        # It leads on once it is certain that it may.
+        eventually_sync(caller.is_answered, "a leader that is certain")
         assert [1, 2] == [health_of(stack, each) for each in (leader, standby)]
         # Its payloads are lost with Redis, but not who leads: the standby follows it again.
         eventually_sync(lambda: "works again" in standby.log.read_text())

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import breadbox
-from breadbox import errors
-from breadbox.options import Tls
-from breadbox_server.authorization import Role
+from breadbox.model import errors
+from breadbox.model.options import Tls
+from breadbox_server.access.authorization import Role
 from support.certificates import Authority
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment

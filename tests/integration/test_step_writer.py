@@ -175,4 +175,4 @@ def test_a_process_that_closes_nothing_ends_quietly_and_sends_what_waits(
             [*command, "closed"], capture_output=True, text=True, timeout=60, check=False
         )
         assert 0 == done.returncode
-        assert re.match(r"steps of \S+ may be lost, as the process ends: .*closed", done.stderr)
+        assert re.match(r"steps of \S+ may be lost, as the process exits: .*closed", done.stderr)

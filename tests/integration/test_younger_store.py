@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import breadbox
-from breadbox.errors import PayloadMissingError, WaitElapsedError
-from breadbox.types import ReleaseMode
+from breadbox.model.errors import PayloadMissingError, WaitElapsedError
+from breadbox.model.types import ReleaseMode
 from support.eventually import eventually_sync
 from support.fragments import large_fragment
 from support.redis_server import RedisServer

@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from breadbox_learner import checkpoint
-from breadbox_learner.batching import TrainingBatch
-from breadbox_learner.checkpoint import CheckpointError, SessionState
-from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.ppo_config import PpoConfig
-from breadbox_learner.returns import EpisodeReturns
-from breadbox_learner.run_folder import RunFolder, RunFolderError
-from breadbox_learner.trainer import TrainerState
+from breadbox_learner.runs.run_folder import RunFolder, RunFolderError
+from breadbox_learner.training import checkpoint
+from breadbox_learner.training.batching import TrainingBatch
+from breadbox_learner.training.checkpoint import CheckpointError, SessionState
+from breadbox_learner.training.ppo import PpoUpdater
+from breadbox_learner.training.returns import EpisodeReturns
+from breadbox_learner.training.trainer import TrainerState
 from breadbox_policies import PolicyModule, make_policy
 from support.collating import collate
 from support.local_rollout import LocalRollout
@@ -172,7 +172,7 @@ def test_a_write_that_fails_leaves_the_last_checkpoint(
 WRITER = """
 import sys
 from pathlib import Path
-from breadbox_learner.run_folder import RunFolder
+from breadbox_learner.runs.run_folder import RunFolder
 folder = RunFolder(Path(sys.argv[1]))
 for number in range(1_000_000):
     folder.write_checkpoint(number.to_bytes(8, "little") * 200_000)

@@ -4,6 +4,7 @@ Method: run it as it stands, against a real server and, where the page asks for 
 workers. Each block is named by a comment in front of it.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -185,3 +186,13 @@ def test_every_picture_and_file_it_links_to_exists() -> None:
     links = re.findall(r"\]\((?!http)([^)#]+)\)", COOKBOOK.read_text())
     missing = [link for link in links if not (COOKBOOK.parent / link).exists()]
     assert [] == missing
+
+
+def test_the_page_says_of_learn_check_what_its_figures_are() -> None:
+    rows = json.loads((COOKBOOK.parent / "images" / "learn-check.json").read_text())
+    assert all(row["reached"] for row in rows)
+    made, trained = ([row[name] for row in rows] for name in ("environment_steps", "steps"))
+    assert (
+        f"after {min(made):,} to {max(made):,} environment steps, "
+        f"{min(trained):,} to {max(trained):,} of which were trained on"
+    ) in COOKBOOK.read_text()

@@ -9,11 +9,11 @@ import torch
 from torch.utils.data import DataLoader
 
 import breadbox
-from breadbox.batches import Batch
-from breadbox.errors import InvalidRequestError, WaitElapsedError
-from breadbox.fragment import Fragment
+from breadbox.model.errors import InvalidRequestError, WaitElapsedError
+from breadbox.model.fragment import Fragment
+from breadbox.reading.batches import Batch
 from breadbox.testing import ServerProcess, start_server
-from breadbox_learner.dataset import FragmentDataset
+from breadbox_learner.training.dataset import FragmentDataset
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -17,10 +17,10 @@ import torch
 from gymnasium import spaces
 
 import breadbox
-from breadbox.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError
 from breadbox.testing import start_server
-from breadbox_learner.evaluation import Evaluator, evaluated
-from breadbox_learner.playing import EvaluationTask, Played, episode_seed, play
+from breadbox_learner.evaluation.evaluation import Evaluator, evaluated
+from breadbox_learner.evaluation.playing import EvaluationTask, Played, episode_seed, play
 from breadbox_policies import PolicyModule, check_greedy, make_policy
 from breadbox_policies.mlp import MlpPolicy
 from breadbox_policies.protocol import ActResult
@@ -101,6 +101,7 @@ class RecallPolicy(MlpPolicy):
         spaces.MultiBinary(4),
         spaces.Box(-0.1, 0.1, (3,), np.float32),
         spaces.Dict({"buttons": spaces.MultiBinary(2), "camera": spaces.Box(-1, 1, (2,))}),
+        spaces.Tuple([spaces.Discrete(4), spaces.Box(-1, 1, (2,))]),
     ],
     ids=lambda space: type(space).__name__,
 )
@@ -128,17 +129,20 @@ def test_environments_get_actions_of_their_space(action_space: gymnasium.Space[A
     assert all(action_space.contains(action) for action in env.seen), env.seen
 
 
-def test_an_endless_episode_is_cut_off() -> None:
-    env = gymnasium.make("Pendulum-v1", max_episode_steps=10**6)
-    assert 37 == play(env, policy_for(env), seed=0, steps_max=37).steps
+def test_an_endless_episode_is_cut_off_and_told_from_one_that_ended() -> None:
+    env = gymnasium.make("Pendulum-v1", max_episode_steps=37)
+    policy = policy_for(env)
+    cut = play(env, policy, seed=0, steps_max=36)
+    ended = play(env, policy, seed=0, steps_max=37)
     env.close()
+    assert [(36, True), (37, False)] == [(each.steps, each.is_cut_off) for each in (cut, ended)]
 
 
 def test_seeds_are_distinct_the_same_in_every_process_and_none_of_trainings() -> None:
     seeds = [episode_seed(number) for number in range(1000)]
     assert 1000 == len(set(seeds))
     assert all(0 <= seed < 2**31 for seed in seeds)
-    code = "from breadbox_learner.playing import episode_seed; print(episode_seed(7))"
+    code = "from breadbox_learner.evaluation.playing import episode_seed; print(episode_seed(7))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seeds[7] == int(told.stdout)
     # Whoever trains under a small number, as people do, trains on none of them.
@@ -146,7 +150,8 @@ def test_seeds_are_distinct_the_same_in_every_process_and_none_of_trainings() ->
 
 
 def test_an_evaluation_is_a_mean_its_interval_and_lengths() -> None:
-    found = evaluated({"returns": [1.0, 2.0, 3.0, 4.0, 5.0], "lengths": [3, 3, 3, 3, 8]}, 0.5)
+    answer = {"returns": [1.0, 2.0, 3.0, 4.0, 5.0], "lengths": [3, 3, 3, 3, 8], "cut_off": 1}
+    found = evaluated(answer, 0.5)
     half = 2.78 * 2.5**0.5 / 5**0.5
     wanted = {
         "evaluation_return_mean": 3.0,
@@ -158,10 +163,11 @@ def test_an_evaluation_is_a_mean_its_interval_and_lengths() -> None:
         "evaluation_length_min": 3,
         "evaluation_length_max": 8,
         "evaluation_episode_count": 5,
+        "evaluation_cut_off_count": 1,
         "evaluation_s": 0.5,
     }
     assert wanted == found
-    one = evaluated({"returns": [1.0], "lengths": [3]}, 0.5)
+    one = evaluated({"returns": [1.0], "lengths": [3], "cut_off": 0}, 0.5)
     assert (None, None) == (one["evaluation_return_low"], one["evaluation_return_high"])
 
 
@@ -192,7 +198,9 @@ def make_evaluator() -> Iterator[Callable[[EvaluationTask], Evaluator]]:
     for evaluator in made:
         evaluator.close()
     children = psutil.Process().children(recursive=True)
-    assert [] == [child for child in children if "breadbox_learner.playing" in child.cmdline()]
+    assert [] == [
+        child for child in children if "breadbox_learner.evaluation.playing" in child.cmdline()
+    ]
 
 
 def never() -> bool:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 import breadbox
-from breadbox.errors import InvalidRequestError
+from breadbox.model.errors import SchemaMismatchError
 from breadbox.testing import ServerProcess, start_server
 from support.eventually import eventually_sync as eventually
 from support.feeder import feeding
@@ -211,10 +212,9 @@ def test_a_worker_with_other_fragments_is_told_so_and_the_learner_goes_on(
         )
         eventually(lambda: bool(records(tmp_path)), within_s=60)
         session = client.get_buffer().session_id
-        with pytest.raises(InvalidRequestError) as refused:
+        with pytest.raises(SchemaMismatchError) as refused:
             client.append(vector_fragment(worker_id="odd", session_id=session, step_count=8))
-        assert "step_count is 8, but the fragments of session" in str(refused.value)
-        assert "have 16" in str(refused.value)
+        assert "step_count: 16 wanted, 8 got" in str(refused.value)
         assert 0 == finish(learner)[0]
     assert [0] * 9 == [record["misfits"] for record in records(tmp_path)]
 
@@ -278,6 +278,27 @@ def test_a_signal_ends_it_while_it_waits(
         learner.send_signal(number)
         assert (0, "ended: stopped\n", "") == finish(learner, 40)
         assert "" == client.get_buffer().session_id
+    assert (tmp_path / "checkpoint.safetensors").exists()
+
+
+def test_a_signal_ends_it_in_time_where_the_server_is_silent(
+    tmp_path: Path, learners: Learners
+) -> None:
+    """No supervisor waits for longer than a minute, and then what is not written down is lost."""
+    with start_server() as own, breadbox.connect(own.address) as client:
+        learner = learners.start("--server", own.address, "--run-dir", str(tmp_path))
+        eventually(lambda: client.get_buffer().state.waiter_count == 1, within_s=60)
+        assert own.process_id is not None
+        os.kill(own.process_id, signal.SIGSTOP)
+        learner.send_signal(signal.SIGTERM)
+        began_at = time.monotonic()
+        code, out, err = finish(learner, 60)
+        took_s = time.monotonic() - began_at
+        os.kill(own.process_id, signal.SIGCONT)
+    assert (0, "ended: stopped\n") == (code, out), err
+    assert "ending without the server: calling FetchFragments" in err
+    assert "the session could not be ended" in err
+    assert took_s < 30
     assert (tmp_path / "checkpoint.safetensors").exists()
 
 

@@ -12,16 +12,16 @@ from typing import Any, get_args
 
 import pytest
 
-from breadbox.ahead import run_ahead
-from breadbox.errors import (
+from breadbox.loader import FragmentLoader
+from breadbox.model.errors import (
     InvalidRequestError,
     PayloadCorruptError,
     PayloadMissingError,
     StoreUnavailableError,
 )
-from breadbox.loader import FragmentLoader
-from breadbox.loading import LoaderOptions, LoadOrder
-from breadbox.types import FragmentReference
+from breadbox.model.types import FragmentReference
+from breadbox.reading.loading import LoaderOptions, LoadOrder
+from breadbox.transport.run_ahead import run_ahead
 from support.references import numbers, references
 
 LIMIT_S = 10.0
@@ -291,7 +291,7 @@ def test_leaving_early_cancels_what_has_not_begun(monkeypatch: pytest.MonkeyPatc
         assert job == 0 or is_closing.wait(10)
         return job
 
-    monkeypatch.setattr("breadbox.ahead.ThreadPoolExecutor", Telling)
+    monkeypatch.setattr("breadbox.transport.run_ahead.ThreadPoolExecutor", Telling)
     results = run_ahead(range(100), run, at_once=1, depth=8, in_order=True)
     assert 0 == next(results)
     results.close()

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from breadbox.errors import InvalidRequestError
-from breadbox.fragment import Fragment
-from breadbox_learner.batching import TrainingBatch, extend
-from breadbox_learner.ppo import PpoUpdater
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.fragment import Fragment
 from breadbox_learner.ppo_config import PpoConfig
+from breadbox_learner.training.batching import TrainingBatch, extend
+from breadbox_learner.training.ppo import PpoUpdater
 from breadbox_policies import PolicyModule, make_policy
 from support.collating import collate
 from support.local_rollout import LocalRollout
@@ -117,6 +117,26 @@ def test_fresh_data_has_weight_one_and_stale_data_is_weighted_within_its_bound(
     batch.log_prob = batch.log_prob - 5.0
     assert updater(policy, epochs=1).update(batch).staleness_weight == pytest.approx(2.0)
     assert updater(policy, epochs=1, staleness_weight_max=0).update(batch).staleness_weight == 1.0
+
+
+def test_v_trace_bounds_targets_and_gradient_alike(rollout: LocalRollout) -> None:
+    """A policy that is judged with one bound and trained with another is judged as another one."""
+    batch = collate(rollout.collect(cartpole_policy(), 1))
+    assert batch.log_prob is not None
+    batch.log_prob = batch.log_prob - 5.0
+    for rho_max in (1.0, 3.0):
+        trainer = updater(cartpole_policy(), epochs=1, advantages="vtrace", vtrace_rho_max=rho_max)
+        assert trainer.update(batch).staleness_weight == pytest.approx(rho_max)
+
+
+def test_v_trace_of_fresh_data_trains_as_plain_ppo_does(rollout: LocalRollout) -> None:
+    batch = collate(rollout.collect(cartpole_policy(), 2))
+    trained = []
+    for advantages in ("gae", "vtrace"):
+        policy = cartpole_policy()
+        updater(policy, advantages=advantages).update(batch)
+        trained.append(weights_of(policy))
+    np.testing.assert_allclose(trained[0], trained[1], atol=1e-4)
 
 
 def test_v_trace_corrects_targets_only_where_the_acting_policy_differed(

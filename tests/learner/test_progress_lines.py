@@ -1,6 +1,6 @@
 import pytest
 
-from breadbox_learner.progress import Lines
+from breadbox_learner.runs.progress import Lines
 from support.clock import ManualClock
 
 

@@ -19,11 +19,11 @@ import pytest
 import torch
 
 import breadbox
-from breadbox.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError
 from breadbox.testing import ServerProcess, start_server
-from breadbox_learner.membership import Membership, membership_from_environment
-from breadbox_learner.ranks import RankLostError, meeting_of
-from breadbox_learner.source import FetchedBatch, LeaseSource, Share
+from breadbox_learner.ranks.membership import Membership, membership_from_environment
+from breadbox_learner.ranks.ranks import RankLostError, meeting_of
+from breadbox_learner.training.source import FetchedBatch, LeaseSource, Share
 from support.eventually import eventually_sync
 from support.feeder import feeding
 from support.fragments import vector_fragment

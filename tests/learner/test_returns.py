@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox.fragment import Fragment
-from breadbox_learner import returns
-from breadbox_learner.batching import TrainingBatch
-from breadbox_learner.returns import EnvironmentSteps, EpisodeReturns
+from breadbox.model.fragment import Fragment
+from breadbox_learner.training import returns
+from breadbox_learner.training.batching import TrainingBatch
+from breadbox_learner.training.returns import EnvironmentSteps, EpisodeReturns
 from support.collating import collate
 from support.fragments import vector_fragment
 

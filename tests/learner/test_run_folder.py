@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from breadbox.cli.main import cli
-from breadbox.errors import InvalidRequestError
-from breadbox_learner.progress import JsonLines, Progress
-from breadbox_learner.run_folder import RunFolder, RunFolderError
+from breadbox.model.errors import InvalidRequestError
+from breadbox_learner.runs.progress import JsonLines, Progress
+from breadbox_learner.runs.run_folder import RunFolder, RunFolderError
 from breadbox_learner.settings import LearnSettings
 
 

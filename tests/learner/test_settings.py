@@ -14,15 +14,15 @@ from safetensors.numpy import save_file
 from safetensors.torch import load, save
 
 from breadbox.cli.main import cli
-from breadbox.errors import UnavailableError
-from breadbox_learner import checkpoint
+from breadbox.model.errors import UnavailableError
 from breadbox_learner.app import build_policy, build_reference, run
-from breadbox_learner.checkpoint import SessionState
-from breadbox_learner.ppo import PpoUpdater
 from breadbox_learner.ppo_config import PpoConfig
-from breadbox_learner.returns import EpisodeReturns
 from breadbox_learner.settings import LearnSettings
-from breadbox_learner.trainer import TrainerState
+from breadbox_learner.training import checkpoint
+from breadbox_learner.training.checkpoint import SessionState
+from breadbox_learner.training.ppo import PpoUpdater
+from breadbox_learner.training.returns import EpisodeReturns
+from breadbox_learner.training.trainer import TrainerState
 from breadbox_policies import PolicyModule, policy_weights
 
 
@@ -39,8 +39,11 @@ def dry_run(*arguments: str, environment: dict[str, str] | None = None) -> Resul
         (("--policy-options", '{"depth": 3}'), "policy_options do not fit"),
         (("--device", "abacus"), "device 'abacus'"),
         (("--lr", "nan"), "--lr must be a finite number"),
-        (("--discount", "1.5"), "(env var: 'BREADBOX_DISCOUNT'): 1.5 is not in the range 0<=x<=1"),
-        (("--fragments-per-batch", "0"), "0 is not in the range x>=1"),
+        (("--discount", "1.5"), "--discount must be less than or equal to 1, got '1.5'"),
+        (
+            ("--fragments-per-batch", "0"),
+            "--fragments-per-batch must be greater than or equal to 1",
+        ),
         (("--kl-coefficient", "0.1"), "reference_policy is needed"),
         (("--wandb-project", "x"), "wandb_project needs the package wandb"),
         (("--config", "/no/such/file.yaml"), "--config /no/such/file.yaml cannot be read"),
@@ -89,7 +92,7 @@ def test_flags_win_over_environment_and_environment_over_the_file(tmp_path: Path
     ("text", "message"),
     [
         ("epoch: 3", "names unknown options: epoch"),
-        ("epochs: many", "'many' is not a valid integer"),
+        ("epochs: many", "epochs must be a valid integer, got 'many'"),
         ("- a list", "must be a mapping"),
         ("a: [", "is not YAML"),
         ("!!python/object/apply:os.system ['true']", "is not YAML"),

@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from breadbox.batches import Batch, Stack, load_batch
-from breadbox.errors import (
+from breadbox.model.errors import (
     InvalidRequestError,
     LeaseExpiredError,
     PayloadCorruptError,
     SessionEndedError,
     WaitElapsedError,
 )
-from breadbox.fragment import Fragment
-from breadbox.payload import describe_arrays
-from breadbox.types import (
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import (
     ArrayType,
     FragmentMetadata,
     FragmentReference,
@@ -28,15 +26,17 @@ from breadbox.types import (
     PayloadReference,
     ReleaseMode,
 )
-from breadbox_learner.fitting import Fitting, expected_rows
-from breadbox_learner.source import (
+from breadbox.payload import describe_arrays
+from breadbox.reading.batches import Batch, Stack, load_batch
+from breadbox_learner.spaces import Spaces
+from breadbox_learner.training.fitting import Fitting, expected_rows
+from breadbox_learner.training.source import (
     FAILED_LOADS_MAX,
     FetchedBatch,
     LeaseSource,
     Share,
     UnusableShareError,
 )
-from breadbox_learner.spaces import Spaces
 from support.clock import ManualClock
 from support.fake_store import FakeStore
 from support.rich_fragments import STEPS, plain_fragment, stored

@@ -12,16 +12,16 @@ import gymnasium
 import pytest
 import torch
 
-from breadbox.errors import SessionEndedError
-from breadbox_learner.membership import Membership
-from breadbox_learner.ppo import PpoUpdater
-from breadbox_learner.progress import JsonLines, Progress
-from breadbox_learner.ranks import Alone, Ranks
-from breadbox_learner.returns import EpisodeReturns
-from breadbox_learner.run_folder import RunFolderError
+from breadbox.model.errors import SessionEndedError
+from breadbox_learner.ranks.membership import Membership
+from breadbox_learner.ranks.ranks import Alone, Ranks
+from breadbox_learner.runs.progress import JsonLines, Progress
+from breadbox_learner.runs.run_folder import RunFolderError
 from breadbox_learner.settings import LearnSettings
-from breadbox_learner.source import FetchedBatch, UnusableShareError
-from breadbox_learner.trainer import Outcome, StarvedError, Trainer, TrainerState
+from breadbox_learner.training.ppo import PpoUpdater
+from breadbox_learner.training.returns import EpisodeReturns
+from breadbox_learner.training.source import FetchedBatch, UnusableShareError
+from breadbox_learner.training.trainer import Outcome, StarvedError, Trainer, TrainerState
 from breadbox_policies import PolicyModule, make_policy
 from support.collating import collate
 from support.local_rollout import LocalRollout

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from breadbox.errors import SubscriptionNotFoundError
-from breadbox.fragment import Fragment
-from breadbox.reading import LoadedRead
-from breadbox.types import (
+from breadbox.model.errors import SubscriptionNotFoundError
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import (
     BufferConfig,
     BufferDescription,
     BufferState,
@@ -18,6 +17,7 @@ from breadbox.types import (
     FragmentReference,
     PayloadReference,
 )
+from breadbox.operations.cursor_reads import LoadedRead
 
 
 @dataclass

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from breadbox.fragment import Fragment
+from breadbox.model.fragment import Fragment
 from support.fragments import vector_fragment
 
 EPISODE_STEPS = 7

@@ -8,8 +8,8 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
-from breadbox.mirror.holdings import FilledHoldings
-from breadbox.mirror.shared_memory import Publisher, SharedMemory
+from breadbox.mirror.sharing.shared_memory import Publisher, SharedMemory
+from breadbox.mirror.storage.holdings import FilledHoldings
 from mirror.told_steps import told_fragment
 
 FRAMES_PERIOD = 400
@@ -45,7 +45,7 @@ def main() -> None:
         index += 1
     follower.session_id = "over"
     with held.changed:
-        held.tell()
+        held.notify()
 
 
 if __name__ == "__main__":

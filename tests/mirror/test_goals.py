@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox.errors import InvalidRequestError
 from breadbox.mirror import GoalStrategy, StepMemory
+from breadbox.model.errors import InvalidRequestError
 from mirror.goals import EPISODE_STEPS, GOAL, goal_fragments
 from support.fragments import vector_fragment
 

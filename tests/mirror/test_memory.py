@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from breadbox.errors import InvalidRequestError, TreeMismatchError, WaitElapsedError
-from breadbox.fragment import Fragment
 from breadbox.mirror import Prioritised, StepMemory
+from breadbox.model.errors import InvalidRequestError, TreeMismatchError, WaitElapsedError
+from breadbox.model.fragment import Fragment
 from mirror.worlds import NaiveStep, NaiveWorker
 from support.fragments import vector_fragment
 

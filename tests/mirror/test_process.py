@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 import breadbox
-from breadbox.children import child_environment
-from breadbox.errors import (
+from breadbox.mirror import Prioritised, ReplayMirror
+from breadbox.mirror.sharing import process as process_module
+from breadbox.mirror.sharing.process import OwnedSource
+from breadbox.model.errors import (
     BufferNotFoundError,
     ClosedError,
     InvalidRequestError,
     PermissionDeniedError,
     WaitElapsedError,
 )
-from breadbox.mirror import Prioritised, ReplayMirror
-from breadbox.mirror import process as process_module
-from breadbox.mirror.process import OwnedSource
+from breadbox.shared.child_processes import child_environment
 from mirror.fake_feed import FakeFeed
 from mirror.goals import goal_fragments
 from mirror.told_steps import DEPTH, STEPS, told_fragment
@@ -130,7 +130,7 @@ def test_goals_are_those_of_a_thread(client: breadbox.Client) -> None:
 
 ATTACH = """
 import sys
-from breadbox.errors import ClosedError
+from breadbox.model.errors import ClosedError
 from breadbox.mirror import ReplayMirror
 with ReplayMirror.attach(sys.stdin.readline().strip(), seed=5) as mirror:
     mirror.wait_until(160, timeout_s=60)

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox.errors import (
+from breadbox.mirror import ReplayMirror
+from breadbox.mirror import memory as memory_module
+from breadbox.mirror.intake import following as following_module
+from breadbox.model.errors import (
     InvalidRequestError,
     PermissionDeniedError,
     TreeMismatchError,
     UnavailableError,
     WaitElapsedError,
 )
-from breadbox.mirror import ReplayMirror
-from breadbox.mirror import following as following_module
-from breadbox.mirror import memory as memory_module
-from breadbox.types import BufferConfig, FragmentRead
+from breadbox.model.types import BufferConfig, FragmentRead
 from mirror.fake_feed import FakeFeed
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment

@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from breadbox.children import child_environment
-from breadbox.errors import InvalidRequestError
 from breadbox.mirror import StepMemory
-from breadbox.mirror.shared_memory import (
+from breadbox.mirror.sharing.shared_memory import (
     HEAD_BYTES,
     Head,
     SharedHoldings,
     SharedMemory,
     make_file,
 )
+from breadbox.model.errors import InvalidRequestError
+from breadbox.shared.child_processes import child_environment
 from mirror.shared_writer import filled
 from mirror.told_steps import STEPS, problems_of, told_fragment
 from support.eventually import eventually_sync
@@ -94,7 +94,7 @@ def test_who_draws_holds_the_writer_up_where_it_would_never_succeed() -> None:
 
 HOLDER = """
 import sys
-from breadbox.mirror.shared_memory import SharedHoldings
+from breadbox.mirror.sharing.shared_memory import SharedHoldings
 holdings = SharedHoldings(64, {}, int(sys.argv[1]), lambda: None)
 with holdings.changed, holdings.held_up():
     print("held", flush=True)
@@ -204,7 +204,7 @@ def test_a_reader_cannot_write() -> None:
     with filling(64, has_frames=False) as (reader, _):
         with pytest.raises(ValueError, match="read-only"):
             reader.holdings.columns.column("reward")[0] = 7.0
-        with pytest.raises(InvalidRequestError, match="process takes in"):
+        with pytest.raises(InvalidRequestError, match="another process fills"):
             reader.extend(vector_fragment(0), 0)
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from breadbox.fragment import Fragment
 from breadbox.mirror import StepMemory
+from breadbox.model.fragment import Fragment
 from support.fragments import vector_fragment
 
 DEPTH = 4

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from breadbox.fragment import Fragment
+from breadbox.model.fragment import Fragment
 
 
 @dataclass(slots=True)

@@ -12,23 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breadbox_offline.assembly import RowAssembler, map_rows
-from breadbox_offline.episode import Episode
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.episodes.validation import validate_episodes
 from breadbox_offline.errors import (
     MissingColumnError,
     OfflineDataError,
     SchemaError,
     ValidationError,
 )
-from breadbox_offline.options import MappingOptions, RowGrouping
 from breadbox_offline.report import (
     FindingKind,
     FindingPolicy,
     ValidationPolicy,
     ValidationReport,
 )
-from breadbox_offline.schema import OfflineSchema
-from breadbox_offline.validation import validate_episodes
+from breadbox_offline.rows.assembly import RowAssembler, map_rows
+from breadbox_offline.rows.options import MappingOptions, RowGrouping
+from breadbox_offline.rows.schema import OfflineSchema
 
 Columns = dict[str, Any]
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from breadbox_offline.cloning import clone_policy
-from breadbox_offline.episode import Episode
+from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import SamplingError
-from breadbox_offline.writers import write_episodes
+from breadbox_offline.files.writers import write_episodes
+from breadbox_offline.training.cloning import clone_policy
 from breadbox_policies import make_policy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "offline.md"

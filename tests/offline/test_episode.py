@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox_offline.episode import Episode
+from breadbox_offline.decoding.msgpack_codec import pack_message, unpack_message
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.episodes.multi_agent import MultiAgentEpisode, flatten_agents, group_agents
+from breadbox_offline.episodes.serialized import pack_episode, unpack_episode
 from breadbox_offline.errors import (
     EpisodeJoinError,
     EpisodeShapeError,
     EpisodeStateError,
     OfflineDataError,
 )
-from breadbox_offline.msgpack_codec import pack_message, unpack_message
-from breadbox_offline.multi_agent import MultiAgentEpisode, flatten_agents, group_agents
-from breadbox_offline.serialized import pack_episode, unpack_episode
 from support.rllib_cases import make_toy_episode
 
 

@@ -17,20 +17,20 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from breadbox_offline.arrow import columns_of
-from breadbox_offline.dataset import Dataset
-from breadbox_offline.episode import Episode
+from breadbox_offline.decoding.arrow import columns_of
+from breadbox_offline.decoding.msgpack_codec import pack_message
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.episodes.serialized import pack_episode, unpack_episode
 from breadbox_offline.errors import (
     OfflineDataError,
     SchemaError,
     UnsupportedDatasetError,
 )
+from breadbox_offline.files.dataset import Dataset
+from breadbox_offline.files.writers import write_episodes
 from breadbox_offline.limits import DataLimits
-from breadbox_offline.msgpack_codec import pack_message
-from breadbox_offline.options import MappingOptions
 from breadbox_offline.report import FindingKind
-from breadbox_offline.serialized import pack_episode, unpack_episode
-from breadbox_offline.writers import write_episodes
+from breadbox_offline.rows.options import MappingOptions
 from support.rllib_cases import make_toy_episode
 
 

@@ -8,14 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breadbox.fragment import Fragment
-from breadbox_offline.episode import Episode
+from breadbox.model.fragment import Fragment
+from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import OfflineDataError
-from breadbox_offline.fragments import (
-    FragmentCutter,
-    FragmentReader,
-)
-from breadbox_offline.mixing import Apportioner
+from breadbox_offline.service.fragments import FragmentCutter, FragmentReader
+from breadbox_offline.training.mixing import Apportioner
 from support.rllib_cases import make_toy_episode
 
 

@@ -21,11 +21,11 @@ import pytest
 
 import breadbox.testing
 from breadbox.cli.main import cli
-from breadbox_offline.dataset import Dataset
+from breadbox_offline.episodes.serialized import pack_episode
 from breadbox_offline.errors import ValidationError
+from breadbox_offline.files.dataset import Dataset
+from breadbox_offline.files.writers import write_episodes
 from breadbox_offline.report import FindingKind, ValidationPolicy
-from breadbox_offline.serialized import pack_episode
-from breadbox_offline.writers import write_episodes
 from support.rllib_cases import make_toy_episode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

@@ -41,10 +41,10 @@ try:
     import h5py, minari, PIL.Image
 except ImportError:
     pass
-from breadbox_offline.dataset import Dataset
+from breadbox_offline.files.dataset import Dataset
 from breadbox_offline.errors import OfflineDataError
 from breadbox_offline.limits import DataLimits
-from breadbox_offline.options import MappingOptions
+from breadbox_offline.rows.options import MappingOptions
 
 memory, space, cpu_s, *paths = sys.argv[1:]
 held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -155,6 +155,26 @@ def one_long_row(folder: Path) -> Path:
         write_statistics=False,
         data_page_size=1 << 30,
         store_schema=False,
+    )
+    return folder / "a.parquet"
+
+
+def rows_of_one_value(folder: Path) -> Path:
+    """20 million rows that are all alike, in a few kilobytes."""
+    count = 20_000_000
+    column = pa.array(np.zeros(count, np.int64))
+    parquet.write_table(
+        pa.table({"t": column, "rewards": column}), folder / "a.parquet", compression="zstd"
+    )
+    return folder / "a.parquet"
+
+
+def short_rows_in_one_run(folder: Path) -> Path:
+    """A million rows of 20 zeros each, as one run: no row, and no column, is large."""
+    ends = pa.array(np.arange(0, 20_000_001, 20, dtype=np.int32))
+    column = pa.ListArray.from_arrays(ends, pa.array(np.zeros(20_000_000, np.float64)))
+    parquet.write_table(
+        pa.table({"obs": column}), folder / "a.parquet", compression="zstd", store_schema=False
     )
     return folder / "a.parquet"
 
@@ -380,6 +400,8 @@ REFUSED: dict[str, tuple[Callable[[Path], Path | str], str]] = {
         "a.parquet, row 0, column 'obs': a row states",
     ),
     "a row of 320 MB": (one_long_row, "a.parquet, column 'obs.list.element': row group 0 states"),
+    "20 million equal rows": (rows_of_one_value, "bytes states 320000000 bytes"),
+    "a million equal lists": (short_rows_in_one_run, "bytes states 168000000 bytes"),
     "an absent row of 128 MiB": (
         an_absent_row_of_a_huge_type,
         "a.parquet, column 'obs': a row states 134217728",

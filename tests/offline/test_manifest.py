@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox_offline.dataset import Dataset
-from breadbox_offline.episode import Episode
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.files.dataset import Dataset
 from breadbox_offline.limits import DataLimits
-from breadbox_offline.options import MappingOptions
 from breadbox_offline.report import FindingKind
-from breadbox_rollout.episode_files import EpisodeFiles, FileOptions, append_line
+from breadbox_offline.rows.options import MappingOptions
+from breadbox_rollout.recording.episode_files import EpisodeFiles, FileOptions, append_line
 
 STEPS = 3
 

@@ -13,15 +13,15 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from breadbox.extras import how_to_install
-from breadbox_offline.dataset import Dataset
-from breadbox_offline.episode import Episode
+from breadbox.shared.extras import how_to_install
+from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import (
     SchemaError,
     SpaceMismatchError,
     UnsupportedDatasetError,
 )
-from breadbox_offline.minari_dataset import write_minari
+from breadbox_offline.files.dataset import Dataset
+from breadbox_offline.files.minari_dataset import write_minari
 from support.rllib_cases import make_toy_episode
 
 NAME = "minari:toys/mixed-v0"

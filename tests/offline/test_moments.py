@@ -9,22 +9,22 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from breadbox_offline.assembly import map_rows
-from breadbox_offline.episode import Episode
-from breadbox_offline.episode_buffer import EpisodeBuffer
+from breadbox_offline.decoding.msgpack_codec import pack_message, unpack_message
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.episodes.episode_buffer import EpisodeBuffer
+from breadbox_offline.episodes.multi_agent import MultiAgentEpisode
+from breadbox_offline.episodes.sampling import MOMENT, StepSampling, sample_moments
+from breadbox_offline.episodes.serialized import pack_episode, unpack_episode
 from breadbox_offline.errors import (
     EpisodeJoinError,
     EpisodeShapeError,
     SamplingError,
 )
-from breadbox_offline.msgpack_codec import pack_message, unpack_message
-from breadbox_offline.multi_agent import MultiAgentEpisode
-from breadbox_offline.options import MappingOptions
-from breadbox_offline.prelearner import ModuleSnapshot, OfflinePreLearner, PreLearnerConfig
 from breadbox_offline.report import ValidationReport
-from breadbox_offline.sample_batches import map_sample_batches
-from breadbox_offline.sampling import MOMENT, StepSampling, sample_moments
-from breadbox_offline.serialized import pack_episode, unpack_episode
+from breadbox_offline.rows.assembly import map_rows
+from breadbox_offline.rows.options import MappingOptions
+from breadbox_offline.rows.sample_batches import map_sample_batches
+from breadbox_offline.training.prelearner import ModuleSnapshot, OfflinePreLearner, PreLearnerConfig
 
 ALWAYS = (0, 1, 2, 3, 4, 5)
 SOMETIMES = (1, 4, 5)

@@ -7,25 +7,25 @@ import numpy as np
 import pytest
 import torch
 
-from breadbox_offline.episode import Episode
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.episodes.sampling import StepSampling
+from breadbox_offline.episodes.serialized import pack_episode
 from breadbox_offline.errors import SamplingError, SchemaError
-from breadbox_offline.pipeline import Draft, Pipeline, PipelineContext
-from breadbox_offline.prelearner import (
+from breadbox_offline.files.writers import step_columns
+from breadbox_offline.report import FindingKind
+from breadbox_offline.training.pipeline import Draft, Pipeline, PipelineContext
+from breadbox_offline.training.prelearner import (
     InputMode,
     ModuleSnapshot,
     OfflinePreLearner,
     PreLearnerConfig,
 )
-from breadbox_offline.report import FindingKind
-from breadbox_offline.sampling import StepSampling
-from breadbox_offline.serialized import pack_episode
-from breadbox_offline.stages import (
+from breadbox_offline.training.stages import (
     default_pipeline,
     make_advantages,
     make_returns_to_go,
     returns_to_go,
 )
-from breadbox_offline.writers import step_columns
 from support.rllib_cases import make_toy_episode
 
 STATE = {"h": np.zeros(2, dtype=np.float32)}

@@ -12,12 +12,12 @@ import lz4.frame
 import numpy as np
 import pytest
 
-from breadbox_offline import plain_rows, sample_batches
-from breadbox_offline.episode import Episode
-from breadbox_offline.options import MappingOptions
+from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.report import ValidationReport
-from breadbox_offline.row_layout import RowLayout
-from breadbox_offline.sample_batches import map_sample_batches
+from breadbox_offline.rows import plain_rows, sample_batches
+from breadbox_offline.rows.options import MappingOptions
+from breadbox_offline.rows.row_layout import RowLayout
+from breadbox_offline.rows.sample_batches import map_sample_batches
 
 
 def objects(values: Any) -> np.ndarray:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from breadbox_offline.prefetch import Prefetcher
+from breadbox_offline.training.prefetch import Prefetcher
 
 WAIT_S = 20.0
 

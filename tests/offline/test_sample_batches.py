@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox_offline.episode import Episode
+from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import MissingColumnError, ValidationError
-from breadbox_offline.options import MappingOptions
 from breadbox_offline.report import FindingKind, ValidationPolicy, ValidationReport
-from breadbox_offline.sample_batches import map_sample_batches
+from breadbox_offline.rows.options import MappingOptions
+from breadbox_offline.rows.sample_batches import map_sample_batches
 
 
 def row(length: int, **changed: Any) -> dict[str, Any]:

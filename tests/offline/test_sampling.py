@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breadbox_offline.episode import Episode
-from breadbox_offline.episode_buffer import AddOutcome, EpisodeBuffer
-from breadbox_offline.errors import EpisodeJoinError, EpisodeShapeError, SamplingError
-from breadbox_offline.msgpack_codec import pack_message, unpack_message
-from breadbox_offline.sampling import (
+from breadbox_offline.decoding.msgpack_codec import pack_message, unpack_message
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.episodes.episode_buffer import AddOutcome, EpisodeBuffer
+from breadbox_offline.episodes.sampling import (
     SequenceSampling,
     ShortWindow,
     StepSampling,
@@ -22,6 +21,7 @@ from breadbox_offline.sampling import (
     sample_sequences,
     sample_steps,
 )
+from breadbox_offline.errors import EpisodeJoinError, EpisodeShapeError, SamplingError
 from support.rllib_cases import make_toy_episode
 
 

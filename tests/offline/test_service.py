@@ -18,24 +18,24 @@ from safetensors.numpy import save_file
 
 import breadbox
 import breadbox.testing
-from breadbox.errors import BufferNotFoundError, TreeMismatchError
-from breadbox.types import BufferConfig
-from breadbox_offline.dataset import Dataset
-from breadbox_offline.episode import Episode
+from breadbox.model.errors import BufferNotFoundError, TreeMismatchError
+from breadbox.model.types import BufferConfig
+from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import (
     OfflineDataError,
     SpaceMismatchError,
     UnsupportedDatasetError,
 )
+from breadbox_offline.files.dataset import Dataset
+from breadbox_offline.files.writers import write_episodes
 from breadbox_offline.main import export_episodes, import_episodes
-from breadbox_offline.mixing import BufferMixer
-from breadbox_offline.service import (
+from breadbox_offline.service.transfers import (
     append_episodes,
     ensure_demo_buffer,
     join_session,
     read_buffer,
 )
-from breadbox_offline.writers import write_episodes
+from breadbox_offline.training.mixing import BufferMixer
 from breadbox_policies import PolicyModule, make_policy, policy_weights
 from support.rllib_cases import make_toy_episode
 

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 import xxhash
 
+from breadbox_offline.decoding.packing import looks_packed, unpack
+from breadbox_offline.decoding.unpickling import read_numpy_pickle, run_machine
+from breadbox_offline.decoding.usual_pickles import read_usual_array
 from breadbox_offline.errors import PackedValueError
 from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits
-from breadbox_offline.packing import looks_packed, unpack
-from breadbox_offline.unpickling import read_numpy_pickle, run_machine
-from breadbox_offline.usual_pickles import read_usual_array
 
 VALUES = [
     np.arange(6, dtype=np.float32).reshape(2, 3),

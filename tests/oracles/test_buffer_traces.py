@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import ChunkId, LeaseId, RequestId
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.events import FetchGranted
+from breadbox_server.core.model.ids import ChunkId, LeaseId, RequestId
+from breadbox_server.core.model.inputs import (
     AppendFragment,
     Fetch,
     PublishModel,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox_offline import packing
+from breadbox_offline.decoding import packing
 from breadbox_offline.errors import OfflineDataError
 from support.rllib_cases import FOLDER, load_cases, load_codec, restrict
 from support.rllib_runner import RUNNERS, SEQUENCES, Alternatives

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox.batches import Batch, load_batch
-from breadbox.errors import PayloadCorruptError, ReplayBufferError
-from breadbox.fragment import Fragment
+from breadbox.model.errors import PayloadCorruptError, ReplayBufferError
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import FragmentReference, PayloadReference
 from breadbox.payload import encode_fragment, read_fragments
 from breadbox.payload.alike import gather
-from breadbox.stores.riding import RidingStore, bodies_at_hand
-from breadbox.types import FragmentReference, PayloadReference
+from breadbox.reading.batches import Batch, load_batch
+from breadbox.stores.common.inline import InlineStore, bodies_at_hand
 from support.fake_store import FakeStore
 from support.payload_trees import same
 from support.rich_fragments import STEPS, arrays_of, plain_fragment, reference_to, rich_fragment
@@ -28,18 +28,18 @@ def bodies_of(fragments: Sequence[Fragment], codecs: Any = "raw") -> list[bytes]
 
 def riding(
     fragments: Sequence[Fragment], bodies: Sequence[bytes]
-) -> tuple[RidingStore, list[FragmentReference]]:
+) -> tuple[InlineStore, list[FragmentReference]]:
     """A store of payloads that came along, and what refers to them."""
     payloads = [PayloadReference(f"{k:032x}", len(each)) for k, each in enumerate(bodies)]
     found = {each.payload_id: body for each, body in zip(payloads, bodies, strict=True)}
     references = [reference_to(*pair) for pair in zip(fragments, payloads, strict=True)]
-    return RidingStore(found, FakeStore()), references
+    return InlineStore(found, FakeStore()), references
 
 
-def one_by_one(store: RidingStore, references: Sequence[FragmentReference]) -> Batch:
+def one_by_one(store: InlineStore, references: Sequence[FragmentReference]) -> Batch:
     """The same, each read by itself."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("breadbox.batches.gather", lambda payloads: None)
+        patched.setattr("breadbox.reading.batches.gather", lambda payloads: None)
         return load_batch(store, references)
 
 
@@ -59,6 +59,20 @@ def test_payloads_of_several_layouts_are_stacked_as_one_by_one() -> None:
     assert groups is not None
     assert [[0, 3], [1], [2]] == [each.positions for each in groups]
     store, references = riding(fragments, bodies)
+    together, apart = load_batch(store, references), one_by_one(store, references)
+    for name in (*FIELDS, *ENDS):
+        assert same(getattr(apart, name), getattr(together, name)), name
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_arrays_without_elements_are_stacked_as_one_by_one(count: int) -> None:
+    """A worker whose episodes do not end in a fragment may say so by an empty list of steps."""
+    nothing = np.zeros(0, np.int32)
+    fragments = [
+        plain_fragment(index, final_obs_step=nothing, extras={"empty": np.zeros((STEPS, 0))})
+        for index in range(count)
+    ]
+    store, references = riding(fragments, bodies_of(fragments))
     together, apart = load_batch(store, references), one_by_one(store, references)
     for name in (*FIELDS, *ENDS):
         assert same(getattr(apart, name), getattr(together, name)), name
@@ -86,7 +100,7 @@ def test_damage_anywhere_is_told_as_one_by_one(is_alone: bool) -> None:
             assert told(load_batch, store, references) == told(one_by_one, store, references)
 
 
-def told(load: Any, store: RidingStore, references: Sequence[FragmentReference]) -> object:
+def told(load: Any, store: InlineStore, references: Sequence[FragmentReference]) -> object:
     """What came of loading: an error, or the rewards."""
     try:
         return load(store, references).reward.tolist()

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from breadbox.batches import load_batch
-from breadbox.errors import (
+from breadbox.model.errors import (
     InvalidRequestError,
     PayloadCorruptError,
     TreeMismatchError,
     UnsupportedArrayError,
 )
-from breadbox.fragment import Fragment
+from breadbox.model.fragment import Fragment
 from breadbox.payload import describe_arrays
+from breadbox.reading.batches import load_batch
 from breadbox.stores import PayloadStore, open_store
-from breadbox.stores.riding import RidingStore
+from breadbox.stores.common.inline import InlineStore
 from support.fake_store import FakeStore
 from support.payload_trees import same
 from support.rich_fragments import STEPS, plain_fragment, rich_fragment, stored
@@ -31,7 +31,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PayloadSto
         store = open_store(f"file://{tmp_path}/store")
     elif isinstance(store, FakeStore) and request.param == "riding":
         # As if all that is written there came along with a reply.
-        store = RidingStore(store.payloads.unannounced, store)
+        store = InlineStore(store.payloads.unannounced, store)
     yield store
     store.close()
 

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from breadbox.errors import PayloadCorruptError
-from breadbox.payload import auto, decode_tree, encode_tree
-from breadbox.payload.codecs import RAW, CodecChoice, decode_into, encode, parse_codec
+from breadbox.model.errors import PayloadCorruptError
+from breadbox.payload import decode_tree, encode_tree
+from breadbox.payload.arrays import auto
+from breadbox.payload.arrays.codecs import RAW, CodecChoice, decode_into, encode, parse_codec
 from breadbox.payload.format import parse_head
 from breadbox.v1 import payload_pb2
 from support.fuzzing import fewer
@@ -43,7 +44,7 @@ def test_video_without_a_quality_is_bit_exact(
 
 def _video(frames: np.ndarray) -> tuple[memoryview, int, dict[str, str]]:
     """As `encode` does, but without giving way to raw."""
-    from breadbox.payload.video import encode_frames
+    from breadbox.payload.arrays.video import encode_frames
 
     packed, parameters = encode_frames(frames, None)
     return memoryview(packed), payload_pb2.CODEC_H264, dict(parameters)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from breadbox.errors import (
+from breadbox.model.errors import (
     InvalidRequestError,
     PayloadCorruptError,
     PayloadMissingError,

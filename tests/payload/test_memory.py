@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from breadbox.appender import Appender, AppenderOptions
-from breadbox.batches import Batch, load_batch
-from breadbox.fragment import Fragment
 from breadbox.loader import FragmentLoader
-from breadbox.loading import LoaderOptions
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import AdmissionOutcome, AppendResult, FragmentReference
 from breadbox.payload import write_fragments
 from breadbox.payload.memory import idle_blocks
+from breadbox.reading.batches import Batch, load_batch
+from breadbox.reading.loading import LoaderOptions
 from breadbox.stores import PayloadStore, open_store
-from breadbox.types import AdmissionOutcome, AppendResult, FragmentReference
-from breadbox.wire import metadata_of
+from breadbox.wire.conversion import metadata_of
+from breadbox.writing.appender import Appender, AppenderOptions
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 from support.traced_memory import traced_memory

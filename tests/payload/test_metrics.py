@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from breadbox.errors import InvalidRequestError
 from breadbox.metrics import CodecCollector, metrics_served
-from breadbox.payload import auto, codec_reports, encode_tree
+from breadbox.model.errors import InvalidRequestError
+from breadbox.payload import codec_reports, encode_tree
+from breadbox.payload.arrays import auto
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breadbox.errors import (
+from breadbox.model.errors import (
     InvalidRequestError,
     PayloadCorruptError,
     PayloadFormatError,
@@ -22,10 +22,10 @@ from breadbox.errors import (
     UnsupportedArrayError,
 )
 from breadbox.payload import decode_tree, encode_tree
-from breadbox.payload.codecs import Codecs
+from breadbox.payload.arrays.codecs import Codecs
+from breadbox.payload.arrays.limits import LAYOUTS_BYTES_MAX, LAYOUTS_MAX
 from breadbox.payload.format import checksums, parse_head
 from breadbox.payload.layouts import LayoutReader
-from breadbox.payload.limits import LAYOUTS_BYTES_MAX, LAYOUTS_MAX
 from breadbox.v1 import payload_pb2
 from support.forged_payloads import Parts, assemble, changed, parts_of, sections_of, varint
 from support.fuzzing import fewer

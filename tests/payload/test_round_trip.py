@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breadbox.payload import decode_tree, encode_tree
-from breadbox.payload.limits import ALIGNMENT_BYTES
+from breadbox.payload.arrays.limits import ALIGNMENT_BYTES
 from support.fuzzing import fewer
 from support.payload_trees import TYPES, same, trees
 

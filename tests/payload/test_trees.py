@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breadbox.errors import TreeMismatchError, UnsupportedArrayError
-from breadbox.trees import (
+from breadbox.model.errors import TreeMismatchError, UnsupportedArrayError
+from breadbox.model.trees import (
     child_path,
     concat,
     field_of,

@@ -8,6 +8,8 @@ import importlib
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -47,6 +49,39 @@ def install(requirement: str, folder: Path) -> Path:
     if problem or not target.is_dir():
         give_up(f"{requirement} cannot be installed: {' '.join(problem) or 'pip made nothing'}")
     return target
+
+
+def environment_beside(folder: Path, *requirements: str) -> Path:
+    """Make an environment with exactly these packages, and this one's for whatever else they need.
+
+    So what pip resolves is real, and torch is not installed once more. Skips the test, or fails it,
+    as `install` does.
+
+    Args:
+        folder: Gets the environment.
+        requirements: As pip takes them.
+
+    Returns:
+        Its interpreter.
+    """
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # Behind its own packages, which are found first.
+    (packages / "beside.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    done = subprocess.run(
+        [
+            *(str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"),
+            *("--no-compile", "--retries", "1", *requirements),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=INSTALL_LIMIT_S,
+    )
+    if done.returncode:
+        give_up(f"{' '.join(requirements)} cannot be installed: {done.stderr.strip()[-2000:]}")
+    return python
 
 
 def require(module: str, extra: str) -> ModuleType:

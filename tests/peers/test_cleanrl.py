@@ -1,11 +1,15 @@
 """CleanRL's scripts, in the shape in which they use their buffers, on Breadbox.
 
 Its package on PyPI has none of the scripts of today, and brings an older Gymnasium; so these are
-loops in their shape. They need no package of others, and no network.
+loops in their shape. One of them runs with the packages that CleanRL requires; the others need no
+package of others, and no network.
 """
 
+import json
 import random
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +22,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 from torch import nn
 
-from breadbox.compat.cleanrl import PrioritizedReplayBuffer, ReplayBuffer
 from breadbox.testing import ServerProcess, start_server
+from breadbox_adapters.cleanrl import PrioritizedReplayBuffer, ReplayBuffer
+from peers.packages import environment, environment_beside
 from support.documents import BLOCKS
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(300)]
 
 
@@ -54,6 +60,39 @@ def real_next(next_obs: Any, truncations: Any, infos: dict[str, Any]) -> Any:
         if truncated:
             made[index] = infos["final_obs"][index]
     return made
+
+
+@pytest.fixture(scope="module")
+def beside_cleanrl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with what CleanRL's pyproject.toml requires, as of its commit fe8d8a03."""
+    # Its torch is the one that is here; the numpy of its lock file has the same interface.
+    folder = tmp_path_factory.mktemp("cleanrl")
+    return environment_beside(
+        folder, "gymnasium==0.29.1", "rich<12", "numpy<2", f"breadbox[cleanrl] @ {ROOT.as_uri()}"
+    )
+
+
+def test_a_script_runs_with_the_packages_that_cleanrl_requires(
+    server: ServerProcess, beside_cleanrl: Path
+) -> None:
+    done = subprocess.run(
+        [beside_cleanrl, Path(__file__).parent / "cleanrl" / "dqn.py", server.address],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert 0 == done.returncode, done.stderr[-4000:]
+    seen = json.loads(done.stdout)
+    assert ("0.29.1", "1", 11) == (
+        seen["gymnasium"],
+        seen["numpy"].partition(".")[0],
+        int(seen["rich"].partition(".")[0]),
+    )
+    assert 600 == seen["kept"]
+    assert 0.5 < seen["done_share"] * 600 / seen["ended"] < 2
+    assert [[4000, 4], [4000, 1], [4000, 4], [4000, 1], [4000, 1]] == seen["shapes"]
 
 
 def test_a_dqn_script_learns_with_its_buffer_exchanged(server: ServerProcess) -> None:
@@ -106,7 +145,7 @@ def test_a_dqn_script_learns_with_its_buffer_exchanged(server: ServerProcess) ->
 
 
 @pytest.mark.parametrize(
-    "place", ["docs/adapters.md#cleanrl", "client/breadbox/compat/cleanrl.py#1"]
+    "place", ["docs/adapters.md#cleanrl", "adapters/breadbox_adapters/cleanrl.py#1"]
 )
 def test_the_lines_of_page_and_docstring_make_a_buffer(server: ServerProcess, place: str) -> None:
     """In docs/adapters.md and in cleanrl.py; a script has the names that the latter needs."""

@@ -100,7 +100,8 @@ def test_six_iterations_run_on_the_default_buffer(
     report: dict[str, Any], case: tuple[str, int]
 ) -> None:
     assert report["is_switched"]
-    assert {1: "minestudio", 2: "breadbox"}[case[1]] == report["loaders_of"].partition(".")[0]
+    roots = {1: "minestudio", 2: "breadbox_adapters"}
+    assert roots[case[1]] == report["loaders_of"].partition(".")[0]
     assert [] == report["failures"]
     assert [12] * 6 == [len(fetched) for fetched in report["fetches"]]
     assert [[1, 2, 3, 4, 5, 6, 7]] * 2 == report["versions"]

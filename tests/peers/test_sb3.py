@@ -19,8 +19,8 @@ import pytest
 from gymnasium import spaces
 
 import breadbox
-from breadbox import errors
 from breadbox.environment import connect_from_environment
+from breadbox.model import errors
 from breadbox.testing import ServerProcess, start_server
 from peers.packages import require
 from support.documents import BLOCKS, ROOT
@@ -43,8 +43,8 @@ from stable_baselines3.common.policies import BasePolicy  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer  # noqa: E402
 
-from breadbox.compat import run_replay  # noqa: E402
-from breadbox.compat.sb3 import (  # noqa: E402
+from breadbox_adapters import run_replay  # noqa: E402
+from breadbox_adapters.sb3 import (  # noqa: E402
     LAG_STEPS,
     BreadboxHerReplayBuffer,
     BreadboxNStepReplayBuffer,
@@ -118,6 +118,11 @@ def rows_by_reward(samples: Any) -> dict[float, list[np.ndarray]]:
     }
 
 
+def by_position(buffer: Any, count: int) -> Any:
+    """The first steps, as buffers of others' own get them, which derive from these."""
+    return buffer._get_samples(np.arange(count))  # noqa: SLF001
+
+
 # Beside its own buffers ---------------------------------------------------------------------------
 
 
@@ -163,7 +168,8 @@ def test_n_step_returns_are_those_of_its_own_buffer(
     ours = BreadboxNStepReplayBuffer(200, obs_space, ACTION, **arguments, server=server.address)
     for time in range(53):
         done = time % 7 == 6
-        infos = [{"TimeLimit.truncated": done and time % 2 == 0}]
+        # Now and then without a `done`, too, which ends a window all the same.
+        infos = [{"TimeLimit.truncated": (done and time % 2 == 0) or time % 11 == 3}]
         # The first observation of an episode is not the last one of the episode before.
         now = np.array([[time + 0.5 * (time % 7 == 0)]])
         step = (now, np.array([[time + 1.0]]), np.zeros((1, 2)), np.array([time % 4]))
@@ -198,6 +204,75 @@ def test_normalisation_is_that_of_its_own_buffer(server: ServerProcess) -> None:
         for column, mine in zip(columns, rows[reward], strict=True):
             np.testing.assert_array_equal(column, mine)
     ours.close()
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_what_is_kept_can_be_looked_at_as_in_its_own_buffer(
+    server: ServerProcess, name: str
+) -> None:
+    obs_space, action_space = SPACES[name]
+    own_class = DictReplayBuffer if isinstance(obs_space, spaces.Dict) else ReplayBuffer
+    own = own_class(200, obs_space, action_space, "cpu")
+    ours = BreadboxReplayBuffer(200, obs_space, action_space, "cpu", server=server.address)
+    with pytest.raises(errors.InvalidRequestError, match="no step"):
+        _ = ours.rewards
+    walk([own, ours], obs_space, action_space, steps=27, env_count=1)
+    for column in ("observations", "next_observations"):
+        for key, array in each_key(getattr(own, column)).items():
+            mine = each_key(getattr(ours, column))[key]
+            assert (array.dtype, array[:27].shape) == (mine.dtype, mine.shape)
+            np.testing.assert_array_equal(array[:27], mine)
+    for column in ("actions", "rewards", "dones", "timeouts"):
+        array, mine = getattr(own, column)[:27], getattr(ours, column)
+        assert (array.dtype, array.shape) == (mine.dtype, mine.shape), column
+        np.testing.assert_array_equal(array, mine)
+    ours.dones[-1] = True
+    assert not ours.dones[-1]
+    wanted, got = by_position(own, 27), by_position(ours, 27)
+    for number, columns in rows_by_reward(wanted).items():
+        for one, other in zip(columns, rows_by_reward(got)[number], strict=True):
+            np.testing.assert_array_equal(one, other)
+    ours.close()
+
+
+@pytest.mark.parametrize("kind", [BreadboxReplayBuffer, BreadboxNStepReplayBuffer])
+def test_steps_by_position_are_waited_for_as_those_that_are_drawn(
+    server: ServerProcess, kind: type[BreadboxReplayBuffer]
+) -> None:
+    more: dict[str, Any] = {"gamma": 0.9} if kind is BreadboxNStepReplayBuffer else {}
+    ours = kind(200, BOX, ACTION, "cpu", server=server.address, **more)
+    walk([ours], BOX, ACTION, steps=9, env_count=1)
+    assert (9, 3) == tuple(by_position(ours, 9).observations.shape)
+    ours.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has that memory")
+def test_another_process_takes_steps_in_and_a_checkpoint_knows_it(server: ServerProcess) -> None:
+    ours = BreadboxReplayBuffer(
+        50, BOX, BOX, "cpu", server=server.address, process=True, run="processed"
+    )
+    walk([ours], BOX, BOX, steps=20, env_count=1)
+    assert set(map(float, range(20))) == set(rows_by_reward(ours.sample(500)))
+    assert ours.replay.mirror.share()
+    saved = pickle.dumps(ours)
+    ours.close()
+    again = pickle.loads(saved)
+    assert again.replay.mirror.share()
+    assert 20 == again.size()
+    again.close()
+
+
+@pytest.mark.filterwarnings("ignore:The last trajectory in the replay buffer")
+def test_a_training_that_asks_for_less_memory_goes_on_where_it_was(server: ServerProcess) -> None:
+    model = DQN(
+        "MlpPolicy", "CartPole-v1", device="cpu", learning_starts=50, optimize_memory_usage=True,
+        replay_buffer_class=BreadboxReplayBuffer,
+        replay_buffer_kwargs={"server": server.address, "handle_timeout_termination": False},
+    )  # fmt: skip
+    for _ in range(2):
+        model.learn(152)
+    assert 304 == model.replay_buffer.size()
+    model.replay_buffer.close()
 
 
 def test_a_discount_is_never_guessed(server: ServerProcess) -> None:
@@ -286,8 +361,6 @@ def test_later_samples_lag_behind_by_a_bounded_number_of_steps(server: ServerPro
 
 
 def test_what_cannot_be_is_refused_with_its_remedy(server: ServerProcess) -> None:
-    with pytest.raises(ValueError, match="frame_stack"):
-        BreadboxReplayBuffer(50, BOX, ACTION, optimize_memory_usage=True, server=server.address)
     with pytest.raises(ValueError, match="observation"):
         BreadboxHerReplayBuffer(
             50, NESTED, ACTION, None, copy_info_dict=True, server=server.address
@@ -347,7 +420,7 @@ TRAINING = """
 import os, sys, time
 import numpy as np
 from gymnasium import spaces
-from breadbox.compat.sb3 import BreadboxReplayBuffer
+from breadbox_adapters.sb3 import BreadboxReplayBuffer
 box = spaces.Box(-10, 10, (3,), np.float32)
 buffer = BreadboxReplayBuffer(1000, box, box, "cpu", server=sys.argv[1], run=sys.argv[2])
 begun = buffer.size()
@@ -567,7 +640,7 @@ def shown(place: str, server: ServerProcess, **changes: str) -> str:
     return code
 
 
-@pytest.mark.parametrize("place", ["docs/adapters.md#sb3", "client/breadbox/compat/sb3.py#1"])
+@pytest.mark.parametrize("place", ["docs/adapters.md#sb3", "adapters/breadbox_adapters/sb3.py#1"])
 def test_the_lines_of_page_and_docstring_train(server: ServerProcess, place: str) -> None:
     with breadbox.connect(server.address) as client, suppress(errors.BufferNotFoundError):
         client.delete_buffer("pendulum-1")
@@ -719,7 +792,7 @@ LEFT_OPEN = """
 import sys
 import numpy as np
 from gymnasium import spaces
-from breadbox.compat.sb3 import BreadboxReplayBuffer
+from breadbox_adapters.sb3 import BreadboxReplayBuffer
 box = spaces.Box(-10, 10, (3,), np.float32)
 buffers = [
     BreadboxReplayBuffer(1000, box, box, "cpu", server=sys.argv[1], run=run)
@@ -858,7 +931,7 @@ ACTOR = """
 import sys
 from stable_baselines3 import DQN
 from stable_baselines3.common.env_util import make_vec_env
-from breadbox.compat.sb3 import BreadboxReplayBuffer
+from breadbox_adapters.sb3 import BreadboxReplayBuffer
 env = make_vec_env("CartPole-v1", seed=int(sys.argv[3]))
 where = dict(server=sys.argv[1], run=sys.argv[2])
 model = DQN("MlpPolicy", env, device="cpu", learning_starts=0, gradient_steps=0,

@@ -3,6 +3,8 @@
 Needs its package and all that it imports, the extra `torchrl`: `make test-peers` installs it.
 """
 
+import pickle  # noqa: TID251 - what collectors send a buffer by
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +14,9 @@ import pytest
 import torch
 
 import breadbox
-from breadbox import errors
-from breadbox.advantages import estimate_advantages
+from breadbox.model import errors
 from breadbox.testing import ServerProcess, start_server
+from breadbox.writing.advantages import estimate_advantages
 from peers.packages import require
 
 require("torchrl", "torchrl")
@@ -24,13 +26,16 @@ with warnings.catch_warnings():
     from tensordict import TensorDict
     from tensordict.nn import TensorDictModule, TensorDictSequential
     from torchrl.collectors import Collector
+    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+    from torchrl.data.replay_buffers.samplers import SliceSampler
     from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv
     from torchrl.modules import MLP, EGreedyModule, QValueActor
     from torchrl.objectives import DQNLoss, SoftUpdate
     from torchrl.objectives.value import GAE
 
-from breadbox.compat.torchrl import BreadboxReplayBuffer  # noqa: E402
+from breadbox_adapters.torchrl import BreadboxReplayBuffer  # noqa: E402
 from support.documents import BLOCKS  # noqa: E402
+from support.eventually import eventually_sync  # noqa: E402
 
 pytestmark = [
     pytest.mark.peers,
@@ -54,6 +59,14 @@ def client(server: ServerProcess) -> Iterator[breadbox.Client]:
     with breadbox.connect(server.address) as made:
         made.start_session()
         yield made
+
+
+class Doubled:
+    """A transform that can be pickled."""
+
+    def __call__(self, data: TensorDict) -> TensorDict:
+        data["doubled"] = 2 * data["log", "number"]
+        return data
 
 
 def steps(count: int, start: int = 0) -> TensorDict:
@@ -93,6 +106,93 @@ def test_steps_come_back_as_they_were_extended(client: breadbox.Client) -> None:
         assert torch.equal(torch.ones(64), info["priority_weight"])
         assert torch.equal(steps(3)["observation"], buffer[:3]["observation"])
         assert torch.equal(steps(20)[19]["action"], buffer[-1]["action"])
+
+
+def test_what_extend_returns_and_samples_have_are_indexes(client: breadbox.Client) -> None:
+    """Of the steps themselves, however many came before, and went."""
+    with BreadboxReplayBuffer(client, batch_size=16, capacity_steps=40) as buffer:
+        indexes = [buffer.extend(steps(10, start=10 * number)) for number in range(6)]
+        for number, index in list(enumerate(indexes))[3:]:
+            assert torch.equal(steps(10, 10 * number)["observation"], buffer[index]["observation"])
+            at = int(index[4])
+            assert torch.equal(steps(1, 10 * number + 4)["action"][0], buffer[at]["action"])
+            pairs = index.view(2, 5)
+            assert (2, 5) == tuple(buffer[pairs].batch_size)
+        sample = buffer.sample()
+        assert torch.equal(sample["observation"], buffer[sample["index"]]["observation"])
+        assert torch.equal(steps(60)[20:23]["observation"], buffer[:3]["observation"])
+        assert torch.equal(steps(60)[59]["observation"], buffer[-1]["observation"])
+        is_even = torch.arange(40) % 2 == 0
+        assert torch.equal(steps(60)[20::2]["observation"], buffer[is_even]["observation"])
+        one = buffer.add(steps(61)[60])
+        assert torch.equal(steps(61)[60]["observation"], buffer[one]["observation"])
+        with pytest.raises(IndexError):
+            buffer[indexes[0]]
+
+
+@pytest.mark.parametrize("alpha", [None, 0.7])
+def test_slices_are_laid_out_as_those_of_its_own_sampler(
+    client: breadbox.Client, alpha: float | None
+) -> None:
+    own = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(100),
+        sampler=SliceSampler(slice_len=3, end_key=("next", "done")),
+        batch_size=600,
+    )
+    with BreadboxReplayBuffer(client, batch_size=600, slice_len=3, seed=1, alpha=alpha) as buffer:
+        for each in (own, buffer):
+            each.extend(steps(23))
+        theirs, mine = own.sample(), buffer.sample()
+        assert theirs.batch_size == mine.batch_size
+        for data in (theirs, mine):
+            number = data["log", "number"].view(200, 3)
+            assert torch.equal(number[:, :1] + torch.arange(3), number)
+            assert (number % 5 <= torch.arange(3) + 2).all(), "an episode has five steps"
+            last = data["next"].view(200, 3)
+            ended = last["terminated"] | last["truncated"]
+            assert torch.equal(ended, last["done"])
+            assert [0, 0, 200] == ended.sum(0).view(3).tolist()
+            assert torch.equal(number % 5 == 4, last["terminated"].squeeze(-1))
+        starts = [set(each["log", "number"][::3].tolist()) for each in (theirs, mine)]
+        assert starts[0] == starts[1]
+        with pytest.raises(errors.InvalidRequestError, match="multiple of slice_len"):
+            buffer.sample(5)
+    with (
+        BreadboxReplayBuffer(client, batch_size=12, slice_len=6) as longer,
+        pytest.raises(errors.InvalidRequestError, match="too few episodes of 6 steps"),
+    ):
+        longer.sample(wait=True, timeout=20)
+
+
+def test_samples_that_are_drawn_ahead_are_samples(client: breadbox.Client) -> None:
+    with BreadboxReplayBuffer(client, batch_size=8, prefetch=3) as buffer:
+        with pytest.raises(errors.InvalidRequestError, match="no step"):
+            buffer.sample()
+        buffer.extend(steps(10))
+        for _ in range(20):
+            sample = buffer.sample()
+            assert (8,) == tuple(sample.batch_size)
+            assert torch.equal(sample["observation"][:, 0], sample["log", "number"].float())
+        assert (4,) == tuple(buffer.sample(4).batch_size)
+        buffer.extend(steps(10, start=10))
+        eventually_sync(lambda: buffer.sample()["log", "number"].max() >= 10)
+    assert not [each for each in threading.enumerate() if each.name.startswith("loader")]
+
+
+def test_a_pickled_buffer_is_one_of_the_same_steps(client: breadbox.Client) -> None:
+    with BreadboxReplayBuffer(
+        client, batch_size=32, n_step=2, transform=Doubled(), seed=3
+    ) as buffer:
+        buffer.extend(steps(10))
+        told = pickle.dumps(buffer)
+        assert len(told) < 5_000
+        with pickle.loads(told) as copy:
+            copy.extend(steps(5, start=10))
+            sample = copy.sample()
+            assert "steps_to_next_obs" in sample
+            assert torch.equal(2 * sample["log", "number"], sample["doubled"])
+            copy.wait_until_sampleable(15, timeout=20)
+            buffer.wait_until_sampleable(15, timeout=20)
 
 
 def test_steps_of_several_environments_stay_apart(client: breadbox.Client) -> None:
@@ -192,7 +292,7 @@ def test_a_buffer_of_one_length_is_refused_with_the_remedy(client: breadbox.Clie
 
 
 def test_the_lines_of_buffer_py_run(client: breadbox.Client) -> None:
-    block = PYTHON["client/breadbox/compat/torchrl/buffer.py#1"]
+    block = PYTHON["adapters/breadbox_adapters/torchrl/buffer.py#1"]
     names: dict[str, Any] = {"data": steps(300), "BreadboxReplayBuffer": BreadboxReplayBuffer}
     exec(block.code.replace("localhost:50051", client.address), names)  # It is ours.
     with names["buffer"] as buffer:

@@ -1,5 +1,6 @@
 """Policies: what acting says of an action, evaluating it later says again."""
 
+import math
 from typing import Any
 
 import gymnasium
@@ -8,7 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from breadbox.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError
 from breadbox_policies import (
     PolicyModule,
     WeightsMismatchError,
@@ -32,6 +33,7 @@ ACTIONS: list[gymnasium.Space[Any]] = [
     spaces.MultiBinary(3),
     spaces.Box(-2, 2, (2,), np.float32),
     spaces.Dict({"buttons": spaces.Discrete(7), "camera": spaces.Box(-1, 1, (2,), np.float32)}),
+    spaces.Tuple([spaces.Discrete(2), spaces.Dict({"turn": spaces.Box(0, 9, (1,), np.float32)})]),
 ]
 
 
@@ -40,12 +42,16 @@ def draw(space: gymnasium.Space[Any], count: int) -> Any:
     space.seed(3)
     if isinstance(space, spaces.Dict):
         return {key: draw(part, count) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(draw(part, count) for part in space)
     return torch.from_numpy(np.stack([np.asarray(space.sample()) for _ in range(count)]))
 
 
 def stack_steps(trees: list[Any]) -> Any:
     if isinstance(trees[0], dict):
         return {key: stack_steps([tree[key] for tree in trees]) for key in trees[0]}
+    if isinstance(trees[0], tuple):
+        return tuple(stack_steps(list(parts)) for parts in zip(*trees, strict=True))
     return torch.stack(trees, 1)
 
 
@@ -197,18 +203,22 @@ NESTED = spaces.Dict({"view": spaces.Dict({"left": IMAGE}), "vector": VECTOR})
         ("mlp", spaces.Box(0, 255, (84, 84), np.uint8), "holds an image, Box"),
         ("mlp", OBSERVATIONS["conv_lstm"], "holds an image at image, "),
         ("lstm", NESTED, "holds an image at view.left, "),
+        ("mlp", spaces.Box(0, 1, (64, 64, 3)), "holds an image, Box.*as uint8, from 0 to 255"),
+        ("lstm", spaces.Box(0, 255, (1, 84, 84)), "holds an image, Box.*as uint8, from 0 to 255"),
     ],
 )
 def test_an_image_that_would_be_flattened_is_refused_with_what_takes_it(
     name: str, space: gymnasium.Space[Any], where: str
 ) -> None:
     """A vector of 100,800 numbers learns nothing, and nobody was told."""
-    with pytest.raises(InvalidRequestError, match=rf"{where}.*use the policy 'conv_lstm'"):
+    with pytest.raises(InvalidRequestError, match=where) as refused:
         make_policy(name, space, spaces.Discrete(2))
+    assert "use the policy 'conv_lstm'" in str(refused.value)
 
 
-def test_a_small_board_is_a_vector() -> None:
+def test_a_small_board_or_a_matrix_of_measurements_is_a_vector() -> None:
     make_policy("mlp", spaces.Box(0, 2, (6, 7), np.uint8), spaces.Discrete(7))
+    make_policy("mlp", spaces.Box(-np.inf, np.inf, (16, 20)), spaces.Discrete(7))
 
 
 @pytest.mark.parametrize(
@@ -245,27 +255,30 @@ def likeliest(space: gymnasium.Space[Any], inputs: list[float]) -> Any:
             start += count
         return np.array(chosen).reshape(space.shape).tolist()
     if isinstance(space, spaces.Box):
-        return np.array(inputs, np.float32).reshape(space.shape).tolist()
-    assert isinstance(space, spaces.Dict)
+        half = (space.high - space.low) / 2
+        unit = np.array(inputs, np.float32).reshape(space.shape)
+        return (space.low + half + half * unit if space.is_bounded() else unit).tolist()
+    assert isinstance(space, spaces.Dict | spaces.Tuple)
     acted, start = {}, 0
-    for key, part_space in space.items():
+    for key, part_space in space.items() if isinstance(space, spaces.Dict) else enumerate(space):
         width = make_action_head(part_space).input_count
         acted[key] = likeliest(part_space, inputs[start : start + width])
         start += width
-    return acted
+    return acted if isinstance(space, spaces.Dict) else tuple(acted.values())
 
 
 def tree_leaves(tree: Any) -> list[torch.Tensor]:
-    return (
-        [leaf for part in tree.values() for leaf in tree_leaves(part)]
-        if isinstance(tree, dict)
-        else [tree]
-    )
+    if not isinstance(tree, dict | tuple):
+        return [tree]
+    parts = tree.values() if isinstance(tree, dict) else tree
+    return [leaf for part in parts for leaf in tree_leaves(part)]
 
 
 def row_of(action: Any, row: int) -> Any:
     if isinstance(action, dict):
         return {key: row_of(part, row) for key, part in action.items()}
+    if isinstance(action, tuple):
+        return tuple(row_of(part, row) for part in action)
     return action[row].tolist()
 
 
@@ -280,6 +293,9 @@ def row_of(action: Any, row: int) -> Any:
         spaces.MultiBinary((2, 3)),
         spaces.Box(-1, 1, (4,)),
         spaces.Box(-1, 1, (2, 3)),
+        spaces.Box(-np.inf, np.inf, (2,)),
+        spaces.Box(-1, 3, (2,)),
+        spaces.Tuple([spaces.Discrete(4), spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 3, (2,))]),
         spaces.Dict({"b": spaces.Discrete(4), "a": spaces.Box(-1, 1, (2,))}),
     ],
     ids=str,
@@ -301,6 +317,35 @@ def test_the_mode_is_what_a_naive_search_finds(space: gymnasium.Space[Any]) -> N
         [head.sample(inputs, torch.Generator().manual_seed(seed))[1] for seed in range(50)]
     )
     assert bool((samples <= log_prob + 1e-5).all())
+
+
+def test_a_box_is_explored_as_widely_as_it_is() -> None:
+    """A deviation of 0.6 in a box from 0 to 255 would be no exploration, and 0 is its end."""
+    space = spaces.Box(np.array([0, -1], np.float32), np.array([255, 1], np.float32))
+    head = make_action_head(space)
+    inputs = torch.zeros(20_000, 2)
+    action, log_prob = head.sample(inputs, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(action.mean(0), torch.tensor([127.5, 0.0]), atol=2.0, rtol=0.0)
+    shares = action.std(0) / torch.tensor([127.5, 1.0])
+    torch.testing.assert_close(shares, torch.full((2,), math.exp(-0.5)), atol=0.02, rtol=0.0)
+    told = torch.distributions.Normal(
+        torch.tensor([127.5, 0.0]), math.exp(-0.5) * torch.tensor([127.5, 1.0])
+    )
+    torch.testing.assert_close(log_prob, told.log_prob(action).sum(-1))
+    judged = head.judge(inputs, action)
+    torch.testing.assert_close(judged.log_prob, log_prob)
+    torch.testing.assert_close(judged.entropy[0], told.entropy().sum())
+
+
+def test_a_number_without_bounds_or_between_equal_ones_is_taken_as_it_is() -> None:
+    widest = float(np.finfo(np.float32).max)
+    low, high = np.array([[-np.inf, 0, 2, -widest], [np.inf, np.inf, 2, widest]], np.float32)
+    action, _ = make_action_head(spaces.Box(low, high)).mode(torch.full((1, 4), 0.5))
+    assert [[0.5] * 4] == action.tolist()
+
+
+def test_the_scale_of_a_box_is_no_weight() -> None:
+    assert ["log_std"] == list(make_action_head(spaces.Box(0, 9, (2,))).state_dict())
 
 
 @pytest.mark.parametrize("name", list(OBSERVATIONS))

@@ -6,10 +6,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from breadbox import errors, status
+from breadbox.model import errors
 from breadbox.v1 import errors_pb2
-from breadbox_server import status as server_status
-from breadbox_server.core.errors import DomainError
+from breadbox.wire import status
+from breadbox_server.core.model.errors import DomainError
+from breadbox_server.rpc import status as server_status
 
 
 def told(kind: type[Exception]) -> str:
@@ -76,7 +77,7 @@ def test_what_is_too_large_stays_so(text: str) -> None:
 
 
 def test_the_domain_errors_fields_arrive_in_the_librarys_error() -> None:
-    from breadbox_server.core import errors as core
+    from breadbox_server.core.model import errors as core
 
     cases: list[tuple[DomainError, dict[str, object]]] = [
         (core.InvalidArgumentError("rank", "is odd"), {"field": "rank", "problem": "is odd"}),
@@ -102,13 +103,14 @@ def test_the_domain_errors_fields_arrive_in_the_librarys_error() -> None:
 
 
 def documented() -> dict[str, tuple[str, str]]:
-    """ARCHITECTURE.md: reason to code and error of the library."""
+    """docs/reference/errors.md: reason to code and error of the library."""
     rows = {}
-    text = (Path(__file__).resolve().parents[2] / "ARCHITECTURE.md").read_text()
-    for line in text.split("## Errors")[1].split("\n## ")[0].splitlines():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "errors.md").read_text()
+    for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        for reason in re.findall(r"`([A-Z_]+)`", cells[0]) if len(cells) == 4 else []:
-            rows[reason] = (cells[1].strip("`"), cells[2].strip("`"))
+        if len(cells) == 4:
+            for code, reason in re.findall(r"`([A-Z_]+)` `([A-Z_]+)`", cells[2]):
+                rows[reason] = (code, cells[0].strip("`"))
     return rows
 
 

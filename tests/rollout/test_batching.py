@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from breadbox_rollout.batching import BatchSize, ReadyQueue
+from breadbox_rollout.acting.batching import BatchSize, ReadyQueue
 
 
 def queue(batch: int = 4, wait_s: float = 0.5) -> ReadyQueue:

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 import breadbox
 from breadbox.cli.main import cli
-from breadbox.extras import how_to_install
-from breadbox_rollout import environments
+from breadbox.shared.extras import how_to_install
+from breadbox_rollout.environments import environments
 from breadbox_rollout.settings import RolloutSettings
 from support.eventually import eventually_sync
 from support.fake_service import FakeService, refuse, serving
@@ -93,13 +93,16 @@ def test_a_hidden_secret_that_is_read_back_is_not_taken_for_one(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ([], "Missing option '--env'"),
+        ([], "--env is missing"),
         (["--env", "CartPoole-v1"], "is not an environment"),
         (["--env", "no_such_module:make"], "cannot be loaded"),
         (["--env", "CartPole-v1", "--env-options", '{"gravitation": 9}'], "argument 'gravitation'"),
         (["--env", SCRIPTED, "--env-options", '{"speed": 1}'], "argument 'speed'"),
         (["--env", "support.scripted_env:make_with_helper"], "required argument: 'script'"),
-        (["--env", "CartPole-v1", "--num-envs", "0"], "0 is not in the range x>=1"),
+        (
+            ["--env", "CartPole-v1", "--num-envs", "0"],
+            "--num-envs must be greater than or equal to 1",
+        ),
         (["--env", "CartPole-v1", "--policy", "nonesuch"], "is not one of auto, mlp"),
         (["--env", "CartPole-v1", "--device", "toaster"], "is not a device"),
         (["--env", "CartPole-v1", "--agents", '{"*": {"model": "mlp"}}'], "unknown keys model"),
@@ -109,8 +112,8 @@ def test_a_hidden_secret_that_is_read_back_is_not_taken_for_one(
             ["--env", "CartPole-v1", "--agents", '{"a": {"weights_files": ["f"]}}'],
             "are for opponents",
         ),
-        (["--env", "CartPole-v1", "--queue-bytes", "many"], "is not a size"),
-        (["--env", "CartPole-v1", "--env-options", "[1]"], "is not a JSON object"),
+        (["--env", "CartPole-v1", "--queue-bytes", "many"], "--queue-bytes must be a size"),
+        (["--env", "CartPole-v1", "--env-options", "[1]"], "--env-options must be a JSON object"),
         (["--env", "CartPole-v1", "--server", "http://host:1"], "without a scheme"),
         (["--env", "CartPole-v1", "--worker-name", "a/b"], "must be 1 to 100 letters"),
         (["--env", "CartPole-v1", "--config", "/no/such/file"], "cannot be read"),
@@ -153,16 +156,20 @@ def test_an_unknown_option_in_the_file_is_named(runner: CliRunner, tmp_path: Pat
     assert "names unknown options: num_env" in result.stderr
 
 
-def test_generate_writes_episodes_and_says_where(runner: CliRunner, tmp_path: Path) -> None:
+def test_generate_adds_episodes_and_says_where_and_how_many_there_are(
+    runner: CliRunner, tmp_path: Path
+) -> None:
     options = json.dumps({"script": "...t"})
-    result = runner.invoke(
-        cli,
-        ["generate", "--env", SCRIPTED, "--env-options", options, "--policy", "random",
-         "--episodes", "2", "--out", str(tmp_path), "--media", "jpeg", "--no-progress"],
-    )  # fmt: skip
-    assert 0 == result.exit_code, result.output
-    assert f"2 episodes are in {tmp_path / 'manifest.jsonl'}" in result.stdout
-    assert 2 == len((tmp_path / "manifest.jsonl").read_text().splitlines())
+    manifest = tmp_path / "manifest.jsonl"
+    for in_all in (2, 4):
+        result = runner.invoke(
+            cli,
+            ["generate", "--env", SCRIPTED, "--env-options", options, "--policy", "random",
+             "--episodes", "2", "--out", str(tmp_path), "--media", "jpeg", "--no-progress"],
+        )  # fmt: skip
+        assert 0 == result.exit_code, result.output
+        assert f"2 episodes were added to {manifest}, which has {in_all}" in result.stdout
+        assert in_all == len(manifest.read_text().splitlines())
 
 
 def test_generate_plays_fresh_weights_beside_the_server_of_other_commands(
@@ -268,7 +275,7 @@ def test_ctrl_c_ends_generate_and_keeps_finished_episodes(tmp_path: Path) -> Non
     finally:
         process.kill()
     assert 130 == process.returncode
-    assert "interrupted; 1 episodes are in" in errors
+    assert "interrupted; 1 episodes were added to" in errors
     assert "Traceback" not in errors
     assert [] == list((tmp_path / "out").glob(".partial*"))
 

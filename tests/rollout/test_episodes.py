@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from breadbox.errors import BackpressureError, UnavailableError
-from breadbox.types import EpisodeEnd, EpisodeReport
-from breadbox_rollout.episodes import EpisodeReporter, EpisodeTracker, ReporterCounts
+from breadbox.model.errors import BackpressureError, UnavailableError
+from breadbox.model.types import EpisodeEnd, EpisodeReport
+from breadbox_rollout.sending.episodes import EpisodeReporter, EpisodeTracker, ReporterCounts
 from support.eventually import eventually_sync as eventually
 from support.rollout_service import FakeService
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 from PIL import Image
 
-from breadbox.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError
 from breadbox_policies import PolicyModule, make_policy
-from breadbox_rollout import environments
-from breadbox_rollout.environments import EnvSpec, check_frames
-from breadbox_rollout.episode_files import EpisodeFiles, FileOptions, plain
-from breadbox_rollout.generator import EpisodeGenerator, GeneratorOptions
-from breadbox_rollout.inference import Inference
-from breadbox_rollout.media import VideoWriter, with_text
-from breadbox_rollout.pool import EnvironmentStartError
+from breadbox_rollout.acting.generator import EpisodeGenerator, GeneratorOptions
+from breadbox_rollout.acting.inference import Inference
+from breadbox_rollout.environments import environments
+from breadbox_rollout.environments.environments import EnvSpec, check_frames
+from breadbox_rollout.processes.pool import EnvironmentStartError
+from breadbox_rollout.recording.episode_files import EpisodeFiles, FileOptions, plain
+from breadbox_rollout.recording.media import VideoWriter, with_text
 from support.eventually import eventually_sync
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from breadbox_rollout.arrays import GroupArrays, Phase, create_arrays, open_arrays
-from breadbox_rollout.failures import EnvironmentFailedError, FailureKind
-from breadbox_rollout.group import EnvGroup, GroupOptions
-from breadbox_rollout.space_codec import decode_space, encode_space
-from breadbox_rollout.units import SingleUnit
+from breadbox_rollout.environments.arrays import GroupArrays, Phase, create_arrays, open_arrays
+from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind
+from breadbox_rollout.environments.group import EnvGroup, GroupOptions
+from breadbox_rollout.environments.space_codec import decode_space, encode_space
+from breadbox_rollout.environments.units import SingleUnit
 from support import scripted_env
 from support.scripted_env import ACTION_SPACE, OBSERVATION_SPACE, Process, ScriptedEnv
 

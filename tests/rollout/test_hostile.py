@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from breadbox.types import EpisodeEnd
-from breadbox_rollout.environments import EnvSpec
-from breadbox_rollout.failures import FailureKind
+from breadbox.model.types import EpisodeEnd
+from breadbox_rollout.environments.environments import EnvSpec
+from breadbox_rollout.environments.failures import FailureKind
 from support.eventually import eventually_sync
 from support.rollout_service import FakeService
 from support.rollout_worker import running_worker

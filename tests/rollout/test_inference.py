@@ -5,10 +5,15 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from breadbox.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError
 from breadbox_policies import make_policy
 from breadbox_policies.mlp import MlpPolicy
-from breadbox_rollout.inference import Inference, PolicyOutputError, check_device, state_arrays
+from breadbox_rollout.acting.inference import (
+    Inference,
+    PolicyOutputError,
+    check_device,
+    state_arrays,
+)
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 CPU = torch.device("cpu")

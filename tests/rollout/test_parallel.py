@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from breadbox.fragment import Fragment
-from breadbox.types import EpisodeEnd
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import EpisodeEnd
 from breadbox_policies import make_policy, policy_weights
-from breadbox_rollout.arrays import GroupArrays, create_arrays
-from breadbox_rollout.environments import EnvSpec
-from breadbox_rollout.inference import Inference
-from breadbox_rollout.models import ModelWatcher
-from breadbox_rollout.opponents import PINNED_VERSION, Opponents
-from breadbox_rollout.pool import EnvironmentStartError, Part
+from breadbox_rollout.acting.inference import Inference
+from breadbox_rollout.acting.opponents import PINNED_VERSION, Opponents
+from breadbox_rollout.environments.arrays import GroupArrays, create_arrays
+from breadbox_rollout.environments.environments import EnvSpec
+from breadbox_rollout.processes.pool import EnvironmentStartError, Part
+from breadbox_rollout.sending.models import ModelWatcher
 from support.eventually import eventually_sync
 from support.rollout_service import FakeService
 from support.rollout_worker import Rollout, running_worker
@@ -158,7 +158,7 @@ def test_agents_with_policies_of_their_own_fill_buffers_of_their_own() -> None:
         (["red_0", "blue_0"], ["*"], "'red_0' and 'blue_0' have other spaces .* with --agents"),
         (["red_0", "blue_0"], ["red_*"], "--agents names no policy for agent 'blue_0'"),
         (["red_0"], ["red_*", "green"], "names 'green', but the agents are red_0"),
-        (["red 0", "red-0"], ["*"], "'red 0' and 'red-0' cannot be told apart"),
+        (["red 0", "red-0"], ["*"], "'red 0' and 'red-0' have the same worker id"),
     ],
 )
 def test_agents_that_do_not_fit_their_policies_are_refused_by_name(

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from breadbox_rollout.environments import EnvSpec
-from breadbox_rollout.failures import FailureKind
-from breadbox_rollout.pool import (
+from breadbox_rollout.environments.environments import EnvSpec
+from breadbox_rollout.environments.failures import FailureKind
+from breadbox_rollout.processes.pool import (
     EnvironmentStartError,
     EnvProcesses,
     Event,

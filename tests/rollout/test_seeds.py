@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import breadbox
 from breadbox.cli.main import cli
-from breadbox.fragment import Fragment
+from breadbox.model.fragment import Fragment
 from breadbox_policies import make_policy, policy_weights
 from breadbox_rollout.settings import default_worker_name, mixed_seed
 from support.server_process import ServerProcess, plain_environment

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox import appender
-from breadbox.errors import BackpressureError, UnavailableError, UnsupportedArrayError
-from breadbox.fragment import Fragment
-from breadbox.types import AdmissionOutcome, AppendResult
-from breadbox_rollout import sender
-from breadbox_rollout.models import Model
-from breadbox_rollout.sender import Sender
+from breadbox.model.errors import BackpressureError, UnavailableError, UnsupportedArrayError
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import AdmissionOutcome, AppendResult
+from breadbox.writing import appender
+from breadbox_rollout.sending import sender
+from breadbox_rollout.sending.models import Model
+from breadbox_rollout.sending.sender import Sender
 from support.rollout_service import FakeService
 
 ADMITTED = AppendResult(AdmissionOutcome.ADMITTED)

@@ -1,21 +1,22 @@
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 
-from breadbox.errors import PayloadMissingError
-from breadbox.types import PayloadReference
-from breadbox_rollout.models import NO_MODEL, ModelWatcher
+from breadbox.model.types import ModelState
+from breadbox_rollout.sending.models import NO_MODEL, ModelWatcher
 from support.rollout_service import FakeService
 
 
 class EndsDuringLoad(FakeService):
     """Ends the session while the second version's weights are being read."""
 
-    def load_weights(self, reference: PayloadReference) -> dict[str, object]:
-        if reference.payload_id == f"{1:032x}":
+    def load_model(
+        self, newer_than: ModelState | None = None
+    ) -> tuple[ModelState, dict[str, Any]] | None:
+        if newer_than is not None and newer_than.model_version == 0:
             self.end_session()
-            raise PayloadMissingError(reference.payload_id)
-        return super().load_weights(reference)
+        return super().load_model(newer_than)
 
 
 def test_a_session_that_ends_while_its_weights_are_read_is_left() -> None:

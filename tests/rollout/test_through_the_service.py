@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,9 +19,11 @@ from safetensors.numpy import save_file
 import breadbox
 from breadbox_policies import make_policy, policy_weights
 from breadbox_rollout.atari import SIZE
+from support.eventually import eventually_sync
 from support.scripted_env import ACTION_SPACE, OBSERVATION_SPACE, check_fragment
 from support.scripted_parallel import BLUE_ACTIONS
 from support.server_process import ServerProcess, plain_environment
+from support.token_files import line_of, write_tokens
 
 pytestmark = pytest.mark.integration
 
@@ -80,6 +84,104 @@ def test_pong_from_eight_environments_reaches_a_fetch(tmp_path: Path) -> None:
             )
         np.testing.assert_allclose(judged.log_prob[0].numpy(), fragment.log_prob, atol=1e-3)
     assert "fragments {'admitted'" in (tmp_path / "worker.log").read_text()
+
+
+def test_a_worker_beside_a_resumed_learner_acts_with_its_weights_or_not_at_all(
+    tmp_path: Path,
+) -> None:
+    """Between the session's start at 95 and its weights it played untrained, labelled 95."""
+    policy = make_policy("mlp", *_spaces("CartPole-v1"))
+    server = ServerProcess("--store", f"file://{tmp_path}/store", log=tmp_path / "server.log")
+    arguments = ["--env", "CartPole-v1", "--policy", "mlp", "--fragment-steps", "8"]
+    log = tmp_path / "worker.log"
+    with (
+        server,
+        worker_process(server.address, log, *arguments),
+        breadbox.connect(server.address) as client,
+    ):
+        client.start_session("resumed", model_version=95)
+        eventually_sync(
+            lambda: (
+                "waiting for a learner to publish weights; version 95 has none" in log.read_text()
+            ),
+            within_s=WAIT_S,
+        )
+        assert 0 == client.get_buffer().state.counters["fragments_admitted"]
+        client.publish("resumed", 96, policy_weights(policy))
+        with client.fetch(fragment_count=16, max_wait_s=WAIT_S) as lease:
+            versions = {each.metadata.model_version_min for each in lease.references}
+    assert {96} == versions
+
+
+def run_to_its_end(address: str, log: Path, *arguments: str) -> tuple[int, str]:
+    """Run a worker that ends by itself; gives its exit code and what it said."""
+    command = [sys.executable, "-m", "breadbox.cli.main", "rollout", "--server", address]
+    with log.open("w") as output:
+        done = subprocess.run(
+            [*command, "--env", "CartPole-v1", "--policy", "mlp", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=plain_environment(),
+            timeout=WAIT_S,
+            check=False,
+        )
+    return done.returncode, log.read_text()
+
+
+def test_a_worker_of_other_fragment_steps_than_its_session_ends_with_code_2(tmp_path: Path) -> None:
+    """It played for ever, and every fragment was refused."""
+    server = ServerProcess("--store", f"file://{tmp_path}/store", log=tmp_path / "server.log")
+    policy = make_policy("mlp", *_spaces("CartPole-v1"))
+    arguments = ["--env", "CartPole-v1", "--policy", "mlp", "--fragment-steps", "8"]
+    with server, breadbox.connect(server.address) as client:
+        client.start_session("s")
+        client.publish("s", 1, policy_weights(policy))
+        with worker_process(server.address, tmp_path / "right.log", *arguments):
+            eventually_sync(
+                lambda: client.get_buffer().state.counters["fragments_admitted"] > 0,
+                within_s=WAIT_S,
+            )
+            code, said = run_to_its_end(
+                server.address, tmp_path / "wrong.log", "--fragment-steps", "16"
+            )
+    assert 2 == code
+    assert "step_count: 8 wanted, 16 got" in said
+    assert "all its workers need one --fragment-steps" in said
+    assert "Traceback" not in said
+
+
+def test_a_worker_whose_token_is_taken_away_ends_with_code_2(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    learner, producer = write_tokens(tokens, "learner l", "producer p")
+    server = ServerProcess(
+        *("--store", f"file://{tmp_path}/store", "--tokens", str(tokens)),
+        log=tmp_path / "server.log",
+    )
+    policy = make_policy("mlp", *_spaces("CartPole-v1"))
+    with (
+        server,
+        breadbox.connect(server.address, token=learner) as client,
+        ThreadPoolExecutor() as pool,
+    ):
+        client.start_session("s")
+        client.publish("s", 1, policy_weights(policy))
+        log = tmp_path / "worker.log"
+        ending = pool.submit(run_to_its_end, server.address, log, "--token", producer)
+        eventually_sync(
+            lambda: client.get_buffer().state.counters["fragments_admitted"] > 0, within_s=WAIT_S
+        )
+        tokens.write_text(line_of("learner l", learner))
+        code, said = ending.result(WAIT_S)
+    assert 2 == code
+    assert "Error: " in said
+    assert "token" in said
+    assert "Traceback" not in said
+
+
+def _spaces(env_id: str) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    with closing(gymnasium.make(env_id)) as env:
+        return env.observation_space, env.action_space
 
 
 def test_policies_of_one_environment_fill_their_buffers_against_a_pinned_opponent(

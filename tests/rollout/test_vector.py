@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from breadbox.types import EpisodeEnd
-from breadbox_rollout.environments import EnvSpec
-from breadbox_rollout.pool import EnvironmentStartError
+from breadbox.model.types import EpisodeEnd
+from breadbox_rollout.environments.environments import EnvSpec
+from breadbox_rollout.processes.pool import EnvironmentStartError
 from support.rollout_service import FakeService
 from support.rollout_worker import Rollout, running_worker
 from support.scripted_env import check_fragment, check_sequence

@@ -13,15 +13,15 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from breadbox.errors import ClosedError, InvalidRequestError
-from breadbox.fragment import Fragment
-from breadbox.heartbeat import Heartbeat
-from breadbox.types import AdmissionOutcome, AppendResult, EpisodeEnd
+from breadbox.model.errors import ClosedError, InvalidRequestError
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import AdmissionOutcome, AppendResult, EpisodeEnd
+from breadbox.transport.heartbeat import Heartbeat
 from breadbox_policies import make_policy, policy_weights
-from breadbox_rollout.environments import EnvSpec
-from breadbox_rollout.inference import PolicyOutputError
+from breadbox_rollout.acting.inference import PolicyOutputError
+from breadbox_rollout.environments.environments import EnvSpec
 from breadbox_rollout.metrics import WorkerCollector
-from breadbox_rollout.pool import EnvironmentStartError
+from breadbox_rollout.processes.pool import EnvironmentStartError
 from support import learner_environments as environments
 from support.eventually import eventually_sync
 from support.rollout_service import FakeService
@@ -50,6 +50,9 @@ def test_nothing_is_produced_before_a_session_and_everything_after_is_right() ->
         assert 0 == rollout.worker.step_count
         service.publish("s", 0, fresh_weights(0))
         rollout.wait_for_fragments(40)
+        eventually_sync(
+            lambda: {"w-0", "w-1"} == set(rollout.by_worker()), "fragments of either worker"
+        )
     check_all(rollout)
     assert {"s"} == {fragment.session_id for fragment in service.fragments}
     assert {"w-0", "w-1"} == set(rollout.by_worker())
@@ -162,10 +165,10 @@ def test_a_new_session_starts_over_and_an_ended_one_stops_production() -> None:
 
 def test_stale_steps_are_dropped_where_they_are_and_the_next_fragment_says_so() -> None:
     """D12, D25."""
-    service = FakeService(staleness_max=0)
+    service, weights = FakeService(staleness_max=0), fresh_weights(0)
     with running_worker(service, LONG_SCRIPT, fragment_steps=64) as rollout:
         for version in range(20):
-            service.publish("s", version)
+            service.publish("s", version, weights)
             service.wait_until(lambda: bool(service.reports))
             service.reports.clear()
         rollout.wait_for_fragments(2)
@@ -175,9 +178,10 @@ def test_stale_steps_are_dropped_where_they_are_and_the_next_fragment_says_so() 
 
 def test_a_fragment_that_begins_after_dropped_steps_has_its_state() -> None:
     service = FakeService(staleness_max=0)
+    weights = policy_weights(make_policy("lstm", OBSERVATION_SPACE, ACTION_SPACE))
     with running_worker(service, LONG_SCRIPT, policy="lstm", fragment_steps=8) as rollout:
         for version in range(30):
-            service.publish("s" if version < 20 else "z", version)
+            service.publish("s" if version < 20 else "z", version, weights)
             service.wait_until(lambda: bool(service.reports))
             service.reports.clear()
         rollout.wait_for_fragments(len(service.fragments) + 4)
@@ -224,7 +228,7 @@ def test_what_grew_stale_while_it_waited_is_dropped_unsent_and_counted_for_prome
         eventually_sync(lambda: rollout.worker.stats.blocked, "the sender is full", within_s=60.0)
         waiting = rollout.worker.counts().waiting_fragment_count
         under_way = service.append_calls[0]
-        service.publish("s", 7)
+        service.publish("s", 7, fresh_weights(0))
         eventually_sync(
             lambda: rollout.player.watcher.latest.model_version == 7, "news", within_s=60.0
         )
@@ -302,7 +306,7 @@ def test_episodes_are_reported_with_how_they_ended() -> None:
 def test_chosen_episodes_are_recorded_while_fragments_stay_right(tmp_path: Path) -> None:
     """Every second episode of the first environment, also across failures."""
     service = FakeService()
-    service.publish("s", 3)
+    service.publish("s", 3, fresh_weights(0))
     manifest = tmp_path / "manifest.jsonl"
 
     def recorded() -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ import pytest
 
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.appends import PROGRESS_S
+from breadbox_server.admission.append_queue import PROGRESS_S
+from breadbox_server.admission.wait_queue import PLACE_KEPT_S
 from breadbox_server.core.buffers import DEFAULT_BUFFER
-from breadbox_server.core.config import BufferConfig, FullPolicy
-from breadbox_server.line import PLACE_KEPT_S
+from breadbox_server.core.model.config import BufferConfig, FullPolicy
 from support.eventually import eventually
 from support.served import CALL_S, Served, reason_of, served, span
 
@@ -36,7 +36,7 @@ class Line:
 
     @property
     def waiting_count(self) -> int:
-        return self.it.server.driver.appends.waiting_count
+        return self.it.server.driver.appends.queue.waiting_count
 
     def send(self, name: str, *fragments: Any, wait_s: float = WAIT_S) -> asyncio.Task[list[int]]:
         """Append, one fragment of a worker of this name unless others are given."""
@@ -72,15 +72,6 @@ class Line:
         failures = [call.exception() for call in self.calls.values()]
         return [reason_of(each) for each in failures if isinstance(each, grpc.RpcError)]
 
-    async def make_room(self, count: int = 1, request_id: str = "r") -> None:
-        """Use up chunks: their places are free, and their bytes too."""
-        reply = await self.it.fetch(count, request_id=request_id)
-        lease_id = reply.grant.lease.lease_id
-        await self.it.stub.ReleaseLease(
-            pb.ReleaseLeaseRequest(lease_id=lease_id, mode=pb.RELEASE_MODE_CONSUMED),
-            timeout=CALL_S,
-        )
-
 
 async def test_room_goes_to_who_has_waited_longest_at_once() -> None:
     """No time passes here: nobody has to come again for it."""
@@ -90,7 +81,7 @@ async def test_room_goes_to_who_has_waited_longest_at_once() -> None:
         line = Line(it)
         await line.join("a", "b", "c")
         for number, name in enumerate("abc"):
-            await line.make_room(request_id=f"r{number}")
+            await it.make_room(request_id=f"r{number}")
             assert [ADMITTED] == await line.calls[name]
         gauge = it.server.metrics.registry.get_sample_value("breadbox_waiting_appends")
     assert ["a", "b", "c"] == line.answered
@@ -105,10 +96,10 @@ async def test_much_room_at_once_is_given_in_order_and_to_as_many_as_it_is_for()
         line = Line(it)
         names = [f"p{number}" for number in range(8)]
         await line.join(*names)
-        await line.make_room(5)
+        await it.make_room(5)
         await eventually(lambda: len(line.answered) == 5)
         assert 3 == line.waiting_count
-        await line.make_room(5, request_id="again")
+        await it.make_room(5, request_id="again")
         await line.outcomes()
     assert names == line.answered
 
@@ -122,10 +113,10 @@ async def test_who_comes_when_there_is_room_stands_behind_those_who_wait_for_it(
         await line.join("first")
         it.custodian.confirming.clear()
         it.custodian.may_confirm.clear()
-        await line.make_room()
+        await it.make_room()
         await it.custodian.confirming.wait()
         late = line.send("late", wait_s=0.0)
-        await eventually(lambda: it.server.driver.appends.pending_count == 2)
+        await eventually(lambda: it.server.driver.appends.queue.pending_count == 2)
         it.custodian.may_confirm.set()
         assert [BUFFER_FULL] == await late
         assert [ADMITTED] == await line.calls["first"]
@@ -138,7 +129,7 @@ async def test_who_may_not_wait_takes_no_place_from_those_who_do() -> None:
         line = Line(it)
         await line.join("first", "second")
         assert [BUFFER_FULL] == await line.send("hasty", wait_s=0.0)
-        await line.make_room()
+        await it.make_room()
         assert [ADMITTED] == await line.calls["first"]
         assert 1 == line.waiting_count
 
@@ -166,7 +157,7 @@ async def test_who_needs_fewer_bytes_does_not_take_those_that_another_one_waits_
         line.send("large", it.metadata(0, worker_id="large", payload=it.custodian.write(900)))
         await eventually(lambda: line.waiting_count == 1)
         assert [BYTES_FULL] == await line.send("small", wait_s=0.0)
-        await line.make_room()
+        await it.make_room()
         assert [ADMITTED] == await line.calls["large"]
 
 
@@ -197,11 +188,11 @@ async def test_a_wait_that_is_over_is_answered_and_need_not_be_repeated_later() 
         )
         call = it.stub.AppendFragments(request, timeout=CALL_S)
         driver = it.server.driver
-        await eventually(lambda: driver.appends.waiting_count == 1)
+        await eventually(lambda: driver.appends.queue.waiting_count == 1)
         await asyncio.sleep(0.3)  # What a caller without patience would wait by itself.
         it.clock.advance(WAIT_S)
         reply = await call
-        assert 0 == driver.appends.waiting_count
+        assert 0 == driver.appends.queue.waiting_count
     assert [BUFFER_FULL] == [result.outcome for result in reply.results]
     assert (0, 0) == (reply.retry_delay.seconds, reply.retry_delay.nanos)
 
@@ -221,7 +212,7 @@ async def test_who_comes_again_soon_finds_its_place(away_s: float, first: str) -
         assert [BUFFER_FULL] == await line.calls["a"]
         it.clock.advance(away_s)
         await line.join("a")
-        await line.make_room()
+        await it.make_room()
         assert [ADMITTED] == await line.calls[first]
         assert 1 == line.waiting_count
 
@@ -234,7 +225,7 @@ async def test_a_caller_that_goes_away_leaves_its_turn_to_the_next() -> None:
         await line.join("gone", "there")
         line.calls["gone"].cancel()
         await eventually(lambda: line.waiting_count == 1)
-        await line.make_room()
+        await it.make_room()
         assert [ADMITTED] == await line.calls["there"]
         buffer = await it.buffer()
     assert 1 == buffer.state.chunk_count
@@ -252,7 +243,7 @@ async def test_a_second_attempt_takes_the_place_of_the_first() -> None:
         await line.join("behind")
         second = line.send("second", fragment)
         assert [BUFFER_FULL] == await first
-        await line.make_room()
+        await it.make_room()
         assert [ADMITTED] == await second
         assert 1 == line.waiting_count
 
@@ -329,10 +320,10 @@ async def test_who_got_some_of_its_room_lets_others_go_first_and_hears_of_it_soo
         many = line.send("many", *(it.metadata(index, worker_id="many") for index in range(3)))
         await eventually(lambda: line.waiting_count == 1)
         await line.join("one")
-        await line.make_room(request_id="1")
+        await it.make_room(request_id="1")
         driver = it.server.driver
-        await eventually(lambda: driver.describe(DEFAULT_BUFFER).chunk_count == 1)
-        await line.make_room(request_id="2")
+        await eventually(lambda: driver.core.describe(DEFAULT_BUFFER).chunk_count == 1)
+        await it.make_room(request_id="2")
         assert [ADMITTED] == await line.calls["one"]
         assert not many.done()
         it.clock.advance(PROGRESS_S)
@@ -341,20 +332,20 @@ async def test_who_got_some_of_its_room_lets_others_go_first_and_hears_of_it_soo
 
 async def test_beyond_the_limit_nobody_waits() -> None:
     async with served(ONE) as it:
-        it.server.driver.appends._waiting_max = 2  # noqa: SLF001 - no option sets it
+        it.server.driver.appends.queue._waiting_max = 2  # noqa: SLF001 - no option sets it
         await it.start()
         await it.fill(1)
         line = Line(it)
         await line.join("a", "b")
         assert [BUFFER_FULL] == await line.send("c")
-        await line.make_room()
+        await it.make_room()
         assert [ADMITTED] == await line.calls["a"]
 
 
 async def test_those_who_wait_have_no_more_fragments_than_the_server_holds_for_them() -> None:
     """Else who appends many at a time would fill its memory while a buffer is full."""
     async with served(ONE) as it:
-        it.server.driver.appends._fragments_max = 5  # noqa: SLF001 - no option sets it
+        it.server.driver.appends.queue._fragments_max = 5  # noqa: SLF001 - no option sets it
         await it.start()
         await it.fill(1)
         line = Line(it)
@@ -381,7 +372,7 @@ async def test_those_who_wait_for_room_hold_up_nobody_whose_buffer_has_some() ->
         )
         line = Line(it)
         await line.join(*(f"p{number}" for number in range(20)))
-        assert 0 == it.server.driver.appends.pending_count
+        assert 0 == it.server.driver.appends.queue.pending_count
         reply = await it.stub.AppendFragments(
             pb.AppendFragmentsRequest(buffer="other", fragments=[it.metadata(0)]), timeout=CALL_S
         )

@@ -11,12 +11,13 @@ from google.rpc import status_pb2
 
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server import items, traffic
 from breadbox_server.core.buffers import DEFAULT_BUFFER
-from breadbox_server.core.config import BufferConfig, FullPolicy
-from breadbox_server.core.ids import SessionId
-from breadbox_server.core.inputs import StartSession
+from breadbox_server.core.model.config import BufferConfig, FullPolicy
+from breadbox_server.core.model.ids import SessionId
+from breadbox_server.core.model.inputs import StartSession
 from breadbox_server.limits import STREAM_APPENDS_MAX, STREAM_BYTES_MAX
+from breadbox_server.rpc import append_stream as items
+from breadbox_server.rpc import traffic
 from support.eventually import eventually
 from support.served import Served, info_in, reason_of, served, span
 from support.token_files import bearer, line_of, write_tokens
@@ -114,10 +115,10 @@ async def test_a_message_that_waits_for_room_holds_up_nobody_behind_it() -> None
         await it.fill(1)
         stream = await opened(it)
         await stream.write(message(it, 1, wait_s=5.0))
-        await eventually(lambda: it.server.driver.appends.waiting_count == 1)
+        await eventually(lambda: it.server.driver.appends.queue.waiting_count == 1)
         await stream.write(message(it, 2))
         second = await answer_of(stream)
-        await it.fetch(1)
+        await it.make_room()
         first = await answer_of(stream)
         stream.cancel()
     assert (2, BUFFER_FULL) == (second.call_id, outcome(second))
@@ -132,7 +133,7 @@ async def test_a_stream_has_no_more_messages_on_their_way_than_it_may() -> None:
         stream = await opened(it)
         for call_id in range(STREAM_APPENDS_MAX + 10):
             await stream.write(message(it, call_id + 1, wait_s=5.0))
-        appends = it.server.driver.appends
+        appends = it.server.driver.appends.queue
         await eventually(lambda: appends.waiting_count == STREAM_APPENDS_MAX)
         it.clock.advance(6.0)
         answers = await answers_of(stream, STREAM_APPENDS_MAX)
@@ -149,7 +150,7 @@ async def test_appends_that_are_taken_back_make_room_on_a_stream_that_has_none()
         await it.start()
         await it.fill(1)
         stream = await opened(it)
-        appends = it.server.driver.appends
+        appends = it.server.driver.appends.queue
         for _ in range(2):
             await stream.write(message(it, *every, wait_s=5.0))
             await eventually(lambda: appends.waiting_count == STREAM_APPENDS_MAX)
@@ -219,7 +220,7 @@ async def test_a_caller_that_goes_away_takes_what_waits_with_it() -> None:
         await it.fill(1)
         stream = await opened(it)
         await stream.write(message(it, 1, wait_s=60.0))
-        appends = it.server.driver.appends
+        appends = it.server.driver.appends.queue
         await eventually(lambda: appends.waiting_count == 1)
         stream.cancel()
         await eventually(lambda: appends.waiting_count == 0)
@@ -244,11 +245,11 @@ async def test_an_append_that_nobody_waits_for_any_more_leaves_the_line() -> Non
         await it.fill(1)
         stream = await opened(it)
         await stream.write(message(it, 1, 2, wait_s=60.0))
-        appends = it.server.driver.appends
+        appends = it.server.driver.appends.queue
         await eventually(lambda: appends.waiting_count == 2)
         await stream.write(pb.AppendStreamRequest(cancelled_call_ids=[1, 7]))
         await eventually(lambda: appends.waiting_count == 1)
-        await it.fetch(1)
+        await it.make_room()
         answer = await answer_of(stream)
         stream.cancel()
     assert (2, ADMITTED) == (answer.call_id, outcome(answer))
@@ -285,7 +286,7 @@ async def test_a_stream_has_no_more_bytes_on_their_way_than_it_may(
         assert 1 == (await stream.read()).credit.size_bytes
         await stream.write(message(it, 1, 2, wait_s=60.0))
         await stream.write(message(it, 3, wait_s=60.0))
-        appends = it.server.driver.appends
+        appends = it.server.driver.appends.queue
         await eventually(lambda: appends.waiting_count == 2)
         await it.buffer()
         assert 2 == appends.waiting_count, "the third is not read"
@@ -333,15 +334,15 @@ async def test_an_append_that_waits_ends_when_its_worker_is_its_tokens_no_more(
     (token,) = write_tokens(path, "producer a buffers=default workers=w*")
     config = BufferConfig(capacity_chunks=1, uses_max=1, full_policy=FullPolicy.BLOCK)
     async with served(config, tokens=path) as it:
-        await it.server.driver.apply(StartSession(DEFAULT_BUFFER, SessionId("run")))
+        await it.server.driver.core.apply(StartSession(DEFAULT_BUFFER, SessionId("run")))
         stream = await opened(it, metadata=bearer(token))
         await stream.write(message(it, 3))
         await answer_of(stream)
         await stream.write(message(it, 1, 2, wait_s=5.0))
-        await eventually(lambda: it.server.driver.appends.waiting_count == 2)
+        await eventually(lambda: it.server.driver.appends.queue.waiting_count == 2)
         path.write_text(line_of("producer a buffers=default workers=w2", token))
         refused = await answer_of(stream)
-        assert 1 == it.server.driver.appends.waiting_count
+        assert 1 == it.server.driver.appends.queue.waiting_count
         it.clock.advance(6.0)
         other = await answer_of(stream)
         stream.cancel()

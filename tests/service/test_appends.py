@@ -4,25 +4,40 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breadbox.stores.base import Confirmation
-from breadbox.types import PayloadReference
+from breadbox.model.types import PayloadReference
+from breadbox.stores.common.base import Confirmation
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server import app, reconciliation
-from breadbox_server.appends import SLICE_FRAGMENTS, SLICE_S_ASSUMED, WAIT_S_MAX, AppendQueue
+from breadbox_server import app
+from breadbox_server.admission.append_queue import (
+    SLICE_FRAGMENTS,
+    SLICE_S_ASSUMED,
+    WAIT_S_MAX,
+    AppendQueue,
+)
+from breadbox_server.admission.deletions import DeletionQueue, UnownedPayloads
+from breadbox_server.base.errors import AppendsFullError
 from breadbox_server.core.buffers import DEFAULT_BUFFER
-from breadbox_server.core.config import BufferConfig, FullPolicy
-from breadbox_server.core.ids import BufferName, WorkerId
-from breadbox_server.core.inputs import AdmissionOutcome, Appended, Fragment, Payload
-from breadbox_server.deletions import DeletionQueue, UnownedPayloads
+from breadbox_server.core.model.config import BufferConfig, FullPolicy
+from breadbox_server.core.model.ids import BufferName, WorkerId
+from breadbox_server.core.model.inputs import (
+    AdmissionOutcome,
+    Answer,
+    Appended,
+    AppendFragment,
+    Fragment,
+    Input,
+    Payload,
+)
 from breadbox_server.driver import DriverLimits
-from breadbox_server.errors import AppendsFullError
-from breadbox_server.metrics import Metrics
+from breadbox_server.maintenance import reconciliation
+from breadbox_server.metrics.metrics import Metrics
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
 from support.inputs import named_payload
@@ -311,14 +326,14 @@ def test_payloads_that_nobody_owns_are_bounded_and_the_oldest_goes_first(
     monkeypatch.setattr(UnownedPayloads, "LIMIT", 2)
     deletions, unowned = unowned_payloads(FakeCustodian())
     for number in (1, 2, 1, 3):
-        unowned.add(payload(number), DEFAULT_BUFFER, 0.0)
+        unowned.add(payload(number), 0.0)
     assert (2, [2]) == (len(unowned), leaving(deletions))
 
 
 def test_a_payload_that_is_refused_again_is_kept_for_as_long_again() -> None:
     deletions, unowned = unowned_payloads(FakeCustodian())
     for now, number in ((0.0, 1), (1.0, 2), (5.0, 1)):
-        unowned.add(payload(number), DEFAULT_BUFFER, now)
+        unowned.add(payload(number), now)
     unowned.delete_overdue(11.0)
     assert [2] == leaving(deletions)
     unowned.delete_overdue(15.0)
@@ -329,7 +344,7 @@ def test_a_payload_that_somebody_refers_to_by_then_is_not_deleted() -> None:
     """Claimed by two fragments, it was refused for the second and belongs to the first."""
     deletions, _ = unowned_payloads(FakeCustodian())
     unowned = UnownedPayloads(deletions, keep_s=10.0, is_referenced=lambda *_: True)
-    unowned.add(payload(1), DEFAULT_BUFFER, 0.0)
+    unowned.add(payload(1), 0.0)
     unowned.delete_overdue(10.0)
     assert (0, 0) == (len(unowned), len(deletions))
 
@@ -337,11 +352,14 @@ def test_a_payload_that_somebody_refers_to_by_then_is_not_deleted() -> None:
 class Refuser:
     """A core to which everything is stale."""
 
+    outcome = Appended(AdmissionOutcome.STALE)
+
     def judge(self, buffer: BufferName, fragment: Fragment) -> Appended | None:
         return Appended(AdmissionOutcome.STALE)
 
-    def admit(self, buffer: BufferName, fragment: Fragment) -> Appended:
-        return Appended(AdmissionOutcome.STALE)
+    def decide(self, command: Input[Answer], /) -> Answer:
+        assert isinstance(command, AppendFragment)
+        return cast("Answer", self.outcome)
 
     def may_overtake(
         self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome
@@ -351,8 +369,8 @@ class Refuser:
     def pump(self) -> None:
         """Nothing was decided."""
 
-    def when_settled(self, callback: Callable[[], None]) -> None:
-        callback()
+    def when_settled(self, effect: Callable[[], None], /) -> None:
+        effect()
 
 
 async def appended(queue: AppendQueue, fragments: list[Fragment]) -> list[Appended | None]:
@@ -389,11 +407,10 @@ async def test_a_long_queue_of_refusals_lets_others_have_the_loop() -> None:
 class Taker(Refuser):
     """A core that takes everything."""
 
+    outcome = Appended(AdmissionOutcome.ADMITTED)
+
     def judge(self, buffer: BufferName, fragment: Fragment) -> None:
         return None
-
-    def admit(self, buffer: BufferName, fragment: Fragment) -> Appended:
-        return Appended(AdmissionOutcome.ADMITTED)
 
 
 class SlowCustodian(FakeCustodian):
@@ -625,7 +642,7 @@ def failures(metrics: Metrics) -> float:
 async def test_deletions_survive_a_store_that_is_down_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("breadbox_server.deletions.RETRY_DELAY_S", 0.0)
+    monkeypatch.setattr("breadbox_server.admission.deletions.RETRY_DELAY_S", 0.0)
     custodian = FakeCustodian()
     metrics = Metrics(CollectorRegistry())
     queue = DeletionQueue(custodian, metrics=metrics, limit=10)

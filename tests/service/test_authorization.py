@@ -14,8 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
-from breadbox_server.authorization import RULES, SERVICE, Caller, Gate, Role, bearer_token
-from breadbox_server.errors import PermissionDeniedError, UnauthenticatedError
+from breadbox_server.access.authorization import RULES, SERVICE, Caller, Gate, Role, bearer_token
+from breadbox_server.base.errors import PermissionDeniedError, UnauthenticatedError
 from support.served import (
     CALL_S,
     CLIENT_STREAMS,
@@ -156,7 +156,7 @@ async def test_a_refused_call_changes_nothing(tmp_path: Path) -> None:
             await world.stub.StartSession(
                 pb.StartSessionRequest(session_id="mine"), metadata=bearer(tokens[Role.PRODUCER])
             )
-        session_id = world.server.driver.describe("default").model.session_id  # type: ignore[arg-type]
+        session_id = world.server.driver.core.describe("default").model.session_id  # type: ignore[arg-type]
 
     assert "" == session_id
 

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from breadbox.v1 import buffer_pb2, fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.model.config import BufferConfig
 from support.served import CALL_S, info_of, reason_of, served, span
 
 NAN = float("nan")

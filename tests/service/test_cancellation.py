@@ -6,8 +6,9 @@ import grpc
 import pytest
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.core.events import Event, FetchGranted, WaitElapsed
-from breadbox_server.core.ids import BufferName, RequestId
+from breadbox_server.core.model.events import FetchGranted, FetchRefused, WaitElapsed
+from breadbox_server.core.model.ids import BufferName, RequestId
+from breadbox_server.driver import Driver
 from support.eventually import eventually
 from support.served import Served, reason_of, served, span
 
@@ -19,7 +20,7 @@ def start_fetch(
 ) -> asyncio.Task[FetchGranted | WaitElapsed]:
     """A fetch on the driver itself, so that the test decides in which tick it is cancelled."""
     return group.create_task(
-        it.server.driver.fetch(
+        it.server.driver.fetches.fetch(
             buffer=BUFFER,
             request_id=RequestId(request_id),
             fragment_count=count,
@@ -31,10 +32,15 @@ def start_fetch(
     )
 
 
+def waiting_counts(driver: Driver) -> tuple[int, int]:
+    """How many fetches and watches wait."""
+    return driver.fetches.waiting_count, driver.reading.watcher_count
+
+
 async def assert_nothing_is_held(it: Served, chunk_count: int) -> None:
     buffer = await it.buffer()
     state = buffer.state
-    assert 0 == it.server.driver.waiting_callers
+    assert 0 == it.server.driver.fetches.waiting_count
     assert (0, 0, chunk_count) == (state.waiter_count, state.lease_count, state.chunk_count)
 
 
@@ -42,9 +48,9 @@ async def test_a_cancel_before_the_grant_leaves_no_trace() -> None:
     async with served() as it:
         await it.start()
         fetching = it.fetch(1, wait_s=60)
-        await eventually(lambda: it.server.driver.waiting_callers == 1)
+        await eventually(lambda: it.server.driver.fetches.waiting_count == 1)
         fetching.cancel()
-        await eventually(lambda: it.server.driver.waiting_callers == 0)
+        await eventually(lambda: it.server.driver.fetches.waiting_count == 0)
         await it.fill(1)
         await assert_nothing_is_held(it, chunk_count=1)
 
@@ -53,9 +59,9 @@ async def test_a_cancelled_head_lets_the_next_waiter_through() -> None:
     async with served() as it:
         await it.start()
         first = it.fetch(4, request_id="large", wait_s=60)
-        await eventually(lambda: it.server.driver.waiting_callers == 1)
+        await eventually(lambda: it.server.driver.fetches.waiting_count == 1)
         second = it.fetch(1, request_id="small", wait_s=60)
-        await eventually(lambda: it.server.driver.waiting_callers == 2)
+        await eventually(lambda: it.server.driver.fetches.waiting_count == 2)
         await it.fill(1)
         first.cancel()
         reply = await second
@@ -68,20 +74,20 @@ async def test_a_cancel_in_the_tick_of_the_grant_gives_it_back(
     async with served() as it:
         await it.start()
         driver = it.server.driver
-        carry_out = driver._carry_out  # noqa: SLF001 - the tick of the grant
+        tell = driver.fetches.tell
         granted = []
 
-        def carry_out_and_cancel(event: Event) -> None:
-            carry_out(event)
+        def tell_and_cancel(event: FetchGranted | FetchRefused | WaitElapsed) -> None:
+            tell(event)
             if isinstance(event, FetchGranted):
                 # The future has its result; its task has not run yet.
                 granted.append(event)
                 task.cancel()
 
-        monkeypatch.setattr(driver, "_carry_out", carry_out_and_cancel)
+        monkeypatch.setattr(driver.fetches, "tell", tell_and_cancel)
         async with asyncio.TaskGroup() as group:
             task = start_fetch(group, it, "doomed")
-            await eventually(lambda: driver.waiting_callers == 1)
+            await eventually(lambda: driver.fetches.waiting_count == 1)
             await it.fill(1)
         assert task.cancelled()
         assert 1 == len(granted)
@@ -94,7 +100,7 @@ async def test_a_grant_for_a_caller_that_was_just_cancelled_is_given_back() -> N
         driver = it.server.driver
         async with asyncio.TaskGroup() as group:
             task = start_fetch(group, it, "doomed")
-            await eventually(lambda: driver.waiting_callers == 1)
+            await eventually(lambda: driver.fetches.waiting_count == 1)
             # Cancelled, but its handler has not run yet when the grant is made.
             task.cancel()
             await it.fill(1)
@@ -109,9 +115,9 @@ async def test_a_caller_gone_after_its_grant_leaves_a_lease_that_expires() -> No
         await it.fetch(1)
         await it.channel.close()
         driver = it.server.driver
-        assert 1 == driver.describe(BUFFER).lease_count
+        assert 1 == driver.core.describe(BUFFER).lease_count
         it.clock.advance(60.0)
-        seen = driver.describe(BUFFER)
+        seen = driver.core.describe(BUFFER)
     assert (0, 1) == (seen.lease_count, seen.chunk_count)
 
 
@@ -129,8 +135,12 @@ async def test_a_client_whose_connection_breaks_is_no_longer_waited_for() -> Non
                     known_session_id="run", known_model_version=0, max_wait=span(60)
                 )
             )
-            await eventually(lambda: (driver.waiting_callers, driver.watcher_count) == (1, 1))
-        await eventually(lambda: (driver.waiting_callers, driver.watcher_count) == (0, 0))
+            await eventually(
+                lambda: (driver.fetches.waiting_count, driver.reading.watcher_count) == (1, 1)
+            )
+        await eventually(
+            lambda: (driver.fetches.waiting_count, driver.reading.watcher_count) == (0, 0)
+        )
         for call in (fetching, watching):
             with pytest.raises(asyncio.CancelledError):
                 await call
@@ -150,11 +160,15 @@ async def test_callers_that_leave_take_their_timers_along() -> None:
                 )
             )
             fetching = it.fetch(1, request_id=f"r{number}", wait_s=60)
-            await eventually(lambda: (driver.waiting_callers, driver.watcher_count) == (1, 1))
+            await eventually(
+                lambda: (driver.fetches.waiting_count, driver.reading.watcher_count) == (1, 1)
+            )
             assert before + 2 == it.clock.live_count
             watching.cancel()
             fetching.cancel()
-            await eventually(lambda: (driver.waiting_callers, driver.watcher_count) == (0, 0))
+            await eventually(
+                lambda: (driver.fetches.waiting_count, driver.reading.watcher_count) == (0, 0)
+            )
         assert before == it.clock.live_count
 
 
@@ -166,7 +180,9 @@ async def test_a_stopping_server_tells_those_who_wait_and_watch() -> None:
             pb.WatchModelRequest(known_session_id="run", known_model_version=0, max_wait=span(60))
         )
         driver = it.server.driver
-        await eventually(lambda: (driver.waiting_callers, driver.watcher_count) == (1, 1))
+        await eventually(
+            lambda: (driver.fetches.waiting_count, driver.reading.watcher_count) == (1, 1)
+        )
         driver.drain()
         for call in (fetching, watching):
             with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -1,8 +1,8 @@
 import pytest
 
-from breadbox_server import clients
-from breadbox_server.authorization import SERVICE, Role
-from breadbox_server.clients import ClientCensus, role_of_method
+from breadbox_server.access.authorization import SERVICE, Role
+from breadbox_server.metrics import clients
+from breadbox_server.metrics.clients import ClientCensus, role_of_method
 from support.clock import ManualClock
 
 

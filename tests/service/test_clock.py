@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from breadbox_server.clock import LoopClock
+from breadbox_server.base.clock import LoopClock
 from support.eventually import eventually
 
 HOUR_S = 3600.0

@@ -10,15 +10,15 @@ from prometheus_client import CollectorRegistry
 
 from breadbox_server.journal import compaction, compactor
 from breadbox_server.journal.compaction import Compaction
-from breadbox_server.journal.place import JournalPlace
-from breadbox_server.journal.storage import JournalError
+from breadbox_server.journal.storage.interface import JournalError
+from breadbox_server.journal.storage.place import JournalPlace
 from breadbox_server.journal.turn_journal import (
     REPLAY_BYTES_MAX,
     REPLAY_S_MAX,
     Extent,
     TurnJournal,
 )
-from breadbox_server.metrics import Metrics
+from breadbox_server.metrics.metrics import Metrics
 from support.eventually import eventually
 
 ENTRIES_MAX = 100

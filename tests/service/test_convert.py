@@ -1,7 +1,7 @@
 """Ids on their way in: shared while they are in use, never kept for ever."""
 
 from breadbox.v1 import fragment_pb2
-from breadbox_server import convert
+from breadbox_server.base import conversion as convert
 
 
 def metadata(worker_id: str, session_id: str = "run") -> fragment_pb2.FragmentMetadata:

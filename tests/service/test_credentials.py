@@ -8,13 +8,20 @@ import redis
 import yaml
 from click.testing import CliRunner
 
-from breadbox.errors import InvalidRequestError
-from breadbox.options import ClientOptions
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.options import ClientOptions
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.base import Confirmation
-from breadbox_server.authorization import Role
-from breadbox_server.credentials import CONFIG, STORE, TOKENS, make_secrets, write_secrets
-from breadbox_server.tokens import TokenFile
+from breadbox.stores.common.base import Confirmation
+from breadbox_server.access.authorization import Role
+from breadbox_server.access.credentials import (
+    ACL,
+    CONFIG,
+    STORE,
+    TOKENS,
+    make_secrets,
+    write_secrets,
+)
+from breadbox_server.access.tokens import TokenFile
 from support.redis_server import RedisServer
 from support.store_contract import read_back
 
@@ -36,6 +43,66 @@ def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
     assert [] == again
     assert before == content(tmp_path / "made")
     assert 8 == len(before)
+
+
+def test_users_of_an_earlier_version_get_the_rights_that_they_lack(tmp_path: Path) -> None:
+    write_secrets(tmp_path, "redis:6379")
+    path = tmp_path / ACL
+    now = path.read_text()
+    earlier = now.replace("user default off ~* &* +@all", "user default off")
+    earlier = earlier.replace(" +acl|getuser", "")
+    path.write_text(f"{earlier}# Somebody's.\nuser somebody on #{'0' * 64} ~a* +get\n")
+    before = content(tmp_path)
+    made = write_secrets(tmp_path, "elsewhere:1")
+    after = content(tmp_path)
+
+    assert [path] == made
+    assert f"{now}# Somebody's.\nuser somebody on #{'0' * 64} ~a* +get\n" == path.read_text()
+    assert 0o600 == path.stat().st_mode & 0o777
+    assert [ACL] == [name for name, held in before.items() if held != after[name]]
+    assert [] == write_secrets(tmp_path, "redis:6379")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("user default off ~* &* +@all", None),
+        ("user default off", "may not do everything"),
+        ("user default on nopass ~other:* &* +@all", "may not do everything"),
+    ],
+)
+async def test_a_default_user_as_whom_redis_cannot_read_its_file_is_a_concern(
+    tmp_path: Path, line: str, said: str | None
+) -> None:
+    """Redis 7 reads its append-only file as `default`, and drops what that user may not do."""
+    redis_server = RedisServer(with_tcp=True, is_durable=True, users=tmp_path / ACL)
+    write_secrets(tmp_path, f"127.0.0.1:{redis_server.port}")
+    users = (tmp_path / ACL).read_text()
+    assert "user default off ~* &* +@all" in users.splitlines()
+    (tmp_path / ACL).write_text(users.replace("user default off ~* &* +@all", line))
+    with redis_server:
+        custodian = open_custodian(yaml.safe_load((tmp_path / CONFIG).read_text())["store"])
+        concerns = await custodian.concerns()
+        await custodian.close()
+
+    if said is None:
+        assert () == concerns
+    else:
+        (concern,) = concerns
+        assert said in concern
+        assert "`~* &* +@all`" in concern
+
+
+async def test_a_user_that_may_not_ask_after_default_is_a_concern(tmp_path: Path) -> None:
+    redis_server = RedisServer(with_tcp=True, is_durable=True, users=tmp_path / ACL)
+    write_secrets(tmp_path, f"127.0.0.1:{redis_server.port}")
+    (tmp_path / ACL).write_text((tmp_path / ACL).read_text().replace(" +acl|getuser", ""))
+    with redis_server:
+        custodian = open_custodian(yaml.safe_load((tmp_path / CONFIG).read_text())["store"])
+        (concern,) = await custodian.concerns()
+        await custodian.close()
+
+    assert "cannot be seen, since this server's user lacks +acl|getuser" in concern
 
 
 def test_nobody_else_can_read_what_was_made(tmp_path: Path) -> None:

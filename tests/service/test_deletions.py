@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breadbox_server import deletions
-from breadbox_server.core.inputs import Payload
-from breadbox_server.deletions import BATCH_PAYLOADS, GATHER_BYTES_MAX, DeletionQueue
-from breadbox_server.metrics import Metrics
+from breadbox_server.admission import deletions
+from breadbox_server.admission.deletions import BATCH_PAYLOADS, GATHER_BYTES_MAX, DeletionQueue
+from breadbox_server.core.model.inputs import Payload
+from breadbox_server.metrics.metrics import Metrics
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
 from support.inputs import named_payload

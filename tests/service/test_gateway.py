@@ -11,16 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breadbox.errors import StoreFullError, StoreUnavailableError
-from breadbox.types import PayloadReference
+from breadbox.model.errors import StoreFullError, StoreUnavailableError
+from breadbox.model.types import PayloadReference
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server import gateway as gateway_module
 from breadbox_server import limits
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.ids import PayloadId
-from breadbox_server.errors import GatewayFullError
-from breadbox_server.gateway import CallSlots, Unannounced
+from breadbox_server.base.errors import GatewayFullError
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.ids import PayloadId
+from breadbox_server.gateway import call_slots
+from breadbox_server.gateway import transfers as gateway_module
+from breadbox_server.gateway.call_slots import CallSlots
+from breadbox_server.gateway.unannounced import Unannounced
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
 from support.fake_parts import FakeParts
@@ -322,37 +324,99 @@ def references(*sizes: int) -> list[PayloadReference]:
     return [PayloadReference(secrets.token_hex(16), size) for size in sizes]
 
 
-def test_bytes_are_bounded_of_a_caller_and_altogether() -> None:
-    held = Unannounced(100_000, keep_s=60)
-    held.add("a", references(60_000, 40_000), 0.0)
+class Books:
+    """What is unannounced, and what had to make room."""
+
+    def __init__(self) -> None:
+        self.held = Unannounced(100_000, keep_s=60)
+        self.ended: list[PayloadReference] = []
+        self.deleted: list[PayloadReference] = []
+
+    def say(self, caller: str, *sizes: int, now: float = 0.0) -> list[PayloadReference]:
+        said = references(*sizes)
+        self.held.add(caller, said, now, self.ended.append)
+        return said
+
+    def write(self, caller: str, *sizes: int) -> list[PayloadReference]:
+        stored = self.say(caller, *sizes)
+        for each in stored:
+            self.held.arrive(PayloadId(each.payload_id), each.size_bytes)
+        self.held.keep(stored, self.deleted.append)
+        return stored
+
+
+def test_bytes_are_bounded_of_a_caller() -> None:
+    it = Books()
+    it.say("a", 60_000, 40_000)
     with pytest.raises(GatewayFullError, match="100000 bytes are written with this token"):
-        held.add("a", references(1), 0.0)
-    for name in "bcd":
-        held.add(name, references(100_000), 0.0)
-    with pytest.raises(GatewayFullError):
-        held.add("e", references(1), 0.0)
-    assert 400_000 == held.total_bytes
-    held.add("e", references(100_000), 60.0)
-    assert 100_000 == held.total_bytes
+        it.say("a", 1)
+    it.say("a", 100_000, now=60.0)
+
+
+def test_who_says_much_and_sends_little_takes_nothing_of_others() -> None:
+    it = Books()
+    for name in "abcd":
+        (said,) = it.say(name, 100_000)
+        it.held.arrive(PayloadId(said.payload_id), 1)
+
+    it.write("e", 100_000)
+    assert ([], []) == (it.ended, it.deleted)
+    assert 100_000 + 4 * limits.PAYLOAD_BYTES_COUNTED_MIN == it.held.total_bytes
+
+
+def test_who_holds_the_most_gives_way_to_who_holds_less() -> None:
+    it = Books()
+    oldest, _, *_ = (it.write(name, 50_000, 50_000)[0] for name in "abcd")
+
+    mine = it.write("e", 40_000)
+    assert ([], [oldest]) == (it.ended, it.deleted)
+    assert it.held.of("a", PayloadId(oldest.payload_id)) is None
+    assert 400_000 - 50_000 + 40_000 == it.held.total_bytes
+    it.held.forget(PayloadId(mine[0].payload_id))
+    assert 350_000 == it.held.total_bytes
+
+
+def test_who_would_hold_the_most_is_refused_and_nobody_gives_way() -> None:
+    it = Books()
+    for name in "abcd":
+        it.write(name, 100_000)
+
+    with pytest.raises(GatewayFullError, match="400000 bytes are written"):
+        it.write("e", 100_000)
+    assert ([], []) == (it.ended, it.deleted)
+
+
+def test_a_write_in_progress_gives_way_and_stays_refused() -> None:
+    it = Books()
+    for name in "abcd":
+        (said,) = it.say(name, 100_000)
+        it.held.arrive(PayloadId(said.payload_id), 99_999)
+    it.write("e", 50_000)
+
+    (ended,) = it.ended
+    with pytest.raises(GatewayFullError, match="others needed"):
+        it.held.arrive(PayloadId(ended.payload_id), 1)
+    with pytest.raises(GatewayFullError, match="others needed"):
+        it.held.keep([ended], it.deleted.append)
 
 
 def test_small_payloads_count_as_what_they_cost_the_store() -> None:
-    held = Unannounced(100_000, keep_s=60)
-    held.add("a", references(*[1] * 24), 0.0)
+    it = Books()
+    it.write("a", *[1] * 24)
+    assert 24 * limits.PAYLOAD_BYTES_COUNTED_MIN == it.held.total_bytes == it.held.bytes_of("a")
     with pytest.raises(GatewayFullError):
-        held.add("a", references(1), 0.0)
+        it.say("a", 1)
 
 
 def test_only_its_writer_has_a_payload_and_forgetting_it_twice_is_once() -> None:
-    held = Unannounced(100_000, keep_s=60)
-    (one,) = references(50_000)
-    held.add("a", [one], 0.0)
+    it = Books()
+    (one,) = it.write("a", 50_000)
     payload_id = PayloadId(one.payload_id)
-    assert (one, None) == (held.of("a", payload_id), held.of("b", payload_id))
-    held.forget(payload_id)
-    held.forget(payload_id)
-    assert 0 == held.total_bytes
-    assert held.of("a", payload_id) is None
+    assert (one, None) == (it.held.of("a", payload_id), it.held.of("b", payload_id))
+    it.held.forget(payload_id)
+    it.held.forget(payload_id)
+    assert 0 == it.held.total_bytes
+    assert it.held.of("a", payload_id) is None
 
 
 class TestCallSlots:
@@ -422,6 +486,78 @@ class TestCallSlots:
             with pytest.raises(GatewayFullError, match="wait"):
                 async with slots.taken("a", "p"):
                     pass
+
+    async def test_who_holds_the_most_gives_way_once_it_is_slow(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(call_slots, "PATIENCE_S", 0.05)
+        slots = CallSlots()
+        ended: list[str] = []
+        leave = asyncio.Event()
+
+        async def call(caller: str, number: int) -> None:
+            try:
+                async with slots.taken(caller, f"{caller} {number // 16}"):
+                    await leave.wait()
+            except GatewayFullError:
+                ended.append(caller)
+
+        async with asyncio.TaskGroup() as calls:
+            for caller in "abcd":
+                for number in range(64 + 16):
+                    calls.create_task(call(caller, number))
+            await asyncio.sleep(0)
+            for _ in range(3):
+                # Before the others, of whom more wait already.
+                async with slots.taken("honest", "q"), slots.taken("honest", "q"):
+                    assert 256 == slots.count
+            leave.set()
+        assert {"a", "b", "c", "d"} >= set(ended)
+        assert len(ended) >= 2
+        assert 0 == slots.count
+
+    async def test_who_is_as_large_as_others_waits_for_a_place(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(call_slots, "PATIENCE_S", 0.01)
+        monkeypatch.setitem(limits.GATEWAY_CALLS_OF, "all", 2)
+        monkeypatch.setattr(limits, "GATEWAY_WAIT_S", 0.1)
+        slots = CallSlots()
+        async with slots.taken("a", "p"), slots.taken("b", "q"):
+            with pytest.raises(GatewayFullError, match="too many calls move"):
+                async with slots.taken("c", "r"):
+                    pass
+
+    async def test_those_of_whom_the_most_wait_leave_the_line_to_others(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits, "GATEWAY_WAITERS_MAX", 4)
+        slots = CallSlots()
+        order: list[str] = []
+        leave = asyncio.Event()
+
+        async def call(caller: str, peer: str) -> None:
+            try:
+                async with slots.taken(caller, peer):
+                    order.append(peer)
+                    await leave.wait()
+            except GatewayFullError:
+                order.append(f"{peer} refused")
+
+        async with asyncio.TaskGroup() as calls:
+            for _ in range(64):
+                calls.create_task(call("a", f"p{len(order)}"))
+                await asyncio.sleep(0)
+            for number in range(4):
+                calls.create_task(call("a", f"late {number}"))
+            await asyncio.sleep(0)
+            for _ in range(16):
+                calls.create_task(call("b", "q"))
+            await asyncio.sleep(0)
+            del order[:]
+            calls.create_task(call("b", "q"))
+            await eventually(lambda: order == ["late 3 refused"])
+            leave.set()
 
     @pytest.mark.parametrize("ticks", range(4))
     async def test_a_wait_that_is_cancelled_leaves_no_trace(self, ticks: int) -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.waiting import WaitingFor, waiting_for
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.metrics.wait_reasons import WaitingFor, waiting_for
 from support.eventually import eventually
 from support.served import Served, served, span
 
@@ -14,7 +14,7 @@ def gauge(world: Served, name: str, **labels: str) -> float | None:
 
 
 def cause(world: Served) -> WaitingFor:
-    return waiting_for(world.server.driver.describe("default"))  # type: ignore[arg-type]
+    return waiting_for(world.server.driver.core.describe("default"))  # type: ignore[arg-type]
 
 
 async def test_the_store_is_asked_how_full_it_is() -> None:
@@ -70,8 +70,8 @@ async def test_a_waiting_fetch_is_counted() -> None:
         call = world.stub.FetchFragments(
             pb.FetchFragmentsRequest(request_id="r", fragment_count=1, max_wait=span(60))
         )
-        await eventually(lambda: world.server.driver.waiting_callers == 1)
-        world.server.driver.housekeeping.refresh_gauges()
+        await eventually(lambda: world.server.driver.fetches.waiting_count == 1)
+        world.server.driver.show_gauges()
         waiting = gauge(world, "waiters", buffer="default", reason="workers")
         call.cancel()
 

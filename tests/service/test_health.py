@@ -9,8 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from breadbox_server import health
 from breadbox_server.limits import CONNECTIONS_MAX, WATCHES_MAX, WATCHES_OF_CONNECTION_MAX
+from breadbox_server.rpc import health
 from support.served import Served, served
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -7,14 +7,14 @@ from functools import partial
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breadbox.errors import StoreFullError, StoreUnavailableError
-from breadbox.stores.base import StoreUsage
-from breadbox_server import housekeeping
+from breadbox.model.errors import StoreFullError, StoreUnavailableError
+from breadbox.stores.common.base import StoreUsage
+from breadbox_server.admission import store_watch
+from breadbox_server.admission.store_watch import SWEEP_PERIOD_S
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.driver import Driver, DriverLimits
-from breadbox_server.housekeeping import SWEEP_PERIOD_S
-from breadbox_server.metrics import Metrics
+from breadbox_server.metrics.metrics import Metrics
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
 from support.manual_timers import ManualTimers
@@ -50,7 +50,7 @@ async def test_a_store_that_cannot_be_swept_or_measured_is_looked_after_again(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some file systems need room to delete: a full disk must not end the server as well."""
-    monkeypatch.setattr(housekeeping, "PERIOD_S", 0.0)
+    monkeypatch.setattr(store_watch, "PERIOD_S", 0.0)
     custodian, clock = Failing(error), ManualTimers()
     driver = Driver(
         BufferSet(random.Random(1), BufferConfig()),

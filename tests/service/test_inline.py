@@ -7,14 +7,16 @@ from functools import partial
 import grpc
 import pytest
 
-from breadbox.types import PayloadReference
+from breadbox.model.types import PayloadReference
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import driver
-from breadbox_server.appends import SLICE_BYTES, AppendQueue
-from breadbox_server.core.config import BufferConfig, FullPolicy
-from breadbox_server.core.ids import BufferName
+from breadbox_server.admission import appends
+from breadbox_server.admission.append_queue import SLICE_BYTES, AppendQueue
+from breadbox_server.core.model.config import BufferConfig, FullPolicy
+from breadbox_server.core.model.ids import BufferName
 from breadbox_server.limits import INLINE_SIZE_BYTES_MAX
+from breadbox_server.reading import inline_bodies
 from support.eventually import eventually
 from support.served import CALL_S, Served, info_of, reason_of, served, span
 
@@ -107,7 +109,7 @@ async def test_a_read_whose_payloads_all_ride_along_takes_no_lease(
             return await it.stub.ReadFragments(request, timeout=CALL_S)
 
         replies = [await read(bytes_max) for bytes_max in (100, 8, 7, 0)]
-        leases = it.server.driver.read_leases
+        leases = it.server.driver.reading.leases
         assert 2 == len(leases)
     assert [[b"one", b"other"], [b"one", b"other"], [b"one", b""], []] == [
         list(each.payloads) for each in replies
@@ -140,7 +142,7 @@ async def test_few_replies_at_a_time_are_read_from_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(driver, "INLINE_RECENT_BYTES_MAX", 0)
-    monkeypatch.setattr(driver, "BODIES_S", CALL_S)
+    monkeypatch.setattr(inline_bodies, "BODIES_S", CALL_S)
     async with served(BufferConfig(uses_max=1)) as it:
         await it.start()
         await it.append(*(it.riding(index) for index in range(9)), payloads=[b"some"] * 9)
@@ -149,9 +151,9 @@ async def test_few_replies_at_a_time_are_read_from_the_store(
             fetches = [
                 group.create_task(_fetched(it, request_id=f"r{number}")) for number in range(9)
             ]
-            await eventually(lambda: len(it.custodian.read_trips) == driver.BODIES_READS_MAX)
+            await eventually(lambda: len(it.custodian.read_trips) == inline_bodies.BODIES_READS_MAX)
             await it.buffer()
-            assert [1] * driver.BODIES_READS_MAX == it.custodian.read_trips
+            assert [1] * inline_bodies.BODIES_READS_MAX == it.custodian.read_trips
             it.custodian.may_read.set()
         assert [[b"some"]] * 9 == [fetch.result() for fetch in fetches]
 
@@ -180,7 +182,9 @@ async def test_what_the_store_lost_and_is_in_memory_is_written_again() -> None:
         await it.start()
         await it.append(it.riding(0), it.metadata(1), payloads=[b"some", b""])
         it.custodian.lose_everything()
-        assert 2 == await it.server.driver.drop_missing(DEFAULT, it.server.driver.payloads(DEFAULT))
+        assert 2 == await it.server.driver.losses.drop_missing(
+            DEFAULT, it.server.driver.core.buffers.payloads(DEFAULT)
+        )
         (reference,) = (await it.fetch(1, inline_bytes_max=9)).grant.fragments
     assert {reference.metadata.payload.payload_id: b"some"} == it.custodian.bodies
     assert 0 == reference.metadata.fragment_index
@@ -192,11 +196,11 @@ async def test_what_is_in_memory_is_not_given_up_by_a_store_without_room_for_it(
         await it.append(it.riding(0), it.metadata(1), payloads=[b"some", b""])
         it.custodian.lose_everything()
         it.custodian.is_full = True
-        driven = it.server.driver
-        suspicion_count = driven.suspicion_count
-        assert 1 == await driven.drop_missing(DEFAULT, driven.payloads(DEFAULT))
-        assert 0 == await driven.drop_missing(DEFAULT, driven.payloads(DEFAULT))
-        assert suspicion_count + 2 == driven.suspicion_count  # So that somebody looks again.
+        losses, payloads = it.server.driver.losses, it.server.driver.core.buffers.payloads
+        suspicion_count = losses.suspicion_count
+        assert 1 == await losses.drop_missing(DEFAULT, payloads(DEFAULT))
+        assert 0 == await losses.drop_missing(DEFAULT, payloads(DEFAULT))
+        assert suspicion_count + 2 == losses.suspicion_count  # So that somebody looks again.
         (reference,) = (await it.fetch(1, inline_bytes_max=9)).grant.fragments
     assert 0 == reference.metadata.fragment_index
 
@@ -204,13 +208,13 @@ async def test_what_is_in_memory_is_not_given_up_by_a_store_without_room_for_it(
 async def test_what_is_let_go_while_it_is_written_again_is_deleted() -> None:
     async with served(BufferConfig(uses_max=1)) as it:
         await it.start()
-        driven = it.server.driver
+        losses, payloads = it.server.driver.losses, it.server.driver.core.buffers.payloads
         await it.append(it.riding(0), payloads=[b"some"])
         it.custodian.lose_everything()
         it.custodian.may_confirm.clear()
         it.custodian.confirming.clear()
         async with asyncio.TaskGroup() as group:
-            mending = group.create_task(driven.drop_missing(DEFAULT, driven.payloads(DEFAULT)))
+            mending = group.create_task(losses.drop_missing(DEFAULT, payloads(DEFAULT)))
             await it.custodian.confirming.wait()
             lease_id = (await it.fetch(1)).grant.lease.lease_id
             await it.stub.ReleaseLease(
@@ -424,7 +428,7 @@ async def test_a_slice_takes_so_many_bytes_and_the_next_one_the_rest() -> None:
 
 
 async def test_bytes_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "AppendQueue", partial(AppendQueue, inline_pending_bytes_max=10))
+    monkeypatch.setattr(appends, "AppendQueue", partial(AppendQueue, inline_pending_bytes_max=10))
     async with served() as it:
         await it.start()
         it.custodian.may_confirm.clear()
@@ -444,7 +448,7 @@ async def test_bytes_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_who_waits_for_room_leaves_half_of_the_bytes_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(driver, "AppendQueue", partial(AppendQueue, inline_pending_bytes_max=16))
+    monkeypatch.setattr(appends, "AppendQueue", partial(AppendQueue, inline_pending_bytes_max=16))
     async with served(BufferConfig(capacity_chunks=1, full_policy=FullPolicy.BLOCK)) as it:
         await it.start()
         await it.append(it.riding(0), payloads=[b"zero"])

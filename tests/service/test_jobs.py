@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from breadbox import tasks
-from breadbox_server.jobs import Jobs, bounded
+from breadbox.shared import tasks
+from breadbox_server.base.jobs import Jobs, bounded
 from support.eventually import eventually
 
 

@@ -15,16 +15,17 @@ from typing import Any, get_args
 import pytest
 import zstandard
 
-from breadbox_server.core import entries as core_entries
+from breadbox_server.base.errors import BugError
 from breadbox_server.core.buffer import _HANDLERS
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.config import (
+from breadbox_server.core.model import entries as core_entries
+from breadbox_server.core.model.config import (
     BufferConfig,
     FullPolicy,
     SampleToInsertRatioConfig,
     SchemaPolicy,
 )
-from breadbox_server.core.ids import (
+from breadbox_server.core.model.ids import (
     BufferName,
     ChunkId,
     FragmentIndex,
@@ -35,9 +36,10 @@ from breadbox_server.core.ids import (
     SubscriptionName,
     WorkerId,
 )
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.inputs import (
     Acknowledge,
     AdmissionOutcome,
+    DeclareSchema,
     DeleteBuffer,
     DropPayloads,
     EndSession,
@@ -49,41 +51,39 @@ from breadbox_server.core.inputs import (
     ReportUnreadable,
     StartSession,
     Subscribe,
-    TellSchema,
     UndeliveredGrant,
     Unsubscribe,
     UpdateBuffer,
     UpdatePriorities,
 )
-from breadbox_server.core.schemas import SchemaArray
-from breadbox_server.errors import BugError
-from breadbox_server.journal import codec
-from breadbox_server.journal.codec import (
+from breadbox_server.core.model.schemas import SchemaArray
+from breadbox_server.journal.compactor import compact
+from breadbox_server.journal.encoding import codec
+from breadbox_server.journal.encoding.codec import (
     Snapshot,
     decode_snapshot,
     decode_turn,
     encode_snapshot,
     encode_turn,
 )
-from breadbox_server.journal.columns import fragments_of, put_fragments
-from breadbox_server.journal.compactor import compact
-from breadbox_server.journal.entries import RUN_MIN
-from breadbox_server.journal.frames import (
+from breadbox_server.journal.encoding.columns import fragments_of, put_fragments
+from breadbox_server.journal.encoding.entries import RUN_MIN
+from breadbox_server.journal.encoding.frames import (
     JournalFormatError,
     NewerFormatError,
     frame_turn,
     open_snapshot,
 )
-from breadbox_server.journal.limits import limits_of_text, limits_to_text
-from breadbox_server.journal.place import JournalPlace
+from breadbox_server.journal.encoding.limits import limits_of_text, limits_to_text
+from breadbox_server.journal.encoding.snapshots import put_buffer
 from breadbox_server.journal.recovery import begin, look, recover
-from breadbox_server.journal.snapshots import put_buffer
-from breadbox_server.journal.storage import (
+from breadbox_server.journal.storage.interface import (
     BEGINNING,
     JournalArchive,
     JournalDamagedError,
     JournalNewerError,
 )
+from breadbox_server.journal.storage.place import JournalPlace
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.journal.v1 import journal_pb2 as pb
 from golden.history import play
@@ -108,7 +108,7 @@ FRAGMENT = Fragment(
 LIMITS = BufferConfig(
     full_policy=FullPolicy.BLOCK,
     schema=SchemaPolicy.ANY,
-    limiter=SampleToInsertRatioConfig(ratio=2.5, error_chunks=10.0),
+    limiter=SampleToInsertRatioConfig(ratio=2.5, error_chunks=10.0, lead_chunks=-1.5),
 )
 SCHEMA = (SchemaArray("obs", "<f4", (84, 84)), SchemaArray("r", "<f4", ()))
 ENTRIES: list[core_entries.Entry] = [
@@ -138,8 +138,8 @@ ENTRIES: list[core_entries.Entry] = [
     Acknowledge(B, SubscriptionName("archive"), 7),
     Unsubscribe(B, SubscriptionName("archive")),
     DeleteBuffer(B),
-    TellSchema(B, RUN, 2**63, SCHEMA),
-    TellSchema(B, RUN, 7, ()),
+    DeclareSchema(B, RUN, 2**63, SCHEMA),
+    DeclareSchema(B, RUN, 7, ()),
 ]
 
 
@@ -317,7 +317,7 @@ def test_a_kind_of_entry_that_this_server_does_not_know_is_refused_and_never_ski
 def test_a_record_of_a_later_version_is_refused_with_the_remedy() -> None:
     turn = pb.Turn.FromString(encode_turn(timed(ENTRIES)))
     turn.version = codec.VERSION + 1
-    with pytest.raises(NewerFormatError, match=r"format 3.* up to 2; start the newer server"):
+    with pytest.raises(NewerFormatError, match=r"format 4.* up to 3; start the newer server"):
         decode_turn(turn.SerializeToString())
     later = pb.Snapshot(version=codec.VERSION + 1).SerializeToString()
     with pytest.raises(NewerFormatError, match="start the newer server"):

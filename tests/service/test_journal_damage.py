@@ -9,15 +9,20 @@ from pathlib import Path
 import pytest
 
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.ids import BufferName, SessionId
-from breadbox_server.core.inputs import AppendFragment, StartSession
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.ids import BufferName, SessionId
+from breadbox_server.core.model.inputs import AppendFragment, StartSession
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.compactor import compact
-from breadbox_server.journal.frames import frame_snapshot, frame_turn, open_snapshot, open_turn
+from breadbox_server.journal.encoding.frames import (
+    frame_snapshot,
+    frame_turn,
+    open_snapshot,
+    open_turn,
+)
 from breadbox_server.journal.recovery import begin, recover
-from breadbox_server.journal.sqlite import END_NAME, SqliteArchive
-from breadbox_server.journal.storage import JournalDamagedError
+from breadbox_server.journal.storage.interface import JournalDamagedError
+from breadbox_server.journal.storage.sqlite import END_NAME, SqliteArchive
 from breadbox_server.journal.turn_journal import TurnJournal
 from support.inputs import named_payload
 from support.journals import SqliteJournal
@@ -139,6 +144,6 @@ async def test_after_a_restart_of_the_machine_what_the_disk_kept_is_read_with_a_
     """Without --journal-sync nothing else was promised."""
     directory, state = left
     (directory / "journal.sqlite-wal").unlink()
-    monkeypatch.setattr("breadbox_server.journal.sqlite._boot", lambda: b"another kernel__")
+    monkeypatch.setattr("breadbox_server.journal.storage.sqlite._boot", lambda: b"another kernel__")
     assert state != read_back(directory)
     assert "--journal-sync" in caplog.text

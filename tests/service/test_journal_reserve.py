@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from breadbox.stores.disk_room import MIB
-from breadbox_server.journal.reserve import (
+from breadbox.stores.files.disk_room import MIB
+from breadbox_server.journal.storage.disk_reserve import (
     FOLDER_NAME,
     PART_COUNT,
     ROOM_PARTS,
     SNAPSHOT_PARTS,
     Reserve,
 )
-from breadbox_server.journal.storage import JournalFullError
+from breadbox_server.journal.storage.interface import JournalFullError
 
 
 class FullDisk:

@@ -15,20 +15,11 @@ from typing import Any
 import pytest
 import redis
 
-from breadbox.stores.keys import JOURNALS_KEY, piece_key
-from breadbox_server.core.ids import PayloadId
-from breadbox_server.journal import claims, sqlite
-from breadbox_server.journal.claims import Claim, Holder
-from breadbox_server.journal.redis_stream import (
-    HALF,
-    OWNER,
-    PIECE_SIZE_BYTES,
-    TURNS,
-    RedisArchive,
-    RedisWriter,
-)
-from breadbox_server.journal.sqlite import SqliteArchive
-from breadbox_server.journal.storage import (
+from breadbox.stores.common.keys import JOURNALS_KEY, piece_key
+from breadbox_server.core.model.ids import PayloadId
+from breadbox_server.journal.storage import claims, sqlite
+from breadbox_server.journal.storage.claims import Claim, Holder
+from breadbox_server.journal.storage.interface import (
     BEGINNING,
     JournalArchive,
     JournalDamagedError,
@@ -38,9 +29,19 @@ from breadbox_server.journal.storage import (
     JournalUnavailableError,
     JournalWriter,
 )
+from breadbox_server.journal.storage.redis_stream import (
+    HALF,
+    OWNER,
+    PIECE_SIZE_BYTES,
+    SNAPSHOT,
+    TURNS,
+    RedisArchive,
+    RedisWriter,
+)
+from breadbox_server.journal.storage.sqlite import SqliteArchive
 from simulation.faults import Fates, FaultPlan
 from simulation.storage import SimulatedArchive, SimulatedJournal, SimulatedWriter
-from support.eventually import eventually_sync
+from support.eventually import eventually, eventually_sync
 from support.journals import SqliteJournal, behind, claim_of, put_turn
 from support.redis_server import RedisServer
 
@@ -168,6 +169,12 @@ async def write(writer: JournalWriter, *sequences: int) -> None:
 
 def turns(place: Place, after: int = BEGINNING) -> list[tuple[int, bytes]]:
     return list(place.archive.read_turns(after))
+
+
+def read_all(archive: JournalArchive) -> None:
+    """Read what a server reads that starts."""
+    archive.read_snapshot()
+    list(archive.read_turns(BEGINNING))
 
 
 def expected(*sequences: int) -> list[tuple[int, bytes]]:
@@ -395,6 +402,36 @@ async def test_a_redis_that_lost_its_newest_turns_is_noticed(redis_server: Redis
         archive.close()
 
 
+@pytest.mark.parametrize(
+    ("lost", "told"),
+    [
+        ((TURNS,), "has no turns"),
+        ((SNAPSHOT,), "has no snapshot"),
+        ((TURNS, SNAPSHOT), "has no snapshot"),
+        ((), f"lacks turns {FIRST + 1} to {FIRST + 1}"),
+    ],
+    ids=["turns", "snapshot", "both", "newest-turn"],
+)
+async def test_a_redis_journal_of_which_a_part_is_gone_is_damaged_and_not_empty(
+    redis_server: RedisServer, lost: tuple[str, ...], told: str
+) -> None:
+    with redis_server.client() as client:
+        archive = RedisArchive(redis_server.url)
+        writer = RedisWriter(redis_server.url, claim_of(archive))
+        archive.begin(b"nothing")
+        archive.write_note("store", "this one")
+        await write(writer, FIRST, FIRST + 1)
+        if lost:
+            client.delete(*lost)
+        else:
+            client.xdel(TURNS, f"{FIRST + 1}-0")
+        assert archive.is_begun()
+        with pytest.raises(JournalDamagedError, match=f"{told}; .* to start empty"):
+            read_all(archive)
+        await writer.close()
+        archive.close()
+
+
 async def test_the_server_that_wrote_before_is_refused_when_another_takes_over(
     redis_server: RedisServer,
 ) -> None:
@@ -424,6 +461,8 @@ async def test_of_two_servers_behind_a_redis_that_came_back_the_later_goes_on(
         await write(old, FIRST)
         owner = client.get(OWNER)
         await write(old, FIRST + 1)
+        # Epochs are milliseconds: two claims of one would be no earlier and later.
+        await eventually(lambda: claims.epoch_after() > old.claim.epoch + 2)
         new = RedisWriter(redis_server.url, claim_of(archive, displaced=old.claim.holder.token))
         await write(new, FIRST + 2)
         client.xdel(TURNS, f"{FIRST + 1}-0", f"{FIRST + 2}-0")
@@ -556,8 +595,8 @@ async def test_a_deleted_sqlite_journal_is_noticed(tmp_path: Path) -> None:
 READ_AND_CLOSE = """
 import sys
 from pathlib import Path
-from breadbox_server.journal.sqlite import SqliteArchive
-from breadbox_server.journal.storage import BEGINNING
+from breadbox_server.journal.storage.sqlite import SqliteArchive
+from breadbox_server.journal.storage.interface import BEGINNING
 
 archive = SqliteArchive(Path(sys.argv[1]))
 print([sequence for sequence, _ in archive.read_turns(BEGINNING)])
@@ -752,7 +791,7 @@ async def test_a_server_that_lost_its_claim_neither_writes_snapshots_nor_trims(
 
 
 SAY_HOLDER = """
-from breadbox_server.journal.claims import Holder
+from breadbox_server.journal.storage.claims import Holder
 print(Holder.of_this_process().to_text(), flush=True)
 input()
 """

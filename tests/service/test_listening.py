@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from breadbox_server.errors import StartError
-from breadbox_server.listening import bind
+from breadbox_server.base.errors import StartError
+from breadbox_server.rpc.listening import bind
 from breadbox_server.settings import Settings
 
 ALONE_S = 0.3

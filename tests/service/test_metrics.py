@@ -2,16 +2,16 @@
 
 from prometheus_client import CollectorRegistry
 
-from breadbox_server.core.events import (
+from breadbox_server.core.model.events import (
     ChunksEvicted,
     EvictionReason,
     FragmentJudged,
     LeaseEnd,
     LeaseEnded,
 )
-from breadbox_server.core.ids import BufferName
-from breadbox_server.core.inputs import AdmissionOutcome
-from breadbox_server.metrics import Metrics
+from breadbox_server.core.model.ids import BufferName
+from breadbox_server.core.model.inputs import AdmissionOutcome
+from breadbox_server.metrics.metrics import Metrics
 
 ONE, OTHER = BufferName("one"), BufferName("other")
 ADMITTED, STALE = AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE

@@ -6,13 +6,13 @@ import logging
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breadbox.errors import StoreUnavailableError
-from breadbox.outages import OUTAGE_PERIOD_S, OutageLog
-from breadbox_server import deletions
-from breadbox_server.core.ids import PayloadId
-from breadbox_server.core.inputs import Payload
-from breadbox_server.deletions import DeletionQueue
-from breadbox_server.metrics import Metrics
+from breadbox.model.errors import StoreUnavailableError
+from breadbox.shared.outages import OUTAGE_PERIOD_S, OutageLog
+from breadbox_server.admission import deletions
+from breadbox_server.admission.deletions import DeletionQueue
+from breadbox_server.core.model.ids import PayloadId
+from breadbox_server.core.model.inputs import Payload
+from breadbox_server.metrics.metrics import Metrics
 from support.clock import ManualClock
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from breadbox_server.probe import local_address, main
+from breadbox_server.maintenance.probe import local_address, main
 from support.served import served
 
 
@@ -28,7 +28,7 @@ async def test_a_server_that_serves_is_healthy() -> None:
 def test_a_server_that_is_not_there_is_not_healthy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breadbox_server.probe.PROBE_S", 0.2)
+    monkeypatch.setattr("breadbox_server.maintenance.probe.PROBE_S", 0.2)
 
     assert 1 == main(["127.0.0.1:1"])
     assert "127.0.0.1:1 does not answer: DEADLINE_EXCEEDED\n" == capsys.readouterr().err

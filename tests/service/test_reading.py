@@ -5,14 +5,20 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server import convert, passages, service
+from breadbox_server.base import conversion as convert
 from breadbox_server.core.buffer import ReplayBuffer
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.ids import BufferName, PayloadId
-from breadbox_server.watchers import FEW, GATHER_S_MAX
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.ids import BufferName, PayloadId
+from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.reading import shared_replies as passages
+from breadbox_server.reading.read_leases import ReadLeases
+from breadbox_server.reading.watchers import FEW, GATHER_S_MAX
+from breadbox_server.rpc import service
 from support.eventually import eventually
+from support.manual_timers import ManualTimers
 from support.served import CALL_S, Served, reason_of, served, span
 
 DEFAULT = BufferName("default")
@@ -113,13 +119,13 @@ async def test_a_reader_that_waits_is_woken_by_the_next_chunk() -> None:
     async with served(BufferConfig(fragments_per_chunk=2)) as it:
         await it.start()
         waiting = read(it, wait_s=60)
-        await eventually(lambda: it.server.driver.reader_count == 1)
+        await eventually(lambda: it.server.driver.reading.reader_count == 1)
         await it.fill(1)
         await it.buffer()
-        assert 1 == it.server.driver.reader_count  # An open chunk is none yet.
+        assert 1 == it.server.driver.reading.reader_count  # An open chunk is none yet.
         await it.fill(1, first=1)
         reply = await waiting
-        assert 0 == it.server.driver.reader_count
+        assert 0 == it.server.driver.reading.reader_count
     assert [0, 1] == indices(reply)
 
 
@@ -127,10 +133,10 @@ async def test_a_wait_that_elapses_tells_nothing_and_takes_no_lease() -> None:
     async with served() as it:
         await it.start()
         waiting = read(it, wait_s=10)
-        await eventually(lambda: it.server.driver.reader_count == 1)
+        await eventually(lambda: it.server.driver.reading.reader_count == 1)
         it.clock.advance(10.0)
         reply = await waiting
-        assert 0 == len(it.server.driver.read_leases)
+        assert 0 == len(it.server.driver.reading.leases)
     assert ([], -1, 0) == (indices(reply), reply.cursor, reply.skipped_chunk_count)
 
 
@@ -138,7 +144,7 @@ async def test_a_reader_is_told_of_a_new_session_before_anything_of_it_came() ->
     async with served() as it:
         await it.start("one")
         waiting = read(it, -1, wait_s=60, known_session_id="one")
-        await eventually(lambda: it.server.driver.reader_count == 1)
+        await eventually(lambda: it.server.driver.reading.reader_count == 1)
         await it.start("two")
         reply = await waiting
     assert ("two", [], 0) == (reply.session_id, indices(reply), reply.skipped_chunk_count)
@@ -222,11 +228,11 @@ async def test_payloads_stay_while_they_are_read_although_their_chunks_left() ->
         for payload_id in payload_ids(reply):
             await nothing_is_deleted(it, payload_id)
             break
-        assert 300 == it.server.driver.read_leases.kept_bytes
+        assert 300 == it.server.driver.reading.leases.kept_bytes
         await release(it, reply.lease.lease_id)
         await eventually(lambda: payload_ids(reply) <= set(it.custodian.deleted))
         await release(it, reply.lease.lease_id)  # As often as one likes.
-        assert 0 == it.server.driver.read_leases.kept_bytes
+        assert 0 == it.server.driver.reading.leases.kept_bytes
 
 
 async def test_a_payload_that_two_read_goes_with_the_second() -> None:
@@ -254,7 +260,7 @@ async def test_a_read_lease_expires_and_can_be_renewed() -> None:
         )
         assert 30 == renewed.lease.remaining_duration.seconds
         it.clock.advance(29.0)
-        assert 1 == len(it.server.driver.read_leases)
+        assert 1 == len(it.server.driver.reading.leases)
         it.clock.advance(1.0)
         await eventually(lambda: payload_ids(reply) == set(it.custodian.deleted))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -271,7 +277,7 @@ async def test_a_shorter_lease_taken_later_ends_first() -> None:
         await read(it, lease_duration=span(60))
         await read(it, lease_duration=span(5))
         it.clock.advance(5.0)
-        assert 1 == len(it.server.driver.read_leases)
+        assert 1 == len(it.server.driver.reading.leases)
 
 
 async def test_readers_keep_no_more_bytes_than_may_be() -> None:
@@ -283,12 +289,28 @@ async def test_readers_keep_no_more_bytes_than_may_be() -> None:
             replies.append(await read(it, after, chunk_count_max=1))
             it.clock.advance(1.0)
         await evict_everything(it)
-        # 400 bytes are read and 250 may be kept: the two that would end first have ended.
+        # 400 bytes are read and 250 may be kept: the two oldest have ended.
         await eventually(lambda: len(it.custodian.deleted) == 2)
-        assert 200 == it.server.driver.read_leases.kept_bytes
-        assert 2 == len(it.server.driver.read_leases)
+        assert 200 == it.server.driver.reading.leases.kept_bytes
+        assert 2 == len(it.server.driver.reading.leases)
     gone = set.union(*map(payload_ids, replies[:2]))
     assert gone == set(it.custodian.deleted[:2])
+
+
+def test_a_lease_beyond_all_that_may_live_ends_the_oldest_of_who_has_most() -> None:
+    leases = ReadLeases(
+        ManualTimers(),
+        metrics=Metrics(CollectorRegistry()),
+        delete=lambda _: None,
+        leases_max=4,
+        kept_bytes_max=0,
+    )
+    of_b = [leases.take(DEFAULT, [], 1.0, "b")]
+    of_a = [leases.take(DEFAULT, [], 60.0, "a") for _ in range(3)]
+    leases.renew(of_a[0].lease_id, None)
+    of_b.append(leases.take(DEFAULT, [], 1.0, "b"))
+    living = [each for each in (*of_a, *of_b) if leases.knows(DEFAULT, each.lease_id)]
+    assert [of_a[0], of_a[2], *of_b] == living
 
 
 async def test_a_deleted_buffer_keeps_nothing_for_its_readers() -> None:
@@ -297,7 +319,7 @@ async def test_a_deleted_buffer_keeps_nothing_for_its_readers() -> None:
         await it.fill(2)
         reply = await read(it)
         waiting = read(it, reply.cursor, wait_s=60)
-        await eventually(lambda: it.server.driver.reader_count == 1)
+        await eventually(lambda: it.server.driver.reading.reader_count == 1)
         await it.stub.DeleteBuffer(pb.DeleteBufferRequest(name="default"), timeout=CALL_S)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await waiting
@@ -313,19 +335,19 @@ async def test_the_gateway_lets_readers_read_what_they_hold() -> None:
         (payload_id,) = payload_ids(reply)
         await evict_everything(it)
         driver = it.server.driver
-        assert driver.refers_to(DEFAULT, PayloadId(payload_id))
-        assert not driver.refers_to(BufferName("other"), PayloadId(payload_id))
+        assert driver.reading.refers_to(DEFAULT, PayloadId(payload_id))
+        assert not driver.reading.refers_to(BufferName("other"), PayloadId(payload_id))
         await release(it, reply.lease.lease_id)
-        assert not driver.refers_to(DEFAULT, PayloadId(payload_id))
+        assert not driver.reading.refers_to(DEFAULT, PayloadId(payload_id))
 
 
 async def test_a_caller_that_leaves_takes_its_place_in_the_wait_along() -> None:
     async with served() as it:
         await it.start()
         waiting = read(it, wait_s=60)
-        await eventually(lambda: it.server.driver.reader_count == 1)
+        await eventually(lambda: it.server.driver.reading.reader_count == 1)
         waiting.cancel()
-        await eventually(lambda: it.server.driver.reader_count == 0)
+        await eventually(lambda: it.server.driver.reading.reader_count == 0)
 
 
 async def test_who_waits_is_told_that_the_server_ends() -> None:
@@ -335,13 +357,13 @@ async def test_who_waits_is_told_that_the_server_ends() -> None:
         reply = await read(it)
         await evict_everything(it)
         waiting = read(it, 0, wait_s=60)
-        await eventually(lambda: it.server.driver.reader_count == 1)
+        await eventually(lambda: it.server.driver.reading.reader_count == 1)
         it.server.driver.drain()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await waiting
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await read(it)
-        assert 1 == len(it.server.driver.read_leases)
+        assert 1 == len(it.server.driver.reading.leases)
     assert ["DRAINING", "DRAINING"] == [reason_of(caught.value), reason_of(refused.value)]
     # At its end the server leaves nothing behind for a reader.
     assert payload_ids(reply) <= set(it.custodian.deleted)
@@ -381,7 +403,7 @@ async def test_many_readers_are_woken_together() -> None:
     async with served() as it:
         await it.start()
         waiting = [read(it, wait_s=60) for _ in range(50)]
-        await eventually(lambda: it.server.driver.reader_count == 50)
+        await eventually(lambda: it.server.driver.reading.reader_count == 50)
         await it.fill(1)
         replies = await asyncio.gather(*waiting)  # noqa: TID251 - calls, not tasks
     assert [[0]] * 50 == [indices(each) for each in replies]
@@ -393,7 +415,7 @@ async def test_many_readers_are_woken_together() -> None:
 async def wait_together(it: Served, count: int, after: int | None, **fields: Any) -> list[Any]:
     """Have as many readers wait for what comes."""
     waiting = [read(it, after, wait_s=60, **fields) for _ in range(count)]
-    await eventually(lambda: it.server.driver.reader_count == count)
+    await eventually(lambda: it.server.driver.reading.reader_count == count)
     return waiting
 
 
@@ -429,7 +451,7 @@ async def test_what_readers_at_one_place_are_told_is_looked_for_and_encoded_once
         )
         leases = {each.lease.lease_id for each in replies if each.HasField("lease")}
         assert (0 if inline_bytes_max else count) == len(leases)
-        assert len(leases) == len(it.server.driver.read_leases)
+        assert len(leases) == len(it.server.driver.reading.leases)
 
 
 @pytest.mark.parametrize("module", [passages, service], ids=["payloads", "message"])
@@ -469,9 +491,9 @@ async def test_very_many_readers_get_together_what_comes_in_quick_succession() -
         waiting = await wait_together(it, FEW + 1, 0)
         await it.fill(2, first=1)
         late = read(it, 0, wait_s=60)
-        await eventually(lambda: it.server.driver.reader_count == FEW + 2)
+        await eventually(lambda: it.server.driver.reading.reader_count == FEW + 2)
         await it.buffer()
-        assert FEW + 2 == it.server.driver.reader_count
+        assert FEW + 2 == it.server.driver.reading.reader_count
         at_once = read(it, 0)
         assert [1, 2] == indices(await at_once)  # Who does not wait is not kept waiting.
         it.clock.advance(GATHER_S_MAX)
@@ -594,10 +616,9 @@ async def test_the_gauges_of_a_subscription_go_with_it() -> None:
         await it.start()
         await subscribe(it, retaining=True)
         await it.fill(3)
-        housekeeping = it.server.driver.housekeeping
 
         def shown() -> dict[str, float]:
-            housekeeping.refresh_gauges()
+            it.server.driver.show_gauges()
             return {
                 sample.name.removeprefix("breadbox_subscription_"): sample.value
                 for family in it.server.metrics.registry.collect()

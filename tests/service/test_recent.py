@@ -1,7 +1,7 @@
 """The latest small payloads in memory: bounded, and gone with what they are a copy of."""
 
-from breadbox_server.core.ids import PayloadId
-from breadbox_server.recent import RecentPayloads
+from breadbox_server.admission.inline_payloads import RecentPayloads
+from breadbox_server.core.model.ids import PayloadId
 
 A, B, C = PayloadId("a"), PayloadId("b"), PayloadId("c")
 

@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breadbox.stores.base import Confirmation
-from breadbox.types import PayloadReference
-from breadbox_server import reconciliation
+from breadbox.model.types import PayloadReference
+from breadbox.stores.common.base import Confirmation
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import BufferName, PayloadId, RequestId, SessionId
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.events import FetchGranted
+from breadbox_server.core.model.ids import BufferName, PayloadId, RequestId, SessionId
+from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     EndSession,
     Fragment,
@@ -23,8 +22,10 @@ from breadbox_server.core.inputs import (
     StartSession,
 )
 from breadbox_server.driver import Driver, DriverLimits
-from breadbox_server.metrics import Metrics
-from breadbox_server.reconciliation import Reconciler
+from breadbox_server.maintenance import reconciliation
+from breadbox_server.maintenance.reconciliation import Reconciler
+from breadbox_server.metrics.metrics import Metrics
+from support.appends import append
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
 from support.manual_timers import ManualTimers
@@ -70,11 +71,11 @@ async def test_what_is_let_go_while_the_store_is_listed_is_neither_lost_nor_left
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.apply(StartSession(BUFFER, RUN))
-        await driver.append(BUFFER, [fragment(custodian, 0), fragment(custodian, 1)])
+        await driver.core.apply(StartSession(BUFFER, RUN))
+        await append(driver, BUFFER, [fragment(custodian, 0), fragment(custodian, 1)])
         comparing = group.create_task(reconciler.reconcile())
         await custodian.listing.wait()
-        await driver.apply(EndSession(BUFFER, RUN))
+        await driver.core.apply(EndSession(BUFFER, RUN))
         await eventually(lambda: len(custodian.deleted) == 2)
         custodian.may_list.set()
         await comparing
@@ -90,16 +91,16 @@ async def test_a_payload_that_came_back_unannounced_is_confirmed_again_and_a_mis
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.apply(StartSession(BUFFER, RUN))
+        await driver.core.apply(StartSession(BUFFER, RUN))
         first, second = fragment(custodian, 0), fragment(custodian, 1)
-        await driver.append(BUFFER, [first, second])
+        await append(driver, BUFFER, [first, second])
         # As a store has them that came back from a copy made before they were confirmed.
         custodian.kept.clear()
         custodian.unannounced = {first.payload.payload_id}
         await reconciler.reconcile()
         running.cancel()
     assert ({first.payload.payload_id}, set()) == (custodian.kept, custodian.unannounced)
-    assert [first.payload] == list(driver.payloads(BUFFER))
+    assert [first.payload] == list(driver.core.buffers.payloads(BUFFER))
 
 
 class SlowlyConfirmed(FakeCustodian):
@@ -116,14 +117,14 @@ async def test_an_orphan_that_is_being_confirmed_is_not_deleted() -> None:
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.apply(StartSession(BUFFER, RUN))
+        await driver.core.apply(StartSession(BUFFER, RUN))
         wanted, left_over = fragment(custodian, 0), custodian.write()
         custodian.kept = set(custodian.unannounced)
         custodian.unannounced.clear()
         await reconciler.reconcile()
         clock.advance(11.0)
         custodian.may_confirm.clear()
-        appending = group.create_task(driver.append(BUFFER, [wanted]))
+        appending = group.create_task(append(driver, BUFFER, [wanted]))
         await custodian.confirming.wait()
         await reconciler.look()
         custodian.may_confirm.set()
@@ -147,11 +148,11 @@ async def test_nothing_is_given_up_on_the_word_of_a_list() -> None:
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.apply(StartSession(BUFFER, RUN))
-        await driver.append(BUFFER, [fragment(custodian, index) for index in range(3)])
+        await driver.core.apply(StartSession(BUFFER, RUN))
+        await append(driver, BUFFER, [fragment(custodian, index) for index in range(3)])
         await reconciler.reconcile()
         running.cancel()
-    assert 3 == driver.describe(BUFFER).chunk_count
+    assert 3 == driver.core.describe(BUFFER).chunk_count
 
 
 async def test_everything_is_compared_a_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,16 +161,16 @@ async def test_everything_is_compared_a_batch_at_a_time(monkeypatch: pytest.Monk
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.apply(StartSession(BUFFER, RUN))
+        await driver.core.apply(StartSession(BUFFER, RUN))
         fragments = [fragment(custodian, index) for index in range(10)]
-        await driver.append(BUFFER, fragments)
+        await append(driver, BUFFER, fragments)
         gone = {fragments[index].payload.payload_id for index in (0, 5, 9)}
         custodian.kept -= gone
         custodian.confirm_trips.clear()
         await reconciler.reconcile()
         running.cancel()
     assert [4, 4, 2] == custodian.confirm_trips
-    left = {payload.payload_id for payload in driver.payloads(BUFFER)}
+    left = {payload.payload_id for payload in driver.core.buffers.payloads(BUFFER)}
     assert {each.payload.payload_id for each in fragments} - gone == left
 
 
@@ -185,16 +186,16 @@ async def test_books_are_compared_before_anybody_is_served_unless_the_store_was_
     driver, reconciler = compared(custodian, clock, metrics)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.apply(StartSession(BUFFER, RUN))
+        await driver.core.apply(StartSession(BUFFER, RUN))
         fragments = [fragment(custodian, index) for index in range(2)]
-        await driver.append(BUFFER, fragments)
+        await append(driver, BUFFER, fragments)
         custodian.kept.discard(fragments[0].payload.payload_id)
         known = await custodian.incarnation()
         await reconciler.begin(known if watched == "the same" else watched)
-        assert left_count == len(list(driver.payloads(BUFFER)))
+        assert left_count == len(list(driver.core.buffers.payloads(BUFFER)))
         # While it serves, what is lost is found as ever.
         await reconciler.look()
-        assert 1 == len(list(driver.payloads(BUFFER)))
+        assert 1 == len(list(driver.core.buffers.payloads(BUFFER)))
         running.cancel()
 
 
@@ -221,9 +222,9 @@ async def test_orphans_beyond_those_that_are_remembered_are_found_later(
 
 
 async def granted(driver: Driver, custodian: FakeCustodian, count: int) -> FetchGranted:
-    await driver.apply(StartSession(BUFFER, RUN))
-    await driver.append(BUFFER, [fragment(custodian, index) for index in range(count)])
-    outcome = await driver.fetch(
+    await driver.core.apply(StartSession(BUFFER, RUN))
+    await append(driver, BUFFER, [fragment(custodian, index) for index in range(count)])
+    outcome = await driver.fetches.fetch(
         buffer=BUFFER,
         request_id=RequestId("r"),
         fragment_count=count,
@@ -245,7 +246,7 @@ async def test_a_returned_lease_gives_back_only_what_the_store_has() -> None:
         custodian.kept.discard(grant.fragments[0].fragment.payload.payload_id)
         await driver.release(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.RETURNED))
         running.cancel()
-    assert (2, 1) == (driver.describe(BUFFER).chunk_count, driver.suspicion_count)
+    assert (2, 1) == (driver.core.describe(BUFFER).chunk_count, driver.losses.suspicion_count)
 
 
 async def test_a_lease_is_returned_although_the_store_is_away_and_looked_at_later() -> None:
@@ -257,7 +258,7 @@ async def test_a_lease_is_returned_although_the_store_is_away_and_looked_at_late
         custodian.is_down = True
         await driver.release(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.RETURNED))
         running.cancel()
-    assert (3, 1) == (driver.describe(BUFFER).chunk_count, driver.suspicion_count)
+    assert (3, 1) == (driver.core.describe(BUFFER).chunk_count, driver.losses.suspicion_count)
 
 
 async def test_a_lease_that_is_consumed_asks_the_store_nothing() -> None:
@@ -269,7 +270,7 @@ async def test_a_lease_that_is_consumed_asks_the_store_nothing() -> None:
         custodian.is_down = True
         await driver.release(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED))
         running.cancel()
-    assert (0, 0) == (driver.describe(BUFFER).chunk_count, driver.suspicion_count)
+    assert (0, 0) == (driver.core.describe(BUFFER).chunk_count, driver.losses.suspicion_count)
 
 
 @pytest.mark.parametrize(
@@ -304,8 +305,8 @@ async def test_more_orphans_than_a_crash_leaves_are_deleted_only_when_that_is_as
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.apply(StartSession(BUFFER, RUN))
-        await driver.append(BUFFER, [fragment(custodian, index) for index in range(known)])
+        await driver.core.apply(StartSession(BUFFER, RUN))
+        await append(driver, BUFFER, [fragment(custodian, index) for index in range(known)])
         await reconciler.reconcile()
         clock.advance(11.0)
         while reconciler.orphan_count:

@@ -11,9 +11,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from breadbox.v1 import buffer_pb2, fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.app import SERVICE_NAME
-from breadbox_server.core.config import BufferConfig, FullPolicy
-from breadbox_server.core.ids import BufferName
-from breadbox_server.core.inputs import CreateBuffer
+from breadbox_server.core.model.config import BufferConfig, FullPolicy
+from breadbox_server.core.model.ids import BufferName
+from breadbox_server.core.model.inputs import CreateBuffer
 from breadbox_server.limits import TASKS_MAX
 from support.eventually import eventually
 from support.served import CALL_S, Served, reason_of, served, span
@@ -112,12 +112,12 @@ async def test_a_watcher_returns_when_the_version_changes() -> None:
             pb.WatchModelRequest(known_session_id="run", known_model_version=0, max_wait=span(60)),
             timeout=CALL_S,
         )
-        await eventually(lambda: it.server.driver.watcher_count == 1)
+        await eventually(lambda: it.server.driver.reading.watcher_count == 1)
         await it.stub.PublishModel(
             pb.PublishModelRequest(session_id="run", model_version=1), timeout=CALL_S
         )
         reply = await watching
-        assert 0 == it.server.driver.watcher_count
+        assert 0 == it.server.driver.reading.watcher_count
     assert (True, "run", 1) == (reply.changed, reply.session_id, reply.model_version)
 
 
@@ -128,7 +128,7 @@ async def test_a_watcher_returns_unchanged_when_its_wait_elapses() -> None:
             pb.WatchModelRequest(known_session_id="run", known_model_version=0, max_wait=span(10)),
             timeout=CALL_S,
         )
-        await eventually(lambda: it.server.driver.watcher_count == 1)
+        await eventually(lambda: it.server.driver.reading.watcher_count == 1)
         it.clock.advance(10.0)
         reply = await watching
     assert (False, "run", 0) == (reply.changed, reply.session_id, reply.model_version)
@@ -156,7 +156,7 @@ async def test_a_watcher_that_knows_of_no_weights_is_told_when_some_come_for_its
     async with served() as it:
         await it.start()
         watching = it.stub.WatchModel(watch_of_version_0(known_weights=False), timeout=CALL_S)
-        await eventually(lambda: it.server.driver.watcher_count == 1)
+        await eventually(lambda: it.server.driver.reading.watcher_count == 1)
         reference = await publish_weights(it, version=0)
         woken = await watching
         late = await it.stub.WatchModel(watch_of_version_0(known_weights=False), timeout=CALL_S)
@@ -172,11 +172,11 @@ async def test_a_watcher_that_did_not_ask_about_weights_waits_on_when_some_come(
     async with served() as it:
         await it.start()
         watching = it.stub.WatchModel(watch_of_version_0(**fields), timeout=CALL_S)
-        await eventually(lambda: it.server.driver.watcher_count == 1)
+        await eventually(lambda: it.server.driver.reading.watcher_count == 1)
         await publish_weights(it, version=0)
         it.clock.advance(9.0)
         await it.stub.GetBuffer(pb.GetBufferRequest(), timeout=CALL_S)
-        assert 1 == it.server.driver.watcher_count
+        assert 1 == it.server.driver.reading.watcher_count
         it.clock.advance(1.0)
         assert not (await watching).changed
 
@@ -235,10 +235,10 @@ async def test_a_waiting_fetch_is_met_by_the_append_it_waits_for() -> None:
     async with served() as it:
         await it.start()
         fetching = it.fetch(2, wait_s=60)
-        await eventually(lambda: it.server.driver.waiting_callers == 1)
+        await eventually(lambda: it.server.driver.fetches.waiting_count == 1)
         await it.fill(2)
         reply = await fetching
-        assert 0 == it.server.driver.waiting_callers
+        assert 0 == it.server.driver.fetches.waiting_count
     assert "grant" == reply.WhichOneof("result")
 
 
@@ -246,7 +246,7 @@ async def test_a_waiting_fetch_elapses_when_its_time_is_over() -> None:
     async with served() as it:
         await it.start()
         fetching = it.fetch(2, wait_s=10)
-        await eventually(lambda: it.server.driver.waiting_callers == 1)
+        await eventually(lambda: it.server.driver.fetches.waiting_count == 1)
         it.clock.advance(10.0)
         reply = await fetching
     assert "wait_elapsed" == reply.WhichOneof("result")
@@ -259,7 +259,7 @@ async def test_a_call_waits_no_longer_than_its_own_deadline_allows() -> None:
             pb.FetchFragmentsRequest(request_id="r", fragment_count=1, max_wait=span(200)),
             timeout=10.0,
         )
-        await eventually(lambda: it.server.driver.waiting_callers == 1)
+        await eventually(lambda: it.server.driver.fetches.waiting_count == 1)
         it.clock.advance(9.9)
         reply = await fetching
     assert "wait_elapsed" == reply.WhichOneof("result")
@@ -452,7 +452,9 @@ async def test_buffers_are_listed_page_by_page_though_some_come_and_go() -> None
 async def test_a_page_has_at_most_a_hundred_buffers_unless_more_are_asked_for() -> None:
     async with served(buffers_max=1100) as it:
         for number in range(1001):
-            await it.server.driver.apply(CreateBuffer(BufferName(f"b{number:04}"), BufferConfig()))
+            await it.server.driver.core.apply(
+                CreateBuffer(BufferName(f"b{number:04}"), BufferConfig())
+            )
         sizes = [len((await page(it, page_size=size))[0]) for size in (0, 999, 2**31 - 1)]
     assert [100, 999, 1000] == sizes
 
@@ -465,7 +467,9 @@ async def test_deleting_a_buffer_wakes_those_who_wait_and_watch() -> None:
             pb.WatchModelRequest(buffer="gone", max_wait=span(60)), timeout=CALL_S
         )
         driver = it.server.driver
-        await eventually(lambda: (driver.waiting_callers, driver.watcher_count) == (1, 1))
+        await eventually(
+            lambda: (driver.fetches.waiting_count, driver.reading.watcher_count) == (1, 1)
+        )
         await it.stub.DeleteBuffer(pb.DeleteBufferRequest(name="gone"), timeout=CALL_S)
         for call in (fetching, watching):
             with pytest.raises(grpc.aio.AioRpcError) as caught:

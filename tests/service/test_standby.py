@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry
 
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.snapshot import BufferSnapshot
-from breadbox_server.journal.claims import Holder
-from breadbox_server.journal.storage import JournalUnavailableError, Sight
-from breadbox_server.metrics import Metrics
-from breadbox_server.standby import RETURN_S, WARM_LAG_S_MAX, Follower, Standby
+from breadbox_server.journal.standby import RETURN_S, WARM_LAG_S_MAX, Follower, Standby
+from breadbox_server.journal.storage.claims import Holder
+from breadbox_server.journal.storage.interface import JournalStatus, JournalUnavailableError
+from breadbox_server.metrics.metrics import Metrics
 from support.clock import ManualClock
 
 
@@ -22,11 +22,13 @@ class EmptyJournal:
     incarnation = "first"
     leader: Holder | None = Holder("token", "host", 7)
 
-    def look(self, first: int) -> Sight:
+    def look(self, first: int) -> JournalStatus:
         if self.is_away:
             raise JournalUnavailableError("away")
         left_s = 0.9 if self.leader else 0.0
-        return Sight(5, self.leader, left_s, self.incarnation, newest=0, snapshot=0, turns=())
+        return JournalStatus(
+            5, self.leader, left_s, self.incarnation, newest=0, snapshot=0, turns=()
+        )
 
 
 def never(taken: Iterable[BufferSnapshot]) -> BufferSet:

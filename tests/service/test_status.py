@@ -13,17 +13,17 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2
 from prometheus_client import CollectorRegistry
 
-from breadbox import errors as library_errors
-from breadbox.status import from_rpc_error
+from breadbox.model import errors as library_errors
 from breadbox.v1 import errors_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server import errors as shell_errors
-from breadbox_server import status
-from breadbox_server.core import errors as core_errors
-from breadbox_server.core.ids import PayloadId
-from breadbox_server.core.inputs import Payload
-from breadbox_server.interceptors import CallInterceptor
-from breadbox_server.metrics import Metrics
+from breadbox.wire.status import from_rpc_error
+from breadbox_server.base import errors as shell_errors
+from breadbox_server.core.model import errors as core_errors
+from breadbox_server.core.model.ids import PayloadId
+from breadbox_server.core.model.inputs import Payload
+from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.rpc import status
+from breadbox_server.rpc.interceptors import CallInterceptor
 from support.served import CALL_S, info_of, status_of
 
 EXAMPLES = [
@@ -57,7 +57,7 @@ EXAMPLES = [
     shell_errors.UnauthenticatedError(),
     shell_errors.PermissionDeniedError("role 'producer'", "call DeleteBuffer"),
     shell_errors.InternalError("0123"),
-    shell_errors.OutageError(["journal", "payload store"], 12.3),
+    shell_errors.OutageError(["journal"], 12.3, {"payload store": "MISCONF"}),
     library_errors.StoreUnavailableError("redis://:secret@10.0.0.1:6379 does not answer"),
     library_errors.StoreFullError("OOM at 10.0.0.1"),
     library_errors.PayloadMissingError("0" * 32),

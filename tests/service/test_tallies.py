@@ -5,7 +5,7 @@ import random
 import pytest
 from prometheus_client import CollectorRegistry, Histogram, Summary
 
-from breadbox_server.tallies import TallyHistogram, TallySummary
+from breadbox_server.metrics.histograms import TallyHistogram, TallySummary
 
 BUCKETS = (0, 1, 3, 8)
 SUFFIXES = [

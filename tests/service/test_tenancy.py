@@ -14,11 +14,21 @@ from google.rpc import status_pb2
 from breadbox.v1 import buffer_pb2, fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
-from breadbox_server import traffic
-from breadbox_server.authorization import RULES, SERVICE, Role, matches
-from breadbox_server.tokens import new_token
+from breadbox_server.access.authorization import RULES, SERVICE, Role, matches
+from breadbox_server.access.tokens import new_token
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.rpc import traffic
 from support.eventually import eventually
-from support.served import CALL_S, CLIENT_STREAMS, Served, info_in, reason_of, served, status_of
+from support.served import (
+    CALL_S,
+    CLIENT_STREAMS,
+    Served,
+    info_in,
+    reason_of,
+    served,
+    span,
+    status_of,
+)
 from support.token_files import bearer, line_of, write_tokens
 
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods]
@@ -114,7 +124,9 @@ def fragment(buffer: str) -> fragment_pb2.FragmentMetadata:
 
 
 @asynccontextmanager
-async def tenants(tmp_path: Path) -> AsyncIterator[tuple[Served, dict[str, str | None]]]:
+async def tenants(
+    tmp_path: Path, config: BufferConfig | None = None
+) -> AsyncIterator[tuple[Served, dict[str, str | None]]]:
     """A server with a buffer of each team, each with a fragment that is leased; and tokens."""
     path = tmp_path / "tokens"
     known = {name: line for name, line in CREDENTIALS.items() if line}
@@ -126,7 +138,7 @@ async def tenants(tmp_path: Path) -> AsyncIterator[tuple[Served, dict[str, str |
     tokens: dict[str, str | None] = {"none": None, "unknown": new_token()}
     tokens |= dict(zip(known, made, strict=True))
     kept = [(line, token) for line, token in zip(lines, made, strict=True) if "revoked" not in line]
-    async with served(tokens=path) as world:
+    async with served(config, tokens=path) as world:
         admin = bearer(tokens["admin of all"])
         for buffer in (OWN, OTHERS):
             await world.stub.CreateBuffer(pb.CreateBufferRequest(name=buffer), metadata=admin)
@@ -256,13 +268,13 @@ async def test_what_is_refused_does_not_tell_whether_there_is_such_a_buffer(
 
 async def test_calls_on_another_teams_buffer_change_nothing_of_it(tmp_path: Path) -> None:
     async with tenants(tmp_path) as (world, tokens):
-        before = world.server.driver.describe(OTHERS)  # type: ignore[arg-type]
+        before = world.server.driver.core.describe(OTHERS)  # type: ignore[arg-type]
         for method, role in product(METHODS, Role):
             await answer(world, method, OTHERS, tokens[f"{role.value} of the team"])
-        after = world.server.driver.describe(OTHERS)  # type: ignore[arg-type]
+        after = world.server.driver.core.describe(OTHERS)  # type: ignore[arg-type]
 
         assert before == after
-        assert (OTHERS_MISSING) not in world.server.driver.names()
+        assert (OTHERS_MISSING) not in world.server.driver.core.buffers.names()
 
 
 async def test_a_team_sees_its_own_buffers_only(tmp_path: Path) -> None:
@@ -278,17 +290,28 @@ async def test_a_team_sees_its_own_buffers_only(tmp_path: Path) -> None:
     assert [DEFAULT, OWN, OTHERS] == seen["learner of all"]
 
 
-async def test_a_lease_of_another_team_is_none_in_a_buffer_of_ones_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_read", [False, True], ids=["of a fetch", "of a read"])
+async def test_a_lease_of_another_team_is_none_in_a_buffer_of_ones_own(
+    tmp_path: Path, is_read: bool
+) -> None:
     async with tenants(tmp_path) as (world, tokens):
         admin = bearer(tokens["admin of all"])
         await world.stub.AppendFragments(
             pb.AppendFragmentsRequest(buffer=OTHERS, fragments=[world.metadata(0)]), metadata=admin
         )
-        granted = await world.stub.FetchFragments(
-            pb.FetchFragmentsRequest(buffer=OTHERS, request_id="theirs", fragment_count=1),
-            metadata=admin,
-        )
-        lease_id = granted.grant.lease.lease_id
+        if is_read:
+            lease = (
+                await world.stub.ReadFragments(
+                    pb.ReadFragmentsRequest(buffer=OTHERS), metadata=admin
+                )
+            ).lease
+        else:
+            granted = await world.stub.FetchFragments(
+                pb.FetchFragmentsRequest(buffer=OTHERS, request_id="theirs", fragment_count=1),
+                metadata=admin,
+            )
+            lease = granted.grant.lease
+        lease_id = lease.lease_id
         requests: Iterable[tuple[str, Any]] = (
             ("RenewLease", pb.RenewLeaseRequest(buffer=OWN, lease_id=lease_id)),
             (
@@ -317,6 +340,100 @@ async def test_a_lease_of_another_team_is_none_in_a_buffer_of_ones_own(tmp_path:
     assert lease_id == kept.lease.lease_id
 
 
+READER_A, READER_B = "learner buffers=team-a-*", "learner buffers=team-b-*"
+
+
+async def test_a_team_that_reads_much_ends_its_own_read_leases_and_no_other_teams(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tokens"
+    admin, *readers = write_tokens(
+        path,
+        "admin admin",
+        *(
+            line.replace(" ", f" {name} ")
+            for name, line in zip("ab", (READER_A, READER_B), strict=True)
+        ),
+    )
+    async with served(BufferConfig(capacity_bytes=8 * 250), tokens=path) as world:
+        leases = {}
+        for buffer, reader, lease_s, count in (
+            (OTHERS, readers[1], 5, 1),
+            (OWN, readers[0], 86_400, 4),
+        ):
+            for method, request in (
+                ("CreateBuffer", pb.CreateBufferRequest(name=buffer)),
+                ("StartSession", pb.StartSessionRequest(buffer=buffer, session_id="run")),
+                (
+                    "AppendFragments",
+                    pb.AppendFragmentsRequest(
+                        buffer=buffer, fragments=[world.metadata(index) for index in range(count)]
+                    ),
+                ),
+            ):
+                await getattr(world.stub, method)(request, metadata=bearer(admin))
+            for after in range(-1, count - 1):
+                reply = await world.stub.ReadFragments(
+                    pb.ReadFragmentsRequest(
+                        buffer=buffer,
+                        after_chunk_id=after,
+                        chunk_count_max=1,
+                        lease_duration=span(lease_s),
+                    ),
+                    metadata=bearer(reader),
+                )
+                leases[buffer, after] = reply.lease.lease_id
+        # 500 bytes are read and 250 may be kept. Of all leases that of the other team ends first.
+        for buffer in (OTHERS, OWN):
+            await world.stub.EndSession(
+                pb.EndSessionRequest(buffer=buffer, session_id="run"), metadata=bearer(admin)
+            )
+        assert 200 == world.server.driver.reading.leases.kept_bytes
+        kept = await world.stub.RenewLease(
+            pb.RenewLeaseRequest(buffer=OTHERS, lease_id=leases[OTHERS, -1]),
+            metadata=bearer(readers[1]),
+        )
+        ended = []
+        for after in range(-1, 3):
+            call = world.stub.RenewLease(
+                pb.RenewLeaseRequest(buffer=OWN, lease_id=leases[OWN, after]),
+                metadata=bearer(readers[0]),
+            )
+            ended.append(await call.code() is not grpc.StatusCode.OK)
+
+    assert leases[OTHERS, -1] == kept.lease.lease_id
+    assert [True, True, True, False] == ended
+
+
+async def test_a_payload_of_another_team_is_none_whoever_names_its_id(tmp_path: Path) -> None:
+    async with tenants(tmp_path) as (world, tokens):
+        admin, team = bearer(tokens["admin of all"]), bearer(tokens["admin of the team"])
+        theirs = world.metadata(0)
+        await world.stub.AppendFragments(
+            pb.AppendFragmentsRequest(buffer=OTHERS, fragments=[theirs]), metadata=admin
+        )
+        told = []
+        for payload_id in (theirs.payload.payload_id, "0" * 32):
+            named = world.metadata(0)
+            named.payload.payload_id = payload_id
+            request = pb.AppendFragmentsRequest(buffer=OWN, fragments=[named])
+            reply = await world.stub.AppendFragments(request, metadata=team)
+            publish = pb.PublishModelRequest(
+                buffer=OWN, session_id="run", model_version=1, weights=named.payload
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await world.stub.PublishModel(publish, metadata=team)
+            details = refused.value.details() or ""
+            told.append((reply, reason_of(refused.value), details.replace(payload_id, "ID")))
+        world.clock.advance(3600.0)
+        world.server.driver.tidy()
+        await world.server.driver.deletions.wait_empty()
+
+    assert "PAYLOAD_MISSING" == told[0][1]
+    assert told[0] == told[1]
+    assert theirs.payload.payload_id not in world.custodian.deleted
+
+
 async def test_calls_are_counted_by_token_as_long_as_it_is_known(tmp_path: Path) -> None:
     async with tenants(tmp_path) as (world, tokens):
         await answer(world, "GetBuffer", OWN, tokens["producer of the team"])
@@ -338,6 +455,28 @@ async def test_calls_are_counted_by_token_as_long_as_it_is_known(tmp_path: Path)
 
     assert (1, 2) == (found["producer-of-the-team", "OK"], found[refused])
     assert "revoked" not in {token for token, _ in found}, "though it had called"
+
+
+async def test_no_team_takes_all_the_buffers_that_there_may_be(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    of_a, of_b = write_tokens(path, "admin a buffers=team-a-*", "admin b buffers=team-b-*")
+    async with served(tokens=path, buffers_max=9) as world:
+
+        async def create_all(team: str, token: str | None) -> list[str]:
+            told = []
+            for index in range(9):
+                request = pb.CreateBufferRequest(name=f"team-{team}-{index}")
+                try:
+                    await world.stub.CreateBuffer(request, metadata=bearer(token))
+                except grpc.aio.AioRpcError as refused:
+                    told.append(reason_of(refused))
+            return told
+
+        assert ["BUFFERS_FULL"] * 5 == await create_all("a", of_a)  # The default one is no team's.
+        assert ["BUFFERS_FULL"] * 7 == await create_all("b", of_b)
+        # What there is already is no more of them.
+        again = pb.CreateBufferRequest(name="team-a-0")
+        await world.stub.CreateBuffer(again, metadata=bearer(of_a))
 
 
 async def test_a_teams_admin_makes_buffers_that_are_the_teams(tmp_path: Path) -> None:

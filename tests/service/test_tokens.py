@@ -7,11 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server import tokens
-from breadbox_server.authorization import Caller, Quotas, Role
-from breadbox_server.errors import StartError
+from breadbox_server.access import tokens
+from breadbox_server.access.authorization import Caller, Quotas, Role
+from breadbox_server.access.tokens import TokenFile, digest_of, new_token, parse, token
+from breadbox_server.base.errors import StartError
 from breadbox_server.limits import TOKENS_MAX
-from breadbox_server.tokens import TokenFile, digest_of, new_token, parse, token
 from support.served import served
 from support.token_files import write_token_file
 

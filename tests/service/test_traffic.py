@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import grpc
 import pytest
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server import limits, traffic
-from breadbox_server.connections import PortConnections
+from breadbox_server import limits
+from breadbox_server.rpc import traffic
+from breadbox_server.rpc.connections import PortConnections
 from support.eventually import eventually
 from support.http2 import (
     DATA,
@@ -37,6 +39,15 @@ async def stranger(it: Served, *settings: bytes) -> AsyncIterator[Conversation]:
         yield conversation
     finally:
         await asyncio.to_thread(conversation.close)
+
+
+async def give_up(it: Served, conversation: Conversation) -> None:
+    """Begin a call, and give it up once the server knows of it."""
+    arriving = sample(it, "messages_arriving")
+    stream = conversation.begin(SERVICE + "ListBuffers")
+    await eventually(lambda: sample(it, "messages_arriving") > arriving or conversation.is_closed)
+    conversation.reset(stream)
+    await eventually(lambda: sample(it, "messages_arriving") == arriving)
 
 
 def sample(it: Served, name: str, **labels: str) -> float:
@@ -101,6 +112,27 @@ async def test_a_connection_with_nothing_but_fruitless_calls_is_hung_up_on_and_n
 
         assert not other.is_closed
         assert 1 == sample(it, "connections_closed_total", reason="flood")
+
+
+async def test_a_proxy_with_more_useful_calls_than_fruitless_ones_is_not_hung_up_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its connection is that of many callers: who is refused again and again ends no others'."""
+    monkeypatch.setattr(traffic, "FRUITLESS_MAX", 8 * traffic.STRANGER_WEIGHT)
+    async with served() as it, stranger(it) as proxy:
+        for _ in range(40):
+            useful = proxy.begin(SERVICE + "ListBuffers")
+            proxy.send(frame(DATA, END_STREAM, useful, message_prefix(0)))
+            ended = partial(proxy.ended_streams.__contains__, useful)
+            await eventually(ended)
+            await give_up(it, proxy)
+        assert not proxy.is_closed
+
+        for _ in range(400):
+            await give_up(it, proxy)
+            if proxy.is_closed:
+                break
+        await eventually(lambda: proxy.is_closed)
 
 
 async def test_a_connection_that_takes_no_answers_is_hung_up_on(

@@ -10,12 +10,12 @@ import pytest
 
 import breadbox
 from breadbox.aio import connect
-from breadbox.errors import TlsError, UnauthenticatedError, UnavailableError
+from breadbox.model.errors import TlsError, UnauthenticatedError, UnavailableError
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
-from breadbox_server.authorization import Role
-from breadbox_server.errors import StartError
-from breadbox_server.transport import TlsFiles, check_plaintext, tls_files
+from breadbox_server.access.authorization import Role
+from breadbox_server.access.tls import TlsFiles, check_plaintext, tls_files
+from breadbox_server.base.errors import StartError
 from support.certificates import Authority, Signed
 from support.served import CALL_S, code_of, empty_request, served
 from support.token_files import write_token_file

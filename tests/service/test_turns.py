@@ -12,23 +12,21 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breadbox.errors import PayloadMissingError, StoreUnavailableError
+from breadbox.model.errors import PayloadMissingError, StoreUnavailableError
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server import turns
-from breadbox_server.authorization import ANONYMOUS, SERVICE, Gate, calls_as
-from breadbox_server.clients import ClientCensus
-from breadbox_server.convert import payload_reference, put_metadata
+from breadbox_server.access.authorization import ANONYMOUS, SERVICE, Gate, calls_as
+from breadbox_server.base.conversion import payload_reference, put_metadata
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.errors import (
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.errors import (
     BufferNotFoundError,
     DomainError,
     InvalidArgumentError,
     LeaseNotFoundError,
 )
-from breadbox_server.core.events import FetchGranted, WaitElapsed
-from breadbox_server.core.ids import (
+from breadbox_server.core.model.events import FetchGranted, WaitElapsed
+from breadbox_server.core.model.ids import (
     BufferName,
     LeaseId,
     ModelVersion,
@@ -36,7 +34,7 @@ from breadbox_server.core.ids import (
     RequestId,
     SessionId,
 )
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     DeleteBuffer,
     EndSession,
@@ -47,14 +45,17 @@ from breadbox_server.core.inputs import (
     StartSession,
     UpdateBuffer,
 )
-from breadbox_server.core.reading import Cursor
+from breadbox_server.core.rules.reading import Cursor
 from breadbox_server.driver import Driver, DriverLimits
-from breadbox_server.item_calls import House, ItemCalls
-from breadbox_server.journal.storage import JournalTakenError
-from breadbox_server.metrics import Metrics
-from breadbox_server.reconciliation import Reconciler
-from breadbox_server.service import ReplayBufferService, StoreAdvice
-from breadbox_server.traffic import Call, Traffic
+from breadbox_server.journal import turns
+from breadbox_server.journal.storage.interface import JournalTakenError
+from breadbox_server.maintenance.reconciliation import Reconciler
+from breadbox_server.metrics.clients import ClientCensus
+from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.rpc.service import ReplayBufferService, StoreAdvice
+from breadbox_server.rpc.stream_calls import House, ItemCalls
+from breadbox_server.rpc.traffic import Call, Traffic
+from support.appends import append
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
 from support.fake_journal import FakeJournal
@@ -97,7 +98,7 @@ async def journalled() -> AsyncIterator[Journalled]:
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(driver.run())
-        await driver.apply(StartSession(BUFFER, RUN))
+        await driver.core.apply(StartSession(BUFFER, RUN))
         yield Journalled(driver, books, custodian, journal, clock, group)
         running.cancel()
 
@@ -108,7 +109,7 @@ def fragment(it: Journalled, index: int) -> Fragment:
 
 def start_fetch(it: Journalled, wait_s: float = 60.0) -> asyncio.Task[FetchGranted | WaitElapsed]:
     return it.group.create_task(
-        it.driver.fetch(
+        it.driver.fetches.fetch(
             buffer=BUFFER,
             request_id=RequestId("r"),
             fragment_count=1,
@@ -144,7 +145,7 @@ async def turn_the_loop() -> None:
 async def test_an_append_is_answered_only_when_it_is_durable() -> None:
     async with journalled() as it:
         hold(it)
-        appending = it.group.create_task(it.driver.append(BUFFER, [fragment(it, 0)]))
+        appending = it.group.create_task(append(it.driver, BUFFER, [fragment(it, 0)]))
         await it.journal.writing.wait()
         await turn_the_loop()
         assert not appending.done()
@@ -154,8 +155,8 @@ async def test_an_append_is_answered_only_when_it_is_durable() -> None:
 
 
 _REFUSED_WITHOUT_THE_BUFFER: dict[str, Callable[[Journalled], Awaitable[Any]]] = {
-    "append": lambda it: it.driver.append(BUFFER, [fragment(it, 0)]),
-    "fetch": lambda it: it.driver.fetch(
+    "append": lambda it: append(it.driver, BUFFER, [fragment(it, 0)]),
+    "fetch": lambda it: it.driver.fetches.fetch(
         buffer=BUFFER,
         request_id=RequestId("r"),
         fragment_count=1,
@@ -165,12 +166,12 @@ _REFUSED_WITHOUT_THE_BUFFER: dict[str, Callable[[Journalled], Awaitable[Any]]] =
         lease_s=None,
     ),
     "delete_buffer": lambda it: it.driver.delete_buffer(DeleteBuffer(BUFFER)),
-    "publish": lambda it: it.driver.publish(publish(1)),
-    "watch": lambda it: it.driver.watch(
+    "publish": lambda it: it.driver.publishing.publish(publish(1)),
+    "watch": lambda it: it.driver.reading.watch(
         BUFFER, session_id=RUN, model_version=None, lacks_weights=False, wait_s=60.0
     ),
-    "durable_model": lambda it: it.driver.durable_model(BUFFER),
-    "apply": lambda it: it.driver.apply(EndSession(BUFFER, RUN)),
+    "durable_model": lambda it: it.driver.core.durable_model(BUFFER),
+    "apply": lambda it: it.driver.core.apply(EndSession(BUFFER, RUN)),
 }
 
 
@@ -201,11 +202,11 @@ async def test_a_deleted_buffer_is_not_found_only_when_the_deletion_is_durable(m
 async def test_a_model_is_told_only_when_it_is_durable() -> None:
     """Else a worker would know a version that a crash makes unknown to everybody else."""
     async with journalled() as it:
-        await it.driver.append(BUFFER, [fragment(it, 0)])
+        await append(it.driver, BUFFER, [fragment(it, 0)])
         hold(it)
-        publishing = it.group.create_task(it.driver.publish(publish(7)))
+        publishing = it.group.create_task(it.driver.publishing.publish(publish(7)))
         await it.journal.writing.wait()
-        asking = it.group.create_task(it.driver.durable_model(BUFFER))
+        asking = it.group.create_task(it.driver.core.durable_model(BUFFER))
         await turn_the_loop()
         assert not asking.done()
         it.journal.may_write.set()
@@ -215,11 +216,11 @@ async def test_a_model_is_told_only_when_it_is_durable() -> None:
 
 async def test_a_model_that_is_durable_is_told_at_once_whatever_else_is_written() -> None:
     async with journalled() as it:
-        await it.driver.publish(publish(7))
+        await it.driver.publishing.publish(publish(7))
         hold(it)
-        appending = it.group.create_task(it.driver.append(BUFFER, [fragment(it, 0)]))
+        appending = it.group.create_task(append(it.driver, BUFFER, [fragment(it, 0)]))
         await it.journal.writing.wait()
-        asking = it.group.create_task(it.driver.durable_model(BUFFER))
+        asking = it.group.create_task(it.driver.core.durable_model(BUFFER))
         await turn_the_loop()
         assert asking.done()
         it.journal.may_write.set()
@@ -228,7 +229,7 @@ async def test_a_model_that_is_durable_is_told_at_once_whatever_else_is_written(
 
 async def test_a_grant_is_told_only_when_it_is_durable() -> None:
     async with journalled() as it:
-        await it.driver.append(BUFFER, [fragment(it, 0)])
+        await append(it.driver, BUFFER, [fragment(it, 0)])
         hold(it)
         fetching = start_fetch(it)
         await it.journal.writing.wait()
@@ -240,25 +241,25 @@ async def test_a_grant_is_told_only_when_it_is_durable() -> None:
 
 async def test_a_caller_cancelled_while_its_grant_is_written_leaves_nothing() -> None:
     async with journalled() as it:
-        await it.driver.append(BUFFER, [fragment(it, 0)])
+        await append(it.driver, BUFFER, [fragment(it, 0)])
         hold(it)
         fetching = start_fetch(it)
         await it.journal.writing.wait()
         fetching.cancel()
         await turn_the_loop()
         it.journal.may_write.set()
-        await it.driver.settled()
+        await it.driver.turns.settled()
         await turn_the_loop()
-        await it.driver.settled()
-        seen = it.driver.describe(BUFFER)
+        await it.driver.turns.settled()
+        seen = it.driver.core.describe(BUFFER)
         assert (0, 1) == (seen.lease_count, seen.chunk_count)
 
 
 async def test_payloads_are_deleted_only_when_their_end_is_durable() -> None:
     async with journalled() as it:
-        await it.driver.append(BUFFER, [fragment(it, 0)])
+        await append(it.driver, BUFFER, [fragment(it, 0)])
         hold(it)
-        ending = it.group.create_task(it.driver.apply(EndSession(BUFFER, RUN)))
+        ending = it.group.create_task(it.driver.core.apply(EndSession(BUFFER, RUN)))
         await it.journal.writing.wait()
         await turn_the_loop()
         assert [] == it.custodian.deleted
@@ -270,9 +271,9 @@ async def test_payloads_are_deleted_only_when_their_end_is_durable() -> None:
 async def held_end(it: Journalled) -> tuple[str, asyncio.Task[None]]:
     """A payload whose end is decided and not durable, and who waits for that."""
     only = fragment(it, 0)
-    await it.driver.append(BUFFER, [only])
+    await append(it.driver, BUFFER, [only])
     hold(it)
-    ending = it.group.create_task(it.driver.apply(EndSession(BUFFER, RUN)))
+    ending = it.group.create_task(it.driver.core.apply(EndSession(BUFFER, RUN)))
     await it.journal.writing.wait()
     return only.payload.payload_id, ending
 
@@ -301,9 +302,9 @@ async def test_an_orphan_that_was_admitted_and_let_go_waits_until_that_is_durabl
         reconciler = reconciler_of(it)
         await reconciler.reconcile()
         found = reconciler.orphan_count
-        await it.driver.append(BUFFER, [only])
+        await append(it.driver, BUFFER, [only])
         hold(it)
-        ending = it.group.create_task(it.driver.apply(EndSession(BUFFER, RUN)))
+        ending = it.group.create_task(it.driver.core.apply(EndSession(BUFFER, RUN)))
         await it.journal.writing.wait()
         it.clock.advance(11.0)
         await reconciler.look()
@@ -322,12 +323,12 @@ async def test_what_came_due_unseen_is_no_orphan() -> None:
         await it.custodian.confirm([payload_reference(only.payload)])
         reconciler = reconciler_of(it)
         await reconciler.reconcile()
-        await it.driver.apply(UpdateBuffer(BUFFER, BufferConfig(fragments_per_chunk=2)))
-        await it.driver.append(BUFFER, [only])
+        await it.driver.core.apply(UpdateBuffer(BUFFER, BufferConfig(fragments_per_chunk=2)))
+        await append(it.driver, BUFFER, [only])
         hold(it)
         it.clock.advance_late(BufferConfig().open_chunk_s + 1.0)
-        it.driver.describe(BUFFER)
-        is_referred_to = it.driver.refers_to(BUFFER, payload_id)
+        it.driver.core.describe(BUFFER)
+        is_referred_to = it.driver.reading.refers_to(BUFFER, payload_id)
         await reconciler.look()
         deleted_early = list(it.custodian.deleted)
         it.journal.may_write.set()
@@ -339,11 +340,11 @@ async def test_an_unowned_payload_whose_end_is_not_durable_is_deleted_only_with_
     async with journalled() as it:
         weights = fragment(it, 0).payload
         command = publish(1, weights)
-        await it.driver.publish(command)
+        await it.driver.publishing.publish(command)
         with pytest.raises(InvalidArgumentError):
-            await it.driver.append(BUFFER, [make_fragment("w", session_id=RUN, payload=weights)])
+            await append(it.driver, BUFFER, [make_fragment("w", session_id=RUN, payload=weights)])
         hold(it)
-        ending = it.group.create_task(it.driver.apply(EndSession(BUFFER, RUN)))
+        ending = it.group.create_task(it.driver.core.apply(EndSession(BUFFER, RUN)))
         await it.journal.writing.wait()
         it.clock.advance(601.0)
         it.driver.tidy()
@@ -360,10 +361,12 @@ async def test_a_payload_whose_end_is_not_durable_is_confirmed_for_nobody() -> N
     async with journalled() as it:
         payload_id, ending = await held_end(it)
         command = publish_model(1, named_payload(payload_id, 100), session_id="next")
-        starting = it.group.create_task(it.driver.apply(StartSession(BUFFER, SessionId("next"))))
+        starting = it.group.create_task(
+            it.driver.core.apply(StartSession(BUFFER, SessionId("next")))
+        )
         asyncio.get_running_loop().call_later(0.05, it.journal.may_write.set)
         with pytest.raises(PayloadMissingError):
-            await it.driver.publish(command)
+            await it.driver.publishing.publish(command)
         await ending
         await starting
         await it.driver.flush()
@@ -373,7 +376,7 @@ async def test_a_payload_whose_end_is_not_durable_is_confirmed_for_nobody() -> N
 async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable() -> None:
     async with journalled() as it:
         watching = it.group.create_task(
-            it.driver.watch(
+            it.driver.reading.watch(
                 BUFFER,
                 session_id=RUN,
                 model_version=ModelVersion(0),
@@ -383,10 +386,10 @@ async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable()
         )
         await turn_the_loop()
         hold(it)
-        it.group.create_task(it.driver.apply(publish(1)))
+        it.group.create_task(it.driver.core.apply(publish(1)))
         await it.journal.writing.wait()
         reading = it.group.create_task(
-            it.driver.watch(
+            it.driver.reading.watch(
                 BUFFER, session_id=RUN, model_version=ModelVersion(0), lacks_weights=False, wait_s=0
             )
         )
@@ -399,42 +402,46 @@ async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable()
 async def test_a_chunk_is_told_to_readers_in_the_turn_in_which_it_became_durable() -> None:
     async with journalled() as it:
         cursor = Cursor(after=None)
-        waiting = it.group.create_task(it.driver.read(BUFFER, cursor, wait_s=60, lease_s=None))
+        waiting = it.group.create_task(
+            it.driver.reading.read(BUFFER, cursor, wait_s=60, lease_s=None)
+        )
         await turn_the_loop()
         hold(it)
-        it.group.create_task(it.driver.append(BUFFER, [fragment(it, 0)]))
+        it.group.create_task(append(it.driver, BUFFER, [fragment(it, 0)]))
         await it.journal.writing.wait()
-        looking = it.group.create_task(it.driver.read(BUFFER, cursor, wait_s=0, lease_s=None))
+        looking = it.group.create_task(
+            it.driver.reading.read(BUFFER, cursor, wait_s=0, lease_s=None)
+        )
         await turn_the_loop()
         assert (False, False) == (waiting.done(), looking.done())
         it.journal.may_write.set()
         assert [1, 1] == [(await each)[0].chunk_count for each in (waiting, looking)]
-        assert 2 == len(it.driver.read_leases)
+        assert 2 == len(it.driver.reading.leases)
 
 
 async def test_a_reader_that_leaves_before_it_is_told_leaves_no_lease() -> None:
     async with journalled() as it:
         hold(it)
-        it.group.create_task(it.driver.append(BUFFER, [fragment(it, 0)]))
+        it.group.create_task(append(it.driver, BUFFER, [fragment(it, 0)]))
         await it.journal.writing.wait()
         looking = it.group.create_task(
-            it.driver.read(BUFFER, Cursor(after=None), wait_s=0, lease_s=None)
+            it.driver.reading.read(BUFFER, Cursor(after=None), wait_s=0, lease_s=None)
         )
         await turn_the_loop()
-        assert 1 == len(it.driver.read_leases)
+        assert 1 == len(it.driver.reading.leases)
         looking.cancel()
         await turn_the_loop()
-        assert 0 == len(it.driver.read_leases)
+        assert 0 == len(it.driver.reading.leases)
         it.journal.may_write.set()
 
 
 async def test_calls_of_one_moment_share_one_write() -> None:
     async with journalled() as it:
         hold(it)
-        first = it.group.create_task(it.driver.apply(publish(1)))
+        first = it.group.create_task(it.driver.core.apply(publish(1)))
         await it.journal.writing.wait()
         later = [
-            it.group.create_task(it.driver.apply(publish(version))) for version in range(2, 12)
+            it.group.create_task(it.driver.core.apply(publish(version))) for version in range(2, 12)
         ]
         await turn_the_loop()
         it.journal.may_write.set()
@@ -446,9 +453,9 @@ async def test_calls_of_one_moment_share_one_write() -> None:
 async def test_what_is_decided_while_a_turn_is_written_waits_for_its_own_turn() -> None:
     async with journalled() as it:
         hold(it)
-        first = it.group.create_task(it.driver.apply(publish(1)))
+        first = it.group.create_task(it.driver.core.apply(publish(1)))
         await it.journal.writing.wait()
-        second = it.group.create_task(it.driver.apply(publish(2)))
+        second = it.group.create_task(it.driver.core.apply(publish(2)))
         await turn_the_loop()
         it.journal.may_write.set()  # Lets through whoever waits, and nobody after.
         it.journal.may_write.clear()
@@ -465,7 +472,7 @@ async def test_answers_wait_for_a_journal_that_is_away_and_come_when_it_is_back(
     monkeypatch.setattr(turns, "RETRY_DELAY_S", 0.0)
     async with journalled() as it:
         it.journal.is_down = True
-        publishing = it.group.create_task(it.driver.apply(publish(1)))
+        publishing = it.group.create_task(it.driver.core.apply(publish(1)))
         await turn_the_loop()
         assert not publishing.done()
         it.journal.is_down = False
@@ -483,14 +490,14 @@ async def test_new_work_is_refused_while_the_journal_has_been_away_for_long(
     monkeypatch.setattr(turns, "ENTRIES_MAX", 1)
     async with journalled() as it:
         hold(it)
-        waiting = [it.group.create_task(it.driver.apply(publish(1)))]
+        waiting = [it.group.create_task(it.driver.core.apply(publish(1)))]
         await it.journal.writing.wait()
-        waiting.append(it.group.create_task(it.driver.apply(publish(2))))
+        waiting.append(it.group.create_task(it.driver.core.apply(publish(2))))
         await turn_the_loop()
         with pytest.raises(StoreUnavailableError):
-            await it.driver.apply(publish(3))
+            await it.driver.core.apply(publish(3))
         with pytest.raises(StoreUnavailableError):
-            await it.driver.append(BUFFER, [fragment(it, 0)])
+            await append(it.driver, BUFFER, [fragment(it, 0)])
         it.journal.may_write.set()
         for task in waiting:
             await task
@@ -498,18 +505,18 @@ async def test_new_work_is_refused_while_the_journal_has_been_away_for_long(
 
 async def test_a_lost_journal_is_begun_again_with_everything_decided_so_far() -> None:
     async with journalled() as it:
-        await it.driver.append(BUFFER, [fragment(it, 0)])
+        await append(it.driver, BUFFER, [fragment(it, 0)])
         hold(it)
         it.journal.is_lost = True
-        first = it.group.create_task(it.driver.apply(publish(1)))
+        first = it.group.create_task(it.driver.core.apply(publish(1)))
         await it.journal.writing.wait()
-        second = it.group.create_task(it.driver.apply(publish(2)))
+        second = it.group.create_task(it.driver.core.apply(publish(2)))
         await turn_the_loop()
         it.journal.may_write.set()
         await first
         await second
         (state,) = it.journal.snapshots
-        await it.driver.apply(publish(3))
+        await it.driver.core.apply(publish(3))
         rebuilt = BufferSet.restore(state, random.Random(1))
         for turn in it.journal.turns:
             rebuilt.replay(turn)
@@ -524,9 +531,9 @@ async def test_effects_keep_their_order_when_a_lost_journal_is_begun_again() -> 
         told: list[int] = []
         publishing = []
         for version in (1, 2):
-            publishing.append(it.group.create_task(it.driver.apply(publish(version))))
+            publishing.append(it.group.create_task(it.driver.core.apply(publish(version))))
             await turn_the_loop()
-            it.driver.when_settled(partial(told.append, version))
+            it.driver.turns.when_settled(partial(told.append, version))
         it.journal.may_write.set()
         for task in publishing:
             await task
@@ -543,11 +550,15 @@ async def test_what_rides_along_is_written_in_the_turn_that_tells_of_it() -> Non
     async with journalled() as it:
         it.journal.carries_payloads = True
         hold(it)
-        appending = it.group.create_task(it.driver.append(BUFFER, [riding(0)], bodies=[b"some"]))
+        appending = it.group.create_task(append(it.driver, BUFFER, [riding(0)], bodies=[b"some"]))
         await it.journal.writing.wait()
         # The books know it already, and it is not lost.
-        assert 0 == await it.driver.drop_missing(BUFFER, it.driver.payloads(BUFFER))
-        assert 0 == await it.driver.confirm_again(BUFFER, it.driver.payloads(BUFFER))
+        assert 0 == await it.driver.losses.drop_missing(
+            BUFFER, it.driver.core.buffers.payloads(BUFFER)
+        )
+        assert 0 == await it.driver.losses.confirm_again(
+            BUFFER, it.driver.core.buffers.payloads(BUFFER)
+        )
         assert not appending.done()
         it.journal.may_write.set()
         await appending
@@ -558,12 +569,12 @@ async def test_what_rides_along_is_written_in_the_turn_that_tells_of_it() -> Non
 async def test_what_is_refused_is_not_written_with_a_turn() -> None:
     async with journalled() as it:
         it.journal.carries_payloads = True
-        await it.driver.append(BUFFER, [riding(0)], bodies=[b"some"])
+        await append(it.driver, BUFFER, [riding(0)], bodies=[b"some"])
         again = replace(riding(0), payload=named_payload("f" * 32, 4))
-        (result,) = await it.driver.append(BUFFER, [again], bodies=[b"some"])
+        (result,) = await append(it.driver, BUFFER, [again], bodies=[b"some"])
         assert result is not None
         assert AdmissionOutcome.DUPLICATE is result.outcome
-        await it.driver.apply(publish(1))
+        await it.driver.core.apply(publish(1))
         assert [riding(0).payload.payload_id] == list(it.journal.payloads)
         assert [] == it.custodian.deleted
 
@@ -573,9 +584,11 @@ async def test_what_rides_along_is_in_the_store_once_a_lost_journal_is_begun_aga
         it.journal.carries_payloads = True
         hold(it)
         it.journal.is_lost = True
-        appends = [it.group.create_task(it.driver.append(BUFFER, [riding(0)], bodies=[b"one"]))]
+        appends = [it.group.create_task(append(it.driver, BUFFER, [riding(0)], bodies=[b"one"]))]
         await it.journal.writing.wait()
-        appends.append(it.group.create_task(it.driver.append(BUFFER, [riding(1)], bodies=[b"two"])))
+        appends.append(
+            it.group.create_task(append(it.driver, BUFFER, [riding(1)], bodies=[b"two"]))
+        )
         await turn_the_loop()
         it.journal.may_write.set()
         for each in appends:
@@ -591,7 +604,7 @@ async def test_a_store_without_room_gets_one_turn_more_and_then_tells_producers_
         outcomes = []
         for index in range(4):
             it.custodian.is_full = index < 2
-            sent = it.driver.append(BUFFER, [riding(index)], bodies=[b"some"])
+            sent = append(it.driver, BUFFER, [riding(index)], bodies=[b"some"])
             outcomes += [each and each.outcome for each in await sent]
             it.journal.has_payload_room = index >= 2
         full = AdmissionOutcome.BYTES_FULL
@@ -612,9 +625,9 @@ async def test_what_a_turn_does_not_take_goes_to_the_store_by_itself(
     async with journalled() as it:
         it.journal.carries_payloads = True
         fragments = [riding(index) for index in range(3)]
-        await it.driver.append(BUFFER, fragments, bodies=[b"some"] * 3)
+        await append(it.driver, BUFFER, fragments, bodies=[b"some"] * 3)
         assert ([3], {}) == (it.custodian.keep_trips, it.journal.payloads)
-        await it.driver.append(BUFFER, [riding(3), riding(4)], bodies=[b"some"] * 2)
+        await append(it.driver, BUFFER, [riding(3), riding(4)], bodies=[b"some"] * 2)
         assert ([3], 2) == (it.custodian.keep_trips, len(it.journal.payloads))
 
 
@@ -624,29 +637,29 @@ async def test_what_came_due_unseen_is_in_a_journal_that_is_begun_again_only_onc
 ) -> None:
     """A timer that is late, and somebody who looks first: a grant is made that nobody told yet."""
     async with journalled() as it:
-        await it.driver.append(BUFFER, [fragment(it, 0)])
+        await append(it.driver, BUFFER, [fragment(it, 0)])
         await start_fetch(it)
         waiting = it.group.create_task(_fetch(it, "next"))
         await turn_the_loop()
         hold(it)
         it.journal.is_lost = True
-        it.group.create_task(it.driver.apply(publish(1)))
+        it.group.create_task(it.driver.core.apply(publish(1)))
         await it.journal.writing.wait()
         it.clock.advance_late(60.0)
         it.custodian.may_confirm.clear()
         it.custodian.confirming.clear()
         if looks == "append":
-            it.group.create_task(it.driver.append(BUFFER, [fragment(it, 1)]))
+            it.group.create_task(append(it.driver, BUFFER, [fragment(it, 1)]))
             await it.custodian.confirming.wait()
         else:
-            it.driver.describe(BUFFER)
+            it.driver.core.describe(BUFFER)
         it.journal.may_write.set()
         await eventually(lambda: bool(it.journal.snapshots))
         it.custodian.may_confirm.set()
         it.clock.advance(0.0)
         await waiting
         await turn_the_loop()
-        await it.driver.settled()
+        await it.driver.turns.settled()
         rebuilt = BufferSet.restore(it.journal.snapshots[0], random.Random(1))
         for turn in it.journal.turns:
             rebuilt.replay(turn)
@@ -662,13 +675,13 @@ async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int) -> N
         for step in range(60):
             kind = rng.choice(("append", "fetch", "publish", "cancel", "hold", "go", "tick"))
             if kind == "append":
-                appending = partial(it.driver.append, BUFFER, [fragment(it, step)])
+                appending = partial(append, it.driver, BUFFER, [fragment(it, step)])
                 tasks.append(it.group.create_task(_quietly(appending)))
             elif kind == "fetch":
                 tasks.append(it.group.create_task(_quietly(partial(_fetch, it, f"r{step}"))))
             elif kind == "publish":
                 version = step // 20
-                publishing = partial(it.driver.apply, publish(version))
+                publishing = partial(it.driver.core.apply, publish(version))
                 tasks.append(it.group.create_task(_quietly(publishing)))
             elif kind == "cancel" and tasks:
                 rng.choice(tasks).cancel()
@@ -684,9 +697,9 @@ async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int) -> N
         for task in tasks:
             task.cancel()
         await turn_the_loop()
-        await it.driver.settled()
+        await it.driver.turns.settled()
         await turn_the_loop()
-        await it.driver.settled()
+        await it.driver.turns.settled()
         rebuilt = BufferSet.restore((), random.Random(1))
         for turn in it.journal.turns:
             rebuilt.replay(turn)
@@ -697,7 +710,7 @@ async def test_the_journal_always_rebuilds_what_was_acknowledged(seed: int) -> N
 async def _fetch(
     it: Journalled, request_id: str, buffer: BufferName = BUFFER
 ) -> FetchGranted | WaitElapsed:
-    return await it.driver.fetch(
+    return await it.driver.fetches.fetch(
         buffer=buffer,
         request_id=RequestId(request_id),
         fragment_count=1,
@@ -740,11 +753,11 @@ async def test_nothing_is_told_from_memory_while_the_journal_may_be_anothers(ask
     """A server that was stopped may have been replaced: it asks before it says what was."""
     async with journalled() as it:
         sent = [fragment(it, 0)]
-        await it.driver.append(BUFFER, sent)
+        await append(it.driver, BUFFER, sent)
         calls: dict[str, Callable[[], Awaitable[object]]] = {
-            "answer": lambda: it.driver.apply(StartSession(BUFFER, RUN)),
-            "refusal": lambda: it.driver.apply(EndSession(BufferName("none"), RUN)),
-            "duplicate": lambda: it.driver.append(BUFFER, sent),
+            "answer": lambda: it.driver.core.apply(StartSession(BUFFER, RUN)),
+            "refusal": lambda: it.driver.core.apply(EndSession(BufferName("none"), RUN)),
+            "duplicate": lambda: append(it.driver, BUFFER, sent),
         }
         await _until_out_of_date(it)
         asking = it.group.create_task(_outcome(calls[asked]()))
@@ -769,22 +782,24 @@ def hold_renewals(it: Journalled) -> None:
 
 
 _REFUSED_FOR_WHAT_IS_NOT_KNOWN: dict[str, Callable[[Journalled], Awaitable[Any]]] = {
-    "append": lambda it: it.driver.append(BufferName("none"), [fragment(it, 0)]),
-    "append of another session": lambda it: it.driver.append(
-        BUFFER, [written_fragment(it.custodian, 0, SessionId("next"))]
+    "append": lambda it: append(it.driver, BufferName("none"), [fragment(it, 0)]),
+    "append of another session": lambda it: append(
+        it.driver, BUFFER, [written_fragment(it.custodian, 0, SessionId("next"))]
     ),
-    "append of another version": lambda it: it.driver.append(
-        BUFFER, [make_fragment("w", session_id=RUN, version=9, payload=fragment(it, 0).payload)]
+    "append of another version": lambda it: append(
+        it.driver,
+        BUFFER,
+        [make_fragment("w", session_id=RUN, version=9, payload=fragment(it, 0).payload)],
     ),
     "fetch": lambda it: _fetch(it, "r", BufferName("none")),
     "delete_buffer": lambda it: it.driver.delete_buffer(DeleteBuffer(BufferName("none"))),
-    "publish": lambda it: it.driver.publish(publish_model(1, session_id="next")),
-    "watch": lambda it: it.driver.watch(
+    "publish": lambda it: it.driver.publishing.publish(publish_model(1, session_id="next")),
+    "watch": lambda it: it.driver.reading.watch(
         BufferName("none"), session_id=RUN, model_version=None, lacks_weights=False, wait_s=60.0
     ),
-    "durable_model": lambda it: it.driver.durable_model(BufferName("none")),
-    "apply": lambda it: it.driver.apply(EndSession(BufferName("none"), RUN)),
-    "read": lambda it: it.driver.read(
+    "durable_model": lambda it: it.driver.core.durable_model(BufferName("none")),
+    "apply": lambda it: it.driver.core.apply(EndSession(BufferName("none"), RUN)),
+    "read": lambda it: it.driver.reading.read(
         BufferName("none"), Cursor(after=None), wait_s=0.0, lease_s=None
     ),
     "renew": lambda it: it.driver.renew(RenewLease(BUFFER, LeaseId("l"))),
@@ -903,7 +918,7 @@ async def answered_behind(it: Journalled, command: Any) -> Any:
 
     def decide() -> None:
         hold(it)
-        it.driver._apply_now(command)  # noqa: SLF001 - as `apply`, without waiting
+        it.driver.core.apply_now(command)
         decided.set()
 
     it.driver.turns.when_settled(decide)
@@ -936,7 +951,9 @@ async def test_a_server_that_was_just_displaced_refuses_nobody() -> None:
         async with journalled() as it:
             await first_sign_of_life(it)
             it.journal.is_taken = True
-            told.append(await _outcome(it.driver.apply(RenewLease(BUFFER, LeaseId("of another")))))
+            told.append(
+                await _outcome(it.driver.core.apply(RenewLease(BUFFER, LeaseId("of another"))))
+            )
 
     with pytest.raises(ExceptionGroup) as failed:
         await be_displaced()
@@ -950,7 +967,7 @@ async def test_refusals_of_one_moment_share_one_look_at_the_journal() -> None:
         await first_sign_of_life(it)
         seen = it.journal.renewal_count
         renew = RenewLease(BUFFER, LeaseId("of nobody"))
-        calls = [it.group.create_task(_outcome(it.driver.apply(renew))) for _ in range(50)]
+        calls = [it.group.create_task(_outcome(it.driver.core.apply(renew))) for _ in range(50)]
         refused = [await each for each in calls]
     assert all(isinstance(each, LeaseNotFoundError) for each in refused)
     assert 1 == it.journal.renewal_count - seen
@@ -963,9 +980,9 @@ async def test_a_refusal_that_follows_a_look_at_the_journal_causes_another_one()
         await first_sign_of_life(it)
         hold_renewals(it)
         renew = RenewLease(BUFFER, LeaseId("of nobody"))
-        first = it.group.create_task(_outcome(it.driver.apply(renew)))
+        first = it.group.create_task(_outcome(it.driver.core.apply(renew)))
         await eventually(it.journal.renewing.is_set, "the journal being asked")
-        second = it.group.create_task(_outcome(it.driver.apply(renew)))
+        second = it.group.create_task(_outcome(it.driver.core.apply(renew)))
         await turn_the_loop()
         it.journal.may_renew.set()  # Lets through whoever waits, and nobody after.
         it.journal.may_renew.clear()
@@ -983,7 +1000,7 @@ async def test_what_was_refused_by_a_turn_is_told_without_another_look() -> None
         seen = it.journal.renewal_count
         deleting = it.group.create_task(it.driver.delete_buffer(DeleteBuffer(BUFFER)))
         await asyncio.sleep(0)
-        outcome = await _outcome(it.driver.apply(EndSession(BUFFER, RUN)))
+        outcome = await _outcome(it.driver.core.apply(EndSession(BUFFER, RUN)))
         await deleting
     assert isinstance(outcome, BufferNotFoundError)
     assert 0 == it.journal.renewal_count - seen
@@ -997,7 +1014,7 @@ async def test_a_refusal_waits_for_a_journal_that_is_away_and_is_told_when_it_is
         await first_sign_of_life(it)
         it.journal.is_down = True
         renew = RenewLease(BUFFER, LeaseId("of nobody"))
-        calling = it.group.create_task(_outcome(it.driver.apply(renew)))
+        calling = it.group.create_task(_outcome(it.driver.core.apply(renew)))
         seen = it.journal.renewal_count
         await eventually(lambda: it.journal.renewal_count > seen + 1, "it being asked again")
         assert not calling.done()
@@ -1035,7 +1052,7 @@ async def test_who_may_have_been_replaced_lets_others_speak_when_the_store_was_s
             await _until_out_of_date(it)
             it.journal.incarnation = "second"
             it.journal.is_lost = is_lost
-            appending = it.group.create_task(it.driver.append(BUFFER, [fragment(it, 0)]))
+            appending = it.group.create_task(append(it.driver, BUFFER, [fragment(it, 0)]))
             it.journal.is_down = False
             written = it.journal.snapshots if is_lost else it.journal.turns
             await eventually(lambda: len(written) == (1 if is_lost else 2), "the turn written")
@@ -1059,7 +1076,7 @@ async def test_who_hears_of_nobody_else_goes_on(monkeypatch: pytest.MonkeyPatch)
         it.journal.incarnation = "second"
         it.journal.is_lost = True
         it.journal.is_down = False
-        [appended] = await it.driver.append(BUFFER, [fragment(it, 0)])
+        [appended] = await append(it.driver, BUFFER, [fragment(it, 0)])
         assert AdmissionOutcome.ADMITTED is appended.outcome
         assert 1 == len(it.journal.snapshots)
 

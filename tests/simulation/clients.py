@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from operator import methodcaller
 from typing import Any
 
-from breadbox.errors import PayloadMissingError, StoreUnavailableError
+from breadbox.model.errors import PayloadMissingError, StoreUnavailableError
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.errors import (
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.errors import (
     DomainError,
     FetchExceedsCapacityError,
     InvalidArgumentError,
@@ -21,32 +20,36 @@ from breadbox_server.core.errors import (
     SubscriptionNotFoundError,
     WaitersFullError,
 )
-from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import (
+from breadbox_server.core.model.events import FetchGranted
+from breadbox_server.core.model.ids import (
     ChunkId,
     ModelVersion,
     RequestId,
     SessionId,
     SubscriptionName,
 )
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.inputs import (
     Acknowledge,
     AdmissionOutcome,
     Appended,
     Payload,
+    PrioritiesUpdated,
+    Published,
+    PublishModel,
     ReleaseLease,
     ReleaseMode,
     RenewLease,
     Subscribe,
     UpdatePriorities,
 )
-from breadbox_server.core.reading import ChunksRead, Cursor
+from breadbox_server.core.rules.reading import ChunksRead, Cursor
 from breadbox_server.driver import Driver
-from breadbox_server.passages import Reading
-from breadbox_server.read_leases import ReadLease
+from breadbox_server.reading.read_leases import ReadLease
+from breadbox_server.reading.shared_replies import Reading
 from simulation.faults import Fates
 from simulation.server import Deployment, ServerDownError, SimulatedServer, live_leases
 from simulation.storage import SimulatedStore
+from support.appends import append
 from support.inputs import named_payload, publish_model, start_session
 from support.metadata import make_fragment
 
@@ -440,7 +443,7 @@ class Trainer(Client):
                 self.ledger.version = (session, version)
 
     async def _start(self, session: str) -> None:
-        await self.insist(lambda driver: driver.apply(start_session(session)))
+        await self.insist(lambda driver: driver.core.apply(start_session(session)))
 
     async def _publish(self, session: str, version: int) -> None:
         """Publish a version, with weights or without; write them again if they are gone."""
@@ -450,7 +453,7 @@ class Trainer(Client):
             weights = await self.write() if has_weights else None
             publish = publish_model(version, weights, session_id=session)
             try:
-                await self.insist(partial(Driver.publish, command=publish))
+                await self.insist(partial(_published, publish))
             except PayloadMissingError:
                 continue
             except SessionNotCurrentError:
@@ -481,7 +484,7 @@ class Worker(Client):
 
     async def _watch(self, session: str, version: ModelVersion | None) -> Any:
         async def watch(driver: Driver) -> Any:
-            return await driver.watch(
+            return await driver.reading.watch(
                 DEFAULT_BUFFER,
                 session_id=SessionId(session),
                 model_version=version,
@@ -497,7 +500,7 @@ class Worker(Client):
         payload = None if rides else await self.write()
         priority = self.selection.choice([0.0, 1.0, self.selection.random()])
 
-        async def append(driver: Driver) -> list[Appended | None]:
+        async def send(driver: Driver) -> list[Appended | None]:
             body = b"" if payload else b"x" * self.riding.randrange(1, 20)
             # As the service does: what rides along gets an id of its own each time it comes.
             sent = payload or named_payload(f"{self.riding.getrandbits(128):032x}", len(body))
@@ -510,13 +513,13 @@ class Worker(Client):
                 payload=sent,
                 priority=priority,
             )
-            return await driver.append(
-                DEFAULT_BUFFER, [fragment], bodies=[body], wait_s=self._wait_s
+            return await append(
+                driver, DEFAULT_BUFFER, [fragment], bodies=[body], wait_s=self._wait_s
             )
 
         while True:
             try:
-                [answer] = await self.insist(append, self._wait_s)
+                [answer] = await self.insist(send, self._wait_s)
             except InvalidArgumentError:
                 # Of a version that a journal which came back does not know.
                 assert self.ledger.lineage, "refused what nothing is wrong with"
@@ -576,7 +579,7 @@ class Learner(Client):
 
     @staticmethod
     async def _renew(driver: Driver, renew: RenewLease, lease: Lease) -> None:
-        expires_at: float = await driver.apply(renew)
+        expires_at: float = await driver.core.apply(renew)
         lease.expires_at = max(lease.expires_at, expires_at)
 
     async def _fetch(
@@ -585,7 +588,7 @@ class Learner(Client):
         wait_s = rng.choice([0.0, 0.5, 2.0])
 
         async def fetch(driver: Driver) -> Any:
-            return await driver.fetch(
+            return await driver.fetches.fetch(
                 buffer=DEFAULT_BUFFER,
                 request_id=RequestId(request_id),
                 fragment_count=count,
@@ -688,7 +691,7 @@ class Reader(Client):
         self._forget()
         lineage = self.ledger.lineage
         command = Subscribe(DEFAULT_BUFFER, self.subscription, is_retaining=True)
-        await self.insist(lambda driver: driver.apply(command))
+        await self.insist(lambda driver: driver.core.apply(command))
         if lineage == self.ledger.lineage:
             self.ledger.subscriptions[self.subscription] = -1
 
@@ -705,7 +708,7 @@ class Reader(Client):
         )
 
         async def read(driver: Driver) -> Reading:
-            return await driver.read(DEFAULT_BUFFER, cursor, wait_s=wait_s, lease_s=None)
+            return await driver.reading.read(DEFAULT_BUFFER, cursor, wait_s=wait_s, lease_s=None)
 
         try:
             found, _, lease = await self.call(read, wait_s)
@@ -764,7 +767,7 @@ class Reader(Client):
         self._attempted = max(self._attempted, cursor)
         try:
             await self.insist(
-                lambda driver: driver.apply(Acknowledge(DEFAULT_BUFFER, name, cursor))
+                lambda driver: driver.core.apply(Acknowledge(DEFAULT_BUFFER, name, cursor))
             )
         except (SubscriptionNotFoundError, InvalidArgumentError):
             assert lineage != self.ledger.lineage, "what was read cannot be acknowledged"
@@ -790,5 +793,13 @@ class Critic(Client):
                 for payload_id in self.ledger.seen_chunks[chunk_id]:
                     self.ledger.priorities[payload_id].add(priority)
             update = UpdatePriorities(DEFAULT_BUFFER, tuple(updates), tuple(map(ChunkId, deleted)))
-            done = await self.insist(methodcaller("apply", update))
+            done = await self.insist(partial(_applied, update))
             assert len(updates) + len(deleted) == sum(done), "an id that is not counted"
+
+
+async def _applied(command: UpdatePriorities, driver: Driver) -> PrioritiesUpdated:
+    return await driver.core.apply(command)
+
+
+async def _published(command: PublishModel, driver: Driver) -> Published:
+    return await driver.publishing.publish(command)

@@ -20,14 +20,15 @@ from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from breadbox.retry import RetryPolicy, backoff_s
-from breadbox.stores.base import Confirmation
-from breadbox.types import PayloadReference
+from breadbox.model.types import PayloadReference
+from breadbox.operations.retry import RetryPolicy, backoff_s
+from breadbox.stores.common.base import Confirmation
+from breadbox_server.base.errors import AppendsFullError
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import BufferName, RequestId, SessionId
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.events import FetchGranted
+from breadbox_server.core.model.ids import BufferName, RequestId, SessionId
+from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Fragment,
     ReleaseLease,
@@ -35,10 +36,10 @@ from breadbox_server.core.inputs import (
     StartSession,
 )
 from breadbox_server.driver import Driver, DriverLimits
-from breadbox_server.errors import AppendsFullError
 from breadbox_server.limits import UNASKED_MAX, UNASKED_MAX_HARD
 from simulation.loop import SimulatedClock, run_simulated
 from simulation.server import METRICS
+from support.appends import append
 from support.fake_custodian import FakeCustodian
 from support.metadata import written_fragment
 
@@ -254,7 +255,7 @@ class _World:
             due = max(due + crowd.period_s, loop.time() - crowd.period_s)
 
     async def _append(self, driver: Driver, group: list[Fragment]) -> None:
-        answers = await driver.append(BUFFER, group)
+        answers = await append(driver, BUFFER, group)
         outcomes = {each and each.outcome for each in answers}
         assert outcomes == {AdmissionOutcome.ADMITTED}, outcomes
 
@@ -269,7 +270,7 @@ class _World:
             number += 1
             asked_at = loop.time()
             fetch = partial(
-                driver.fetch,
+                driver.fetches.fetch,
                 buffer=BUFFER,
                 request_id=RequestId(f"{rank}-{number}"),
                 fragment_count=BATCH,
@@ -282,7 +283,7 @@ class _World:
             if isinstance(grant, FetchGranted):
                 self.played.fetch_s.append(loop.time() - asked_at)
                 self.played.delivered += BATCH
-                await driver.apply(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED))
+                await driver.core.apply(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED))
 
     async def run(self) -> Played:
         crowd, played, loop = self.crowd, self.played, asyncio.get_running_loop()
@@ -295,7 +296,7 @@ class _World:
         )
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(driver.run())]
-            await driver.apply(StartSession(BUFFER, SessionId("run")))
+            await driver.core.apply(StartSession(BUFFER, SessionId("run")))
             tasks += [
                 group.create_task(self.produce(driver, each)) for each in range(crowd.producers)
             ]

@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar
 
-from breadbox.errors import StoreUnavailableError
+from breadbox.model.errors import StoreUnavailableError
 
 ResultT = TypeVar("ResultT")
 

@@ -146,7 +146,7 @@ def run_simulated(main: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 class SimulatedClock:
-    """Implements `breadbox_server.clock.Clock` on the loop's simulated time."""
+    """Implements `breadbox_server.base.clock.Clock` on the loop's simulated time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -11,26 +11,26 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from breadbox.errors import StoreError
-from breadbox.stores.base import StoreTakenError
-from breadbox_server.books import _claim
+from breadbox.model.errors import StoreError
+from breadbox.stores.common.base import StoreTakenError
+from breadbox_server.base.errors import AppendsFullError, StartError
+from breadbox_server.base.jobs import Jobs
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.errors import DomainError, DrainingError, WaitersFullError
-from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import LeaseId, PayloadId
-from breadbox_server.core.inputs import DropPayloads
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.errors import DomainError, DrainingError, WaitersFullError
+from breadbox_server.core.model.events import FetchGranted
+from breadbox_server.core.model.ids import LeaseId, PayloadId
+from breadbox_server.core.model.inputs import DropPayloads
 from breadbox_server.driver import Driver, DriverLimits
-from breadbox_server.errors import AppendsFullError, StartError
-from breadbox_server.jobs import Jobs
-from breadbox_server.journal.claims import Claim, Holder
 from breadbox_server.journal.compactor import compact
+from breadbox_server.journal.journal_state import _claim
 from breadbox_server.journal.recovery import Recovered, begin, recover
-from breadbox_server.journal.reserve import SHARE
-from breadbox_server.journal.storage import JournalTakenError
+from breadbox_server.journal.storage.claims import Claim, Holder
+from breadbox_server.journal.storage.disk_reserve import SHARE
+from breadbox_server.journal.storage.interface import JournalTakenError
 from breadbox_server.journal.turn_journal import TurnJournal
-from breadbox_server.metrics import Metrics
-from breadbox_server.reconciliation import Reconciler
+from breadbox_server.maintenance.reconciliation import Reconciler
+from breadbox_server.metrics.metrics import Metrics
 from simulation.faults import Fates, World
 from simulation.loop import Process, SimulatedClock
 from simulation.storage import (
@@ -288,14 +288,14 @@ class SimulatedServer:
 
     async def _open_books(self, driver: Driver, reconciler: Reconciler) -> None:
         """Compare the books with the store before anybody is served, as often as it takes."""
-        driver.pump()
+        driver.core.pump()
         while True:
             try:
                 await reconciler.begin()
                 break
             except StoreError:
                 await asyncio.sleep(0.1)
-        await driver.settled()
+        await driver.turns.settled()
 
     def _recover(self) -> Recovered:
         rng = self._rng

@@ -5,13 +5,13 @@ import random
 import traceback
 from dataclasses import dataclass, replace
 
-from breadbox.errors import StoreError
+from breadbox.model.errors import StoreError
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.config import BufferConfig, FullPolicy, LeaseExpiryPolicy
-from breadbox_server.core.inputs import ReleaseLease, ReleaseMode
+from breadbox_server.core.model.config import BufferConfig, FullPolicy, LeaseExpiryPolicy
+from breadbox_server.core.model.inputs import ReleaseLease, ReleaseMode
 from breadbox_server.core.samplers import SAMPLERS
 from breadbox_server.driver import Driver
-from breadbox_server.reconciliation import Reconciler
+from breadbox_server.maintenance.reconciliation import Reconciler
 from simulation.clients import Client, Critic, Learner, Ledger, Reader, Trainer, Worker
 from simulation.faults import Fates, FaultPlan, World
 from simulation.loop import SimulatedClock, run_simulated
@@ -431,7 +431,7 @@ class Simulation:
         await asyncio.sleep(QUIET_S)
         self._look_after_servers()
         await self._check_store(driver)
-        seen = driver.describe(DEFAULT_BUFFER)
+        seen = driver.core.describe(DEFAULT_BUFFER)
         assert (seen.lease_count, seen.waiter_count) == (0, 0), "leases or waiters are left"
         buffers.check_invariants()
         self._check_accounts(driver)
@@ -453,14 +453,14 @@ class Simulation:
         except StoreError as error:
             raise AssertionError("a healed store failed") from error
         await driver.flush()
-        known = {payload.payload_id for payload in driver.payloads(DEFAULT_BUFFER)}
+        known = {payload.payload_id for payload in driver.core.buffers.payloads(DEFAULT_BUFFER)}
         kept = self.deployment.store.confirmed
         assert known <= kept, f"in the books and not in the store: {sorted(known - kept)}"
         assert kept <= known, f"in the store and not in the books: {sorted(kept - known)}"
 
     def _check_accounts(self, driver: Driver) -> None:
         """Every fragment that was admitted is accounted for."""
-        seen = driver.describe(DEFAULT_BUFFER)
+        seen = driver.core.describe(DEFAULT_BUFFER)
         counters, size = seen.counters, seen.config.fragments_per_chunk
         gone = [n for name, n in counters.items() if name.startswith("chunks_evicted_")]
         given_up = [n for name, n in counters.items() if name.startswith("fragments_discarded_")]

@@ -15,15 +15,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from breadbox.errors import StoreFullError, StoreUnavailableError
-from breadbox.stores.base import Confirmation, Custody, StoreUsage
-from breadbox.stores.disk_room import KEPT_SHARE
-from breadbox.types import PayloadReference
-from breadbox_server.core.ids import PayloadId
-from breadbox_server.journal.claims import ALIVE_S, STARTING_S, Claim, Holder
+from breadbox.model.errors import StoreFullError, StoreUnavailableError
+from breadbox.model.types import PayloadReference
+from breadbox.stores.common.base import Confirmation, Custody, StoreUsage
+from breadbox.stores.files.disk_room import KEPT_SHARE
+from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.journal.compactor import compact
-from breadbox_server.journal.reserve import PART_COUNT, SHARE, Reserve
-from breadbox_server.journal.storage import (
+from breadbox_server.journal.storage.claims import ALIVE_S, STARTING_S, Claim, Holder
+from breadbox_server.journal.storage.disk_reserve import PART_COUNT, SHARE, Reserve
+from breadbox_server.journal.storage.interface import (
     BEGINNING,
     NO_PAYLOADS,
     JournalDamagedError,
@@ -479,7 +479,7 @@ class SimulatedArchive:
         self._owner, self._has_seen_owner = claim, True
         return claim
 
-    def show_life(self) -> None:
+    def send_heartbeat(self) -> None:
         """No time passes in a start."""
 
     def is_begun(self) -> bool:

@@ -7,20 +7,21 @@ from collections import Counter
 import pytest
 
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.config import BufferConfig, FullPolicy
-from breadbox_server.core.events import FetchGranted
-from breadbox_server.core.ids import BufferName, RequestId, SessionId
-from breadbox_server.core.inputs import ReleaseLease, ReleaseMode, StartSession
+from breadbox_server.core.model.config import BufferConfig, FullPolicy
+from breadbox_server.core.model.events import FetchGranted
+from breadbox_server.core.model.ids import BufferName, RequestId, SessionId
+from breadbox_server.core.model.inputs import ReleaseLease, ReleaseMode, StartSession
 from breadbox_server.driver import Driver, DriverLimits
 from simulation.loop import SimulatedClock, run_simulated
 from simulation.server import METRICS
+from support.appends import append
 from support.fake_custodian import FakeCustodian
 from support.metadata import written_fragment
 
 BUFFER = BufferName("default")
 PRODUCERS = 16
 RETRY_S = 0.25
-CHUNKS_TAKEN = 640
+CHUNKS_TAKEN = 960
 
 
 class World:
@@ -43,7 +44,7 @@ class World:
             asked_at = loop.time()
             while True:
                 await asyncio.sleep(rng.uniform(0.001, 0.003))
-                [answer] = await driver.append(BUFFER, [fragment], wait_s=self.wait_s)
+                [answer] = await append(driver, BUFFER, [fragment], wait_s=self.wait_s)
                 assert answer is not None
                 if not answer.outcome.asks_to_wait:
                     break
@@ -54,7 +55,7 @@ class World:
 
     async def learn(self, driver: Driver) -> None:
         for number in range(CHUNKS_TAKEN // self.take):
-            grant = await driver.fetch(
+            grant = await driver.fetches.fetch(
                 buffer=BUFFER,
                 request_id=RequestId(f"r{number}"),
                 fragment_count=self.take,
@@ -65,7 +66,7 @@ class World:
             )
             assert isinstance(grant, FetchGranted)
             await asyncio.sleep(self.hold_s * self.take)
-            await driver.apply(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED))
+            await driver.core.apply(ReleaseLease(BUFFER, grant.lease_id, ReleaseMode.CONSUMED))
 
     async def run(self) -> None:
         config = BufferConfig(capacity_chunks=8, uses_max=1, full_policy=FullPolicy.BLOCK)
@@ -78,7 +79,7 @@ class World:
         )
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(driver.run())]
-            await driver.apply(StartSession(BUFFER, SessionId("run")))
+            await driver.core.apply(StartSession(BUFFER, SessionId("run")))
             tasks += [group.create_task(self.produce(driver, each)) for each in range(PRODUCERS)]
             await self.learn(driver)
             for task in tasks:

@@ -5,19 +5,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from breadbox.stores.base import Custody
-from breadbox.types import PayloadReference
+from breadbox.model.types import PayloadReference
+from breadbox.stores.common.base import Custody
+from breadbox_server.admission.lost_payloads import LostPayloads
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.chunks import Chunk
-from breadbox_server.core.ids import BufferName, ChunkId, PayloadId
-from breadbox_server.core.inputs import Input, Payload, ReleaseLease, UpdatePriorities
-from breadbox_server.core.reading import Cursor
+from breadbox_server.core.model.ids import BufferName, ChunkId, PayloadId
+from breadbox_server.core.model.inputs import Input, Payload, ReleaseLease, UpdatePriorities
+from breadbox_server.core.rules.reading import Cursor
+from breadbox_server.core.state.chunks import Chunk
 from breadbox_server.driver import Driver
-from breadbox_server.journal.claims import Claim
-from breadbox_server.journal.storage import NO_PAYLOADS, JournalLostError, JournalTakenError
+from breadbox_server.journal.durable_core import DurableCore
+from breadbox_server.journal.storage.claims import Claim
+from breadbox_server.journal.storage.interface import (
+    NO_PAYLOADS,
+    JournalLostError,
+    JournalTakenError,
+)
 from breadbox_server.journal.turn_journal import TurnJournal
-from breadbox_server.passages import Reading, Reply
-from breadbox_server.turns import Turns
+from breadbox_server.journal.turns import Turns
+from breadbox_server.reading.fetches import Fetches
+from breadbox_server.reading.reads import Reads
+from breadbox_server.reading.shared_replies import Reading, Reply
 from simulation.faults import World
 from simulation.server import Variant
 from simulation.storage import SimulatedJournal, SimulatedStore, SimulatedWriter
@@ -61,7 +69,7 @@ class AcknowledgesEarly(Variant):
         return driver
 
 
-class _GreedyDriver(Driver):
+class _GreedyFetches(Fetches):
     def _give_back(self, outcome: Any) -> None:
         """Forgotten."""
 
@@ -72,7 +80,9 @@ class KeepsUndelivered(Variant):
     name = "keeps-undelivered"
 
     def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
-        return _GreedyDriver(buffers, **parts)
+        driver = Driver(buffers, **parts)
+        driver.fetches.__class__ = _GreedyFetches
+        return driver
 
 
 class _TrustingJournal(SimulatedJournal):
@@ -120,7 +130,7 @@ class DoesNotFenceDeletions(Variant):
     store_type = _OpenStore
 
 
-class _TrustingDriver(Driver):
+class _TrustingLosses(LostPayloads):
     async def _drop_lost(self, buffer: BufferName, missing: list[PayloadReference]) -> int:
         return 0
 
@@ -132,7 +142,9 @@ class HandsOutMissingPayloads(Variant):
     world = World.YOUNGER
 
     def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
-        return _TrustingDriver(buffers, **parts)
+        driver = Driver(buffers, **parts)
+        driver.losses.__class__ = _TrustingLosses
+        return driver
 
 
 class _JealousJournal(SimulatedJournal):
@@ -151,9 +163,9 @@ class TakesOlderForTaken(Variant):
     journal_type = _JealousJournal
 
 
-class _HastyReaders(Driver):
+class _HastyReads(Reads):
     async def read(self, buffer: BufferName, cursor: Cursor, **_: Any) -> Reading:
-        found = self._buffers.read(buffer, cursor)
+        found = self._core.buffers.read(buffer, cursor)
         return Reading(found, Reply([]), None)
 
 
@@ -164,7 +176,9 @@ class TellsReadersEarly(Variant):
     world = World.SILENCE
 
     def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
-        return _HastyReaders(buffers, **parts)
+        driver = Driver(buffers, **parts)
+        driver.reading.__class__ = _HastyReads
+        return driver
 
 
 def _all(payloads: Sequence[Payload]) -> list[Payload]:
@@ -182,7 +196,7 @@ class IgnoresReaders(Variant):
 
     def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
         driver = Driver(buffers, **parts)
-        driver.read_leases.hold_back = _all  # type: ignore[method-assign]
+        driver.reading.leases.hold_back = _all  # type: ignore[method-assign]
         return driver
 
 
@@ -216,7 +230,7 @@ class RefusesFromMemory(Variant):
         return driver
 
 
-class _MistakenDriver(Driver):
+class _MistakenCore(DurableCore):
     async def apply(self, command: Input[Any]) -> Any:
         if isinstance(command, UpdatePriorities):
             others = [(ChunkId(number + 1), priority) for number, priority in command.priorities]
@@ -231,7 +245,9 @@ class MeetsAnotherChunk(Variant):
     world = World.SELECTION
 
     def make_driver(self, buffers: BufferSet, **parts: Any) -> Driver:
-        return _MistakenDriver(buffers, **parts)
+        driver = Driver(buffers, **parts)
+        driver.core.__class__ = _MistakenCore
+        return driver
 
 
 VARIANTS: dict[str, type[Variant]] = {

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.base import Confirmation
-from breadbox_server.credentials import CLIENT_RIGHTS, SERVER_RIGHTS
+from breadbox.stores.common.base import Confirmation
+from breadbox_server.access.credentials import CLIENT_RIGHTS, SERVER_RIGHTS
 from support.redis_cluster import RedisCluster
 from support.redis_server import RedisServer
 from support.store_contract import read_back

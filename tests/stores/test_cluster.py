@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 import breadbox
-from breadbox.errors import PayloadMissingError, StoreUnavailableError
-from breadbox.stores import open_custodian, open_store, redis_store, redis_wire
-from breadbox.stores.base import Confirmation, PayloadStore, Segment
-from breadbox.types import PayloadReference
-from breadbox_server.journal.claims import Claim, Holder
-from breadbox_server.journal.redis_stream import RedisArchive, RedisWriter
-from breadbox_server.journal.storage import JournalUnavailableError
+from breadbox.model.errors import PayloadMissingError, StoreUnavailableError
+from breadbox.model.types import PayloadReference
+from breadbox.stores import open_custodian, open_store
+from breadbox.stores.common.base import Confirmation, PayloadStore, Segment
+from breadbox.stores.redis import store as redis_store
+from breadbox.stores.redis import wire as redis_wire
+from breadbox_server.journal.storage.claims import Claim, Holder
+from breadbox_server.journal.storage.interface import JournalUnavailableError
+from breadbox_server.journal.storage.redis_stream import RedisArchive, RedisWriter
 from support.eventually import eventually
 from support.fragments import vector_fragment
 from support.redis_cluster import Node, RedisCluster

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from breadbox.options import ClientOptions
-from breadbox.route import Route
+from breadbox.model.options import ClientOptions
+from breadbox.model.types import PayloadReference
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.gateway_store import GatewayStore
+from breadbox.stores.gateway.store import GatewayStore
 from breadbox.testing import start_server
-from breadbox.types import PayloadReference
+from breadbox.wire.route import Route
 from support.eventually import eventually_sync
 from support.fake_store import FakeCustodian, FakePayloads, FakeStore
 from support.redis_server import RedisServer

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 import redis
 
-from breadbox.stores.redis_factory import open_redis_async
-from breadbox.stores.redis_scripts import ScriptLine
+from breadbox.stores.redis.factory import open_redis_async
+from breadbox.stores.redis.scripts import ScriptLine
 from support.redis_server import RedisServer
 
 COUNT = "return redis.call('INCRBY', KEYS[1], ARGV[1])"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import redis
 
-from breadbox.errors import PayloadCorruptError, StoreUnavailableError
-from breadbox.stores.deadline import Deadline
-from breadbox.stores.redis_wire import Wire, borrowed_wire
+from breadbox.model.errors import PayloadCorruptError, StoreUnavailableError
+from breadbox.stores.common.deadline import Deadline
+from breadbox.stores.redis.wire import Wire, borrowed_wire
 from support.redis_server import RedisServer
 
 

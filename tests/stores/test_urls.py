@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breadbox.errors import StoreUrlError
+from breadbox.model.errors import StoreUrlError
 from breadbox.stores import open_store
-from breadbox.stores.urls import GATEWAY_URL, has_secret, parse_store_url, redact
+from breadbox.stores.common.urls import GATEWAY_URL, has_secret, parse_store_url, redact
 
 SECRET = "hunter2"
 
@@ -121,11 +121,28 @@ def test_urls_that_cannot_be_used_are_refused_in_one_line(url: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_options_that_redis_does_not_know_are_refused_without_the_url() -> None:
-    for query in ("socket_timeout=soon", "db=x", "no_such_option=1"):
-        with pytest.raises(StoreUrlError) as caught:
-            open_store(f"redis://:{SECRET}@localhost/0?{query}").write_many([])
-        assert SECRET not in str(caught.value)
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("no_such_option=1", "retry=1", "event_dispatcher=x", "maint_notifications_config=x"),
+        *("socket_keepalive_options=1", "decode_responses=1", "protocol=3", "Db=1"),
+        *("socket_timeout=soon", "socket_timeout=nan", "socket_timeout=-1", "db=x", "db=-1"),
+        *("ssl_cert_reqs=perhaps", "ssl_keyfile=/key", "max_connections=1e9", "socket_timeout="),
+    ],
+)
+@pytest.mark.parametrize("kind", ["rediss", "rediss+cluster", "rediss+sentinel"])
+def test_an_option_that_redis_py_would_stumble_over_is_refused_by_name(
+    kind: str, query: str
+) -> None:
+    place = "/main" if "sentinel" in kind else ""
+    with pytest.raises(StoreUrlError, match=query.partition("=")[0]) as caught:
+        open_store(f"{kind}://:{SECRET}@localhost{place}?{query}")
+    assert SECRET not in str(caught.value)
+
+
+def test_options_of_database_timeouts_and_tls_are_taken() -> None:
+    query = "db=3&socket_timeout=2.5&ssl_ca_certs=/ca.pem&ssl_cert_reqs=required&client_name=me"
+    assert f"rediss://localhost/?{query}" == parse_store_url(f"rediss://localhost/?{query}").url
 
 
 def test_sentinels_and_their_primary_are_read() -> None:

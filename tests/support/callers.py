@@ -9,7 +9,7 @@ from typing import Any
 
 import breadbox
 from breadbox import aio
-from breadbox.options import ClientOptions
+from breadbox.model.options import ClientOptions
 
 
 @dataclass

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from breadbox.errors import TreeMismatchError
-from breadbox.fragment import Fragment
-from breadbox.trees import Tree, map_tree
-from breadbox_learner.batching import TrainingBatch
+from breadbox.model.errors import TreeMismatchError
+from breadbox.model.fragment import Fragment
+from breadbox.model.trees import Tree, map_tree
+from breadbox_learner.training.batching import TrainingBatch
 
 
 def collate(fragments: Sequence[Fragment]) -> TrainingBatch:

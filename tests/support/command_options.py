@@ -3,7 +3,7 @@
 import click
 
 from breadbox.cli.main import load_command
-from breadbox.heartbeat import FILE_VARIABLE
+from breadbox.transport.heartbeat import AGE_VARIABLE, FILE_VARIABLE
 
 
 def command_options(command: str) -> set[str]:
@@ -19,4 +19,4 @@ def command_options(command: str) -> set[str]:
         for flag in option.opts
         if flag.startswith("--")
     }
-    return {f"BREADBOX_{name.upper()}" for name in names | flags} | {FILE_VARIABLE}
+    return {f"BREADBOX_{name.upper()}" for name in names | flags} | {FILE_VARIABLE, AGE_VARIABLE}

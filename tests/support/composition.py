@@ -196,7 +196,7 @@ class Composition:
         status: str = self.inspect(service)["State"]["Status"]
         if status != "running":
             return status
-        script = "python -m breadbox_server.probe 2>&1 || :"
+        script = "python -m breadbox_server.maintenance.probe 2>&1 || :"
         return self.docker("exec", self.container(service), "sh", "-c", script).strip()
 
     def kill(self, service: str) -> None:

@@ -27,7 +27,7 @@ def blocks() -> Iterator[Block]:
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*.py"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
-    sources = ("client/", "server/", "rollout_worker/", "learner/")
+    sources = ("client/", "adapters/", "server/", "rollout_worker/", "learner/")
     for path in sorted(tracked):
         if path.endswith(".md"):
             yield from blocks_in((ROOT / path).read_text(), path)

@@ -4,9 +4,9 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-from breadbox.errors import StoreFullError, StoreUnavailableError
-from breadbox.stores.base import Confirmation, Custody, StoreUsage
-from breadbox.types import PayloadReference
+from breadbox.model.errors import StoreFullError, StoreUnavailableError
+from breadbox.model.types import PayloadReference
+from breadbox.stores.common.base import Confirmation, Custody, StoreUsage
 from support.custody import KnownJournals
 
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from breadbox_server.core.ids import PayloadId
-from breadbox_server.journal.storage import (
+from breadbox_server.core.model.ids import PayloadId
+from breadbox_server.journal.storage.interface import (
     NO_PAYLOADS,
     JournalLostError,
     JournalTakenError,
@@ -14,7 +14,7 @@ from breadbox_server.journal.storage import (
 
 
 class FakeJournal:
-    """Implements `breadbox_server.turns.Journal`."""
+    """Implements `breadbox_server.journal.turns.Journal`."""
 
     def __init__(self) -> None:
         self.turns: list[list[tuple[float, Any]]] = []

@@ -3,17 +3,23 @@
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from breadbox.errors import (
+from breadbox.model.errors import (
     ClosedError,
     PayloadCorruptError,
     PayloadMissingError,
     StoreFullError,
     StoreUnavailableError,
 )
-from breadbox.stores.base import PRELUDE_BYTES, Confirmation, Custody, PayloadReceiver, StoreUsage
-from breadbox.stores.deadline import Deadline
-from breadbox.stores.keys import is_sound, new_payload_id
-from breadbox.types import PayloadReference
+from breadbox.model.types import PayloadReference
+from breadbox.stores.common.base import (
+    PRELUDE_BYTES,
+    Confirmation,
+    Custody,
+    PayloadReceiver,
+    StoreUsage,
+)
+from breadbox.stores.common.deadline import Deadline
+from breadbox.stores.common.keys import is_sound, new_payload_id
 from support.custody import KnownJournals
 
 

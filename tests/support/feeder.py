@@ -9,9 +9,9 @@ import gymnasium
 import torch
 
 import breadbox
-from breadbox.errors import ClosedError, SessionEndedError
-from breadbox.fragment import Fragment
-from breadbox.types import ModelState
+from breadbox.model.errors import ClosedError, SessionEndedError
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import ModelState
 from breadbox_policies import PolicyModule, make_policy, set_policy_weights
 from support.local_rollout import LocalRollout
 
@@ -70,19 +70,15 @@ class Feeder:
             self.failures.append(error)
 
     def _adopt(self) -> bool:
-        """Take over a new session or version; whether there is one with weights."""
-        has_weights = self._state is not None and self._state.weights is not None
-        changed = self._client.watch_model(self._state, max_wait_s=0.0 if has_weights else 0.5)
-        if changed is None:
-            return has_weights
-        if self._state is None or changed.session_id != self._state.session_id:
+        """Take over newer weights; whether there are any."""
+        newer = self._client.load_model(self._state, max_wait_s=0.5 if self._state is None else 0.0)
+        if newer is None:
+            return self._state is not None
+        before, (self._state, weights) = self._state, newer
+        if before is None or self._state.session_id != before.session_id:
             for worker in self._rollout.workers:
                 worker.fragment_index = 0
-        self._state = changed
-        if changed.weights is None:
-            return False
-        with suppress(breadbox.errors.PayloadMissingError):  # A newer version came meanwhile.
-            set_policy_weights(self._policy, self._client.load_weights(changed.weights))
+        set_policy_weights(self._policy, weights)
         return True
 
     def _append(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from breadbox.fragment import Fragment
+from breadbox.model.fragment import Fragment
 
 
 def large_fragment(fragment_index: int = 0, **fields: Any) -> Fragment:

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import struct
 import threading
+from collections import Counter
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -65,6 +66,8 @@ class Conversation:
         self.socket = connect(address)
         self.ended_streams: set[int] = set()
         """Streams that the other side has ended, with an answer or without."""
+        self.data_bytes: Counter[int] = Counter()
+        """Bytes of answers that came, by stream."""
         self.is_closed = False
         """Whether the other side has hung up, or said that it will."""
         self._lock = threading.Lock()
@@ -112,6 +115,11 @@ class Conversation:
             sent += room
         return sent
 
+    def take(self, stream: int, size_bytes: int) -> None:
+        """Let so many bytes more of an answer come."""
+        more = size_bytes.to_bytes(4, "big")
+        self.send(frame(WINDOW_UPDATE, 0, stream, more) + frame(WINDOW_UPDATE, 0, 0, more))
+
     def reset(self, stream: int) -> None:
         """Give a stream up."""
         self.send(frame(RST_STREAM, 0, stream, bytes(4)))
@@ -141,6 +149,8 @@ class Conversation:
         self.is_closed = True
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == DATA:
+            self.data_bytes[stream] += len(payload)
         if kind == SETTINGS and not flags & ACK:
             self._take_settings(payload)
             self.send(frame(SETTINGS, ACK, 0, b""))

@@ -1,8 +1,8 @@
 """Inputs and entries of the core from plain texts and numbers, of the default buffer."""
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER
-from breadbox_server.core.entries import GrantMade
-from breadbox_server.core.ids import (
+from breadbox_server.core.model.entries import GrantMade
+from breadbox_server.core.model.ids import (
     BufferName,
     ChunkId,
     LeaseId,
@@ -11,7 +11,13 @@ from breadbox_server.core.ids import (
     RequestId,
     SessionId,
 )
-from breadbox_server.core.inputs import EndSession, ModelState, Payload, PublishModel, StartSession
+from breadbox_server.core.model.inputs import (
+    EndSession,
+    ModelState,
+    Payload,
+    PublishModel,
+    StartSession,
+)
 
 
 def start_session(

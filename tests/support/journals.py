@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from breadbox_server.journal.claims import Claim, Holder
-from breadbox_server.journal.sqlite import FILE_NAME, SqliteArchive, SqliteWriter
-from breadbox_server.journal.storage import JournalArchive
+from breadbox_server.journal.storage.claims import Claim, Holder
+from breadbox_server.journal.storage.interface import JournalArchive
+from breadbox_server.journal.storage.sqlite import FILE_NAME, SqliteArchive, SqliteWriter
 
 
 def claim_of(archive: JournalArchive, displaced: str = "") -> Claim:

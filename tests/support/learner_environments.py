@@ -71,6 +71,7 @@ class _ManySpaces(gymnasium.Env[Any, Any]):
             "turn": spaces.Discrete(3, start=-1),
             "buttons": spaces.MultiBinary(2),
             "force": spaces.Box(-1.0, 1.0, (), np.float32),
+            "pair": spaces.Tuple([spaces.Discrete(2), spaces.Box(0.0, 4.0, (1,), np.float32)]),
         }
     )
 
@@ -82,7 +83,7 @@ class _ManySpaces(gymnasium.Env[Any, Any]):
         return self.observation_space.sample(), {}
 
     def step(self, action: Any) -> Any:
-        assert self.action_space["turn"].contains(action["turn"]), action
+        assert all(self.action_space[key].contains(action[key]) for key in ("turn", "pair")), action
         self.steps += 1
         # Of different lengths, so that fragments have several final observations, one and none.
         ends, is_cut = self.steps >= 30, bool(self.np_random.random() < 0.05)

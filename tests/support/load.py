@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import grpc
 
+from breadbox.model.types import PayloadReference
 from breadbox.stores import open_store
-from breadbox.types import PayloadReference
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from support.eventually import eventually_sync

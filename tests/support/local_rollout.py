@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from breadbox.fragment import Fragment
+from breadbox.model.fragment import Fragment
 from breadbox_policies import PolicyModule
 
 

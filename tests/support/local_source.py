@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from breadbox.fragment import Fragment
-from breadbox_learner.source import FetchedBatch
+from breadbox.model.fragment import Fragment
+from breadbox_learner.training.source import FetchedBatch
 from breadbox_policies import PolicyModule
 from support.collating import collate
 from support.local_rollout import LocalRollout

@@ -16,7 +16,7 @@ class ManualTimer:
 
 
 class ManualTimers:
-    """Implements `breadbox_server.clock.Clock`."""
+    """Implements `breadbox_server.base.clock.Clock`."""
 
     def __init__(self, start: float = 1000.0) -> None:
         self._now = start

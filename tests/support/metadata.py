@@ -2,8 +2,14 @@
 
 import itertools
 
-from breadbox_server.core.ids import FragmentIndex, ModelVersion, PayloadId, SessionId, WorkerId
-from breadbox_server.core.inputs import Fragment, Payload
+from breadbox_server.core.model.ids import (
+    FragmentIndex,
+    ModelVersion,
+    PayloadId,
+    SessionId,
+    WorkerId,
+)
+from breadbox_server.core.model.inputs import Fragment, Payload
 from support.fake_custodian import FakeCustodian
 
 _serial = itertools.count(1)

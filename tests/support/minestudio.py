@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from breadbox.compat.minestudio import FragmentMetadata, SampleFragment
+from breadbox_adapters.minestudio import FragmentMetadata, SampleFragment
 
 STEP_COUNT = 6
 CONFIG = {

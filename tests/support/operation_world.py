@@ -4,9 +4,10 @@ import random
 from collections import defaultdict, deque
 from typing import Any
 
-from breadbox.calls import Call
-from breadbox.errors import ReplayBufferError
-from breadbox.operations import (
+from breadbox.model.errors import ReplayBufferError
+from breadbox.model.options import ClientOptions
+from breadbox.operations.calls import Call
+from breadbox.operations.operations import (
     Attempted,
     Both,
     Context,
@@ -17,9 +18,8 @@ from breadbox.operations import (
     Sleep,
     StoreSlot,
 )
-from breadbox.options import ClientOptions
-from breadbox.outages import Outages
-from breadbox.stores.base import PayloadStore
+from breadbox.shared.outages import Outages
+from breadbox.stores.common.base import PayloadStore
 from support.clock import ManualClock
 
 

@@ -10,10 +10,10 @@ import sys
 import torch
 
 import breadbox
-from breadbox_learner.membership import membership_from_environment
-from breadbox_learner.ranks import joined
-from breadbox_learner.returns import EpisodeReturns
-from breadbox_learner.source import LeaseSource, Share
+from breadbox_learner.ranks.membership import membership_from_environment
+from breadbox_learner.ranks.ranks import joined
+from breadbox_learner.training.returns import EpisodeReturns
+from breadbox_learner.training.source import LeaseSource, Share
 
 RANK_LIMIT_S = 60.0
 

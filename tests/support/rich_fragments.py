@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from breadbox.fragment import Fragment
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import FragmentMetadata, FragmentReference, PayloadReference
 from breadbox.payload import write_fragments
 from breadbox.payload.fragments import FIELDS
 from breadbox.stores import PayloadStore
-from breadbox.types import FragmentMetadata, FragmentReference, PayloadReference
 
 STEPS = 8
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from breadbox_offline.episode import Episode
+from breadbox_offline.episodes.episode import Episode
 
 ORACLES = Path(
     os.environ.get("BREADBOX_ORACLES")
@@ -86,7 +86,7 @@ def _lists_episodes(wanted: Any) -> bool:
 
 def make_episode(spec: dict[str, Any]) -> Episode:
     """An episode that a case lists step by step."""
-    from breadbox_offline import rows
+    from breadbox_offline.decoding import rows
 
     return Episode(
         id=spec["id"],

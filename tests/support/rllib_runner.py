@@ -10,27 +10,11 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.advantages import estimate_advantages
-from breadbox_offline.assembly import map_rows
-from breadbox_offline.episode import Episode
-from breadbox_offline.episode_buffer import EpisodeBuffer
-from breadbox_offline.multi_agent import MultiAgentEpisode
-from breadbox_offline.options import MappingOptions, RowGrouping
-from breadbox_offline.pipeline import DEFAULT_MODULE, PipelineContext
-from breadbox_offline.prelearner import (
-    InputMode,
-    ModuleSnapshot,
-    OfflinePreLearner,
-    PreLearnerConfig,
-)
-from breadbox_offline.report import (
-    FindingKind,
-    FindingPolicy,
-    ValidationPolicy,
-    ValidationReport,
-)
-from breadbox_offline.sample_batches import map_sample_batches
-from breadbox_offline.sampling import (
+from breadbox.writing.advantages import estimate_advantages
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.episodes.episode_buffer import EpisodeBuffer
+from breadbox_offline.episodes.multi_agent import MultiAgentEpisode
+from breadbox_offline.episodes.sampling import (
     SequenceSampling,
     ShortWindow,
     StepSampling,
@@ -38,10 +22,26 @@ from breadbox_offline.sampling import (
     sample_sequences,
     sample_steps,
 )
-from breadbox_offline.schema import OfflineSchema
-from breadbox_offline.serialized import map_serialized
-from breadbox_offline.stages import add_one_step, default_pipeline, returns_to_go
-from breadbox_offline.validation import validate_episodes
+from breadbox_offline.episodes.serialized import map_serialized
+from breadbox_offline.episodes.validation import validate_episodes
+from breadbox_offline.report import (
+    FindingKind,
+    FindingPolicy,
+    ValidationPolicy,
+    ValidationReport,
+)
+from breadbox_offline.rows.assembly import map_rows
+from breadbox_offline.rows.options import MappingOptions, RowGrouping
+from breadbox_offline.rows.sample_batches import map_sample_batches
+from breadbox_offline.rows.schema import OfflineSchema
+from breadbox_offline.training.pipeline import DEFAULT_MODULE, PipelineContext
+from breadbox_offline.training.prelearner import (
+    InputMode,
+    ModuleSnapshot,
+    OfflinePreLearner,
+    PreLearnerConfig,
+)
+from breadbox_offline.training.stages import add_one_step, default_pipeline, returns_to_go
 from support.rllib_cases import describe, make_episode, make_toy_episode
 
 Case = dict[str, Any]
@@ -324,7 +324,7 @@ def run_pipeline(case: Case, given: Any) -> Outcome:
 
 def flat_arrays(batches: dict[str, Any]) -> dict[str, Any]:
     """`module/column/leaf` to numpy array."""
-    from breadbox_offline.batch import OfflineBatch
+    from breadbox_offline.episodes.batch import OfflineBatch
 
     flat = OfflineBatch(modules=batches).flat()
     return {name: tensor.numpy() for name, tensor in flat.items()}

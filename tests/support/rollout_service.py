@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from breadbox.errors import ClosedError, ReplayBufferError
-from breadbox.fragment import Fragment
-from breadbox.types import (
+from breadbox.model.errors import ClosedError, ReplayBufferError
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import (
     AdmissionOutcome,
     AppendResult,
     BufferConfig,
@@ -32,6 +32,8 @@ class FakeService:
         self.errors: deque[ReplayBufferError] = deque()
         """Raised by the next appends, one each."""
         self.watch_count = 0
+        self.known: ModelState | None = None
+        """What the last watch knew."""
         self.closed = False
         self._state = ModelState("", None, None)
         self._weights: dict[str, Mapping[str, Any]] = {}
@@ -64,6 +66,7 @@ class FakeService:
     ) -> ModelState | None:
         with self.changed:
             self.watch_count += 1
+            self.known = known
             self.changed.notify_all()
             changed = self.changed.wait_for(
                 lambda: self.closed or self._state != (known or ModelState("", None, None)),
@@ -72,10 +75,14 @@ class FakeService:
             self._check_open()
             return self._state if changed else None
 
-    def load_weights(self, reference: PayloadReference) -> dict[str, Any]:
+    def load_model(
+        self, newer_than: ModelState | None = None
+    ) -> tuple[ModelState, dict[str, Any]] | None:
         with self.changed:
             self._check_open()
-            return dict(self._weights[reference.payload_id])
+            if self._state == newer_than or self._state.weights is None:
+                return None
+            return self._state, dict(self._weights[self._state.weights.payload_id])
 
     def append_many(
         self,

@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
-from breadbox.fragment import Fragment
-from breadbox.heartbeat import Heartbeat
+from breadbox.model.fragment import Fragment
+from breadbox.transport.heartbeat import Heartbeat
 from breadbox_policies import make_policy
-from breadbox_rollout.environments import EnvSpec
-from breadbox_rollout.episodes import EpisodeReporter
-from breadbox_rollout.inference import Inference
-from breadbox_rollout.manifest import Recordings
-from breadbox_rollout.models import ModelWatcher
-from breadbox_rollout.opponents import Opponents
-from breadbox_rollout.player import Player, PlayerOptions, Seated
-from breadbox_rollout.pool import EnvProcesses, PoolOptions
-from breadbox_rollout.recording import RecordingOptions
-from breadbox_rollout.sender import Sender
+from breadbox_rollout.acting.inference import Inference
+from breadbox_rollout.acting.opponents import Opponents
+from breadbox_rollout.acting.player import Player, PlayerOptions, Seated
+from breadbox_rollout.environments.environments import EnvSpec
+from breadbox_rollout.processes.pool import EnvProcesses, PoolOptions
+from breadbox_rollout.recording.manifest import Recordings
+from breadbox_rollout.recording.recording import RecordingOptions
+from breadbox_rollout.sending.episodes import EpisodeReporter
+from breadbox_rollout.sending.models import ModelWatcher
+from breadbox_rollout.sending.sender import Sender
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
 from support.rollout_service import FakeService
 

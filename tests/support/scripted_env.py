@@ -25,7 +25,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from breadbox.fragment import Fragment
+from breadbox.model.fragment import Fragment
 
 OBSERVATION_SPACE = spaces.Dict(
     {

@@ -11,12 +11,12 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from breadbox.stores.base import PayloadParts
-from breadbox.types import PayloadReference
+from breadbox.model.types import PayloadReference
+from breadbox.stores.common.base import PayloadParts
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.app import RunningServer, serving
-from breadbox_server.core.config import BufferConfig
+from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.settings import Settings
 from support.fake_custodian import FakeCustodian
 from support.manual_timers import ManualTimers
@@ -97,6 +97,14 @@ class Served:
             timeout=CALL_S,
         )
 
+    async def make_room(self, count: int = 1, request_id: str = "r") -> None:
+        """Use up chunks: their places are free, and their bytes too."""
+        reply = await self.fetch(count, request_id=request_id)
+        release = pb.ReleaseLeaseRequest(
+            lease_id=reply.grant.lease.lease_id, mode=pb.RELEASE_MODE_CONSUMED
+        )
+        await self.stub.ReleaseLease(release, timeout=CALL_S)
+
     async def buffer(self, name: str = "default") -> Any:
         reply = await self.stub.GetBuffer(pb.GetBufferRequest(name=name), timeout=CALL_S)
         return reply.buffer
@@ -109,7 +117,6 @@ def span(span_s: float) -> Duration:
     return duration
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Chosen(Settings):
     """Settings with limits that no option of the command line sets."""
 

@@ -69,6 +69,13 @@ class ServerProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def probe_address(self) -> str:
+        """Where it answers without certificates: its local socket, if it has one."""
+        if "--local-socket" in self.arguments:
+            return f"unix:{self.arguments[self.arguments.index('--local-socket') + 1]}"
+        return self.address
+
     def start(self, within_s: float | None = None) -> None:
         """Start, and return once it says that it serves.
 

@@ -1,9 +1,9 @@
 """What a core holds, read from its snapshot."""
 
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
-from breadbox_server.core.chunks import ChunkState
-from breadbox_server.core.ids import BufferName
+from breadbox_server.core.model.ids import BufferName
 from breadbox_server.core.snapshot import BufferSnapshot, ChunkSnapshot
+from breadbox_server.core.state.chunks import ChunkState
 
 
 def snapshot_of(buffers: BufferSet, name: BufferName = DEFAULT_BUFFER) -> BufferSnapshot:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from breadbox.errors import ClosedError, PayloadCorruptError, PayloadMissingError
-from breadbox.stores.abstract import AbstractParts
-from breadbox.stores.base import (
+from breadbox.model.errors import ClosedError, PayloadCorruptError, PayloadMissingError
+from breadbox.model.types import PayloadReference
+from breadbox.stores.common.abstract import AbstractParts
+from breadbox.stores.common.base import (
     PRELUDE_BYTES,
     Confirmation,
     Custody,
@@ -23,8 +24,7 @@ from breadbox.stores.base import (
     StoreSharedError,
     StoreTakenError,
 )
-from breadbox.stores.keys import new_payload_id
-from breadbox.types import PayloadReference
+from breadbox.stores.common.keys import new_payload_id
 
 HEAD_BYTES = 49
 PIECE_BYTES = 64 * 1024

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from breadbox_server.authorization import Role
-from breadbox_server.tokens import digest_of, new_token
+from breadbox_server.access.authorization import Role
+from breadbox_server.access.tokens import digest_of, new_token
 
 
 def write_token_file(path: Path) -> dict[Role, str]:

@@ -7,17 +7,17 @@ async with breadbox.aio.connect("localhost:50051") as client:
         async for batch in lease.batches(batch_size=8): ...
 ```
 
-`connect` and `fetch` may also be awaited, for a client or a lease to be closed by hand.
+`connect` and `fetch` may also be awaited; the caller then closes the client or the lease.
 
 Payloads move in threads, so that the loop never blocks on the store. Cancelling a call cancels it
-on the server; a payload that is being moved at that moment is moved to its end in its thread, and
-one that was not announced expires by itself.
+on the server. A thread that is moving a payload at that moment finishes it, and a payload that was
+not announced expires by itself.
 """
 
 from breadbox.aio.client import Client as Client
 from breadbox.aio.client import connect as connect
-from breadbox.aio.entering import Entering as Entering
 from breadbox.aio.lease import Lease as Lease
 from breadbox.aio.local import local_server as local_server
+from breadbox.transport.aio.entering import Entering as Entering
 
 __all__ = ["Client", "Entering", "Lease", "connect", "local_server"]

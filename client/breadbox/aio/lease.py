@@ -1,4 +1,4 @@
-"""Leases: a granted batch whose payloads stay readable while it is worked on."""
+"""Leases: a granted batch whose payloads stay readable while the learner works on it."""
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from numpy.typing import NDArray
 
-from breadbox import operations
-from breadbox.aio.ahead import run_ahead
-from breadbox.aio.interpreter import Interpreter, Kept
 from breadbox.aio.loader import FragmentLoader
-from breadbox.batches import Batch
-from breadbox.errors import ClosedError, ReplayBufferError
-from breadbox.fragment import Fragment
-from breadbox.leasing import UNREADABLE_ERRORS, Granted
-from breadbox.loading import LoaderKeywords, LoaderOptions
-from breadbox.side_stream import side_stream_for
-from breadbox.types import Device, FragmentReference, LeaseGrant, ReleaseMode
+from breadbox.model.errors import ClosedError, ReplayBufferError
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import Device, FragmentReference, LeaseGrant, ReleaseMode
+from breadbox.operations import operations
+from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted
+from breadbox.reading.batches import Batch
+from breadbox.reading.cuda_stream import side_stream_for
+from breadbox.reading.loading import LoaderKeywords, LoaderOptions
+from breadbox.transport.aio.interpreter import Interpreter, Kept
+from breadbox.transport.aio.run_ahead import run_ahead
 
 if TYPE_CHECKING:
     import torch
@@ -29,16 +29,22 @@ _log = logging.getLogger(__name__)
 class Lease(Granted):
     """A granted batch. Use it as an async context manager: it is renewed while open.
 
-    A clean exit consumes it (the use counts); an exception returns it (the use is given back) and
-    goes on its way. Where that says that a payload cannot be read, the exit reads each by itself,
-    and tells the server which ones, so that they are not served for ever. Without `async with`,
-    nothing renews it: call `renew` and `release` yourself.
+    ```python
+    async with client.fetch(fragment_count=32, max_wait_s=30) as lease:
+        async for fragment in lease.fragments(columns=["reward"]):
+            print(fragment.reward.mean())
+    ```
+
+    A clean exit consumes the lease: the use counts. An exception returns it: the use is given back,
+    and the exception propagates. If the exception says that a payload cannot be read, the exit
+    reads each payload by itself and reports the unreadable ones to the server, so that they are not
+    served for ever. Without `async with`, nothing renews it: call `renew` and `release` yourself.
 
     A cancellation is an exception like others. Not for several tasks at a time.
     """
 
     def __init__(self, interpreter: Interpreter, buffer: str, grant: LeaseGrant) -> None:
-        """Made by `Client.fetch`."""
+        """Use `Client.fetch` instead."""
         super().__init__(interpreter.context, buffer, grant)
         self._interpreter = interpreter
         self._renewal: Kept | None = None
@@ -51,14 +57,16 @@ class Lease(Granted):
     ) -> AsyncIterator[Fragment]:
         """Load the granted fragments, in draw order, a few at a time and a few ahead.
 
+        Each step blocks until the next fragments are loaded.
+
         Args:
-            columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
-            steps: Half-open range [start, stop) of the steps wanted; None: all.
+            columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
+            steps: Half-open range [start, stop) of the steps to load, or None for all.
 
         Raises:
-            LeaseExpiredError: The lease is known to have expired.
+            LeaseExpiredError: A renewal found that the lease has expired.
             PayloadMissingError: A payload is gone, which happens only after the lease.
-            StoreUnavailableError: The store stayed away for `reconnect_s`.
+            StoreUnavailableError: The store was unreachable for `reconnect_s`.
         """
 
         async def read(references: Sequence[FragmentReference]) -> list[Fragment]:
@@ -103,15 +111,17 @@ class Lease(Granted):
     ) -> AsyncGenerator[Batch, None]:
         """Load the granted fragments as stacked batches [batch_size, T, ...], ahead of their use.
 
-        Leaving the loop early cancels what is being loaded once the generator is closed;
-        `contextlib.aclosing` does that at once.
+        Leaving the loop early cancels the loads in progress once the generator is closed;
+        `contextlib.aclosing` does that immediately.
+
+        Each step blocks until the next batch is loaded.
 
         Args:
             batch_size: Fragments per batch, at least 1; the last batch may be shorter.
-            device: None for numpy arrays, else where torch tensors are wanted, such as "cuda".
-            columns: Paths of the arrays wanted, such as "reward" or "obs.image"; None: all.
-            **options: How to load, such as `prefetch_batches` or `order`; see
-                `breadbox.LoaderOptions`. In draw order and two batches ahead by default.
+            device: Device of torch tensors, such as "cuda", or None for numpy arrays.
+            columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
+            **options: Fields of `breadbox.LoaderOptions`, such as `prefetch_batches` or `order`. By
+                default batches come in draw order, and two are loaded ahead.
 
         Raises:
             ReplayBufferError: As `fragments`.
@@ -131,29 +141,34 @@ class Lease(Granted):
         return loader.batches(self.references, batch_size)
 
     async def renew(self, lease_s: float | None = None) -> float:
-        """Let the lease live for another `lease_s` seconds (None: as granted) from now.
+        """Renew the lease for `lease_s` seconds from now, or for its granted time if None.
 
         Returns:
-            Seconds it has left.
+            Seconds until it expires.
 
         Raises:
             LeaseExpiredError: It has expired already.
+            ClosedError: It was released.
         """
         return await self._interpreter.run(self._renewed(lease_s))
 
     async def unreadable(self) -> list[str]:
-        """Read each payload by itself, and name those that are there and cannot be read.
+        """Read each payload by itself, and return the ids of those that cannot be read.
 
-        So a batch that failed tells whose fault it was; `release` says so to the server, which
-        quarantines what readers name so often as its `--poison-after` says. Nothing is kept of what
-        is read. Ends early where the store does not answer.
+        So the learner finds out which fragment made a batch fail. `release` reports the ids to the
+        server, which quarantines a payload that readers have named `--poison-after` times. Blocks
+        while all payloads are read. Ends early if the store does not answer. Payloads that are
+        missing are not named.
         """
         return await self._interpreter.run(self._examined())
 
     async def release(self, mode: ReleaseMode = ReleaseMode.CONSUMED) -> None:
         """End the lease. Idempotent: a second call does nothing, whatever its mode.
 
-        The server is told what `unreadable()` found, if it was called, and what was refused.
+        Reports to the server the payloads that `unreadable()` found and `refuse()` named.
+
+        Args:
+            mode: CONSUMED to count the uses, RETURNED to give them back.
 
         Raises:
             LeaseExpiredError: It expired before; the server may serve its chunks again.
@@ -165,7 +180,7 @@ class Lease(Granted):
             return
         self.released = True
         if self._renewal is not None:
-            # Or it would find the lease gone, and say that it had expired.
+            # Otherwise it would find the lease gone, and log that it had expired.
             await self._renewal.end()
         try:
             await self._interpreter.run(self._ended(mode, is_left_by))

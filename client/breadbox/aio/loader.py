@@ -1,32 +1,40 @@
-"""Loads granted fragments in the background: batches are there when the learner asks for them.
+"""Load granted fragments in the background, so that batches are ready when the learner asks.
 
-`breadbox.loading` says what holds.
+`breadbox.reading.loading` has the invariants.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Generic, TypeVar
 
-from breadbox.aio.ahead import run_ahead
-from breadbox.loading import LOAD_ERRORS, LoaderOptions, LoadPlan
-from breadbox.side_stream import SideStream
-from breadbox.types import FragmentReference
+from breadbox.model.types import FragmentReference
+from breadbox.reading.cuda_stream import SideStream
+from breadbox.reading.loading import LOAD_ERRORS, LoaderOptions, LoadPlan
+from breadbox.transport.aio.run_ahead import run_ahead
 
 Loaded = TypeVar("Loaded")
 
 
 class FragmentLoader(Generic[Loaded]):
-    """Loads lists of references as batches, ahead of their use.
+    """Load lists of references as batches, ahead of their use.
 
-    An object may be iterated any number of times, also at the same time: iterations share nothing
-    but the load function.
+    ```python
+    from breadbox.aio.loader import FragmentLoader
+
+    async with client.fetch(fragment_count=32, max_wait_s=30) as lease:
+        loader = FragmentLoader(client.load_batch)
+        async for batch in loader.batches(lease.references, batch_size=8): ...
+    ```
+
+    A loader may be iterated any number of times, also concurrently: iterations share only the load
+    function.
 
     Args:
         load: Loads some references as one batch, in their order; awaited several at a time.
-        options: How.
-        side_stream: The CUDA stream on which `load` makes batches, so that copies overlap with what
-            the caller computes; a batch that is handed out is ready for use on the caller's
-            current stream. None: it does so on none.
+        options: Options, or None for the defaults of `LoaderOptions`.
+        side_stream: The CUDA stream on which `load` makes batches, or None. Copies then overlap
+            with the caller's computation, and a returned batch is ready for use on the caller's
+            current stream.
     """
 
     def __init__(
@@ -42,7 +50,7 @@ class FragmentLoader(Generic[Loaded]):
 
     @property
     def skipped(self) -> list[FragmentReference]:
-        """References that could not be loaded, over the loader's life; only with "skip"."""
+        """References that could not be loaded, over the loader's life; with "skip" only."""
         return self._plan.skipped
 
     def batches(
@@ -50,13 +58,14 @@ class FragmentLoader(Generic[Loaded]):
     ) -> AsyncGenerator[Loaded, None]:
         """Load *references* in batches of *batch_size*; the last may be shorter.
 
-        Their lease has to live until the iteration ends.
+        Each step blocks until the next batch is loaded. The lease of the references must not expire
+        before the iteration ends. An error ends the iteration.
 
         Raises:
             InvalidRequestError: `batch_size` is below 1.
-            PayloadMissingError, PayloadCorruptError: A load failed after the last retry, unless
-                told to skip. The iteration is over then.
-            StoreUnavailableError: The store stayed away for `reconnect_s`. So it is then, too.
+            PayloadMissingError, PayloadCorruptError: A load failed after the last retry, and
+                `on_failure` is "raise".
+            StoreUnavailableError: The store was unreachable for `reconnect_s`.
         """
         options = self._plan.options
         loaded = run_ahead(
@@ -71,7 +80,7 @@ class FragmentLoader(Generic[Loaded]):
     async def _handed_out(
         self, groups: AsyncGenerator[list[Loaded], None]
     ) -> AsyncGenerator[Loaded, None]:
-        """Hand out what is in the lists, and keep nothing of it."""
+        """Yield the batches of the lists, without keeping a reference to any."""
         async with aclosing(groups):
             async for group in groups:
                 while group:
@@ -80,7 +89,7 @@ class FragmentLoader(Generic[Loaded]):
                     yield group.pop()
 
     async def _load_job(self, job: Sequence[FragmentReference]) -> list[Loaded]:
-        """Carry out the plan for one batch."""
+        """Load one batch as the plan asks."""
         asking = self._plan.loaded(job)
         try:
             wanted = next(asking)

@@ -1,4 +1,4 @@
-"""A server of one's own, for the running loop."""
+"""Start a private server, for use from the running loop."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from breadbox.local import POLL_S, ServerOptions, own_server
 
 @asynccontextmanager
 async def local_server(**options: Unpack[ServerOptions]) -> AsyncIterator[Client]:
-    """Run a server of one's own, and give a client of the running loop.
+    """Run a private server, and yield a client of the running loop.
 
     ```python
     async with breadbox.aio.local_server() as client:
@@ -29,5 +29,5 @@ async def local_server(**options: Unpack[ServerOptions]) -> AsyncIterator[Client
             async with connect(server.address) as client:
                 yield client
         finally:
-            # Its end may take seconds, in which the loop goes on.
+            # In a thread: stopping may take seconds, and the loop must go on.
             await asyncio.to_thread(server.stop)

@@ -2,43 +2,30 @@
 
 import inspect
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
+from pydantic import ValidationError
 
 from breadbox.cli.group import Unusable
-from breadbox.cli.settings import HIDDEN, Field, Settings, fields_of
-from breadbox.errors import InvalidRequestError
+from breadbox.cli.options import parameter
+from breadbox.cli.settings import HIDDEN, SettingField, Settings, fields_of
 
 S = TypeVar("S", bound=Settings)
 
 
-class SettingsCommand(click.Command):
-    """A command that names the file a wrong value is from."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse options, and what a file says instead of them."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.BadParameter as error:
-            name = error.param.name if error.param else None
-            path = ctx.meta.get(_FILE)
-            if path is None or name not in (ctx.default_map or {}):
-                raise
-            source = ctx.get_parameter_source(name or "")
-            if source is not click.core.ParameterSource.DEFAULT_MAP:
-                raise
-            raise Unusable(f"--config {path}: {error.format_message()}") from error
-
-
-_FILE = "breadbox.config"
-
-
 def command(
-    settings: type[S], name: str | None = None, *, reads_variable: bool = False, **attributes: Any
+    settings: type[S],
+    name: str | None = None,
+    *,
+    reads_variable: bool = False,
+    shares_file_of: type[Settings] | None = None,
+    **attributes: Any,
 ) -> Callable[[Callable[[S], Any]], click.Command]:
     """Make a command of a function of its settings.
 
@@ -47,93 +34,114 @@ def command(
         name: Of the command; None: the function's.
         reads_variable: Whether `BREADBOX_CONFIG` names its file, too: for processes that have a
             file of their own, not for those that people call beside them.
+        shares_file_of: Another command's settings, which its file may have beside its own; what is
+            the other's alone is passed over.
         **attributes: Of `click.Command`.
     """
 
     def decorate(function: Callable[[S], Any]) -> click.Command:
-        fields = fields_of(settings)
+        fields = {each.option: each for each in fields_of(settings)}
+        others = _options_of_file(fields_of(shares_file_of) if shares_file_of else ())
 
-        def run(**values: Any) -> Any:
-            values |= _of_preset(settings, values)
-            typed = {each.name: each.typed(values[each.name]) for each in fields}
+        def run(config: Path | None, **values: Any) -> Any:
+            source = click.get_current_context().get_parameter_source
+            typed = {
+                option: values[each.name]
+                for option, each in fields.items()
+                if source(each.name) is ParameterSource.COMMANDLINE
+            }
+            environment = {
+                option: text.split() if each.is_many else text
+                for option, each in fields.items()
+                if each.variable and (text := os.environ.get(each.variable))
+            }
+            file = _values(config, fields, others) if config else {}
+            given = {**file, **environment, **typed}
+            preset = settings.presets.get(str(given.get("preset")), {})
             try:
-                made = settings(**typed)
-            except InvalidRequestError as error:
+                made = settings.model_validate({**preset, **given})
+            except ValidationError as error:
+                found = error.errors(include_url=False)[0]
+                option = str(found["loc"][0])
+                if option in typed or option not in given:
+                    where = _flag(fields[option])
+                elif option in environment:
+                    where = str(fields[option].variable)
+                else:
+                    where = f"--config {config}: {option}"
                 path = click.get_current_context().command_path
-                flag = f"--{error.field.replace('_', '-')}"
-                raise Unusable(f"{flag} {error.problem}; see '{path} --help'") from error
+                text = _problem(found, is_shown=not fields[option].is_secret)
+                raise Unusable(f"{where} {text}; see '{path} --help'") from None
             return function(made)
 
-        return SettingsCommand(
+        return click.Command(
             name or function.__name__,
             callback=run,
             # Docstrings with a backslash are raw: click's mark of lines that stay as they are.
             help=(inspect.getdoc(function) or "").replace("\\b\n", "\b\n"),
-            params=[*(each.parameter() for each in fields), _config(fields, reads_variable)],
+            params=[*map(parameter, fields.values()), _config(reads_variable=reads_variable)],
             **attributes,
         )
 
     return decorate
 
 
-def _of_preset(settings: type[Settings], values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a preset says of settings that neither a flag, a variable nor a file gives."""
-    context = click.get_current_context()
-    return {
-        name: value
-        for name, value in settings.presets.get(values.get("preset") or "", {}).items()
-        if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT
-    }
+def _flag(field: SettingField) -> str:
+    if field.said("positional"):
+        return field.name.upper()
+    return f"--{field.option.replace('_', '-')}"
 
 
-def _config(fields: tuple[Field, ...], reads_variable: bool) -> click.Option:
-    def take(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
-        if path is not None:
-            ctx.meta[_FILE] = path
-            ctx.default_map = _values(path, fields, ctx.command_path)
+def _problem(found: Mapping[str, Any], *, is_shown: bool) -> str:
+    """What is wrong with a value, behind its name."""
+    if found["type"] == "missing":
+        return "is missing"
+    if found["type"] == "value_error":
+        return str(found["msg"]).removeprefix("Value error, ")
+    # Pydantic says besides why it is not a number; the value says so, too.
+    text = re.sub(", (unable to|got) .*", "", found["msg"]).replace("Input should", "must")
+    return f"{text}, got {found['input']!r}" if is_shown else text
 
+
+def _config(*, reads_variable: bool) -> click.Option:
     return click.Option(
         ["--config"],
         type=click.Path(path_type=Path, dir_okay=False),
         envvar="BREADBOX_CONFIG" if reads_variable else None,
         show_envvar=True,
-        is_eager=True,
-        expose_value=False,
-        callback=take,
         help="YAML file with any of these options; flags and environment win over it.",
     )
 
 
-def _values(path: Path, fields: tuple[Field, ...], command_path: str) -> dict[str, Any]:
-    """What a file says, by field.
+def _options_of_file(fields: tuple[SettingField, ...]) -> set[str]:
+    return {each.option for each in fields if each.said("file", True)}
+
+
+def _values(path: Path, fields: Mapping[str, SettingField], others: set[str]) -> dict[str, Any]:
+    """What a file says, by option; what is among `others` is passed over.
 
     Raises:
         Unusable: It cannot be read, or names an unknown option.
     """
-    known = {each.option: each for each in fields if each.said.file}
+    known = _options_of_file(tuple(fields.values()))
     given = read_config(path)
-    unknown = sorted(given.keys() - known.keys())
+    unknown = sorted(given.keys() - known - others)
     if unknown:
         raise Unusable(
             f"--config {path} names unknown options: {', '.join(unknown)}; "
-            f"see '{command_path} --help' for those there are"
+            f"see '{click.get_current_context().command_path} --help' for those there are"
         )
-    values = {}
-    for option, value in given.items():
-        field = known[option]
+    values: dict[str, Any] = {}
+    for option in given.keys() & known:
+        field, value = fields[option], given[option]
         # A secret that was hidden is given elsewhere, and nothing is what nobody said.
-        if value is not None and not (field.said.secret and value == HIDDEN):
-            values[field.name] = _as_given(value, field, path)
+        if value is None or (field.is_secret and value == HIDDEN):
+            continue
+        if field.is_many and not isinstance(value, list):
+            value = [value]
+        # As the command line would have it: YAML makes numbers and truths of what is a name.
+        values[option] = value if isinstance(value, list | dict) else str(value)
     return values
-
-
-def _as_given(value: Any, field: Field, path: Path) -> Any:
-    """A value as the command line would have it, so that both are read by the same rules."""
-    if field.is_many:
-        return [str(each) for each in value] if isinstance(value, list) else [str(value)]
-    if isinstance(value, list) or (isinstance(value, Mapping) and not field.is_object):
-        raise Unusable(f"--config {path}: {field.option} wants one value, got {value!r}")
-    return value if isinstance(value, Mapping) or field.kind is bool else str(value)
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Which server a command talks to, and how: settings of every command that does."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +13,6 @@ RECONNECT_S: Final = 0.0
 """A person waits for the answer: a server that is away is told at once."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Connection(Settings):
     """A server, and what is shown to it."""
 
@@ -44,7 +42,7 @@ class Connection(Settings):
             InvalidRequestError: The address is malformed, or a certificate cannot be read.
         """
         from breadbox.client import connect
-        from breadbox.options import Tls
+        from breadbox.model.options import Tls
 
         files = (self.tls_ca, self.tls_cert, self.tls_key)
         return connect(
@@ -57,7 +55,6 @@ class Connection(Settings):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Target(Connection):
     """A server that a person asks something, and how the answer is printed."""
 

@@ -6,14 +6,14 @@ One event a line, on standard error. gRPC's own lines, from its Python parts, ar
 import json
 import logging
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, TextIO
+from typing import Final, Literal, TextIO
 
-from breadbox.cli.settings import Settings, setting
+from breadbox.cli.settings import Settings
+from breadbox.cli.terminal import printable
 
-FORMATS: Final = ("text", "json")
-LEVELS: Final = ("debug", "info", "warning", "error")
+Format = Literal["text", "json"]
+Level = Literal["debug", "info", "warning", "error"]
 TEXT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -33,13 +33,27 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
-@dataclass(frozen=True, kw_only=True)
+class TextFormatter(logging.Formatter):
+    """One line of text an event, whatever is in it; the traceback below, if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Render a record without its traceback."""
+        return printable(super().formatMessage(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render a record; its traceback may quote what others chose, too."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+
 class LogSettings(Settings):
     """What is logged, and how."""
 
-    log_level: str = setting("info", choices=LEVELS)
+    log_level: Level = "info"
     """Least that is logged."""
-    log_format: str = setting("text", choices=FORMATS)
+    log_format: Format = "text"
     """One line per event."""
 
     def configure_logs(self) -> None:
@@ -56,18 +70,18 @@ class _Handler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-def configure(level: str, log_format: str) -> None:
+def configure(level: Level, log_format: Format) -> None:
     """Send this process's logs to standard error; again is instead. Other handlers stay.
 
     Args:
-        level: One of `LEVELS`.
-        log_format: One of `FORMATS`.
+        level: The least that is logged.
+        log_format: How a line looks.
     """
     root = logging.getLogger()
     for handler in [*root.handlers]:
         if isinstance(handler, _Handler):
             root.removeHandler(handler)
     handler = _Handler()
-    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     root.addHandler(handler)
     root.setLevel(level.upper())

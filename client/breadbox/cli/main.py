@@ -16,11 +16,11 @@ import click
 from click.shell_completion import CompletionItem
 
 import breadbox
-from breadbox.children import end_with_parent
 from breadbox.cli.group import Group, Unusable
 from breadbox.cli.joined import joined, load_joined, origin
 from breadbox.cli.terminal import printable
-from breadbox.extras import MODULES, how_to_install, missing_module
+from breadbox.shared.child_processes import end_with_parent
+from breadbox.shared.extras import MODULES, how_to_install, missing_module
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as of a process that SIGINT ended."""
@@ -31,30 +31,38 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "learn": ("breadbox_learner.main:learn", "learner", "Train a policy from a buffer."),
     "generate": ("breadbox_rollout.main:generate", "rollout-worker", "Record whole episodes."),
     "demo": ("breadbox_demo.main:demo", "demo", "Watch an agent learn through the service."),
-    "stats": ("breadbox.cli.stats:stats", "", "Show what a buffer holds and has counted."),
-    "top": ("breadbox.cli.top:top", "", "Watch all buffers live."),
-    "explain": ("breadbox.cli.explain:explain", "", "Say why a learner is waiting."),
-    "buffers": ("breadbox.cli.buffers:buffers", "", "List, create, change and delete buffers."),
+    "stats": ("breadbox.cli.commands.stats:stats", "", "Show what a buffer holds and has counted."),
+    "top": ("breadbox.cli.commands.top:top", "", "Watch all buffers live."),
+    "explain": ("breadbox.cli.commands.explain:explain", "", "Say why a learner is waiting."),
+    "buffers": (
+        "breadbox.cli.commands.buffers:buffers",
+        "",
+        "List, create, change and delete buffers.",
+    ),
     "subscriptions": (
-        "breadbox.cli.subscriptions:subscriptions",
+        "breadbox.cli.commands.subscriptions:subscriptions",
         "",
         "Named cursors of those who read a buffer.",
     ),
     "fsck": (
-        "breadbox_server.fsck_command:fsck",
+        "breadbox_server.maintenance.fsck_command:fsck",
         "server",
         "Check a payload store for orphans and losses.",
     ),
-    "doctor": ("breadbox.cli.doctor:doctor", "", "Check address, store, clock, rights and speed."),
-    "token": ("breadbox_server.tokens:token", "server", "Make a bearer token."),
+    "doctor": (
+        "breadbox.cli.commands.doctor:doctor",
+        "",
+        "Check address, store, clock, rights and speed.",
+    ),
+    "token": ("breadbox_server.access.tokens:token", "server", "Make a bearer token."),
     "secrets": (
-        "breadbox_server.credentials:make_secrets",
+        "breadbox_server.access.credentials:make_secrets",
         "server",
         "Make all tokens and passwords of an installation.",
     ),
     "import": ("breadbox_offline.main:import_episodes", "offline", "Put episodes in."),
     "export": ("breadbox_offline.main:export_episodes", "offline", "Write episodes out."),
-    "completion": ("breadbox.cli.completion:completion", "", "Print shell completion."),
+    "completion": ("breadbox.cli.commands.completion:completion", "", "Print shell completion."),
 }
 """Command to where it is ("module:attribute"), the extra it needs, and its line in the help."""
 
@@ -150,7 +158,7 @@ def _fail(text: str, code: int) -> None:
 
 
 def _can_be_mended(error: Exception) -> bool:
-    from breadbox.errors import ReplayBufferError
+    from breadbox.model.errors import ReplayBufferError
 
     return isinstance(error, ReplayBufferError)
 

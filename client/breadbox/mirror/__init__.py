@@ -8,13 +8,13 @@ with ReplayMirror("localhost:50051", capacity_steps=1_000_000) as mirror:
     batch = mirror.sample(256, n_step=3, device="cuda")
 ```
 
-`StepMemory` is the same without a server: steps of fragments that are handed to it.
+`StepMemory` does the same without a server: the program passes it fragments.
 """
 
-from breadbox.mirror.batches import Prioritised, SequenceBatch, StepBatch
 from breadbox.mirror.hindsight import GoalStrategy, Relabel
 from breadbox.mirror.memory import StepMemory
 from breadbox.mirror.replay import ReplayMirror
+from breadbox.mirror.storage.batches import Prioritised, SequenceBatch, StepBatch
 
 __all__ = [
     "GoalStrategy",

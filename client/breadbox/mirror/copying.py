@@ -1,21 +1,21 @@
-"""Copies steps out of columns, into batches."""
+"""Copy steps out of columns into batches."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.fragment import Tree
-from breadbox.mirror.batches import SequenceBatch, StepBatch
-from breadbox.mirror.columns import Columns
-from breadbox.mirror.tensors import leaf_for
-from breadbox.trees import map_tree
-from breadbox.types import Device
+from breadbox.mirror.storage.batches import SequenceBatch, StepBatch
+from breadbox.mirror.storage.columns import Columns
+from breadbox.mirror.storage.tensors import leaf_for
+from breadbox.model.fragment import Tree
+from breadbox.model.trees import map_tree
+from breadbox.model.types import Device
 
 Numbers = NDArray[np.int64]
 
 NO_HANDLE = -1
-"""Of a place in a sequence where there is no step."""
+"""Handle at a position of a sequence that has no step."""
 
 
 def step_batch(
@@ -27,7 +27,7 @@ def step_batch(
     weight: NDArray[np.float32],
     device: Device | None,
 ) -> StepBatch:
-    """Copy steps: what was seen and done from the first rows, what came of it from the last."""
+    """Copy steps: observation and action from the first rows, their result from the last rows."""
     field, leaf = columns.field, leaf_for(device)
     begun = columns.gather(first, leaf)
     done = begun if last is first else columns.gather(last, leaf)
@@ -57,13 +57,13 @@ def sequence_batch(
     state: Tree,
     weight: NDArray[np.float32],
 ) -> SequenceBatch:
-    """Copy sequences of steps [B, L]; where there is no step, zeros."""
+    """Copy sequences of steps [B, L], with zeros where there is no step."""
     gathered = columns.gather(rows)
     is_short = not mask.all()
     obs, next_obs = columns.tree("obs", gathered), columns.next_obs(gathered)
     handle = columns.field(gathered, "handle")
     if is_short:
-        # Of frames, which are found by what the rows say; rows are emptied after that.
+        # Empty the frames first: finding them needs the rows, which are emptied next.
         for tree in (obs, next_obs):
             map_tree(lambda leaf: _emptied(leaf, ~mask), tree)
         gathered.memory[~mask] = 0

@@ -1,4 +1,4 @@
-"""Draws of steps, fragments and episodes from what a memory holds."""
+"""Draw steps, fragments and episodes from a memory."""
 
 from collections.abc import Callable
 from typing import Any, Final, Literal
@@ -6,26 +6,26 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.errors import InvalidRequestError
-from breadbox.mirror.batches import Prioritised, StepBatch
 from breadbox.mirror.copying import step_batch
-from breadbox.mirror.holdings import Holdings
-from breadbox.mirror.index import NONE, Numbers
-from breadbox.types import Device
+from breadbox.mirror.storage.batches import Prioritised, StepBatch
+from breadbox.mirror.storage.holdings import Holdings
+from breadbox.mirror.storage.index import NONE, Numbers
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.types import Device
 
 _DRAWS_MAX: Final = 1000
-"""Draws of fragments without a state before there are taken to be none."""
+"""Failed draws after which the memory counts as having nothing to draw."""
 
 RewardMap = Callable[[NDArray[np.float32]], NDArray[Any]]
-"""From rewards to as many others."""
+"""Function from rewards to the same number of rewards."""
 
 
 class Draws:
-    """Chooses steps, under the lock of what holds them.
+    """Choose steps, under the lock of the holdings.
 
     Args:
         held: The steps.
-        rng: Of all draws.
+        rng: Random generator of all draws.
     """
 
     def __init__(self, held: Holdings, rng: np.random.Generator) -> None:
@@ -45,7 +45,7 @@ class Draws:
             if not len(wrong):
                 return drawn
             drawn[wrong] = self.rng.integers(low, high, len(wrong))
-        # Hardly any can be drawn: these are looked for.
+        # Hardly any step can be drawn: look for those that can.
         every = low + np.flatnonzero(usable[self._held.kept_rows()])
         if not len(every):
             raise InvalidRequestError("batch_size", "finds no step to sample; see wait_until")
@@ -70,7 +70,7 @@ class Draws:
     def fragments(
         self, count: int, prioritised: Prioritised | Literal[False]
     ) -> tuple[Numbers, NDArray[np.float32]]:
-        """Draw fragments whose first step is kept, and whose recurrent state is known."""
+        """Draw fragments whose first step is kept and whose recurrent state is known."""
         index = self._held.index
         fragments, states = index.fragments, index.states
         assert states is not None
@@ -93,7 +93,7 @@ class Draws:
     def _weights_of(
         self, drawn: Numbers, prioritised: Prioritised | Literal[False]
     ) -> NDArray[np.float32]:
-        """Importance weights of fragments that were drawn by the sums of their steps."""
+        """Return importance weights of fragments drawn by the sums of their steps."""
         if not prioritised:
             return np.ones(len(drawn), np.float32)
         index, tree = self._held.index, self._held.tree(prioritised.alpha)
@@ -106,7 +106,7 @@ class Draws:
         return normalised
 
     def whole_episodes(self, count: int) -> tuple[Numbers, Numbers]:
-        """Draw whole episodes, uniformly: numbers of their first steps, and of steps of each."""
+        """Draw whole episodes uniformly; return the first step number and the length of each."""
         whole, episodes = self._whole(), self._held.index.episodes
         drawn = whole[self.rng.integers(len(whole), size=count)]
         return episodes.get("start", drawn), episodes.get("count", drawn)
@@ -123,7 +123,7 @@ class Draws:
         return drawn[:, 0]
 
     def _whole(self) -> Numbers:
-        """Numbers of the whole episodes; one at least, or it is an error."""
+        """Return the numbers of the whole episodes; raise InvalidRequestError without any."""
         whole = self._held.index.whole_episodes()
         if not len(whole):
             raise InvalidRequestError("count", "finds no whole episode")
@@ -132,11 +132,11 @@ class Draws:
     # From a step on ----------------------------------------------------------------------------
 
     def window(self, starts: Numbers, length: int) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Numbers [B, length] of the steps from each start on; see `StepIndex.onwards`."""
+        """Return numbers [B, length] of the steps from each start on; see `StepIndex.onwards`."""
         return self.onwards(starts, np.broadcast_to(np.arange(length), (len(starts), length)))
 
     def onwards(self, starts: Numbers, offsets: Numbers) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Numbers [B, L] of the steps so many behind each start; see `StepIndex.onwards`."""
+        """Return numbers [B, L] of the steps at offsets from starts; see `StepIndex.onwards`."""
         owners = self._held.columns.column("fragment")[self._held.rows(starts)]
         return self._held.index.onwards(starts, owners, offsets)
 
@@ -149,7 +149,7 @@ class Draws:
         device: Device | None = None,
         reward_map: RewardMap | None = None,
     ) -> Callable[[], StepBatch]:
-        """Look up the windows that begin at some steps; what copies them."""
+        """Look up the windows that begin at some steps; return a function that copies them."""
         columns, count = self._held.columns, len(starts)
         rows = self._held.rows(starts)
         if n_step == 1 and reward_map is None:

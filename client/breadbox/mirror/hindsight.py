@@ -1,4 +1,4 @@
-"""Hindsight: what was achieved becomes what was wanted."""
+"""Hindsight relabelling: an achieved goal replaces the desired one."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,27 +6,27 @@ from typing import Any, Literal
 
 import numpy as np
 
-from breadbox.errors import InvalidRequestError
-from breadbox.fragment import Tree
-from breadbox.mirror.batches import StepBatch
-from breadbox.trees import rows
+from breadbox.mirror.storage.batches import StepBatch
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.fragment import Tree
+from breadbox.model.trees import rows
 
 GoalStrategy = Literal["future", "final", "episode"]
-"""Which of an episode's achievements becomes a step's goal."""
+"""Step of the episode whose achieved goal becomes a step's goal."""
 
 Relabel = Callable[[Any, Any, Tree], Any]
-"""From what was achieved, the goals, and the extras, to rewards."""
+"""Function from achieved goals, desired goals and extras to rewards."""
 
 ACHIEVED = "achieved_goal"
 DESIRED = "desired_goal"
 
 
 def relabelled_with(batch: StepBatch, reached: Tree, relabel: Relabel) -> StepBatch:
-    """Give the first steps of a batch other goals, and the rewards that follow from them.
+    """Replace the goals of a batch's first steps, and the rewards that follow from them.
 
     Args:
-        batch: Of steps whose observations are dicts with an achieved and a desired goal.
-        reached: Observations of as many steps as get another goal.
+        batch: Steps whose observations are dicts with an achieved and a desired goal.
+        reached: Observations whose achieved goals the first steps get, one for each.
         relabel: See `StepMemory.sample_goals`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Steps in memory, to be sampled one by one, in sequences or as whole episodes."""
+"""Keep steps in memory; sample single steps, sequences or whole episodes."""
 
 import itertools
 import logging
@@ -12,25 +12,25 @@ from typing import Any, Final, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from breadbox.ahead import run_ahead
-from breadbox.errors import InvalidRequestError, WaitElapsedError
-from breadbox.fragment import Fragment, Tree
-from breadbox.mirror.batches import Prioritised, SequenceBatch, StepBatch
 from breadbox.mirror.copying import sequence_batch
 from breadbox.mirror.drawing import Draws, RewardMap
 from breadbox.mirror.hindsight import GoalStrategy, Relabel, relabelled_with
-from breadbox.mirror.holdings import FilledHoldings, Holdings
-from breadbox.mirror.index import NONE, Numbers
-from breadbox.mirror.memory_map import PrivateMemory
-from breadbox.types import Device
+from breadbox.mirror.storage.batches import Prioritised, SequenceBatch, StepBatch
+from breadbox.mirror.storage.holdings import FilledHoldings, Holdings
+from breadbox.mirror.storage.index import NONE, Numbers
+from breadbox.mirror.storage.memory_map import PrivateMemory
+from breadbox.model.errors import InvalidRequestError, WaitElapsedError
+from breadbox.model.fragment import Fragment, Tree
+from breadbox.model.types import Device
+from breadbox.transport.run_ahead import run_ahead
 
 _log = logging.getLogger(__name__)
 
 WAIT_PERIOD_S: Final = 30.0
-"""Seconds between two lines about a wait that goes on."""
+"""Seconds between two lines of the log about a wait that goes on."""
 
 ATTEMPTS: Final = 4
-"""Times that something is drawn or looked up before whoever fills the memory is held up for it."""
+"""Attempts at a draw or look-up before the writer of the memory is blocked for it."""
 
 Result = TypeVar("Result")
 
@@ -38,21 +38,23 @@ Result = TypeVar("Result")
 class StepMemory:
     """The latest steps of fragments, in columns that keep their types; sampled by step.
 
-    One thread may extend it while others sample: they are not held up but for the moments in which
-    steps are let go and taken in, and never see a step that is half written. Samples are copies.
+    One thread may extend it while others sample. These block only for the moments in which steps
+    are removed and added, and never see a half-written step. Samples are copies.
 
-    What is drawn follows from the seed, the calls and what was taken in, and in what order; with
-    several threads that draw, from the order of their calls too.
+    Draws are determined by the seed, the calls and the fragments in their order; with several
+    threads that draw, by the order of their calls too.
 
     Args:
-        capacity_steps: Steps that are kept; the oldest go first. Memory is taken as it fills.
-        seed: Of all draws; None: another one each time.
-        frame_stack: Path of an observation, such as "obs" or "obs.image", to the axis along which
-            it is a stack of frames, the newest last, without the axis of steps. Each frame is then
-            kept once. Observations that are no such stacks are kept whole, and none is altered.
+        capacity_steps: Most steps that are kept; the oldest are removed first. Memory is allocated
+            as it fills.
+        seed: Seed of all draws, or None for a random one.
+        frame_stack: Axis along which an observation is a stack of frames, the newest last, by its
+            path, such as "obs" or "obs.image". The axis does not count the axis of steps. Each
+            frame is then kept once. Observations that are no such stacks are kept whole; none is
+            altered.
 
     Raises:
-        InvalidRequestError: `capacity_steps` is no whole number of at least 1.
+        InvalidRequestError: `capacity_steps` is not an integer of at least 1.
     """
 
     def __init__(
@@ -68,53 +70,57 @@ class StepMemory:
     def _begin(self, held: Holdings, seed: int | None) -> None:
         self.capacity_steps = held.capacity_steps
         self.late_update_count = 0
-        """Priorities that were updated of steps no longer kept: ignored."""
+        """Number of ignored priority updates, of steps that are not kept any more."""
         self._held = held
         self._changed = held.changed
-        """Guards everything below but the columns' contents; told of each fragment."""
+        """Guards everything below but the columns' contents; notified of each fragment."""
         self._draws = Draws(held, np.random.default_rng(seed))
         self._sampled_count = 0
 
-    # What it holds -----------------------------------------------------------------------------
+    # Contents ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Steps that can be sampled."""
+        """Return the number of steps that can be sampled."""
         with self._changed:
             self._held.refresh()
             return self._held.index.usable_count
 
     @property
     def step_count(self) -> int:
-        """Steps that are kept: those too of which nobody knows what they led to."""
+        """Number of steps that are kept, including those whose next observation is unknown."""
         with self._changed:
             self._held.refresh()
             return self._held.step_count
 
     @property
     def inserted_step_count(self) -> int:
-        """Steps taken in over its whole life."""
+        """Number of steps added over its whole life."""
         with self._changed:
             self._held.refresh()
             return self._held.inserted_count
 
     @property
     def sampled_step_count(self) -> int:
-        """Steps handed out by all draws over its whole life."""
+        """Number of steps returned by all draws over its whole life."""
         return self._sampled_count
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of memory for steps: all of the rows, and the frames that were written to."""
+        """Bytes of memory for steps: all rows, and the frames that were written."""
         with self._changed:
             self._held.refresh()
             return self._held.size_bytes
 
     def wait_until(self, steps: int, timeout_s: float | None = None) -> None:
-        """Wait until so many steps can be sampled. Logs what is awaited every 30 s.
+        """Block until `steps` steps can be sampled. Logs every 30 s what is missing, and why.
+
+        Args:
+            steps: Number of steps, at most `capacity_steps`.
+            timeout_s: Seconds to wait, or None to wait without a limit.
 
         Raises:
-            WaitElapsedError: They could not within `timeout_s`.
-            InvalidRequestError: It never holds as many.
+            WaitElapsedError: There were fewer after `timeout_s`.
+            InvalidRequestError: `steps` is more than `capacity_steps`.
         """
         if steps > self.capacity_steps:
             raise InvalidRequestError(
@@ -129,16 +135,16 @@ class StepMemory:
         timeout_s: float | None,
         count: Callable[[], int] | None = None,
     ) -> None:
-        """Wait for steps, and log every `WAIT_PERIOD_S` which, and why they are not there.
+        """Wait for steps, and log every `WAIT_PERIOD_S` which are missing, and why.
 
         Args:
-            is_there: Whether it is over.
-            what: What is awaited.
-            timeout_s: None: without end.
-            count: How many of these are there; None: as can be sampled.
+            is_there: Returns True when the wait is over.
+            what: Name of the awaited steps, for the log.
+            timeout_s: Seconds to wait, or None to wait without a limit.
+            count: Returns how many of them there are, or None for the number that can be sampled.
 
         Raises:
-            WaitElapsedError: They were not there within `timeout_s`.
+            WaitElapsedError: They were missing after `timeout_s`.
         """
         count = count or self.__len__
         begun_at = time.monotonic()
@@ -163,52 +169,54 @@ class StepMemory:
                 _log.warning("waited %.0f s so far: %s", waited_s, reason)
 
     def _waiting(self) -> AbstractContextManager[None]:
-        """While somebody waits for steps."""
+        """Return a context to enter while a caller waits for steps."""
         return nullcontext()
 
     def _raise_failure(self) -> None:
-        """Raise what ended whoever fills it."""
+        """Raise the error that ended the source of the steps, if one did."""
 
     def _why_nothing_comes(self) -> str:
-        """What keeps whoever fills it from doing so, as far as it knows."""
+        """Return what keeps steps from coming, or empty if it is not known."""
         return ""
 
-    # Taking in ---------------------------------------------------------------------------------
+    # Adding ------------------------------------------------------------------------------------
 
     def extend(self, fragment: Fragment, chunk_id: int | None = None) -> int:
-        """Take in a fragment's steps, as one; the oldest make room.
+        """Add a fragment's steps, atomically; the oldest steps make room.
 
-        Fragments of one worker come in order of their index; where one is missing, or it says that
-        it is a discontinuity, windows and sequences do not go on over the gap.
+        Fragments of one worker must come in order of their index. Windows and sequences do not
+        continue over a missing fragment, nor into one that is marked as a discontinuity.
 
         Args:
-            fragment: Its arrays are copied.
-            chunk_id: Of the chunk it is of, no lower than the last one's; fragments of one chunk
-                in order. None: a chunk of its own.
+            fragment: The fragment; its arrays are copied.
+            chunk_id: Id of its chunk, not below the last one's, or None for a chunk of its own.
+                Fragments of one chunk must come in order.
 
         Returns:
-            The handle of its first step, which those of the others follow; -1: it has no step.
+            The handle of its first step, which the handles of the others follow, or -1 if it has no
+            step.
 
         Raises:
-            InvalidRequestError: It has more steps than are kept, or its chunk came before.
+            InvalidRequestError: It has more steps than `capacity_steps`, or its chunk came before.
             TreeMismatchError: Its arrays differ from those of the fragments before.
-            UnsupportedArrayError: An array cannot be kept, or a truth of every fragment is absent.
+            UnsupportedArrayError: An array cannot be kept, or a required array is absent.
         """
         if not fragment.step_count:
             return NONE
         return self._held.extend(fragment, chunk_id)
 
     def clear(self) -> None:
-        """Forget all steps. Handles are not used again, and what is known of arrays goes."""
+        """Remove all steps, and the known types of arrays. Handles are not used again."""
         self._held.clear()
 
     # Drawing -----------------------------------------------------------------------------------
 
     def _attempt(self, choose: "Callable[[], tuple[Numbers, Callable[[], Result]]]") -> Result:
-        """Choose steps and copy them, again if the oldest of them went meanwhile.
+        """Choose steps and copy them; repeat if the oldest of them were removed meanwhile.
 
         Args:
-            choose: Called under the lock; returns the steps that are read, and what copies them.
+            choose: Called under the lock; returns the numbers of the steps, and a function that
+                copies them.
         """
         held = self._held
         for _ in range(ATTEMPTS):
@@ -218,7 +226,7 @@ class StepMemory:
                 try:
                     steps, copy = choose()
                 except (InvalidRequestError, AssertionError, IndexError, ValueError):
-                    # What it looked at was written over meanwhile, by another process.
+                    # Another process may have overwritten what it read.
                     if held.is_steady():
                         raise
                     continue
@@ -232,10 +240,10 @@ class StepMemory:
             return copy()
 
     def _look_up(self, look: Callable[[], Result]) -> Result:
-        """Look something up, again if something went meanwhile; called under the lock.
+        """Look something up; repeat if steps were removed meanwhile. Called under the lock.
 
         Args:
-            look: Changes nothing.
+            look: Reads, and changes nothing.
         """
         held = self._held
         for _ in range(ATTEMPTS):
@@ -262,21 +270,24 @@ class StepMemory:
         reward_map: RewardMap | None = None,
         device: Device | None = None,
     ) -> StepBatch:
-        """Draw steps, with replacement.
+        """Draw steps, with replacement. Does not wait for steps; see `wait_until`.
 
-        Steps of which nobody knows what they led to, such as the last one before an environment
-        failed, are not drawn, and windows end before them.
+        Steps whose next observation is unknown, such as the last one before an environment failed,
+        are not drawn, and windows end before them.
 
         Args:
             batch_size: B, at least 1.
             n_step: Steps of a window, from 1 to 1024.
             gamma: Discount per step, from 0 to 1.
-            prioritised: Draw in proportion to priorities: True for the usual exponents. The first
-                such draw, and the first with another `alpha`, looks at all steps. New steps have
-                the highest priority that there has been, 1 at first.
-            reward_map: Called with the rewards of all windows, float32[B, n], before they are
-                discounted and added: returns as many, such as scaled and clipped ones.
-            device: None for numpy arrays; else where torch tensors are wanted.
+            prioritised: True to draw in proportion to priorities with the usual exponents, or the
+                exponents. The first such draw, and the first with another `alpha`, reads all steps.
+                New steps get the highest priority so far, 1 at first.
+            reward_map: Function to scale or clip rewards, or None. It gets the rewards of all
+                windows, float32[B, n], before they are discounted and added, and returns as many.
+            device: Device of torch tensors, or None for numpy arrays.
+
+        Returns:
+            Steps, leaves [B, ...].
 
         Raises:
             InvalidRequestError: An argument is out of its range, there is no such device, or there
@@ -309,16 +320,19 @@ class StepMemory:
     ) -> SequenceBatch:
         """Draw sequences of consecutive steps of one worker, with replacement.
 
-        Where fragments bring a recurrent state, sequences begin with a fragment, whose state is
-        known; else with any step.
+        Sequences begin with any step. If fragments have a recurrent state, they begin with the
+        first step of a fragment, whose state is known.
 
         Args:
             batch_size: B, at least 1.
             length: Steps to learn from, at least 1; with `burn_in` at most 65,536.
-            burn_in: Steps before these, which only warm the recurrent state up.
-            prioritised: Draw in proportion to the priority of the first step; where sequences begin
-                with a fragment, to the sum over the fragment's steps.
-            device: None for numpy arrays; else where torch tensors are wanted.
+            burn_in: Steps before these, which only warm up the recurrent state.
+            prioritised: True, or exponents, to draw in proportion to the priority of the first
+                step. If sequences begin with a fragment, the sum over the fragment's steps counts.
+            device: Device of torch tensors, or None for numpy arrays.
+
+        Returns:
+            Sequences, leaves [B, burn_in + length, ...], with a mask of the steps that exist.
 
         Raises:
             InvalidRequestError: An argument is out of its range, there is no such device, or there
@@ -350,13 +364,13 @@ class StepMemory:
         return batch if device is None else batch.to_torch(device)
 
     def sample_episodes(self, count: int, *, device: Device | None = None) -> list[StepBatch]:
-        """Draw whole episodes, with replacement: each as its steps in order.
+        """Draw whole episodes, with replacement, each as its steps in order.
 
-        Whole is what is kept from its first step to its end, without a gap.
+        An episode is whole if all its steps are kept, from the first to the end, without a gap.
 
         Args:
-            count: At least 1.
-            device: None for numpy arrays; else where torch tensors are wanted.
+            count: Number of episodes, at least 1.
+            device: Device of torch tensors, or None for numpy arrays.
 
         Raises:
             InvalidRequestError: `count` is out of its range, or no whole episode is kept.
@@ -389,18 +403,18 @@ class StepMemory:
     ) -> StepBatch:
         """Draw steps of whole episodes, most of them with a goal that was reached (HER).
 
-        Observations are dicts with `achieved_goal` and `desired_goal`, as of gymnasium's goal
+        Observations are dicts with `achieved_goal` and `desired_goal`, as in gymnasium's goal
         environments. Of each `goals_per_step` + 1 steps, one keeps its goal.
 
         Args:
             batch_size: B, at least 1.
-            relabel: Called with what the steps achieved, the goals in place of the desired ones,
-                both [b, ...], and the extras; returns the rewards, float32[b].
-            strategy: Which of the episode's achievements becomes the goal. "future": that of this
-                step or a later one; "final": of the last; "episode": of any.
-            goals_per_step: At least 0; 0 leaves all goals as they are.
+            relabel: Called with the achieved goals and the new desired goals, both [b, ...], and
+                the extras; returns the rewards, float32[b].
+            strategy: Step of the episode whose achieved goal becomes the desired one: "future" for
+                this step or a later one, "final" for the last, "episode" for any.
+            goals_per_step: At least 0; 0 changes no goals.
             gamma: Discount per step, from 0 to 1.
-            device: None for numpy arrays; else where torch tensors are wanted.
+            device: Device of torch tensors, or None for numpy arrays.
 
         Raises:
             InvalidRequestError: An argument is out of its range, or no whole episode is kept.
@@ -447,22 +461,23 @@ class StepMemory:
         prefetch: int = 2,
         samples_per_insert: float | None = None,
     ) -> Generator[StepBatch, None, None]:
-        """Draw batch after batch in a thread, ahead of whoever works on them.
+        """Yield batch after batch, drawn in a thread, ahead of the learner.
 
-        The iterator has no end; leaving the loop, or its `close()`, ends the thread.
+        The iterator has no end; leaving the loop, or its `close()`, ends the thread. Each step
+        blocks until the next batch is drawn.
 
         Args:
-            batch_size: As all that is not said here, of `sample`.
+            batch_size: As the other arguments without a text, see `sample`.
             n_step: Steps of a window.
             gamma: Discount per step.
-            prioritised: Draw in proportion to priorities; updates that come after a batch was drawn
-                ahead do not change it.
-            device: None for numpy arrays; else where torch tensors are wanted.
-            prefetch: Batches that are ready or being drawn beside the one handed out, 0 to 1024; 0
-                draws when asked, in the iterating thread.
-            samples_per_insert: At most so many steps are drawn for each that arrives once the first
-                batch was asked for; each batch, the first one too, waits until then, and every 30 s
-                a line is logged of what it waits for. None: no bound.
+            prioritised: True, or exponents, to draw in proportion to priorities. Later updates do
+                not change a batch that was drawn ahead.
+            device: Device of torch tensors, or None for numpy arrays.
+            prefetch: Batches that are ready or being drawn beside the yielded one, 0 to 1024; 0
+                draws on request, in the iterating thread.
+            samples_per_insert: Most steps that are drawn for each step that arrives after the first
+                batch was requested, or None for no bound. Each batch, the first one too, waits for
+                them, and a line every 30 s says what it waits for.
 
         Raises:
             InvalidRequestError: An argument is out of its range, there is no such device, or there
@@ -500,7 +515,7 @@ class StepMemory:
 
         ahead = run_ahead(itertools.repeat(None), draw, at_once=1, depth=prefetch, in_order=True)
         try:
-            # `yield from` would close what waits before that is told to.
+            # `yield from` would close `ahead` before `stopped` is set, and block.
             for batch in ahead:  # noqa: UP028
                 yield batch
         finally:
@@ -510,19 +525,19 @@ class StepMemory:
             ahead.close()
 
     def update_priorities(self, handles: ArrayLike, priorities: ArrayLike) -> int:
-        """Give steps new priorities, such as the sizes of their errors.
+        """Set priorities of steps, such as the sizes of their errors.
 
         Args:
             handles: int64[B], or of any shape; negative ones stand for no step. Arrays or tensors.
-            priorities: As many, each at least 0 and finite; 0: not drawn any more. Of a step that
-                is named twice, the last counts.
+            priorities: As many, each finite and at least 0; a step with 0 is not drawn any more. If
+                a handle occurs twice, the last priority counts.
 
         Returns:
-            How many steps have one now. Those that are no longer kept are ignored, and counted in
-            `late_update_count`.
+            How many steps were updated. Steps that are not kept any more are ignored, and counted
+            in `late_update_count`.
 
         Raises:
-            InvalidRequestError: Their numbers differ, or a priority is not in its range.
+            InvalidRequestError: The lengths differ, or a priority is out of its range.
         """
         wanted = _flat(handles).astype(np.int64)
         values = _flat(priorities).astype(np.float64)
@@ -558,7 +573,7 @@ class StepMemory:
             return len(rows)
 
     def priorities(self, handles: ArrayLike) -> NDArray[np.float64]:
-        """Priorities of steps, float64[B]; NaN of those that are no longer kept."""
+        """Return priorities of steps, float64[B], NaN for steps that are not kept any more."""
         held, wanted = self._held, _flat(handles).astype(np.int64)
         with self._changed:
             numbers = self._look_up(lambda: held.index.numbers_of(wanted))
@@ -570,7 +585,7 @@ class StepMemory:
     # Direct access -----------------------------------------------------------------------------
 
     def handles(self) -> Numbers:
-        """Handles of all steps that are kept, the oldest first, int64[step_count]."""
+        """Return the handles of all kept steps, the oldest first, int64[step_count]."""
         held = self._held
 
         def look() -> Numbers:
@@ -583,7 +598,7 @@ class StepMemory:
             return self._look_up(look)
 
     def holds(self, handles: ArrayLike) -> NDArray[np.bool_]:
-        """Whether each of some steps is kept, bool[B]."""
+        """Return bool[B]: True for handles of steps that are kept."""
         wanted = _flat(handles).astype(np.int64)
         with self._changed:
             return np.not_equal(self._look_up(lambda: self._held.index.numbers_of(wanted)), NONE)
@@ -597,7 +612,7 @@ class StepMemory:
         reward_map: RewardMap | None = None,
         device: Device | None = None,
     ) -> StepBatch:
-        """Steps by position: 0 is the oldest that is kept, `step_count` - 1 the newest.
+        """Return steps by position: 0 is the oldest that is kept, `step_count` - 1 the newest.
 
         Raises:
             InvalidRequestError: A position is out of range.
@@ -624,10 +639,10 @@ class StepMemory:
         gamma: float = 0.99,
         device: Device | None = None,
     ) -> StepBatch:
-        """Steps by handle.
+        """Return steps by handle.
 
         Raises:
-            InvalidRequestError: One is no longer kept; `holds` tells which are.
+            InvalidRequestError: A step is not kept any more; `holds` returns which are.
         """
         wanted = _flat(handles).astype(np.int64)
         check_whole("n_step", n_step, 1, 1024)
@@ -643,17 +658,17 @@ class StepMemory:
 
 
 def _flat(values: ArrayLike) -> NDArray[Any]:
-    """Numbers as one flat array; of tensors, on any device."""
+    """Return arrays, or tensors on any device, as one flat array."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     return np.asarray(values).reshape(-1)
 
 
 def _how(prioritised: bool | Prioritised) -> Prioritised | Literal[False]:
-    """The exponents of a draw; False: it looks at no priorities.
+    """Return the exponents of a draw, or False for a uniform draw.
 
     Raises:
-        InvalidRequestError: It is neither.
+        InvalidRequestError: The argument is neither a bool nor exponents.
     """
     if isinstance(prioritised, Prioritised):
         return prioritised
@@ -667,11 +682,7 @@ def _how(prioritised: bool | Prioritised) -> Prioritised | Literal[False]:
 
 
 def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Raise if an argument is not a whole number in its range.
-
-    Raises:
-        InvalidRequestError: It is not.
-    """
+    """Raise InvalidRequestError if an argument is not an integer in its range."""
     if not isinstance(value, int | np.integer):
         raise InvalidRequestError(name, f"must be a whole number, got {value!r}")
     if most is None and value < least:
@@ -681,10 +692,6 @@ def check_whole(name: str, value: object, least: int, most: int | None = None) -
 
 
 def _check_number(name: str, value: object, least: float, most: float) -> None:
-    """Raise if an argument is not a number in its range.
-
-    Raises:
-        InvalidRequestError: It is not.
-    """
+    """Raise InvalidRequestError if an argument is not a number in its range."""
     if not isinstance(value, int | float | np.number) or not least <= value <= most:
         raise InvalidRequestError(name, f"must be from {least} to {most}, got {value!r}")

@@ -1,4 +1,4 @@
-"""A memory that fills itself from a buffer."""
+"""A step memory that fills itself from a buffer."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -6,47 +6,46 @@ from types import TracebackType
 from typing import Any, Self
 
 from breadbox.client import Client, connect
-from breadbox.errors import InvalidRequestError
-from breadbox.mirror.following import Follower, ReadClient, Source
-from breadbox.mirror.holdings import FilledHoldings, Holdings
+from breadbox.mirror.intake.following import Follower, ReadClient, Source
 from breadbox.mirror.memory import StepMemory, check_whole
-from breadbox.mirror.memory_map import PrivateMemory
-from breadbox.mirror.process import AttachedSource, OwnedSource, ProcessSource
-from breadbox.options import ClientOptions
+from breadbox.mirror.sharing.process import AttachedSource, OwnedSource, ProcessSource
+from breadbox.mirror.storage.holdings import FilledHoldings, Holdings
+from breadbox.mirror.storage.memory_map import PrivateMemory
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.options import ClientOptions
 
 
 class ReplayMirror(StepMemory):
-    """The latest steps of a buffer, kept up to date by a thread; sampled as one's own memory is.
+    """A local copy of a buffer's latest steps, kept current by a thread; sampled like own memory.
 
-    What it holds follows from the buffer alone: a learner that is killed and started again has the
-    same steps, but for those that left the buffer meanwhile. A new session empties it, and so does
-    a buffer that comes back older than what was read: then it fills itself anew. While server
-    or store are away it goes on with what it has. An error that does not pass by itself, such as
-    credentials that are refused, ends the thread, and the next call that draws or waits raises it.
+    Its contents follow from the buffer alone. A learner that is killed and restarted has the same
+    steps, but for those that left the buffer meanwhile. A new session empties the mirror. So does a
+    buffer that was restored from an older state; the mirror then reads it again. While server or
+    store are unreachable, the mirror keeps its steps. An error that does not pass by itself, such
+    as refused credentials, ends the thread, and the next call that draws or waits raises it.
 
-    Where steps are waited for, it says what keeps them: no session, no server, nothing that
-    arrives, or steps refused as stale; in the error when the time is over, and in a line of the log
-    every 30 s. A buffer whose limits are made for on-policy learners is told of once, when it is
-    opened.
+    A call that waits for steps reports what keeps them: no session, no server, no fragments, or
+    steps refused as stale. It does so in its error when the time is over, and in a line of the log
+    every 30 s. A warning at the start names limits of the buffer that are for on-policy learners.
 
     Use it as a context manager, or call `close`.
 
     Args:
-        client: Of a server, or its address, HOST:PORT, to which a client is made; one that is given
-            stays open, and is used from the thread.
-        buffer: None: the client's.
-        subscription: Name of a subscription of the buffer, of this mirror alone, by which it reads.
-            It acknowledges what has been taken in. What a retaining one keeps is taken in as well:
-            chunks that left while no mirror ran. None: it reads what the buffer holds.
-        capacity_steps: As `seed` and `frame_stack`, of `StepMemory`.
-        seed: Of all draws.
-        frame_stack: Which observations are stacks of frames.
-        columns: Paths of the arrays to keep, such as "obs.image"; None: all.
-        process: Whether another process, started and ended with this mirror, takes in what comes,
-            in memory that both share, in place of a thread: taking in then costs draws next to
-            nothing, and more processes of this host can draw from it, see `share`. Draws are the
-            same. For Linux; `client` is an address, or the client is one of a server, of which the
-            process makes its own.
+        client: A client, or the address of a server, HOST:PORT, for a client of the mirror's own. A
+            client that is passed stays open, and the thread uses it.
+        buffer: The buffer's name, or None for the client's buffer.
+        subscription: Name of a subscription to read by, used by no other reader, or None to read
+            what the buffer holds. The mirror acknowledges chunks once it has stored them. A
+            retaining subscription also returns chunks that left while no mirror ran.
+        capacity_steps: As `seed` and `frame_stack`, see `StepMemory`.
+        seed: Seed of all draws.
+        frame_stack: Observations that are stacks of frames.
+        columns: Paths of the arrays to keep, such as "obs.image", or None for all.
+        process: True to fill the memory from another process instead of a thread. That process
+            starts and ends with this mirror, and both share the memory. Filling then hardly slows
+            draws down, and other processes of this host can draw from it, see `share`. Draws are
+            the same. Linux only. The process makes a client of its own; `client` is an address, or
+            a `breadbox.Client`.
         connection: Further arguments of `breadbox.connect`, such as `token`, for an address.
 
     Raises:
@@ -105,20 +104,21 @@ class ReplayMirror(StepMemory):
 
     @classmethod
     def attach(cls, address: str, *, seed: int | None = None) -> Self:
-        """Draw from a mirror that another process of this host, and of this user, has made.
+        """Return a mirror that shares the steps of a mirror in another process of this user.
 
-        Steps are there once. Draws and priorities are of each process alone: updates are seen by
-        who makes them. It closes by itself; the mirror ends with who made it, and the next call
-        that draws or waits then raises ClosedError. `clear` empties it for all.
+        Both processes run on this host, and the steps are stored once. Each process has its own
+        draws and priorities: a priority update is visible in that process alone. The mirror ends
+        with the process that created it; the next call that draws or waits then raises ClosedError.
+        `clear` empties it for all processes. Blocks for at most 30 s.
 
         Args:
-            address: That `share` gave.
-            seed: Of the draws; another one for each process, or they draw the same.
+            address: Address that `share` returned.
+            seed: Seed of the draws, another one for each process, or they draw the same steps.
 
         Raises:
-            InvalidRequestError: It is no such address.
-            ClosedError: No mirror is there, within 30 s.
-            PermissionDeniedError: It is another user's.
+            InvalidRequestError: The address is not one of `share`.
+            ClosedError: No mirror answered within 30 s.
+            PermissionDeniedError: The mirror is another user's.
         """
         mirror = cls.__new__(cls)
         attached = AttachedSource(address)
@@ -126,10 +126,10 @@ class ReplayMirror(StepMemory):
         return mirror
 
     def share(self) -> str:
-        """Give an address at which other processes of this host can `attach`.
+        """Return an address at which other processes of this host can `attach`.
 
         Raises:
-            InvalidRequestError: It is not in a process of its own.
+            InvalidRequestError: The mirror was made without `process`.
         """
         if not isinstance(self._source, ProcessSource):
             raise InvalidRequestError(
@@ -139,43 +139,46 @@ class ReplayMirror(StepMemory):
 
     @property
     def session_id(self) -> str:
-        """Of the steps; empty before the first read, and where no session is current."""
+        """Session of the steps, or empty before the first read and without a current session."""
         return self._source.session_id
 
     @property
     def skipped_chunk_count(self) -> int:
-        """Chunks that left the buffer before they were loaded, or cannot be read.
+        """Number of chunks that left the buffer before they were loaded, or cannot be read.
 
-        With a subscription, of those that it had not passed.
+        With a subscription, chunks that it had passed before do not count.
         """
         return self._source.skipped_chunk_count
 
     @property
     def lag_s(self) -> float:
-        """Seconds for which it has been behind the buffer; 0 while it keeps up."""
+        """Seconds for which the mirror has been behind the buffer; 0 while it keeps up."""
         return self._source.lag_s
 
     def catch_up(self, timeout_s: float | None = None) -> None:
-        """Wait until all is here that the buffer held at this moment.
+        """Block until the mirror has all steps that the buffer holds now.
 
-        So who has appended, and was answered, finds here what it appended.
+        So a producer finds here every fragment whose append was answered before this call.
+
+        Args:
+            timeout_s: Seconds to wait, or None to wait without a limit.
 
         Raises:
-            WaitElapsedError: It took longer than `timeout_s`.
-            ReplayBufferError: What ended the mirroring; or that the server cannot be asked.
+            WaitElapsedError: Steps were missing after `timeout_s`.
+            ReplayBufferError: The mirror's thread failed, or the server is unreachable.
         """
-        source, aim = self._source, self._source.aim()
+        source, target = self._source, self._source.target()
         self._wait_for(
-            lambda: aim.is_met(source.cursor, source.begun_count), "all steps", timeout_s
+            lambda: target.is_met(source.cursor, source.begun_count), "all steps", timeout_s
         )
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True after `close` was called."""
         return self._is_closed
 
     def close(self) -> None:
-        """End the thread; takes up to a second. Idempotent. What it holds can still be sampled."""
+        """End the thread. Idempotent; blocks for up to a second. Its steps can still be sampled."""
         self._is_closed = True
         self._source.close()
 
@@ -204,10 +207,11 @@ class ReplayMirror(StepMemory):
 def _address_and_options(
     client: ReadClient | str, buffer: str | None, connection: dict[str, Any]
 ) -> tuple[str, ClientOptions]:
-    """What a process needs to make a client like this one.
+    """Return the address and options with which a process makes a client like this one.
 
     Raises:
-        InvalidRequestError: An argument is out of its range, or it is no client of a server.
+        InvalidRequestError: An argument is out of its range, or `client` is not a
+            `breadbox.Client`.
     """
     if isinstance(client, str):
         with connect(client, buffer=buffer or "default", **connection) as made:

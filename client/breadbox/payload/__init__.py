@@ -1,12 +1,12 @@
 """Payloads: arrays as bytes and back, and straight into place. The format is in `format`."""
 
-from breadbox.payload.auto import CodecReport, picker
+from breadbox.payload.arrays.auto import CodecReport, picker
 from breadbox.payload.format import FORMAT_VERSION, decode_tree, encode_tree
 from breadbox.payload.fragments import (
     Written,
     describe_arrays,
     encode_fragment,
-    encode_riding,
+    encode_inline,
     read_fragments,
     write_and_describe,
     write_fragments,
@@ -27,7 +27,7 @@ __all__ = [
     "decode_tree",
     "describe_arrays",
     "encode_fragment",
-    "encode_riding",
+    "encode_inline",
     "encode_tree",
     "read_fragments",
     "read_weights",

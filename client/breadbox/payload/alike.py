@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from breadbox.errors import PayloadCorruptError, PayloadFormatError
+from breadbox.model.errors import PayloadCorruptError, PayloadFormatError
 from breadbox.payload.format import (
     CHECKSUMMED_PRELUDE_BYTES,
     PRELUDE_BYTES,
@@ -32,7 +32,7 @@ class Alike(NamedTuple):
     """Payloads of one layout, every byte of their arrays verified."""
 
     head: Head
-    """Of one of them: layout and places are those of all."""
+    """Head of one of them: layout and places are those of all."""
     positions: Sequence[int]
     """Which they are among all, ascending."""
     bodies: NDArray[np.uint8]

@@ -1,14 +1,14 @@
-"""The attributes of a payload: who made it and where it belongs, for inspection."""
+"""The attributes of a payload, for inspection: its producer, session and place."""
 
 from collections.abc import Mapping
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from breadbox.errors import PayloadCorruptError, UnsupportedArrayError
-from breadbox.message_parts import require_few_parts
-from breadbox.payload.limits import ATTRIBUTE_CHARACTERS_MAX, ATTRIBUTES_MAX
+from breadbox.model.errors import PayloadCorruptError, UnsupportedArrayError
+from breadbox.payload.arrays.limits import ATTRIBUTE_CHARACTERS_MAX, ATTRIBUTES_MAX
 from breadbox.v1 import payload_pb2
+from breadbox.wire.message_parts import require_few_parts
 
 _KIND: Final = payload_pb2.DESCRIPTOR.message_types_by_name["PayloadAttributes"]
 

@@ -46,21 +46,35 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from breadbox.errors import PayloadCorruptError, PayloadFormatError, UnsupportedArrayError
-from breadbox.payload.attributes import parse_attributes, serialize_attributes
-from breadbox.payload.auto import picker
-from breadbox.payload.codecs import Codecs, Encoded, choose, decode_into, encode, require_plausible
-from breadbox.payload.dtypes import as_leaf, byte_view, parse_dtype, stored_array
-from breadbox.payload.layout import Layout, Places, StoredArray, aligned, pack_figures
-from breadbox.payload.layouts import LayoutReader, make_layout
-from breadbox.payload.limits import (
+from breadbox.model.errors import PayloadCorruptError, PayloadFormatError, UnsupportedArrayError
+from breadbox.model.trees import (
+    TREE_DEPTH_MAX,
+    Structure,
+    Tree,
+    flatten_leaves,
+    paths_of,
+    unflatten,
+)
+from breadbox.payload.arrays.auto import picker
+from breadbox.payload.arrays.codecs import (
+    Codecs,
+    Encoded,
+    choose,
+    decode_into,
+    encode,
+    require_plausible,
+)
+from breadbox.payload.arrays.dtypes import as_leaf, byte_view, parse_dtype, stored_array
+from breadbox.payload.arrays.limits import (
     CHECKSUM_BLOCKS_MAX,
     HEAD_BYTES_MAX,
     LAYOUTS_MAX,
     PAYLOAD_BYTES_MAX,
     Expansion,
 )
-from breadbox.trees import TREE_DEPTH_MAX, Structure, Tree, flatten_leaves, paths_of, unflatten
+from breadbox.payload.attributes import parse_attributes, serialize_attributes
+from breadbox.payload.layout import Layout, Places, StoredArray, aligned, pack_figures
+from breadbox.payload.layouts import LayoutReader, make_layout
 from breadbox.v1 import payload_pb2
 
 FORMAT_VERSION: Final = 1
@@ -94,7 +108,7 @@ class Head:
     body_offset: int
     """Where the body starts in the payload."""
     figures: Sequence[int]
-    """Of the checksums section; see `Places`."""
+    """Figures of the checksums section; see `Places`."""
     raw_attributes: bytes
 
     def is_raw(self, index: int) -> bool:
@@ -114,7 +128,7 @@ def encode_tree(
     Args:
         tree: Nested dicts, lists and tuples; leaves as `stored_array` takes them, or None.
         attributes: For inspection; never needed to read the arrays.
-        codecs: See `breadbox.payload.codecs`.
+        codecs: See `breadbox.payload.arrays.codecs`.
 
     Returns:
         Buffers that, joined, are the payload.
@@ -166,7 +180,7 @@ def parse_head(head: memoryview, size_bytes: int) -> Head:
 
     Args:
         head: At least `head_bytes_of` bytes from the payload's start.
-        size_bytes: Bytes that the payload has, by whoever stores it.
+        size_bytes: Bytes of the payload, as the store reports them.
 
     Raises:
         PayloadFormatError: The payload is of another format version.
@@ -281,7 +295,7 @@ _NO_PARAMETERS: Final[Mapping[str, str]] = {}
 
 
 class _UnusualTreeError(Exception):
-    """A tree has something in it that takes more than a look to tell how it is stored."""
+    """A tree has a leaf whose stored form is not found by a quick look."""
 
 
 def _recognise(tree: Tree) -> tuple[Layout, Sequence[NDArray[Any]]]:

@@ -9,22 +9,22 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from breadbox.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
-from breadbox.fragment import Fragment
+from breadbox.model.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
+from breadbox.model.fragment import Fragment
+from breadbox.model.trees import Structure, field_of, is_within, map_present, map_tree, rows
+from breadbox.model.types import ArrayType, FragmentReference, PayloadReference
 from breadbox.payload.alike import gather
+from breadbox.payload.arrays.codecs import Codecs
+from breadbox.payload.arrays.dtypes import BFLOAT16, as_leaf
 from breadbox.payload.attributes import serialize_attributes
-from breadbox.payload.codecs import Codecs
-from breadbox.payload.dtypes import BFLOAT16, as_leaf
 from breadbox.payload.format import Head, decode_tree, encode_with_layout
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
-from breadbox.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, hash_of, message_of
-from breadbox.stores.base import PayloadStore
-from breadbox.stores.riding import bodies_at_hand
-from breadbox.trees import Structure, field_of, is_within, map_present, map_tree, rows
-from breadbox.types import ArrayType, FragmentReference, PayloadReference
+from breadbox.stores.common.base import PayloadStore
+from breadbox.stores.common.inline import bodies_at_hand
 from breadbox.v1 import schema_pb2
+from breadbox.wire.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, hash_of, message_of
 
 _log = logging.getLogger(__name__)
 
@@ -164,21 +164,21 @@ def write_fragments(
 
 
 class Schema(NamedTuple):
-    """What of a fragment a learner stacks, as it is told to the service."""
+    """The arrays of a fragment that a learner stacks, as declared to the server."""
 
     hash: int
     message: schema_pb2.Schema
 
 
 class Written(NamedTuple):
-    """A fragment whose payload is written, or rides along with what is said of it."""
+    """A fragment with a payload that is written, or inline in its announcement."""
 
     payload: PayloadReference | None
-    """Where it is written; None: it rides along."""
+    """Reference of the written payload, or None if it is inline."""
     schema: Schema | None
-    """None: it is too large to be told."""
+    """Schema of the fragment, or None if it is too large to be declared."""
     body: bytes = b""
-    """The payload, where it rides along."""
+    """The payload if it is inline, or empty."""
 
 
 def write_and_describe(
@@ -190,7 +190,7 @@ def write_and_describe(
 ) -> list[Written]:
     """Do as `write_fragments`, and say the schemas as well.
 
-    Payloads of at most `inline_size_bytes_max` are not written, but are to ride along.
+    Payloads of at most `inline_size_bytes_max` are not written, but returned to be sent inline.
     """
     encoded = [_encode(each, codecs) for each in fragments]
     written = [_riding(*each, inline_size_bytes_max) for each in encoded]
@@ -204,10 +204,10 @@ def write_and_describe(
     ]
 
 
-def encode_riding(
+def encode_inline(
     fragments: Sequence[Fragment], *, codecs: Codecs, inline_size_bytes_max: int
 ) -> list[Written]:
-    """Do as `write_and_describe` where all ride along, without a store; empty: one does not.
+    """Encode payloads that are all inline, as `write_and_describe`, or return [] if one is not.
 
     Raises:
         TreeMismatchError: A leaf does not have one row per step.
@@ -225,7 +225,7 @@ def encode_riding(
 def _riding(
     layout: Layout, buffers: Sequence[memoryview], inline_size_bytes_max: int
 ) -> Written | None:
-    """A payload as it rides along; None: it is too large."""
+    """Return an inline payload, or None if it is too large."""
     if sum(map(len, buffers)) > inline_size_bytes_max:
         return None
     return Written(None, schema_of(layout), b"".join(buffers))
@@ -233,7 +233,7 @@ def _riding(
 
 @lru_cache(maxsize=64)
 def schema_of(layout: Layout) -> Schema | None:
-    """The schema of fragments of a layout; None where it is too large to be told."""
+    """Return the schema of fragments of a layout, or None if it is too large to be declared."""
     arrays = []
     for stored in layout.arrays:
         name = field_of(stored.name)
@@ -355,7 +355,7 @@ class Selection:
         if steps is not None and not 0 <= steps[0] < steps[1]:
             raise InvalidRequestError("steps", f"must be [a, b) with 0 <= a < b, not {steps}")
         if columns is not None and any(each.startswith("final_obs") for each in columns):
-            columns = [*columns, "final_obs_step"]  # Without it, nobody could tell whose they are.
+            columns = [*columns, "final_obs_step"]  # It maps final observations to their steps.
         self._columns = None if columns is None else tuple(columns)
         self._steps = steps
 

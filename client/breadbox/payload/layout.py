@@ -1,7 +1,7 @@
 """What is in a payload and where: what payloads of one kind have in common.
 
 Fragments of one producer nearly always have the same layout, so layouts are made and checked once
-and shared: `is` tells quickly that two payloads are alike.
+and shared: `is` finds out quickly that two payloads are alike.
 """
 
 import struct
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from breadbox.payload.limits import ALIGNMENT_BYTES
-from breadbox.trees import Structure
+from breadbox.model.trees import Structure
+from breadbox.payload.arrays.limits import ALIGNMENT_BYTES
 from breadbox.v1 import payload_pb2
 
 GAP_BYTES_MAX: Final = ALIGNMENT_BYTES - 1
@@ -27,12 +27,12 @@ class StoredArray:
     """Path in the tree."""
     type_name: str
     dtype: np.dtype[Any]
-    """Of the stored elements: unsigned 16-bit for "bfloat16"."""
+    """Type of the stored elements: unsigned 16-bit for "bfloat16"."""
     shape: tuple[int, ...]
     codec: int
     """A value of the wire's enum Codec."""
     raw_bytes: int
-    """Of its elements."""
+    """Bytes of its elements."""
     parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -67,19 +67,19 @@ class Layout:
     structure: Structure
     arrays: tuple[StoredArray, ...]
     block_bytes: int
-    """Of the checksums."""
+    """Bytes of a block with a checksum."""
     raw: bytes
     """As it stands in payloads."""
     hash: int
     """XXH3-64 of `raw`."""
     order: tuple[int, ...] = field(init=False)
-    """Of the arrays in the body: by index, raw ones first."""
+    """Order of the arrays in the body: indexes, raw ones first."""
     encoded: tuple[int, ...] = field(init=False)
     """Arrays whose sizes each payload has for itself: the last ones of `order`."""
     raw_places: Places = field(init=False)
     """Where raw arrays and their checksums are in every payload; encoded ones come behind them."""
     gaps_between: tuple[bytes, ...] = field(init=False)
-    """Of raw arrays: zeros before each, from the end of the one before, each followed by an empty
+    """Zeros before each raw array, from the end of the one before; each is followed by an empty
     place for its array."""
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
 """Layouts as they stand in payloads: the message `PayloadLayout`, checked, and known by its bytes.
 
 A reader looks up a layout by its hash and compares its bytes with those it knows: the hash is no
-proof, since whoever writes payloads can make two layouts of one hash. What it does not know it
-parses and checks, and remembers within bounds.
+proof, since a malicious producer can make two layouts of one hash. The reader parses and checks a
+layout that it does not know, and caches it within bounds.
 """
 
 import math
@@ -14,12 +14,11 @@ import numpy as np
 import xxhash
 from google.protobuf.message import DecodeError
 
-from breadbox.errors import PayloadCorruptError, UnsupportedArrayError
-from breadbox.message_parts import require_few_parts
-from breadbox.payload import video
-from breadbox.payload.dtypes import parse_dtype
-from breadbox.payload.layout import Layout, StoredArray
-from breadbox.payload.limits import (
+from breadbox.model.errors import PayloadCorruptError, UnsupportedArrayError
+from breadbox.model.trees import NODES_MAX, TREE_DEPTH_MAX, Structure, child_path
+from breadbox.payload.arrays import video
+from breadbox.payload.arrays.dtypes import parse_dtype
+from breadbox.payload.arrays.limits import (
     ARRAYS_MAX,
     CHECKSUM_BLOCK_BYTES,
     CHECKSUM_BLOCK_BYTES_MIN,
@@ -31,8 +30,9 @@ from breadbox.payload.limits import (
     NAME_CHARACTERS_MAX,
     PAYLOAD_BYTES_MAX,
 )
-from breadbox.trees import NODES_MAX, TREE_DEPTH_MAX, Structure, child_path
+from breadbox.payload.layout import Layout, StoredArray
 from breadbox.v1 import payload_pb2
+from breadbox.wire.message_parts import require_few_parts
 
 _PATH_TOO_LONG: Final = "." * (NAME_CHARACTERS_MAX + 1)
 """Stands for every path that is longer than an array's name may be."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RECYCLED_BYTES_MIN: Final = 1024 * 1024
-"""Of an array; the allocator has smaller ones at hand."""
+"""Smallest array whose memory is recycled; the allocator keeps smaller ones at hand."""
 
 IDLE_BYTES_MAX: Final = 256 * 1024 * 1024
 """Kept in a process for arrays to come; beyond it, what has been idle for longest is freed."""

@@ -7,19 +7,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.payload.codecs import decode_into
-from breadbox.payload.dtypes import byte_view
+from breadbox.model.types import PayloadReference
+from breadbox.payload.arrays.codecs import decode_into
+from breadbox.payload.arrays.dtypes import byte_view
 from breadbox.payload.format import Head, head_bytes_of, parse_head, verify
 from breadbox.payload.layout import GAP_BYTES_MAX, Layout, StoredArray
-from breadbox.stores.base import PayloadStore, Segment
-from breadbox.types import PayloadReference
+from breadbox.stores.common.base import PayloadStore, Segment
 
 _SMALL_BYTES: Final = 16 * 1024
 """Neighbouring arrays up to this size are received together and copied to their places: the steps
 of a receive cost more than such a copy."""
 
 _RUN_BYTES_MAX: Final = 64 * 1024
-"""Of arrays that are received together."""
+"""Most bytes of arrays that are received together."""
 
 
 class Placement(NamedTuple):
@@ -69,7 +69,7 @@ class _Arriving:
     is_in_place: bool = False
     """`encoded` is the destination's own memory."""
     verified_bytes: int = 0
-    """Of `encoded`, from its start: whole blocks, or all."""
+    """Verified bytes of `encoded`, from its start: whole blocks, or all."""
 
     @property
     def stored(self) -> StoredArray:

@@ -9,10 +9,11 @@ A store is named by a URL:
                                                  be up; rediss+cluster:// with TLS
     redis+sentinel://HOST[:PORT],HOST.../NAME    the primary that Sentinels name
 
-Options of redis-py's connections may follow as a query, such as `?ssl_ca_certs=/path`.
+Options of redis-py's connections may follow as a query, such as `?ssl_ca_certs=/path`: those of
+database, user, timeouts and TLS (`breadbox.stores.common.urls` lists them); any other is refused.
 """
 
-from breadbox.stores.base import (
+from breadbox.stores.common.base import (
     PRELUDE_BYTES,
     PayloadCustodian,
     PayloadReceiver,
@@ -20,9 +21,9 @@ from breadbox.stores.base import (
     Segment,
     StoreUsage,
 )
-from breadbox.stores.deadline import Deadline
+from breadbox.stores.common.deadline import Deadline
+from breadbox.stores.common.urls import has_secret, redact
 from breadbox.stores.factory import open_custodian, open_parts, open_store
-from breadbox.stores.urls import has_secret, redact
 
 __all__ = [
     "PRELUDE_BYTES",

@@ -2,12 +2,12 @@
 
 from typing import Any, Final
 
-from breadbox.errors import StoreUrlError
-from breadbox.stores.base import PayloadCustodian, PayloadParts, PayloadStore
-from breadbox.stores.deadline import Deadline
-from breadbox.stores.file_store import FileCustodian, FileStore
-from breadbox.stores.keys import PIECE_SIZE_BYTES_MIN
-from breadbox.stores.urls import parse_store_url
+from breadbox.model.errors import StoreUrlError
+from breadbox.stores.common.base import PayloadCustodian, PayloadParts, PayloadStore
+from breadbox.stores.common.deadline import Deadline
+from breadbox.stores.common.keys import PIECE_SIZE_BYTES_MIN
+from breadbox.stores.common.urls import parse_store_url
+from breadbox.stores.files.store import FileCustodian, FileStore
 
 UNANNOUNCED_S_DEFAULT: Final = 600.0
 """Life of a payload between its write and its announcement: long enough for a server restart."""
@@ -36,8 +36,8 @@ def open_store(
             0 takes the default. Only Redis cuts.
         deadline: By when a cluster must have answered; its silence is that of later calls, too,
             unless they say otherwise. None: 10 s.
-        must_exist: Refuse a file:// URL of a directory in which nobody has made a store; for URLs
-            that somebody else chose. Otherwise it is made.
+        must_exist: True to refuse a file:// URL of a directory without a store, for URLs that
+            another party chose; False to create the store.
 
     Raises:
         StoreUrlError: The URL, or its options, cannot be used.
@@ -70,8 +70,8 @@ def _open(
         )
     if parsed.kind == "file":
         return FileStore(parsed.directory, must_exist=must_exist)
-    # Only now: redis-py takes long to load, and who keeps payloads in a directory needs none.
-    from breadbox.stores.redis_factory import open_redis_store
+    # Imported here: redis-py takes long to load, and a directory store does not need it.
+    from breadbox.stores.redis.factory import open_redis_store
 
     return open_redis_store(
         parsed,
@@ -98,6 +98,6 @@ def open_custodian(
     parsed = parse_store_url(url)
     if parsed.kind == "file":
         return FileCustodian(parsed.directory, unannounced_s=unannounced_s)
-    from breadbox.stores.redis_factory import open_redis_custodian
+    from breadbox.stores.redis.factory import open_redis_custodian
 
     return open_redis_custodian(url, answer_s=answer_s)

@@ -138,14 +138,16 @@ class MinimumChunks(_message.Message):
     def __init__(self, chunk_count: _Optional[int] = ...) -> None: ...
 
 class SampleToInsertRatio(_message.Message):
-    __slots__ = ("ratio", "error_chunks", "minimum_chunk_count")
+    __slots__ = ("ratio", "error_chunks", "minimum_chunk_count", "lead_chunks")
     RATIO_FIELD_NUMBER: _ClassVar[int]
     ERROR_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     MINIMUM_CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LEAD_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     ratio: float
     error_chunks: float
     minimum_chunk_count: int
-    def __init__(self, ratio: _Optional[float] = ..., error_chunks: _Optional[float] = ..., minimum_chunk_count: _Optional[int] = ...) -> None: ...
+    lead_chunks: float
+    def __init__(self, ratio: _Optional[float] = ..., error_chunks: _Optional[float] = ..., minimum_chunk_count: _Optional[int] = ..., lead_chunks: _Optional[float] = ...) -> None: ...
 
 class Buffer(_message.Message):
     __slots__ = ("name", "config", "session_id", "model_version", "state", "schemas", "subscriptions")
@@ -184,7 +186,7 @@ class Subscription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., retaining: bool = ..., acknowledged_chunk_id: _Optional[int] = ..., lag_chunk_count: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., missed_chunk_count: _Optional[int] = ...) -> None: ...
 
 class BufferState(_message.Message):
-    __slots__ = ("chunk_count", "open_chunk_count", "open_fragment_count", "fragment_count", "payload_bytes", "lease_count", "waiter_count", "worker_count", "counters", "chunk_count_by_staleness", "waiting_reason", "outage", "hold", "quarantined", "latest_request_id", "retained_chunk_count")
+    __slots__ = ("chunk_count", "open_chunk_count", "open_fragment_count", "fragment_count", "payload_bytes", "lease_count", "waiter_count", "worker_count", "counters", "chunk_count_by_staleness", "waiting_reason", "outage", "hold", "quarantined", "latest_request_id", "retained_chunk_count", "inserted_chunk_count", "delivered_chunk_count", "idle_duration")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +217,9 @@ class BufferState(_message.Message):
     QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     LATEST_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RETAINED_CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    INSERTED_CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_CHUNK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    IDLE_DURATION_FIELD_NUMBER: _ClassVar[int]
     chunk_count: int
     open_chunk_count: int
     open_fragment_count: int
@@ -231,7 +236,10 @@ class BufferState(_message.Message):
     quarantined: _containers.RepeatedCompositeFieldContainer[QuarantinedFragment]
     latest_request_id: str
     retained_chunk_count: int
-    def __init__(self, chunk_count: _Optional[int] = ..., open_chunk_count: _Optional[int] = ..., open_fragment_count: _Optional[int] = ..., fragment_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., waiter_count: _Optional[int] = ..., worker_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., chunk_count_by_staleness: _Optional[_Mapping[int, int]] = ..., waiting_reason: _Optional[str] = ..., outage: _Optional[str] = ..., hold: _Optional[str] = ..., quarantined: _Optional[_Iterable[_Union[QuarantinedFragment, _Mapping]]] = ..., latest_request_id: _Optional[str] = ..., retained_chunk_count: _Optional[int] = ...) -> None: ...
+    inserted_chunk_count: int
+    delivered_chunk_count: int
+    idle_duration: _duration_pb2.Duration
+    def __init__(self, chunk_count: _Optional[int] = ..., open_chunk_count: _Optional[int] = ..., open_fragment_count: _Optional[int] = ..., fragment_count: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., lease_count: _Optional[int] = ..., waiter_count: _Optional[int] = ..., worker_count: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., chunk_count_by_staleness: _Optional[_Mapping[int, int]] = ..., waiting_reason: _Optional[str] = ..., outage: _Optional[str] = ..., hold: _Optional[str] = ..., quarantined: _Optional[_Iterable[_Union[QuarantinedFragment, _Mapping]]] = ..., latest_request_id: _Optional[str] = ..., retained_chunk_count: _Optional[int] = ..., inserted_chunk_count: _Optional[int] = ..., delivered_chunk_count: _Optional[int] = ..., idle_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class QuarantinedFragment(_message.Message):
     __slots__ = ("worker_id", "fragment_index", "session_id", "payload_id")

@@ -97,16 +97,18 @@ class WatchModelRequest(_message.Message):
     def __init__(self, buffer: _Optional[str] = ..., known_session_id: _Optional[str] = ..., known_model_version: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., known_weights: bool = ...) -> None: ...
 
 class WatchModelResponse(_message.Message):
-    __slots__ = ("changed", "session_id", "model_version", "weights")
+    __slots__ = ("changed", "session_id", "model_version", "weights", "known_session_ended")
     CHANGED_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_SESSION_ENDED_FIELD_NUMBER: _ClassVar[int]
     changed: bool
     session_id: str
     model_version: int
     weights: _fragment_pb2.PayloadReference
-    def __init__(self, changed: bool = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., weights: _Optional[_Union[_fragment_pb2.PayloadReference, _Mapping]] = ...) -> None: ...
+    known_session_ended: bool
+    def __init__(self, changed: bool = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., weights: _Optional[_Union[_fragment_pb2.PayloadReference, _Mapping]] = ..., known_session_ended: bool = ...) -> None: ...
 
 class AppendFragmentsRequest(_message.Message):
     __slots__ = ("buffer", "fragments", "schemas", "payloads", "max_wait")
@@ -475,7 +477,7 @@ class GetStoreConfigRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStoreConfigResponse(_message.Message):
-    __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version", "server_time", "inline_size_bytes_max", "journal_epoch")
+    __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version", "server_time", "inline_size_bytes_max", "journal_epoch", "store_concerns")
     STORE_URL_FIELD_NUMBER: _ClassVar[int]
     UNANNOUNCED_DURATION_FIELD_NUMBER: _ClassVar[int]
     PIECE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -483,6 +485,7 @@ class GetStoreConfigResponse(_message.Message):
     SERVER_TIME_FIELD_NUMBER: _ClassVar[int]
     INLINE_SIZE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STORE_CONCERNS_FIELD_NUMBER: _ClassVar[int]
     store_url: str
     unannounced_duration: _duration_pb2.Duration
     piece_size_bytes: int
@@ -490,7 +493,8 @@ class GetStoreConfigResponse(_message.Message):
     server_time: _timestamp_pb2.Timestamp
     inline_size_bytes_max: int
     journal_epoch: int
-    def __init__(self, store_url: _Optional[str] = ..., unannounced_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., piece_size_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., server_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., inline_size_bytes_max: _Optional[int] = ..., journal_epoch: _Optional[int] = ...) -> None: ...
+    store_concerns: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, store_url: _Optional[str] = ..., unannounced_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., piece_size_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., server_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., inline_size_bytes_max: _Optional[int] = ..., journal_epoch: _Optional[int] = ..., store_concerns: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReportEpisodesRequest(_message.Message):
     __slots__ = ("buffer", "episodes")

@@ -16,10 +16,11 @@ Invariants between the parts, on top of each one's own:
 I1  Every payload referred to belongs to exactly one of: an open chunk, a closed chunk that is held
     leased or retained, the model's weights (B13).
 I2  Every open fragment and every held chunk is fresh and of the current session (B5, B6).
-I3  Chunks held are at most `capacity_chunks`. Bytes referred to are at most `capacity_bytes`,
-    unless that limit was lowered below what leases and open chunks refer to (B7).
-I4  Nobody waits whose request could be granted: the head of the queue lacks chunks, a lease, or the
-    limiter's leave, and all others wait behind it (B8).
+I3  Chunks held are at most `capacity_chunks`; where producers wait, so are they together with those
+    that a lease may bring back, unless limits were changed meanwhile. Bytes referred to are at most
+    `capacity_bytes`, unless that limit was lowered below what leases and open chunks refer to (B7).
+I4  No request that could be granted waits: the head of the queue lacks chunks, a lease, or the
+    limiter's permission, and all others wait behind it (B8).
 I5  Leases alive are at most `leases_max`, unless that limit was lowered.
 I6  Right after `handle_timer(now)`, `next_timer()` is None or later than `now`.
 I7  What was refused has changed nothing but counters of refusals (B14).
@@ -34,25 +35,33 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from breadbox_server.core import inputs, reading, snapshot
-from breadbox_server.core.chunks import Chunk, ChunkState
-from breadbox_server.core.config import BufferConfig, SchemaPolicy
-from breadbox_server.core.description import (
+from breadbox_server.core import snapshot
+from breadbox_server.core.limiters import make_limiter
+from breadbox_server.core.model import inputs
+from breadbox_server.core.model.config import BufferConfig, SchemaPolicy
+from breadbox_server.core.model.description import (
     AppendCredit,
     BufferDescription,
     QuarantinedFragment,
     SubscriptionDescription,
 )
-from breadbox_server.core.entries import Entry, FragmentTaken, GrantMade
-from breadbox_server.core.errors import (
+from breadbox_server.core.model.entries import Entry, FragmentTaken, GrantMade
+from breadbox_server.core.model.errors import (
     DomainError,
     InvalidArgumentError,
     RequestNotFoundError,
 )
-from breadbox_server.core.events import DiscardReason, EvictionReason, ModelChanged
-from breadbox_server.core.fetching import Fetching
-from breadbox_server.core.ids import CallerId, LeaseId, ModelVersion, PayloadId, RequestId, WorkerId
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.events import DiscardReason, EvictionReason, ModelChanged
+from breadbox_server.core.model.ids import (
+    CallerId,
+    LeaseId,
+    ModelVersion,
+    PayloadId,
+    RequestId,
+    SessionId,
+    WorkerId,
+)
+from breadbox_server.core.model.inputs import (
     Answer,
     Appended,
     Fragment,
@@ -62,25 +71,27 @@ from breadbox_server.core.inputs import (
     PrioritiesUpdated,
     Published,
 )
-from breadbox_server.core.intake import REMEMBERED, Intake
-from breadbox_server.core.leases import granted_fragments
-from breadbox_server.core.leasing import Leasing
-from breadbox_server.core.limiters import make_limiter
-from breadbox_server.core.payloads import MODEL_OWNER, Owner
-from breadbox_server.core.samplers import make_remover, make_sampler
-from breadbox_server.core.snapshot import BufferSnapshot
-from breadbox_server.core.state import BufferState
-from breadbox_server.core.subscriptions import Subscription
-from breadbox_server.core.validation import (
+from breadbox_server.core.model.validation import (
     check_int,
     check_name,
     check_payload,
     check_priority,
     check_version,
 )
+from breadbox_server.core.rules import reading
+from breadbox_server.core.rules.fetching import Fetching
+from breadbox_server.core.rules.intake import REMEMBERED, Intake
+from breadbox_server.core.rules.leasing import Leasing
+from breadbox_server.core.samplers import make_remover, make_sampler
+from breadbox_server.core.snapshot import BufferSnapshot
+from breadbox_server.core.state.buffer_state import BufferState
+from breadbox_server.core.state.chunks import Chunk, ChunkState
+from breadbox_server.core.state.leases import granted_fragments
+from breadbox_server.core.state.payloads import MODEL_OWNER, Owner
+from breadbox_server.core.state.subscriptions import Subscription
 
 REPORTS_MAX = 1_000_000
-"""Times that a chunk may be told of as unreadable before it is quarantined, at most."""
+"""Most times that a chunk may be reported unreadable before it is quarantined."""
 
 
 class ReplayBuffer:
@@ -130,6 +141,10 @@ class ReplayBuffer:
         """Whether a chunk, an open chunk, a lease or the model refers to a payload."""
         return payload_id in self._state.payloads
 
+    def has_ended(self, session_id: SessionId) -> bool:
+        """Whether a session is remembered to have ended."""
+        return self._state.model.has_ended(session_id)
+
     def has_weights(self, payload_id: PayloadId) -> bool:
         """Whether a payload is weights of the model."""
         payloads = self._state.payloads
@@ -138,7 +153,7 @@ class ReplayBuffer:
     def payloads(self) -> Iterator[Payload]:
         """Go through every payload referred to, in no order; not to be held over an input.
 
-        Lazy: whoever takes the first few pays for few.
+        Lazy: the cost is that of the payloads taken.
         """
         for fragment in self.fragments():
             yield fragment.payload
@@ -254,8 +269,9 @@ class ReplayBuffer:
 
         Raises:
             InvalidArgumentError: A field is malformed or out of range; the version was never
-                published; the payload is in use, or larger than the buffer; the session's
-                fragments have another number of steps.
+                published; the payload is in use, or larger than the buffer.
+            SchemaMismatchError: The session's fragments have other arrays, or another number of
+                steps.
             WorkersFullError: It is of a new worker, and no more are remembered.
         """
         answer = self._intake.append(input.fragment, now=now)
@@ -265,8 +281,8 @@ class ReplayBuffer:
         self._fetching.serve(now=now)
         return answer
 
-    def tell_schema(self, input: inputs.TellSchema, *, now: float) -> None:
-        """Learn what the arrays of fragments are (B30); see `inputs.TellSchema`.
+    def declare_schema(self, input: inputs.DeclareSchema, *, now: float) -> None:
+        """Learn what the arrays of fragments are (B30); see `inputs.DeclareSchema`.
 
         Raises:
             SchemaMismatchError: The buffer takes one schema in a session, and this is another.
@@ -282,7 +298,7 @@ class ReplayBuffer:
             self._record(input, now)
 
     def judge(self, fragment: Fragment) -> Appended | None:
-        """Say how `append` would answer, changing nothing; None: it would admit the fragment.
+        """Return how `append` would answer, or None if it would admit the fragment; change nothing.
 
         Args:
             fragment: A well-formed one; that is not looked at again.
@@ -306,7 +322,7 @@ class ReplayBuffer:
         return self._fetching.fetch(input, now=now)
 
     def cancel_fetch(self, input: inputs.CancelFetch, *, now: float) -> None:
-        """Let a caller go that waits, and serve whoever stood behind it."""
+        """Remove a waiting caller, and serve the requests queued behind it."""
         self._fetching.cancel(input.caller_id, now=now)
 
     def renew_lease(self, input: inputs.RenewLease, *, now: float) -> float:
@@ -347,7 +363,7 @@ class ReplayBuffer:
         return dropped_count
 
     def report_unreadable(self, input: inputs.ReportUnreadable, *, now: float) -> None:
-        """Count what a reader could not read, and quarantine what was told of often enough (B29).
+        """Count payloads that a reader could not read; quarantine at `reports_max` reports (B29).
 
         Raises:
             InvalidArgumentError: `reports_max` is below 1.
@@ -356,13 +372,13 @@ class ReplayBuffer:
         lease = self._state.leases.find(input.lease_id)
         if lease is None or lease.end is not None:
             return
-        told = frozenset(input.payload_ids)
+        reported = frozenset(input.payload_ids)
         # Each once, however often it was drawn.
         chunks = {granted.chunk.chunk_id: granted.chunk for granted in lease.share}
         unreadable = [
             (chunk, fragments)
             for chunk in chunks.values()
-            if (fragments := [f for f in chunk.fragments if f.payload.payload_id in told])
+            if (fragments := [f for f in chunk.fragments if f.payload.payload_id in reported])
         ]
         if not unreadable:
             return
@@ -459,7 +475,7 @@ class ReplayBuffer:
         self._finish()
 
     def next_timer(self) -> float | None:
-        """Give the instant at which `handle_timer` has something to do; None: never, as of now."""
+        """Return the instant at which `handle_timer` has something to do, or None if never."""
         due_at = self._intake.next_silence()
         for other in (self._leasing.next_expiry(), self._fetching.next_deadline()):
             if other is not None and (due_at is None or other < due_at):
@@ -470,8 +486,8 @@ class ReplayBuffer:
         """Do everything that was due at or before `now`.
 
         Expired leases are ended first, so that chunks they held back can satisfy waiters whose
-        deadline is this same instant; then the open chunks of silent workers are discarded; then
-        waiters whose deadline has passed are told so.
+        deadline is this same instant. Then the open chunks of silent workers are discarded. Then
+        waiters whose deadline has passed time out.
         """
         due_at = self.next_timer()
         if due_at is None or due_at > now:
@@ -498,7 +514,7 @@ class ReplayBuffer:
         self._quiet_until = -inf
         if isinstance(entry, GrantMade):
             for lease in self._leasing.replay(entry, now=now).leases:
-                lease.told_count = 1
+                lease.reported_count = 1
         else:
             _HANDLERS[type(entry)](self, entry, now=now)
 
@@ -556,6 +572,8 @@ class ReplayBuffer:
             worker_count=state.assembly.worker_count,
             counters=state.counters.all(),
             chunk_count_by_staleness={version - held: count for held, count in counts},
+            inserted_count=state.meter.inserted_count,
+            delivered_count=state.meter.delivered_count,
             waiting_reason=self._fetching.next_reason(),
             quarantined=tuple(state.quarantined),
             latest_request_id=RequestId("") if latest is None else latest.request_id,
@@ -636,7 +654,7 @@ class ReplayBuffer:
         return reading.read(self._state, cursor)
 
     def append_credit(self) -> AppendCredit:
-        """Say how much producers together may send now without being told to wait."""
+        """Return how much all producers together may send now without having to wait."""
         return self._intake.credit()
 
     def check_invariants(self) -> None:
@@ -705,7 +723,7 @@ class ReplayBuffer:
         head = state.waiters.head()
         if head is not None:
             chunk_count = head.fragment_count // state.config.fragments_per_chunk
-            assert not state.may_grant(chunk_count, head.world_size), "I4: somebody waits in vain"
+            assert not state.may_grant(chunk_count, head.world_size), "I4: a request waits in vain"
 
     def _check_weights(self, weights: Payload | None) -> None:
         if weights is None:
@@ -759,7 +777,7 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.EndSession: ReplayBuffer.end_session,
     inputs.PublishModel: ReplayBuffer.publish,
     inputs.AppendFragment: ReplayBuffer.append,
-    inputs.TellSchema: ReplayBuffer.tell_schema,
+    inputs.DeclareSchema: ReplayBuffer.declare_schema,
     inputs.Fetch: ReplayBuffer.fetch,
     inputs.CancelFetch: ReplayBuffer.cancel_fetch,
     inputs.RenewLease: ReplayBuffer.renew_lease,

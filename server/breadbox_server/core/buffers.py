@@ -19,29 +19,37 @@ S4  Equal inputs at equal times to sets of equal seed give equal answers and equ
 
 import random
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import groupby
 from typing import cast
 
-from breadbox_server.core import inputs, snapshot
+from breadbox_server.core import snapshot
 from breadbox_server.core.buffer import ReplayBuffer
-from breadbox_server.core.config import BufferConfig
-from breadbox_server.core.description import (
+from breadbox_server.core.model import inputs
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.description import (
     AppendCredit,
     BufferDescription,
     SubscriptionDescription,
 )
-from breadbox_server.core.entries import BufferCreated, Entry, FragmentTaken, ReplayError
-from breadbox_server.core.errors import (
+from breadbox_server.core.model.entries import BufferCreated, Entry, FragmentTaken, ReplayError
+from breadbox_server.core.model.errors import (
     BufferExistsError,
     BufferNotFoundError,
     BuffersFullError,
     DomainError,
     DrainingError,
 )
-from breadbox_server.core.events import Event
-from breadbox_server.core.fetching import LEASE_ID_BITS
-from breadbox_server.core.ids import BufferName, CallerId, LeaseId, PayloadId, RequestId
-from breadbox_server.core.inputs import (
+from breadbox_server.core.model.events import Event
+from breadbox_server.core.model.ids import (
+    BufferName,
+    CallerId,
+    LeaseId,
+    PayloadId,
+    RequestId,
+    SessionId,
+)
+from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Answer,
     Appended,
@@ -50,11 +58,12 @@ from breadbox_server.core.inputs import (
     ModelState,
     Payload,
 )
-from breadbox_server.core.reading import ChunksRead, Cursor
+from breadbox_server.core.model.validation import check_buffer_name
+from breadbox_server.core.rules.fetching import LEASE_ID_BITS
+from breadbox_server.core.rules.reading import ChunksRead, Cursor
 from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.snapshot import BufferSnapshot
-from breadbox_server.core.state import BufferState
-from breadbox_server.core.validation import check_buffer_name
+from breadbox_server.core.state.buffer_state import BufferState
 
 DEFAULT_BUFFER = BufferName("default")
 DRAW_SEED_BITS = 63
@@ -88,7 +97,8 @@ class BufferSet:
     def _begin(self, rng: random.Random, buffers_max: int, is_recording: bool) -> None:
         self._rng = rng
         self._lease_salt = 0
-        self._buffers_max = buffers_max
+        self.buffers_max = buffers_max
+        """Buffers held at a time."""
         self._buffers: dict[BufferName, ReplayBuffer] = {}
         self._events: list[Event] = []
         self._draining = False
@@ -103,7 +113,7 @@ class BufferSet:
         `take_events()`.
 
         Args:
-            input: Any of `breadbox_server.core.inputs`.
+            input: Any of `breadbox_server.core.model.inputs`.
             now: Never less than in an earlier call.
 
         Raises:
@@ -144,7 +154,7 @@ class BufferSet:
         return events
 
     def next_timer(self) -> float | None:
-        """Give the instant at which `handle_timer` has something to do; None: never, as of now.
+        """Return the instant at which `handle_timer` has something to do, or None if never.
 
         Right after `handle_timer(now)` it is None or later than `now`.
         """
@@ -155,8 +165,8 @@ class BufferSet:
         """Do everything that was due at or before `now`, in each buffer.
 
         Expired leases are ended first, so that chunks they held back can satisfy waiters whose
-        deadline is this same instant; then open chunks of silent workers are discarded; then
-        waiters whose deadline has passed are told so. Cheap, and a no-op, when nothing is due.
+        deadline is this same instant. Then open chunks of silent workers are discarded. Then
+        waiters whose deadline has passed time out. Cheap, and a no-op, when nothing is due.
         """
         for buffer in self._buffers.values():
             buffer.handle_timer(now=now)
@@ -211,6 +221,20 @@ class BufferSet:
         """
         found = self._buffers.get(buffer)
         return found is not None and found.refers_to(payload_id)
+
+    def has_ended(self, buffer: BufferName, session_id: SessionId) -> bool:
+        """Tell whether a session of a buffer is remembered to have ended.
+
+        False for a buffer that does not exist.
+        """
+        found = self._buffers.get(buffer)
+        return found is not None and found.has_ended(session_id)
+
+    def refers_elsewhere(self, buffer: BufferName | None, payload_id: PayloadId) -> bool:
+        """Tell whether another buffer than this one, or any, refers to a payload."""
+        return any(
+            name != buffer and each.refers_to(payload_id) for name, each in self._buffers.items()
+        )
 
     def has_weights(self, buffer: BufferName, payload_id: PayloadId) -> bool:
         """Tell whether a payload is weights of the buffer's model, which the latest two are.
@@ -278,7 +302,7 @@ class BufferSet:
         return self._find(buffer).subscriptions()
 
     def append_credit(self, buffer: BufferName) -> AppendCredit:
-        """Say how many fragments and bytes producers may send without being told to wait.
+        """Return how many fragments and bytes all producers may send now without having to wait.
 
         Raises:
             BufferNotFoundError: No buffer has this name.
@@ -338,7 +362,7 @@ class BufferSet:
 
         To be called on a set fresh from `restore`, with the entries taken after its snapshot, in
         order; afterwards with `handle_timer(now=...)` of the present, which ends what has expired
-        meanwhile. Nothing is recorded. The events tell what happened then: of these only
+        meanwhile. Nothing is recorded. The events are those of the replayed past: only
         `PayloadsDisposable` still matters, since the deletions may not have been carried out.
 
         Raises:
@@ -439,8 +463,8 @@ class BufferSet:
             if existing.config != input.config:
                 raise BufferExistsError(input.buffer)
             return
-        if len(self._buffers) >= self._buffers_max:
-            raise BuffersFullError(self._buffers_max)
+        if len(self._buffers) >= self.buffers_max:
+            raise BuffersFullError(self.buffers_max)
         make_sampler(input.config.sampler)
         make_remover(input.config.remover)
         created = BufferCreated(input.buffer, input.config, self._rng.getrandbits(DRAW_SEED_BITS))
@@ -462,7 +486,7 @@ class BufferSet:
         self._buffers[state.name] = ReplayBuffer(
             state,
             next_caller_id=self._next_caller_id,
-            is_payload_taken=self._is_payload_taken,
+            is_payload_taken=partial(self.refers_elsewhere, state.name),
             record=self._record,
         )
 
@@ -474,12 +498,6 @@ class BufferSet:
     def _record(self, entry: Entry, now: float) -> None:
         if self._is_recording:
             self._entries.append((now, entry))
-
-    def _is_payload_taken(self, payload_id: PayloadId) -> bool:
-        # Asked for every fragment, by a buffer that has looked at its own.
-        return len(self._buffers) > 1 and any(
-            buffer.refers_to(payload_id) for buffer in self._buffers.values()
-        )
 
     def _next_caller_id(self) -> CallerId:
         self._caller_count += 1

@@ -1,21 +1,19 @@
 """The state of one buffer as values, and back.
 
 Two buffers with equal snapshots behave alike from then on, but for what is not in one: waiters,
-callers, the counters of what changed nothing, and how often a lease was told (a lease of a snapshot
-counts as told once, so it is never undone as undelivered before somebody asks again).
+callers, the counters of what changed nothing, and how often a lease was reported (a lease of a
+snapshot counts as reported once, so it is never undone as undelivered before a caller asks again).
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from breadbox_server.core.assembly import OpenChunk
-from breadbox_server.core.chunks import Chunk, ChunkState
-from breadbox_server.core.config import PRIORITY_DEFAULT, BufferConfig
-from breadbox_server.core.description import QuarantinedFragment
-from breadbox_server.core.entries import ReplayError
-from breadbox_server.core.events import Event, LeaseEnd
-from breadbox_server.core.ids import (
+from breadbox_server.core.model.config import PRIORITY_DEFAULT, BufferConfig
+from breadbox_server.core.model.description import QuarantinedFragment
+from breadbox_server.core.model.entries import ReplayError
+from breadbox_server.core.model.events import Event, LeaseEnd
+from breadbox_server.core.model.ids import (
     BufferName,
     ChunkId,
     LeaseId,
@@ -25,12 +23,14 @@ from breadbox_server.core.ids import (
     SubscriptionName,
     WorkerId,
 )
-from breadbox_server.core.inputs import Fragment, Payload
-from breadbox_server.core.leases import Grant, GrantedChunk, Lease
-from breadbox_server.core.outcomes import OutcomeWindow
-from breadbox_server.core.schemas import Schema
-from breadbox_server.core.state import BufferState
-from breadbox_server.core.subscriptions import Subscription
+from breadbox_server.core.model.inputs import Fragment, Payload
+from breadbox_server.core.model.outcomes import OutcomeWindow
+from breadbox_server.core.model.schemas import Schema
+from breadbox_server.core.state.assembly import OpenChunk
+from breadbox_server.core.state.buffer_state import BufferState
+from breadbox_server.core.state.chunks import Chunk, ChunkState
+from breadbox_server.core.state.leases import Grant, GrantedChunk, Lease
+from breadbox_server.core.state.subscriptions import Subscription
 
 
 class ChunkSnapshot(NamedTuple):
@@ -137,7 +137,7 @@ class BufferSnapshot:
     ended_grants: tuple[GrantSnapshot, ...]
     """The first to have ended first."""
     schemas: tuple[tuple[int, Schema], ...] = ()
-    """Of the session, by hash, the one that was told first at the front."""
+    """The session's schemas by hash, in the order in which they were declared."""
     subscriptions: tuple[SubscriptionSnapshot, ...] = ()
     """By name."""
     removed_in: tuple[ChunkId, ...] = ()
@@ -326,6 +326,6 @@ def _grant(taken: GrantSnapshot, chunks: Mapping[ChunkId, Chunk]) -> Grant:
     for rank, (lease_id, lease_s, expires_at, end) in enumerate(taken.leases):
         lease = Lease(lease_id, grant, rank, lease_s, expires_at)
         lease.end = end
-        lease.told_count = 1
+        lease.reported_count = 1
         grant.leases.append(lease)
     return grant

@@ -8,15 +8,15 @@ from time import monotonic
 from typing import Final
 
 from breadbox_server.journal import compactor
-from breadbox_server.journal.place import JournalPlace
-from breadbox_server.journal.storage import (
+from breadbox_server.journal.storage.interface import (
     JournalDamagedError,
     JournalError,
     JournalUnavailableError,
     JournalWriter,
 )
+from breadbox_server.journal.storage.place import JournalPlace
 from breadbox_server.journal.turn_journal import TurnJournal
-from breadbox_server.metrics import Metrics
+from breadbox_server.metrics.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ ENTRIES_DEFAULT: Final = 30_000
 SIZE_BYTES_MAX: Final = 32 * 2**20
 """Bytes of turns after which one is made, however few the entries."""
 URGENT_PRESSURE: Final = 0.5
-"""Of `TurnJournal.pressure`: from here on nothing is held back for the sake of others."""
+"""`TurnJournal.pressure` from which a compaction neither runs at low priority nor rests."""
 REST_FACTOR: Final = 4.0
 """How much longer than a compaction the pause after it is, so that it costs a fifth of a core."""
 REST_S_MAX: Final = 5.0
@@ -183,7 +183,7 @@ class Compaction:
     async def _talk(
         self, process: asyncio.subprocess.Process, *, is_patient: bool
     ) -> tuple[bytes, bytes] | None:
-        """What the process says until it ends; None: it was ended, to be begun in a hurry."""
+        """Return what the process wrote, or None if it was killed so that an urgent one begins."""
         loop = asyncio.get_running_loop()
         talk = loop.create_task(process.communicate(self._place.to_line().encode()))
         give_up_at = monotonic() + RUN_S_MAX

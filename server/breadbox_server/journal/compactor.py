@@ -16,13 +16,17 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from breadbox_server.base.errors import BugError
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.errors import BugError
-from breadbox_server.journal.codec import Snapshot, encode_snapshot
-from breadbox_server.journal.frames import frame_snapshot
-from breadbox_server.journal.place import JournalPlace
+from breadbox_server.journal.encoding.codec import Snapshot, encode_snapshot
+from breadbox_server.journal.encoding.frames import frame_snapshot
 from breadbox_server.journal.recovery import Recovered, recover
-from breadbox_server.journal.storage import JournalArchive, JournalDamagedError, JournalError
+from breadbox_server.journal.storage.interface import (
+    JournalArchive,
+    JournalDamagedError,
+    JournalError,
+)
+from breadbox_server.journal.storage.place import JournalPlace
 
 DAMAGED: Final = 3
 """Exit code: the journal cannot be read back."""

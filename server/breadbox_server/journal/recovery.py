@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from time import process_time
 from typing import Final
 
+from breadbox_server.base.errors import BugError
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.core.entries import ReplayError
-from breadbox_server.core.events import PayloadsDisposable
-from breadbox_server.core.ids import PayloadId
+from breadbox_server.core.model.entries import ReplayError
+from breadbox_server.core.model.events import PayloadsDisposable
+from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.core.snapshot import BufferSnapshot
-from breadbox_server.errors import BugError
-from breadbox_server.journal.codec import (
+from breadbox_server.journal.encoding.codec import (
     Snapshot,
     decode_snapshot,
     decode_turn,
     encode_snapshot,
 )
-from breadbox_server.journal.frames import (
+from breadbox_server.journal.encoding.frames import (
     JournalFormatError,
     NewerFormatError,
     frame_snapshot,
     open_snapshot,
     open_turn,
 )
-from breadbox_server.journal.storage import (
+from breadbox_server.journal.storage.interface import (
     BEGINNING,
     JournalArchive,
     JournalDamagedError,
@@ -50,11 +50,11 @@ class Recovered:
 
     buffers: BufferSet
     sequence: int
-    """Of the last turn that it contains."""
+    """The last turn that it contains."""
     now: float
     """The latest instant that the earlier process reached, as far as the journal knows."""
     chain: int
-    """Of the last turn; see `frames`."""
+    """Checksum of the last turn; see `frames`."""
     snapshot_sequence: int
     turn_count: int
     """Turns replayed after the snapshot."""
@@ -77,9 +77,9 @@ def begin(archive: JournalArchive, buffers: BufferSet, now: float) -> Recovered:
 
 
 def look(archive: JournalArchive) -> Recovered:
-    """Read the books beside whoever writes them; for who only wants to know what is in them.
+    """Read a journal that another server may be writing, only to learn what is in it.
 
-    Again if that fails, which a newer snapshot between two reads explains.
+    Reads again if that fails, which a newer snapshot between two reads explains.
 
     Raises:
         JournalDamagedError: They cannot be read; says why and what to do.
@@ -111,7 +111,7 @@ def _without_collections() -> Iterator[None]:
 def recover(
     archive: JournalArchive, restore: Callable[[Iterable[BufferSnapshot]], BufferSet]
 ) -> Recovered:
-    """Build the core that the journal tells of.
+    """Build the core from its journal.
 
     Args:
         archive: One that is begun.
@@ -124,7 +124,7 @@ def recover(
         BugError: What it says could not be carried out for a reason that is not in it.
     """
     replay = Replay(archive, restore)
-    with replay.told():
+    with replay.error_context():
         for sequence, record in archive.read_turns(replay.sequence):
             replay.add(sequence, record)
     return replay.recovered()
@@ -148,12 +148,12 @@ class Replay:
     ) -> None:
         self._shown = archive.shown
         self.sequence, record = archive.read_snapshot()
-        """Of the last turn that the core contains."""
+        """The last turn that the core contains."""
         self.snapshot_sequence = self.sequence
         self._turn_count = 0
         self._entry_count = 0
         self._let_go: deque[tuple[int, list[PayloadId]]] = deque()
-        with self.told():
+        with self.error_context():
             data, self.chain = open_snapshot(self.sequence, record)
             snapshot = decode_snapshot(data)
             self._buffers, self._now = restore(snapshot.buffers), snapshot.now
@@ -163,7 +163,7 @@ class Replay:
         """Apply the next turn."""
         self.sequence = sequence
         began_at = process_time()
-        with self.told():
+        with self.error_context():
             data, self.chain = open_turn(self.chain, sequence, record)
             entries = decode_turn(data).entries
             self._buffers.replay(entries)
@@ -171,8 +171,8 @@ class Replay:
             self._entry_count += len(entries)
             # A turn's instants never go back.
             self._now = max(self._now, entries[-1][0] if entries else self._now)
-            # What was told when it happened is not told again; what was to be deleted then is
-            # found when books and store are compared.
+            # Events of the past are not reported again. Payloads that were to be deleted then are
+            # found when journal and store are compared.
             let_go = [
                 each.payload_id
                 for event in self._buffers.take_events()
@@ -198,8 +198,8 @@ class Replay:
         )
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Say of what goes wrong inside whether the journal is at fault, and where."""
+    def error_context(self) -> Iterator[None]:
+        """Turn an error inside into one that says whether the journal is at fault, and where."""
         where = f"the journal at {self._shown} cannot be read at turn {self.sequence}"
         try:
             yield

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from breadbox.stores.base import Custody
-from breadbox_server.core.entries import Entry
-from breadbox_server.core.ids import PayloadId
+from breadbox.stores.common.base import Custody
+from breadbox_server.core.model.entries import Entry
+from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.core.snapshot import BufferSnapshot
-from breadbox_server.journal.codec import Snapshot, encode_snapshot, encode_turn
-from breadbox_server.journal.frames import frame_snapshot, frame_turn, open_snapshot
-from breadbox_server.journal.storage import NO_PAYLOADS, JournalWriter
+from breadbox_server.journal.encoding.codec import Snapshot, encode_snapshot, encode_turn
+from breadbox_server.journal.encoding.frames import frame_snapshot, frame_turn, open_snapshot
+from breadbox_server.journal.storage.interface import NO_PAYLOADS, JournalWriter
 
 REPLAY_S_MAX: Final = 1.0
 """CPU time that a restart may need for turns: with the start of the process, and the snapshot of a
@@ -36,7 +36,7 @@ class Extent:
 
 
 class TurnJournal:
-    """Numbers turns, and writes them; see `breadbox_server.turns.Journal`.
+    """Numbers turns, and writes them; see `breadbox_server.journal.turns.Journal`.
 
     Args:
         writer: Where records go.
@@ -58,7 +58,7 @@ class TurnJournal:
         self._writer = writer
         self._chain = chain
         self.sequence = sequence
-        """Of the last turn that is durable."""
+        """The last turn that is durable."""
         self.entry_s = entry_s
         """CPU time that replaying an entry takes, as measured of late."""
         self.written = Extent()
@@ -70,7 +70,7 @@ class TurnJournal:
         self.beginnings = 0
         """How often the journal was begun again."""
         self.custody = Custody(writer.claim.journal, writer.claim.epoch)
-        """On whose behalf payloads are confirmed and deleted: of the epoch that is written."""
+        """The journal and epoch on whose behalf payloads are confirmed and deleted."""
 
     @property
     def backlog(self) -> Extent:
@@ -88,7 +88,7 @@ class TurnJournal:
         return max(self.replay_s / REPLAY_S_MAX, self.backlog.size_bytes / REPLAY_BYTES_MAX)
 
     def learn(self, entry_count: int, replay_s: float) -> None:
-        """Take note of how long replaying took: from few entries nothing can be told."""
+        """Take note of how long replaying took, if it was of enough entries to learn from."""
         if entry_count >= ENTRIES_MEASURED:
             self.entry_s = replay_s / entry_count
 
@@ -130,7 +130,7 @@ class TurnJournal:
         return had_room
 
     async def renew(self) -> str:
-        """Show a sign of life, and see whether the journal is still ours; see `Journal.renew`."""
+        """Send a heartbeat, and check that the journal is still ours; see `Journal.renew`."""
         return await self._writer.renew(self.sequence)
 
     async def begin_again(self, buffers: tuple[BufferSnapshot, ...], now: float) -> None:

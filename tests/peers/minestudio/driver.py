@@ -39,7 +39,7 @@ from minestudio.online.rollout import rollout_manager, start_manager  # noqa: E4
 from minestudio.online.rollout.replay_buffer import ReplayBufferInterface  # noqa: E402
 from minestudio.online.trainer import basetrainer, ppotrainer, start_trainer  # noqa: E402
 
-import breadbox.compat.minestudio  # noqa: E402
+import breadbox_adapters.minestudio  # noqa: E402
 
 STEP_COUNT = 8
 ENVIRONMENTS = 3
@@ -148,7 +148,7 @@ class ScriptedWorker:
         self._report = progress_handler
         self._rng = np.random.default_rng(next(self.serial))
         self._environments = [
-            {"name": f"{self._rng.integers(2**60):x}", "episode": 0, "ended": True}
+            {"name": f"{self._rng.integers(2**60):x}", "episode": 0, "ended": True, "steps": 0}
             for _ in range(num_envs)
         ]
         self.versions = []
@@ -169,12 +169,19 @@ class ScriptedWorker:
         for environment in self._environments:
             ended, environment["ended"] = environment["ended"], self._rng.random() < 0.1
             environment["episode"] += ended
+            environment["steps"] += 1
             self._report(
                 worker_uuid=environment["name"],
                 obs={
                     "image": self._rng.integers(0, 256, (16, 16, 3), np.uint8),
                     "task": f"shoot {environment['episode'] % 3}\0",
                     "depths": [np.float32(self._rng.random()), 2],
+                    # What varies from fragment to fragment: kinds, widths, and keys.
+                    "chat": None if self._rng.random() < 0.5 else f"go {environment['steps']}",
+                    "inventory": {
+                        f"item {kind}": environment["steps"]
+                        for kind in range(1 + environment["steps"] // (2 * STEP_COUNT))
+                    },
                 },
                 state=[
                     torch.from_numpy(self._rng.random((1, 4), np.float32)),
@@ -334,7 +341,7 @@ def main(report: Path) -> None:
             json.dumps(
                 {
                     "is_switched": ReplayBufferInterface
-                    is breadbox.compat.minestudio.ReplayBufferInterface,
+                    is breadbox_adapters.minestudio.ReplayBufferInterface,
                     "loaders_of": basetrainer.create_loader_pool.__module__,
                     "failures": [repr(error) for error in ray.failures],
                     "sent": observed.sent,

@@ -17,7 +17,7 @@ from minestudio.online.utils.rollout import datatypes as their_types
 from minestudio.online.utils.train import gae as their_gae
 from omegaconf import OmegaConf
 
-from breadbox.compat import minestudio as ours
+from breadbox_adapters import minestudio as ours
 
 rng = np.random.default_rng(int(sys.argv[1]))
 random.seed(int(sys.argv[1]))

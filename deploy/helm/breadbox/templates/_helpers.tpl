@@ -78,7 +78,7 @@ tolerations:
 {{- end -}}
 
 {{- define "breadbox.heartbeatProbe" -}}
-exec: {command: ["python", "-m", "breadbox.heartbeat"]}
+exec: {command: ["python", "-m", "breadbox.transport.heartbeat"]}
 initialDelaySeconds: 120
 timeoutSeconds: 10
 periodSeconds: 30

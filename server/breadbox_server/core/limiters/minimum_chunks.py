@@ -1,7 +1,7 @@
 """A fetch waits for a minimum of chunks, so that early batches are not drawn from a handful."""
 
-from breadbox_server.core.config import MinimumChunksConfig
 from breadbox_server.core.limiters.interface import Flow, Limiter
+from breadbox_server.core.model.config import MinimumChunksConfig
 
 
 class MinimumChunksLimiter(Limiter):

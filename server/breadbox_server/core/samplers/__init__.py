@@ -5,7 +5,7 @@ A new sampler is one new module and one new line in `SAMPLERS`.
 
 from collections.abc import Callable
 
-from breadbox_server.core.errors import InvalidArgumentError
+from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.samplers.by_priority import HighestPrioritySampler, LowestPrioritySampler
 from breadbox_server.core.samplers.freshest_first import FreshestFirstSampler
 from breadbox_server.core.samplers.interface import Candidate, Sampler
@@ -55,7 +55,7 @@ def make_sampler(name: str, priority_exponent: float = 1.0, *, field: str = "sam
 
 
 def make_remover(name: str, priority_exponent: float = 1.0) -> Sampler | None:
-    """Make what says which chunks leave for room; None: the oldest, which a table knows anyway.
+    """Make the sampler that says which chunks leave for room, or None if the oldest leave first.
 
     Raises:
         InvalidArgumentError: No sampler has this name.

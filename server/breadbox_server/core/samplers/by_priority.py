@@ -1,19 +1,19 @@
 """Highest or lowest priority first."""
 
-from breadbox_server.core.ids import ChunkId
+from breadbox_server.core.model.ids import ChunkId
 from breadbox_server.core.samplers.interface import Candidate
 from breadbox_server.core.samplers.ordered import OrderedSampler, Place
 
 
 class _ByPrioritySampler(OrderedSampler):
-    """Draws by priority; of equal ones that whose priority was given or set longest ago."""
+    """Draws by priority; among equals, the chunk whose priority was given or set longest ago."""
 
     _sign: float
 
     def __init__(self) -> None:
         super().__init__()
         self._set_count = 0
-        """Priorities given and set, by which equal ones are told apart."""
+        """Priorities given and set; the tie-breaker between equal ones."""
 
     def place(self, chunk: Candidate) -> Place:
         """By its priority, behind those that are equal."""
@@ -26,7 +26,7 @@ class _ByPrioritySampler(OrderedSampler):
         self._first.compact(len(self._places))
 
     def order(self) -> list[ChunkId]:
-        """List those whose priority was given or set longest ago first."""
+        """List the chunks, longest unchanged priority first."""
         return sorted(self._places, key=lambda chunk_id: int(self._places[chunk_id][1]))
 
 

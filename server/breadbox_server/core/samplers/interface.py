@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from breadbox_server.core.ids import ChunkId, ModelVersion
+from breadbox_server.core.model.ids import ChunkId, ModelVersion
 
 UsesLeft = Callable[[ChunkId], int]
 """How often a draw may take a chunk; at least 1."""
@@ -24,7 +24,7 @@ class Candidate(Protocol):
 
     @property
     def priority(self) -> float:
-        """From 0 to `config.PRIORITY_MAX`; changes, and then the sampler is told so."""
+        """From 0 to `config.PRIORITY_MAX`; when it changes, the sampler is notified."""
 
     sampler_position: int
     """The sampler's own note about the chunk; nobody else reads or writes it."""
@@ -33,9 +33,9 @@ class Candidate(Protocol):
 class Sampler(ABC):
     """Knows the chunks that may be drawn, and draws some of them.
 
-    It is told of every chunk that enters or leaves, so that it can keep whatever order it needs;
-    every method should cost O(1) or a logarithm per chunk. It decides *which* chunks; whether a
-    draw may happen at all is the limiter's business.
+    It is notified of every chunk that enters or leaves, so that it can keep whatever order it
+    needs; every method should cost O(1) or a logarithm per chunk. It decides *which* chunks;
+    whether a draw may happen at all is the limiter's business.
     """
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Sampler(ABC):
         Args:
             count: At least 1, and no more than there is to be had.
             rng: The only source of randomness.
-            uses_left: How often each may be drawn, for a draw with replacement; None: once.
+            uses_left: How often each may be drawn in a draw with replacement, or None if once.
         """
 
     @abstractmethod

@@ -5,8 +5,8 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
-from breadbox_server.core.ids import ChunkId
-from breadbox_server.core.lazy_heap import LazyHeap
+from breadbox_server.core.model.ids import ChunkId
+from breadbox_server.core.model.lazy_heap import LazyHeap
 from breadbox_server.core.samplers.interface import Candidate, Sampler, UsesLeft
 
 Place = tuple[Any, ...]
@@ -14,7 +14,7 @@ Place = tuple[Any, ...]
 
 
 class OrderedSampler(Sampler):
-    """Draws the chunks whose places come first."""
+    """Draws the chunks that are first in an order."""
 
     def __init__(self) -> None:
         self._places: dict[ChunkId, Place] = {}

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterable
 
-from breadbox_server.core.ids import ChunkId
+from breadbox_server.core.model.ids import ChunkId
 from breadbox_server.core.samplers.interface import Candidate, Sampler, UsesLeft
 from breadbox_server.core.samplers.uniform import draw_uniformly
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from breadbox_server.core.ids import ChunkId
+from breadbox_server.core.model.ids import ChunkId
 from breadbox_server.core.samplers.interface import Candidate, Sampler, UsesLeft
 
 

@@ -1,0 +1,285 @@
+"""CleanRL's replay buffers on top of Breadbox. Needs `pip install "breadbox[cleanrl]"`.
+
+`ReplayBuffer` is that of `cleanrl_utils.buffers`, as dqn.py, sac_continuous_action.py, td3 and
+their like use it:
+
+```python
+from breadbox_adapters.cleanrl import ReplayBuffer
+
+rb = ReplayBuffer(
+    args.buffer_size,
+    envs.single_observation_space,
+    envs.single_action_space,
+    device,
+    handle_timeout_termination=False,
+    server="localhost:50051",
+    run=run_name,
+)
+```
+
+`PrioritizedReplayBuffer` is that of rainbow_atari.py. The scripts stay as they are but for these
+lines. Beside that, the steps are in the service: other processes may add to them and learn from
+them, and a script that was killed finds them again under the same `run`.
+
+What is different, and why:
+
+- A sample may lag behind: the newest `LAG_STEPS` of an environment may be on their way to the
+  service and back. The first draw waits for all.
+- `indices` of prioritised batches are never used again, so that a late update changes no other
+  step; what is no longer kept is counted and ignored.
+- Windows of n steps end where an episode was cut off, too, which the scripts' own windows go
+  beyond. `discounts` of a batch say how long each window was.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from breadbox.mirror import Prioritised
+from breadbox.model.fragment import Tree
+from breadbox.shared.extras import how_to_install
+
+try:
+    import torch
+    from gymnasium import spaces
+
+    from breadbox_adapters.run_replay import LAG_STEPS
+    from breadbox_adapters.spaced_replay import Infos, SpacedReplay, action_size, batch_shape
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{__name__} needs the module {error.name!r}, which is not installed: "
+        + how_to_install("cleanrl"),
+        name=error.name,
+    ) from error
+
+__all__ = [
+    "LAG_STEPS",
+    "PrioritizedBatch",
+    "PrioritizedReplayBuffer",
+    "ReplayBuffer",
+    "ReplayBufferSamples",
+]
+
+
+class ReplayBufferSamples(NamedTuple):
+    """B steps, as tensors."""
+
+    observations: Any
+    """[B, ...]; of dicts by key."""
+    actions: torch.Tensor
+    """[B, action size]."""
+    next_observations: Any
+    """[B, ...]; of dicts by key."""
+    dones: torch.Tensor
+    """float32[B, 1]."""
+    rewards: torch.Tensor
+    """float32[B, 1]."""
+
+
+class ReplayBuffer(SpacedReplay):
+    """`cleanrl_utils.buffers.ReplayBuffer`.
+
+    `close()` it, or let it be forgotten, or let the process end.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        **where: Any,
+    ) -> None:
+        """Enter a run.
+
+        Args:
+            buffer_size: Steps that are kept here, of all environments together.
+            observation_space: Of a single environment.
+            action_space: Of a single environment.
+            device: Where samples go; "auto": CUDA where there is any.
+            n_envs: Environments of which each `add` brings a step.
+            optimize_memory_usage: No effect: an observation is kept once anyway.
+            handle_timeout_termination: Whether `TimeLimit.truncated` in infos makes a `done` no
+                terminal state. False where scripts hand over terminations alone, as they do today.
+            where: As of `breadbox_adapters.sb3.BreadboxReplayBuffer`: server, run, buffer,
+                frame_stack, arrival_wait_s, process.
+
+        Raises:
+            NotImplementedError: There are no flat batches of such spaces.
+            ReplayBufferError: As `breadbox_adapters.run_replay.RunReplay`.
+        """
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.obs_shape = batch_shape(observation_space)
+        self.action_dim = action_size(action_space)
+        self.device = _device(device)
+        self._open(
+            "cleanrl",
+            buffer_size,
+            n_envs,
+            handle_timeout_termination=handle_timeout_termination,
+            **where,
+        )
+
+    def extend(self, *steps: Sequence[Any]) -> None:
+        """Add several steps: each argument of `add`, with an axis of steps before the others."""
+        for step in zip(*steps, strict=True):
+            self.add(*step)
+
+    def sample(self, batch_size: int) -> ReplayBufferSamples:
+        """Draw steps uniformly, with replacement.
+
+        Where nothing is here yet, or too many own steps are on their way, it waits for
+        them for at most about `arrival_wait_s`.
+
+        Args:
+            batch_size: B, at least 1.
+
+        Raises:
+            WaitElapsedError: Nothing came within `arrival_wait_s`.
+            ReplayBufferError: What ended the sending, or the mirroring.
+        """
+        self.replay.make_ready()
+        return ReplayBufferSamples(**self._values(self.replay.mirror.sample(batch_size)))
+
+
+class PrioritizedBatch(NamedTuple):
+    """B windows of steps, as tensors; what a script's own batch has, and `discounts`."""
+
+    observations: torch.Tensor
+    """[B, ...]."""
+    actions: torch.Tensor
+    """int64[B, 1]."""
+    rewards: torch.Tensor
+    """float32[B, 1]; discounted sum of the window."""
+    next_observations: torch.Tensor
+    """[B, ...]; what the window's last step led to."""
+    dones: torch.Tensor
+    """bool[B, 1]; the window's last step ended the episode in a terminal state."""
+    indices: NDArray[np.int64]
+    """int64[B], for `update_priorities`."""
+    weights: torch.Tensor
+    """float32[B, 1]; importance weights over the largest of the batch."""
+    discounts: torch.Tensor
+    """float32[B, 1]; gamma to the steps of the window, which has fewer than n where an episode
+    was cut off, or at a worker's newest step."""
+
+
+class PrioritizedReplayBuffer(SpacedReplay):
+    """The `PrioritizedReplayBuffer` of rainbow_atari.py.
+
+    `alpha` and `beta` may be set at any time. `close()` it, or let the process end.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        obs_shape: Sequence[int],
+        device: torch.device | str,
+        n_step: int,
+        gamma: float,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        eps: float = 1e-6,
+        *,
+        obs_dtype: Any = np.uint8,
+        **where: Any,
+    ) -> None:
+        """Enter a run.
+
+        Args:
+            capacity: Steps that are kept here.
+            obs_shape: Of a single environment's observation.
+            device: Where samples go.
+            n_step: Steps of a window, from 1 to 1024.
+            gamma: Discount per step.
+            alpha: Exponent of priorities; 0: uniform.
+            beta: Exponent of importance weights.
+            eps: Added to each priority that is set.
+            obs_dtype: Of observations.
+            where: As of `ReplayBuffer`.
+
+        Raises:
+            ReplayBufferError: As `breadbox_adapters.run_replay.RunReplay`.
+        """
+        self.capacity = capacity
+        self.n_step = n_step
+        self.gamma = gamma
+        self.alpha = alpha
+        self.beta = beta
+        self.eps = eps
+        low, high = (0, 255) if np.dtype(obs_dtype) == np.uint8 else (-np.inf, np.inf)
+        self.observation_space = spaces.Box(low, high, tuple(obs_shape), obs_dtype)
+        # Of an action only its number is stored.
+        self.action_space = spaces.Discrete(2**31 - 1)
+        self.obs_shape, self.action_dim = tuple(obs_shape), 1
+        self.device = _device(device)
+        self._open("cleanrl", capacity, 1, handle_timeout_termination=False, **where)
+
+    def add(  # type: ignore[override]  # As the scripts call it.
+        self, obs: Tree, action: ArrayLike, reward: ArrayLike, next_obs: Tree, done: ArrayLike
+    ) -> None:
+        """Add a step; arrays may have a leading axis of one environment.
+
+        Args:
+            obs: What the policy saw.
+            action: Its number.
+            reward: Undiscounted.
+            next_obs: What followed, the final observation where an episode ended.
+            done: Whether it ended in a terminal state. A time limit is noticed by the next
+                observation, which then does not follow.
+
+        Raises:
+            ReplayBufferError: As `breadbox.StepWriter.add`.
+        """
+        infos: Infos = ({},)
+        action_, reward_, done_ = (np.asarray(each).reshape(1) for each in (action, reward, done))
+        super().add(np.asarray(obs), np.asarray(next_obs), action_, reward_, done_, infos)
+
+    def sample(self, batch_size: int) -> PrioritizedBatch:
+        """Draw windows in proportion to the priorities of their first steps, with replacement.
+
+        Args:
+            batch_size: B, at least 1.
+
+        Raises:
+            WaitElapsedError: Nothing came within `arrival_wait_s`.
+            ReplayBufferError: What ended the sending, or the mirroring.
+        """
+        self.replay.make_ready()
+        batch = self.replay.mirror.sample(
+            batch_size,
+            n_step=self.n_step,
+            gamma=self.gamma,
+            prioritised=Prioritised(self.alpha, self.beta),
+        )
+        values = self._values(batch)
+        values["dones"] = self._tensor(batch.terminated, (1,))
+        return PrioritizedBatch(
+            **values,
+            indices=batch.handle.copy(),
+            weights=self._tensor(batch.weight, (1,)),
+            discounts=self._tensor(batch.discount, (1,)),
+        )
+
+    def update_priorities(self, indices: ArrayLike, priorities: ArrayLike) -> None:
+        """Give steps new priorities.
+
+        Args:
+            indices: Of batches that were drawn; of steps that are no longer kept they are ignored,
+                and counted in `replay.mirror.late_update_count`.
+            priorities: As many, such as losses; their sizes and `eps` count.
+        """
+        sizes = np.abs(np.asarray(priorities, np.float64)).reshape(-1) + self.eps
+        self.replay.mirror.update_priorities(indices, sizes)
+
+
+def _device(device: torch.device | str) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)

@@ -1,0 +1,165 @@
+"""What MineStudio's replay buffer logs to Weights & Biases, made of what the server counts."""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from breadbox.model import errors, types
+
+_log = logging.getLogger(__name__)
+
+Record = dict[str, Any]
+Log = Callable[[Record], None]
+
+POLL_S = 1.0
+"""Seconds between looks at the buffer."""
+_WANDB_LOGGER = "minestudio.online.utils.train.wandb_logger"
+_EVICTED = "chunks_evicted_"
+_USED_UP = "chunks_evicted_used_up"
+
+
+def log_to_minestudio(record: Record) -> None:
+    """Give a record to MineStudio's own logger, where that is loaded; else do nothing."""
+    logger = sys.modules.get(_WANDB_LOGGER)
+    if logger is not None:
+        logger.log(record)
+
+
+def is_minestudio_logging() -> bool:
+    """Whether `log_to_minestudio` has a logger to give records to."""
+    return _WANDB_LOGGER in sys.modules
+
+
+class FetchRecords:
+    """What MineStudio logs at each fetch: uses and staleness of the chunks that left the buffer.
+
+    The buffer tells how many chunks it evicted, and this learner remembers how often it was given
+    each. A chunk that was evicted for room counts as never used.
+    """
+
+    def __init__(self) -> None:
+        self._uses: dict[int, tuple[int, int]] = {}
+        """Uses and version by chunk, of those that were given and may be given again."""
+        self._evicted_count = 0
+
+    def record(
+        self, description: types.BufferDescription, references: Sequence[types.FragmentReference]
+    ) -> Record:
+        """The record of a fetch; without an average where no chunk left.
+
+        Args:
+            description: Of the buffer, after the fetch.
+            references: What was fetched.
+        """
+        config, version = description.config, description.model_version or 0
+        use_counts = self._uses_of_evicted(description)
+        staleness = []
+        for chunk_id, reference in {each.chunk_id: each for each in references}.items():
+            if reference.use_count >= (config.uses_max or 1):
+                self._uses.pop(chunk_id, None)
+                use_counts.append(reference.use_count)
+                staleness.append(reference.staleness)
+            else:
+                self._uses[chunk_id] = (reference.use_count, version - reference.staleness)
+        return _means(avg_reuse=use_counts, avg_staleness=staleness)
+
+    def _uses_of_evicted(self, description: types.BufferDescription) -> list[int]:
+        """How often each chunk was used that left since the last time before its last use."""
+        version_min = (description.model_version or 0) - (description.config.staleness_max or 0)
+        stale = [chunk_id for chunk_id, (_, version) in self._uses.items() if version < version_min]
+        use_counts = [self._uses.pop(chunk_id)[0] for chunk_id in stale]
+        total_count = sum(
+            count
+            for name, count in description.state.counters.items()
+            if name.startswith(_EVICTED) and name != _USED_UP
+        )
+        evicted_count = total_count - self._evicted_count
+        self._evicted_count = total_count
+        return use_counts + [0] * max(0, evicted_count - len(use_counts))
+
+
+def _means(**values: Sequence[int]) -> Record:
+    return {
+        f"replay_buffer/{name}": sum(counts) / len(counts)
+        for name, counts in values.items()
+        if counts
+    }
+
+
+class AppendRecords:
+    """What MineStudio logs each time that so many fragments have come in, from all workers."""
+
+    def __init__(self, fragments_per_report: int, clock: Callable[[], float]) -> None:
+        self._fragments_per_report = fragments_per_report
+        self._clock = clock
+        self._last: tuple[int, float] | None = None
+
+    def record(self, description: types.BufferDescription) -> Record | None:
+        """The record that is due, if one is."""
+        counters, now = description.state.counters, self._clock()
+        count = counters.get("fragments_admitted", 0) + counters.get("fragments_stale", 0)
+        if self._last is None:
+            self._last = (count, now)
+            return None
+        count_before, before = self._last
+        if count - count_before < self._fragments_per_report:
+            return None
+        self._last = (count, now)
+        version = description.model_version
+        return {
+            "replay_buffer/fragments_per_second": (count - count_before) / (now - before),
+            "replay_buffer/replay_buffer_size (chunk)": description.state.chunk_count,
+            "replay_buffer/model_version": -1 if version is None else version,
+        }
+
+
+class Reporter:
+    """Looks at a buffer from a daemon thread, and logs what is due."""
+
+    def __init__(
+        self,
+        describe: Callable[[], types.BufferDescription],
+        fragments_per_report: int,
+        log: Log,
+        *,
+        poll_s: float = POLL_S,
+    ) -> None:
+        """Begin.
+
+        Args:
+            describe: Asks for the buffer; may fail while the server is away.
+            fragments_per_report: Fragments, of all workers together, per record.
+            log: Given each record; called from the thread.
+            poll_s: Seconds between looks.
+        """
+        self._describe = describe
+        self._records = AppendRecords(fragments_per_report, time.monotonic)
+        self._log = log
+        self._poll_s = poll_s
+        self.looks = 0
+        """How often the buffer was asked so far."""
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="breadbox-records", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; waits for a look that is under way. Idempotent."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                record = self._records.record(self._describe())
+            except errors.ReplayBufferError as error:
+                # Whoever adds and fetches tells of it, and waits.
+                _log.debug("no records, for the buffer cannot be asked: %s", error)
+            else:
+                if record is not None:
+                    self._log(record)
+            self.looks += 1
+            if self._closed.wait(self._poll_s):
+                return

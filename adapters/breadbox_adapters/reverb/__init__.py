@@ -1,0 +1,73 @@
+"""Reverb's client, writers, datasets and tables, on a server of Breadbox, without TensorFlow.
+
+```python
+import breadbox_adapters.reverb as reverb
+
+with reverb.Server([reverb.Table.queue("queue", max_size=100)]) as server:
+    client = reverb.Client(f"localhost:{server.port}")
+    client.insert([1.0, 2.0], priorities={"queue": 1.0})
+    print(list(client.sample("queue")))
+```
+
+A table is a buffer whose chunks are items, and an item is a fragment of one step that holds the
+whole trajectory; its key is the chunk's id, which is never used again. Tables are made with the
+server, or by `create_tables` on one that runs (`breadbox serve`, for other machines, TLS, tokens).
+
+What is different, and why:
+
+- Everything is durable all the time, `checkpoint` included; a server that is started again on the
+  same store has all tables as they were.
+- An item has its own copy of its steps: items that overlap cost what they hold.
+- A table's signature is kept by the server with the table's session, and held to by writers:
+  `stats` shows it as a model of version 0.
+- Data come back in the structure in which they were written, named tuples included (of a type of
+  the same name and fields), also where a table has no signature. Keys of dicts are texts,
+  numbers, or tuples of these.
+- Datasets are plain iterables of numpy arrays, with `batch`, `take`, `map` and
+  `as_numpy_iterator`, and no part of a TensorFlow graph.
+- `client.sample` takes `timeout_ms`. A wait, of an insert as well, says twice a minute as a
+  warning in the log what it waits for.
+- An insert that waits for room is confirmed within two seconds of finding some.
+- Priorities above 1e30 are refused, as those that are negative or not a number, before anything is
+  changed; exponents above 8, too.
+- Inserts pass while a sample waits for items, whatever the limiter says; and items that leave
+  without a sample count as never inserted, so that they do not have the others sampled more often.
+- `server_info` knows nothing of episodes.
+- There are no extensions of tables, structured writers and pattern datasets: their patterns are a
+  few lines with `create_item`.
+
+More than thirteen modules: several are Reverb's own, which scripts name.
+"""
+
+from breadbox_adapters.reverb import checkpointers, rate_limiters, selectors
+from breadbox_adapters.reverb import selectors as item_selectors
+from breadbox_adapters.reverb.client import Client
+from breadbox_adapters.reverb.errors import DeadlineExceededError, ReverbError, TableNotFoundError
+from breadbox_adapters.reverb.history import TrajectoryColumn
+from breadbox_adapters.reverb.items import ReplaySample, SampleInfo
+from breadbox_adapters.reverb.sampling import TimestepDataset, TrajectoryDataset
+from breadbox_adapters.reverb.server import Server
+from breadbox_adapters.reverb.tables import Table, TableInfo, create_tables
+from breadbox_adapters.reverb.writers import TrajectoryWriter, Writer
+
+__all__ = [
+    "Client",
+    "DeadlineExceededError",
+    "ReplaySample",
+    "ReverbError",
+    "SampleInfo",
+    "Server",
+    "Table",
+    "TableInfo",
+    "TableNotFoundError",
+    "TimestepDataset",
+    "TrajectoryColumn",
+    "TrajectoryDataset",
+    "TrajectoryWriter",
+    "Writer",
+    "checkpointers",
+    "create_tables",
+    "item_selectors",
+    "rate_limiters",
+    "selectors",
+]

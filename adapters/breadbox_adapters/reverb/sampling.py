@@ -1,0 +1,286 @@
+"""Items out of tables: draws, and endless streams of them."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from breadbox.client import Client
+from breadbox.model.errors import BufferNotFoundError, InvalidRequestError, WaitElapsedError
+from breadbox_adapters.reverb.errors import DeadlineExceededError
+from breadbox_adapters.reverb.items import ReplaySample, SampleInfo, info_of, tree_of
+from breadbox_adapters.reverb.sending import TOLD_S, connect, current_state, not_found
+from breadbox_adapters.reverb.structures import flatten, row_of, unflatten_as
+
+_log = logging.getLogger(__name__)
+
+
+class Draws:
+    """Draws items of one table, several at a time where so many are to be had at once.
+
+    A draw is a fetch: the items are loaded, and their lease released, before the first of them is
+    given on.
+    """
+
+    def __init__(self, client: Client, table: str, *, at_once: int, wait_s: float) -> None:
+        """Draw nothing yet.
+
+        Args:
+            client: Stays the caller's to close.
+            table: Which.
+            at_once: Items of a fetch at most; those a consumer never comes to count as drawn.
+            wait_s: Seconds to wait for an item; infinite: for as long as it takes.
+        """
+        if at_once < 1:
+            raise ValueError(f"items drawn at a time must be at least 1, got {at_once}")
+        self._client = client
+        self._table = table
+        self._at_once = at_once
+        self._wait_s = wait_s
+        self._latest_count = 1
+        self._types: dict[tuple[str, ...], type] = {}
+
+    def __call__(self, count: int | None) -> Iterator[tuple[SampleInfo, Any]]:
+        """Draw `count` items, or without end.
+
+        Raises:
+            DeadlineExceededError: No item came within the wait.
+            TableNotFoundError: There is no such table.
+        """
+        current_state(self._client, self._table)  # A fetch of no session would wait in vain.
+        # Items of one fetch that must all be different are no independent draws.
+        config = self._client.get_buffer(self._table).config
+        at_once = self._at_once if config.with_replacement or config.uses_max == 1 else 1
+        left = math.inf if count is None else count
+        while left > 0:
+            # Twice as many as the last time, as long as there are so many.
+            items = self._draw(int(min(left, at_once, 2 * self._latest_count)))
+            self._latest_count = len(items)
+            left -= len(items)
+            yield from items
+
+    def _draw(self, wanted_count: int) -> list[tuple[SampleInfo, Any]]:
+        """As many as are to be had at once, at most `wanted_count`; waits for one."""
+        while wanted_count > 1:
+            try:
+                return self._fetch(wanted_count, 0.0)
+            except (WaitElapsedError, InvalidRequestError):
+                wanted_count //= 2
+        ends_at = time.monotonic() + self._wait_s
+        while True:
+            left_s = max(0.0, ends_at - time.monotonic())
+            try:
+                return self._fetch(1, min(left_s, TOLD_S))
+            except WaitElapsedError as error:
+                if left_s <= TOLD_S:
+                    raise DeadlineExceededError(
+                        f"no item of table {self._table!r} could be sampled within "
+                        f"{self._wait_s:g} s: {error.reason}"
+                    ) from error
+                _log.warning("sampling table %r waits: %s", self._table, error.reason)
+
+    def _fetch(self, count: int, max_wait_s: float) -> list[tuple[SampleInfo, Any]]:
+        try:
+            with self._client.fetch(count, max_wait_s, buffer=self._table) as lease:
+                fragments = list(lease.fragments())
+        except BufferNotFoundError as error:
+            raise not_found(self._client, self._table) from error
+        return [
+            (info_of(reference), tree_of(fragment, self._types))
+            for reference, fragment in zip(lease.references, fragments, strict=True)
+        ]
+
+
+def as_timesteps(info: SampleInfo, tree: Any) -> list[ReplaySample]:
+    """One sample for each step of a trajectory.
+
+    Raises:
+        ValueError: Its columns have different numbers of steps, or one has no axis of steps.
+    """
+    lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in flatten(tree)}
+    if len(lengths) != 1 or lengths == {0}:
+        raise ValueError(
+            "cannot split a trajectory into timesteps whose columns differ in length: "
+            "sample it with emit_timesteps=False"
+        )
+    return [ReplaySample(info, row_of(tree, step)) for step in range(lengths.pop())]
+
+
+class Stream:
+    """Samples without end, or until a count or a timeout; iterated anew, they are drawn anew.
+
+    Has those methods of `tf.data.Dataset` that need no TensorFlow.
+    """
+
+    def __init__(self, start: Callable[[], Iterator[Any]]) -> None:
+        """Use a dataset instead.
+
+        Args:
+            start: Begins to draw.
+        """
+        self._start = start
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._start()
+
+    def as_numpy_iterator(self) -> Iterator[Any]:
+        """The same: all arrays are numpy's."""
+        return iter(self)
+
+    def take(self, count: int) -> "Stream":
+        """The first `count`."""
+        return Stream(lambda: islice(self._start(), count))
+
+    def map(self, function: Callable[[Any], Any]) -> "Stream":
+        """What a function gives for each."""
+        return Stream(lambda: map(function, self._start()))
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> "Stream":
+        """So many in one, each array with an axis in front.
+
+        Args:
+            batch_size: At least 1.
+            drop_remainder: Leave out a last one that has fewer.
+
+        Raises:
+            ValueError: `batch_size` is below 1, or, while drawing, arrays differ in shape.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        return Stream(lambda: _batches(self._start(), batch_size, drop_remainder))
+
+    def prefetch(self, buffer_size: int) -> "Stream":
+        """The same: `max_in_flight_samples_per_worker` says how many are drawn at a time.
+
+        Args:
+            buffer_size: Has no effect.
+        """
+        return self
+
+
+def _batches(samples: Iterator[Any], batch_size: int, drop_remainder: bool) -> Iterator[Any]:
+    while group := list(islice(samples, batch_size)):
+        if len(group) < batch_size and drop_remainder:
+            return
+        columns = zip(*(flatten(sample) for sample in group), strict=True)
+        yield unflatten_as(group[0], [np.stack(column) for column in columns])
+
+
+class TrajectoryDataset(Stream):
+    """Whole items of a table, as `ReplaySample`s with data in the structure they were written in.
+
+    Args:
+        server_address: "HOST:PORT" of the server.
+        table: Which table.
+        dtypes: Structure to give data in, with dtypes as leaves, which are checked; None: that in
+            which they were written.
+        shapes: Accepted, and not looked at: a table's buffer holds its items to one schema.
+        max_in_flight_samples_per_worker: Items drawn at a time at most. What was drawn and is never
+            come to counts as sampled.
+        num_workers_per_iterator: No effect.
+        max_samples_per_stream: No effect.
+        rate_limiter_timeout_ms: Milliseconds to wait for an item, after which the samples end;
+            below 0: for as long as it takes.
+        max_samples: Items until the samples end; below 0: without end.
+        **options: Of `breadbox.connect`, such as `token`.
+    """
+
+    def __init__(
+        self,
+        server_address: str,
+        table: str,
+        dtypes: Any = None,
+        shapes: Any = None,
+        max_in_flight_samples_per_worker: int = 100,
+        num_workers_per_iterator: int = -1,
+        max_samples_per_stream: int = -1,
+        rate_limiter_timeout_ms: int = -1,
+        max_samples: int = -1,
+        **options: Any,
+    ) -> None:
+        if max_samples == 0:
+            raise ValueError("max_samples must be positive, or below 0 for no end")
+        self._address = server_address
+        self._table = table
+        self._dtypes = dtypes
+        self._at_once = max_in_flight_samples_per_worker
+        self._wait_s = math.inf if rate_limiter_timeout_ms < 0 else rate_limiter_timeout_ms / 1000
+        self._count = None if max_samples < 0 else max_samples
+        self._options = options
+        super().__init__(self._samples)
+
+    @classmethod
+    def from_table_signature(
+        cls,
+        server_address: str,
+        table: str,
+        max_in_flight_samples_per_worker: int = 100,
+        num_workers_per_iterator: int = -1,
+        max_samples_per_stream: int = -1,
+        rate_limiter_timeout_ms: int = -1,
+        get_signature_timeout_secs: int | None = None,
+        max_samples: int = -1,
+        **options: Any,
+    ) -> "TrajectoryDataset":
+        """The same without dtypes: items say themselves what they are.
+
+        Args:
+            server_address: "HOST:PORT" of the server.
+            table: Which table.
+            max_in_flight_samples_per_worker: As in the class.
+            num_workers_per_iterator: No effect.
+            max_samples_per_stream: No effect.
+            rate_limiter_timeout_ms: As in the class.
+            get_signature_timeout_secs: No effect.
+            max_samples: As in the class.
+            **options: Of `breadbox.connect`.
+        """
+        return cls(
+            server_address,
+            table,
+            max_in_flight_samples_per_worker=max_in_flight_samples_per_worker,
+            rate_limiter_timeout_ms=rate_limiter_timeout_ms,
+            max_samples=max_samples,
+            **options,
+        )
+
+    def _samples(self) -> Iterator[ReplaySample]:
+        with connect(self._address, self._options) as client:
+            draws = Draws(client, self._table, at_once=self._at_once, wait_s=self._wait_s)
+            try:
+                for info, tree in draws(self._count):
+                    yield from self._given(info, self._in_structure(tree))
+            except DeadlineExceededError:
+                if self._wait_s == math.inf:
+                    raise
+
+    def _given(self, info: SampleInfo, tree: Any) -> Iterator[ReplaySample]:
+        yield ReplaySample(info, tree)
+
+    def _in_structure(self, tree: Any) -> Any:
+        if self._dtypes is None:
+            return tree
+        leaves = flatten(tree)
+        wanted = [np.dtype(getattr(each, "as_numpy_dtype", each)) for each in flatten(self._dtypes)]
+        got = [leaf.dtype for leaf in leaves]
+        if wanted != got:
+            raise ValueError(
+                f"items of table {self._table!r} have dtypes {_listed(got)}, "
+                f"and the dataset was told {_listed(wanted)}"
+            )
+        return unflatten_as(self._dtypes, leaves)
+
+
+class TimestepDataset(TrajectoryDataset):
+    """The steps of items, one after the other; otherwise as `TrajectoryDataset`."""
+
+    def _given(self, info: SampleInfo, tree: Any) -> Iterator[ReplaySample]:
+        yield from as_timesteps(info, tree)
+
+
+def _listed(dtypes: list[np.dtype[Any]]) -> str:
+    return f"[{', '.join(map(str, dtypes))}]"

@@ -1,0 +1,412 @@
+"""Writers: steps in, items out."""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+from breadbox.writing.appender import Appender, AppenderOptions
+from breadbox_adapters.reverb.errors import DeadlineExceededError, ReverbError
+from breadbox_adapters.reverb.history import (
+    Cell,
+    ColumnHistory,
+    TrajectoryColumn,
+    cell_of,
+    kind_of,
+    shown,
+)
+from breadbox_adapters.reverb.items import check_priority, fragment_of
+from breadbox_adapters.reverb.sending import ItemSender
+from breadbox_adapters.reverb.structures import (
+    Path,
+    flatten,
+    flatten_with_path,
+    map_leaves,
+    map_with_path,
+    row_of,
+    union,
+)
+
+_SENDING = AppenderOptions(
+    flush_after_s=0.0, batch_count=16, batch_bytes=8 * 2**20, on_failure="wait"
+)
+"""Few at a time: what finds no room is written again with each attempt, every other second."""
+
+
+class TrajectoryWriter:
+    """Appends steps to a history, and makes items of parts of it. Not thread-safe.
+
+    ```python
+    with client.trajectory_writer(num_keep_alive_refs=2) as writer:
+        for observation, action in [(0.1, 0), (0.2, 1), (0.3, 0)]:
+            writer.append({"observation": observation, "action": action})
+            if writer.episode_steps >= 2:
+                trajectory = {
+                    "observation": writer.history["observation"][-2:],
+                    "action": writer.history["action"][-1],
+                }
+                writer.create_item("queue", priority=1.0, trajectory=trajectory)
+        writer.end_episode()
+    ```
+
+    What is different from Reverb's: an item has its own copy of its steps, so items that overlap
+    cost what they hold; an item whose table is reset before it was confirmed is inserted after the
+    reset; `create_item` blocks while 4,096 items or 256 MiB of them wait to be sent; `close` sends
+    what waits instead of dropping it.
+    """
+
+    def __init__(
+        self,
+        sender: ItemSender,
+        num_keep_alive_refs: int,
+        *,
+        validates_items: bool = True,
+        takes_steps: bool = False,
+    ) -> None:
+        """Use `Client.trajectory_writer` instead.
+
+        Args:
+            sender: Of the client.
+            num_keep_alive_refs: Latest steps that items may be made of.
+            validates_items: Whether items are held to the signatures of their tables.
+            takes_steps: Whether a signature may also be that of a single step.
+        """
+        if num_keep_alive_refs < 1:
+            raise ValueError(
+                f"num_keep_alive_refs must be a positive integer, got {num_keep_alive_refs}"
+            )
+        self._sender = sender
+        self._keep_count = num_keep_alive_refs
+        self._worker_id = f"reverb-{uuid4().hex}"
+        self._structure: Any = None
+        self._columns: dict[Path, ColumnHistory] = {}
+        self._kinds: dict[Path, Any] = {}
+        self._keep_counts: dict[Path, int] = {}
+        self._episode_steps = 0
+        self._is_step_open = False
+        self.is_closed = False
+        """Whether `close` was called."""
+        self._validates_items = validates_items
+        self._takes_steps = takes_steps
+        self._appenders: dict[str, Appender] = {}
+        self._created_counts: dict[str, int] = {}
+
+    @property
+    def history(self) -> Any:
+        """The columns of the episode so far, in the structure of the data.
+
+        Raises:
+            RuntimeError: Nothing was appended yet.
+        """
+        if not self._columns:
+            raise RuntimeError("history cannot be accessed before append was called")
+        return map_with_path(lambda path, _: self._columns[path], self._structure)
+
+    @property
+    def episode_steps(self) -> int:
+        """Steps since the episode began; one that is still open does not count."""
+        return self._episode_steps
+
+    def configure(
+        self, path: Path, *, num_keep_alive_refs: int, max_chunk_length: int | None = None
+    ) -> None:
+        """Keep another number of steps of one column.
+
+        Args:
+            path: Of the column, such as ("observation", "image").
+            num_keep_alive_refs: Steps to keep.
+            max_chunk_length: Checked, and has no effect: steps are not grouped before they are in
+                items.
+
+        Raises:
+            ValueError: A number is out of its range.
+        """
+        if num_keep_alive_refs < 1:
+            raise ValueError(
+                f"num_keep_alive_refs ({num_keep_alive_refs}) must be a positive integer"
+            )
+        if max_chunk_length is not None and not 1 <= max_chunk_length <= num_keep_alive_refs:
+            raise ValueError(
+                f"max_chunk_length ({max_chunk_length}) must be None or a positive integer <= "
+                f"num_keep_alive_refs ({num_keep_alive_refs})"
+            )
+        self._keep_counts[path] = num_keep_alive_refs
+        if path in self._columns:
+            self._columns[path].keep(num_keep_alive_refs)
+
+    def append(self, data: Any, *, partial_step: bool = False) -> None:
+        """Add a step, or a part of one, to the history. Sends nothing.
+
+        Args:
+            data: Arrays in any structure; they are copied. It may have fields that earlier steps
+                lacked, and lack some that these had.
+            partial_step: The step goes on with the next call.
+
+        Raises:
+            ValueError: A field has another dtype, shape or structure than before, or was given in
+                this step already; nothing was added.
+            RuntimeError: The writer was closed.
+        """
+        self._require_open()
+        leaves = dict(flatten_with_path(data))
+        structure = union(self._structure, data)
+        cells = {path: cell_of(leaf, path, self._kinds.get(path)) for path, leaf in leaves.items()}
+        if self._is_step_open:
+            for path in cells:
+                if path in self._columns and self._columns[path].is_latest_set:
+                    raise ValueError(
+                        f"{shown(path)} has been set in this step by an earlier partial append, "
+                        "and must be left out of the others"
+                    )
+        self._structure = map_leaves(lambda _: True, structure)
+        self._add(cells)
+        self._is_step_open = partial_step
+        if not partial_step:
+            self._episode_steps += 1
+
+    def create_item(self, table: str, priority: float, trajectory: Any) -> None:
+        """Make an item of parts of the history, and send it in the background.
+
+        Args:
+            table: Where to.
+            priority: Of the item; finite, at least 0.
+            trajectory: Columns of `history` in any structure.
+
+        Raises:
+            TypeError: A leaf is no column of a history.
+            ValueError: There is none, one has expired, the priority is none, or the signature of
+                the table is another.
+            RuntimeError: The writer was closed.
+            TableNotFoundError: There is no such table.
+            ReverbError: What went wrong with an earlier item of the table, as in every later call.
+        """
+        self._require_open()
+        columns = flatten(trajectory)
+        for column in columns:
+            if not isinstance(column, TrajectoryColumn):
+                raise TypeError(
+                    "all leaves of a trajectory must be TrajectoryColumn, made by indexing "
+                    f"history, got {type(column).__name__}"
+                )
+            for cell in column:
+                if cell.is_expired:
+                    raise ValueError(
+                        f"{shown(column.path)} refers to a step that has expired: "
+                        "raise num_keep_alive_refs to keep more"
+                    )
+        if not columns:
+            raise ValueError("a trajectory must have at least one column")
+        item = map_leaves(TrajectoryColumn.numpy, trajectory)
+        signature = self._sender.signature_of(table) if self._validates_items else None
+        if signature is not None:
+            signature.require(table, item, is_of_steps=self._takes_steps)
+        index = self._created_counts.get(table, 0)
+        fragment = fragment_of(
+            item,
+            check_priority(priority),
+            worker_id=self._worker_id,
+            index=index,
+        )
+        if table not in self._appenders:
+            self._appenders[table] = Appender(self._sender, _SENDING, buffer=table)
+        self._appenders[table].append(fragment)
+        self._created_counts[table] = index + 1
+
+    def flush(self, block_until_num_items: int = 0, timeout_ms: int | None = None) -> None:
+        """Wait until at most `block_until_num_items` items are unconfirmed, of all tables.
+
+        Args:
+            block_until_num_items: At least 0.
+            timeout_ms: Milliseconds to wait; None, or below 0: for as long as it takes.
+
+        Raises:
+            ValueError: `block_until_num_items` is below 0.
+            RuntimeError: The writer was closed.
+            DeadlineExceededError: It took longer; items are sent all the same.
+            ReverbError: What went wrong in the background.
+        """
+        self._require_open()
+        if block_until_num_items < 0:
+            raise ValueError(f"block_until_num_items must be >= 0, got {block_until_num_items}")
+        self._wait(
+            lambda appender, wait_s: self._flush_one(appender, block_until_num_items, wait_s),
+            timeout_ms,
+        )
+
+    def end_episode(self, clear_buffers: bool = True, timeout_ms: int | None = None) -> None:
+        """Wait until all items are confirmed, and begin an episode.
+
+        Args:
+            clear_buffers: Forget the history; False: items may reach over the end of the episode.
+            timeout_ms: As `flush`. The episode has ended also when it is over.
+
+        Raises:
+            RuntimeError: The writer was closed.
+            DeadlineExceededError: It took longer; items are sent all the same.
+            ReverbError: What went wrong in the background.
+        """
+        self._require_open()
+        self._episode_steps = 0
+        self._is_step_open = False
+        if clear_buffers:
+            for column in self._columns.values():
+                column.clear()
+        self.flush(timeout_ms=timeout_ms)
+
+    def close(self) -> None:
+        """Send what waits, and end the threads that send. Idempotent; blocks as `flush` does.
+
+        Nothing can be appended afterwards, as it can once a `with` block was left.
+
+        Raises:
+            ReverbError: What went wrong in the background.
+        """
+        self.is_closed = True
+        self._end_sending()
+
+    def _end_sending(self) -> None:
+        while self._appenders:
+            self._appenders.popitem()[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Send what waits; not where the service failed, nor where somebody wants to end."""
+        if error is None or (isinstance(error, Exception) and not isinstance(error, ReverbError)):
+            self._end_sending()
+            return
+        for appender in self._appenders.values():
+            with suppress(ReverbError, TimeoutError):
+                appender.close(max_wait_s=0.0)
+
+    def _require_open(self) -> None:
+        if self.is_closed:
+            raise RuntimeError("close() was called on this writer: make another one")
+
+    def _add(self, cells: dict[Path, Cell]) -> None:
+        step_count = len(next(iter(self._columns.values()))) if self._columns else 0
+        if self._is_step_open:
+            step_count -= 1
+        else:
+            for path, column in self._columns.items():
+                column.add(cells.get(path))
+        for path, cell in cells.items():
+            if path not in self._columns:
+                keep_count = self._keep_counts.get(path, self._keep_count)
+                self._columns[path] = ColumnHistory(path, keep_count, step_count)
+                self._columns[path].add(cell)
+                self._kinds[path] = kind_of(cell)
+            elif self._is_step_open:
+                self._columns[path].complete(cell)
+
+    def _flush_one(self, appender: Appender, pending_max: int, wait_s: float | None) -> None:
+        others = sum(
+            each.counts.pending for each in self._appenders.values() if each is not appender
+        )
+        appender.flush(max_wait_s=wait_s, pending_max=max(0, pending_max - others))
+
+    def _wait(
+        self, wait_for: Callable[[Appender, float | None], None], timeout_ms: int | None
+    ) -> None:
+        timeout_s = math.inf if timeout_ms is None or timeout_ms < 0 else timeout_ms / 1000
+        ends_at = time.monotonic() + timeout_s
+        # Twice: what the later ones may leave is only known once the earlier ones have waited.
+        for appender in [*self._appenders.values()] * 2:
+            left_s = max(0.0, ends_at - time.monotonic())
+            try:
+                wait_for(appender, None if left_s == math.inf else left_s)
+            except ReverbError:
+                raise
+            except TimeoutError as error:
+                raise DeadlineExceededError(
+                    f"not all items were confirmed within {timeout_ms} ms: {error}"
+                ) from error
+
+
+class Writer:
+    """Reverb's older writer: items are the latest steps, whole. Not thread-safe."""
+
+    def __init__(
+        self, sender: ItemSender, max_sequence_length: int, max_in_flight_items: int | None
+    ) -> None:
+        """Use `Client.writer` instead."""
+        if max_sequence_length < 1:
+            raise ValueError(f"max_sequence_length must be >= 1, got {max_sequence_length}")
+        if max_in_flight_items is not None and max_in_flight_items < 1:
+            raise ValueError(f"max_in_flight_items must be >= 1, got {max_in_flight_items}")
+        self._writer = TrajectoryWriter(sender, max_sequence_length, takes_steps=True)
+        self._max_in_flight_items = max_in_flight_items
+
+    def append(self, data: Any) -> None:
+        """Add a step.
+
+        Raises:
+            ValueError: A field has another dtype, shape or structure than before.
+        """
+        self._writer.append(data)
+
+    def append_sequence(self, sequence: Any) -> None:
+        """Add the steps that are along the first axis of all leaves.
+
+        Raises:
+            ValueError: The leaves have different numbers of steps.
+        """
+        lengths = {len(leaf) for leaf in flatten(sequence)}
+        if len(lengths) != 1:
+            raise ValueError(f"all leaves of a sequence must be of one length, got {lengths}")
+        for step in range(lengths.pop()):
+            self.append(row_of(sequence, step))
+
+    def create_item(self, table: str, num_timesteps: int, priority: float) -> None:
+        """Make an item of the latest steps. Blocks while too many items are unconfirmed.
+
+        Raises:
+            ValueError: `num_timesteps` is below 1, or more than there are or are kept, or the
+                table's signature is another.
+            RuntimeError: The writer was closed, as by the end of its `with` block.
+            ReverbError: What went wrong in the background.
+        """
+        if num_timesteps < 1:
+            raise ValueError(f"num_timesteps must be a positive integer, got {num_timesteps}")
+        latest = map_leaves(lambda column: column[-num_timesteps:], self._writer.history)
+        self._writer.create_item(table, priority, latest)
+        if self._max_in_flight_items is not None:
+            self._writer.flush(self._max_in_flight_items)
+
+    def flush(self) -> None:
+        """Wait until all items are confirmed."""
+        self._writer.flush()
+
+    def close(self, retry_on_unavailable: bool = True) -> None:
+        """Wait until all items are confirmed, and end.
+
+        Args:
+            retry_on_unavailable: Has no effect: an outage is waited out, for `reconnect_s`.
+
+        Raises:
+            ValueError: It was closed before.
+        """
+        if self._writer.is_closed:
+            raise ValueError("close() was called on this writer before")
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._writer.__exit__(kind, error, trace)
+        self._writer.is_closed = True

@@ -1,0 +1,333 @@
+"""Stable-Baselines3's replay buffers on top of Breadbox. Needs `pip install "breadbox[sb3]"`.
+
+```python
+from stable_baselines3 import SAC
+from breadbox_adapters.sb3 import BreadboxReplayBuffer
+
+model = SAC(
+    "MlpPolicy",
+    "Pendulum-v1",
+    replay_buffer_class=BreadboxReplayBuffer,
+    replay_buffer_kwargs=dict(server="localhost:50051", run="pendulum-1"),
+)
+model.learn(20_000)
+```
+
+Steps are sampled with the shapes, types and normalisation of the library's own buffers. Beside
+that they are in the service: other processes may add to them and learn from them, and a training
+that was killed finds them again under the same `run`.
+
+What is different, and why:
+
+- A sample may lag behind: the newest `LAG_STEPS` of an environment may be on their way to the
+  service and back. The first draw waits for all.
+- `optimize_memory_usage` has no effect: an observation is kept once anyway.
+- `observations`, `rewards` and their like are copies: samples do not see what is written to them.
+- Hindsight takes no `copy_info_dict`: infos are objects of any kind, and stay where they are made.
+  What `compute_reward` needs belongs into the observation.
+- A checkpoint has no steps in it, but says where they are. Loaded are the steps that the service
+  holds by then, those that were added after the checkpoint among them.
+- `reset()` forgets the steps here; the service keeps them.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.mirror import StepBatch
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.fragment import Tree
+from breadbox.shared.extras import how_to_install
+
+try:
+    import torch
+    from gymnasium import spaces
+    from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
+    from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+    from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
+    from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+
+    from breadbox_adapters.run_replay import LAG_STEPS
+    from breadbox_adapters.spaced_replay import SpacedReplay
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{__name__} needs the module {error.name!r}, which is not installed: "
+        + how_to_install("sb3"),
+        name=error.name,
+    ) from error
+
+__all__ = [
+    "LAG_STEPS",
+    "BreadboxHerReplayBuffer",
+    "BreadboxNStepReplayBuffer",
+    "BreadboxReplayBuffer",
+]
+
+
+class BreadboxReplayBuffer(SpacedReplay, ReplayBuffer):
+    """`ReplayBuffer`, and `DictReplayBuffer` where observations are dicts.
+
+    `close()` it, or let it be forgotten, or let the process end.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        **where: Any,
+    ) -> None:
+        """Enter a run; the first arguments are those that algorithms give.
+
+        Args:
+            buffer_size: Steps that are kept here, of all environments together.
+            observation_space: As of the environment.
+            action_space: As of the environment.
+            device: Where samples go.
+            n_envs: Environments of which each `add` brings a step.
+            optimize_memory_usage: No effect: an observation is kept once anyway.
+            handle_timeout_termination: Whether a time limit is no terminal state.
+            where: `server`: HOST:PORT; without it `BREADBOX_SERVER`, else localhost:50051. A token
+                is taken from `BREADBOX_TOKEN`, certificates from `BREADBOX_TLS_CA` and the like.
+                `run`: name of the training, for which its data is found again. `buffer`: name of
+                the buffer in the service, if not the run's; without `run` the session is joined
+                that is current in it, as by a learner of remote actors. Without either the buffer
+                is a new one, which goes when it is closed, unless a checkpoint was made.
+                `frame_stack`: `{"obs": AXIS}`, or `{"obs.KEY": AXIS}` of dicts, where observations
+                are stacks of frames, the newest last: each frame is then kept once.
+                `arrival_wait_s`: seconds for which sampling waits for steps.
+                `process`: whether another process takes in what comes, so that it takes no time
+                from training; for Linux.
+
+        Raises:
+            ReplayBufferError: As `breadbox_adapters.run_replay.RunReplay`.
+        """
+        BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
+        self.optimize_memory_usage = optimize_memory_usage
+        self._open(
+            "sb3",
+            buffer_size,
+            n_envs,
+            handle_timeout_termination=handle_timeout_termination,
+            **where,
+        )
+
+    @property
+    def full(self) -> bool:
+        """Whether as many steps are kept as may be; waits as `size`."""
+        return self.size() == self.buffer_size
+
+    @full.setter
+    def full(self, _: bool) -> None:
+        """Ignored: the base class sets it."""
+
+    @property
+    def pos(self) -> int:
+        """Where the next step would go in a ring of `buffer_size`; waits as `size`."""
+        self.replay.catch_up()
+        return self.replay.mirror.inserted_step_count // self.n_envs % self.buffer_size
+
+    @pos.setter
+    def pos(self, _: int) -> None:
+        """Ignored: the base class sets it."""
+
+    def sample(self, batch_size: int, env: Any = None) -> Any:
+        """Draw steps uniformly, with replacement.
+
+        Where nothing is here yet, or too many own steps are on their way, it waits for
+        them for at most about `arrival_wait_s`.
+
+        Args:
+            batch_size: B, at least 1.
+            env: The `VecNormalize` that observations and rewards are normalised by, if any.
+
+        Raises:
+            WaitElapsedError: Nothing came within `arrival_wait_s`.
+            ReplayBufferError: What ended the sending, or the mirroring.
+        """
+        self.replay.make_ready()
+        return self._samples(self.replay.mirror.sample(batch_size), env)
+
+    def _get_samples(self, batch_inds: NDArray[Any], env: Any = None) -> Any:
+        """Steps by position, 0 being the oldest that is kept; waits as `sample`."""
+        self.replay.make_ready()
+        return self._samples(self.replay.mirror.at(batch_inds), env)
+
+    def _samples(self, batch: StepBatch, env: Any) -> Any:
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        kind = DictReplayBufferSamples if is_dict else ReplayBufferSamples
+        return kind(**self._values(batch, env))
+
+
+class _Unscaled:
+    """Normalises observations as an environment does, and leaves rewards as they are."""
+
+    def __init__(self, env: Any) -> None:
+        self.normalize_obs = env.normalize_obs
+
+    def normalize_reward(self, reward: NDArray[Any]) -> NDArray[Any]:
+        return reward
+
+
+class BreadboxNStepReplayBuffer(BreadboxReplayBuffer):
+    """`NStepReplayBuffer`: rewards of up to `n_steps` steps, and the discount behind them."""
+
+    def __init__(self, *args: Any, n_steps: int = 3, gamma: float, **kwargs: Any) -> None:
+        """Enter a run.
+
+        Args:
+            args: As of `BreadboxReplayBuffer`.
+            n_steps: Steps of a return, from 1 to 1024. The algorithm's own `n_steps` is ignored.
+            gamma: Discount per step, the algorithm's. It has no default, because algorithms do not
+                tell it: what is said here is what is learned with, whatever theirs is.
+            kwargs: As of `BreadboxReplayBuffer`.
+        """
+        self.n_steps = n_steps
+        self.gamma = gamma
+        super().__init__(*args, **kwargs)
+
+    def sample(self, batch_size: int, env: Any = None) -> Any:
+        """Draw steps with the returns that begin at them; see `BreadboxReplayBuffer.sample`.
+
+        Where a window is shorter, as at the end of an episode, `discounts` say so.
+        """
+        self.replay.make_ready()
+        return self._windows(self.replay.mirror.sample(batch_size, **self._how(env)), env)
+
+    def _get_samples(self, batch_inds: NDArray[Any], env: Any = None) -> Any:
+        self.replay.make_ready()
+        return self._windows(self.replay.mirror.at(batch_inds, **self._how(env)), env)
+
+    def _how(self, env: Any) -> dict[str, Any]:
+        # Rewards are clipped where they are normalised, so each is for itself.
+        reward_map = None if env is None else env.normalize_reward
+        return {"n_step": self.n_steps, "gamma": self.gamma, "reward_map": reward_map}
+
+    def _windows(self, batch: StepBatch, env: Any) -> Any:
+        samples = self._samples(batch, None if env is None else _Unscaled(env))
+        return samples._replace(discounts=self._tensor(batch.discount, (1,)))
+
+
+class BreadboxHerReplayBuffer(BreadboxReplayBuffer, HerReplayBuffer):
+    """`HerReplayBuffer`: steps of whole episodes, most of them with a goal that was reached."""
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Dict,
+        action_space: spaces.Space[Any],
+        env: Any,
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: GoalSelectionStrategy | str = "future",
+        copy_info_dict: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Enter a run.
+
+        Args:
+            buffer_size: As of `BreadboxReplayBuffer`, as all that is not said here.
+            observation_space: With `achieved_goal` and `desired_goal`.
+            action_space: As of the environment.
+            env: The training environment, whose `compute_reward` is called.
+            device: Where samples go.
+            n_envs: Environments of which each `add` brings a step.
+            optimize_memory_usage: No effect.
+            handle_timeout_termination: Whether a time limit is no terminal state.
+            n_sampled_goal: Of so many and one steps, all but one get another goal.
+            goal_selection_strategy: "future", "final" or "episode".
+            copy_info_dict: Must be False.
+            kwargs: As of `BreadboxReplayBuffer`.
+
+        Raises:
+            ValueError: `copy_info_dict` is set, or there is no such strategy.
+        """
+        if copy_info_dict:
+            raise ValueError(
+                "copy_info_dict is not supported: infos are not stored. Put what compute_reward "
+                "needs into the observation"
+            )
+        strategy = goal_selection_strategy
+        if not isinstance(strategy, GoalSelectionStrategy):
+            try:
+                strategy = GoalSelectionStrategy[strategy.upper()]
+            except KeyError as error:
+                names = [each.name.lower() for each in GoalSelectionStrategy]
+                raise ValueError(
+                    f"goal_selection_strategy must be one of {names}, got {strategy!r}"
+                ) from error
+        self.env = env
+        self.copy_info_dict = False
+        self.n_sampled_goal = n_sampled_goal
+        self.goal_selection_strategy = strategy
+        super().__init__(
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs,
+            optimize_memory_usage,
+            handle_timeout_termination,
+            **kwargs,
+        )
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        """Add a step of each environment; see `BreadboxReplayBuffer.add`."""
+        BreadboxReplayBuffer.add(self, *args, **kwargs)
+
+    def sample(self, batch_size: int, env: Any = None) -> Any:
+        """Draw steps of whole episodes; see `BreadboxReplayBuffer.sample`.
+
+        Raises:
+            RuntimeError: No episode has ended yet.
+        """
+        self.replay.make_ready()
+        try:
+            batch = self._draw(batch_size)
+        except InvalidRequestError:
+            # The end of the first episode may be what is on its way.
+            self.replay.catch_up()
+            try:
+                batch = self._draw(batch_size)
+            except InvalidRequestError as error:
+                raise RuntimeError(
+                    "no whole episode is there to sample: let learning_starts be more than an "
+                    "episode has steps"
+                ) from error
+        return self._samples(batch, env)
+
+    def _draw(self, batch_size: int) -> StepBatch:
+        return self.replay.mirror.sample_goals(
+            batch_size,
+            self._rewards,
+            strategy=self.goal_selection_strategy.name.lower(),
+            goals_per_step=self.n_sampled_goal,
+        )
+
+    def _rewards(self, achieved: Any, desired: Any, _: Tree) -> NDArray[np.float32]:
+        if self.env is None:
+            raise ValueError("there is no environment to ask for rewards: call set_env() first")
+        infos: list[dict[str, Any]] = [{} for _ in range(len(achieved))]
+        # Of the first environment, since all are alike.
+        (rewards,) = self.env.env_method("compute_reward", achieved, desired, infos, indices=[0])
+        return np.asarray(rewards, np.float32)
+
+    def truncate_last_trajectory(self) -> None:
+        """Do nothing: no writer goes on with an episode that was not finished."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        del state["env"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.env = None
+        super().__setstate__(state)

@@ -1,0 +1,348 @@
+"""What replay buffers of Gymnasium's spaces share, whichever library's interface they have."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from breadbox.mirror import StepBatch
+from breadbox.model.fragment import Tree
+from breadbox.model.trees import child_path
+from breadbox.model.types import ArrayType, ModelState
+from breadbox_adapters.run_replay import ARRIVAL_WAIT_S, RunReplay
+
+Infos = Sequence[Mapping[str, Any]] | Mapping[str, Any]
+"""One for each environment, or one for all with an array for each key."""
+
+
+class SpacedReplay:
+    """Steps of environments with these spaces: in as they come, out as flat batches of tensors."""
+
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    obs_shape: Any
+    """Of an observation in a batch; of dicts by key."""
+    action_dim: int
+    device: Any
+    n_envs: int
+    buffer_size: int
+    """Steps that are kept, of each environment."""
+    handle_timeout_termination: bool
+    """Whether `TimeLimit.truncated` in infos makes a `done` no terminal state."""
+    replay: RunReplay
+
+    def _open(
+        self,
+        prefix: str,
+        step_count_max: int,
+        env_count: int,
+        *,
+        handle_timeout_termination: bool,
+        server: str | None = None,
+        run: str | None = None,
+        buffer: str | None = None,
+        frame_stack: Mapping[str, int] | None = None,
+        arrival_wait_s: float = ARRIVAL_WAIT_S,
+        process: bool = False,
+    ) -> None:
+        """Enter a run; see `RunReplay`.
+
+        Args:
+            prefix: Begins the names that are made up.
+            step_count_max: Steps that are kept here, of all environments together.
+            env_count: Environments of which each `add` brings a step.
+            handle_timeout_termination: See the attribute.
+            server: As all that follows, of `RunReplay`.
+            run: Likewise.
+            buffer: Likewise.
+            frame_stack: Likewise.
+            arrival_wait_s: Likewise.
+            process: Likewise.
+
+        Raises:
+            ReplayBufferError: As `RunReplay`.
+        """
+        self.n_envs = env_count
+        self.buffer_size = max(step_count_max // env_count, 1)
+        self.handle_timeout_termination = handle_timeout_termination
+        self._settings: dict[str, Any] = {
+            "frame_stack": None if frame_stack is None else dict(frame_stack),
+            "arrival_wait_s": arrival_wait_s,
+            "process": process,
+            "prefix": prefix,
+        }
+        self.replay = self._enter(server=server, run=run, buffer=buffer)
+
+    def _enter(self, **where: Any) -> RunReplay:
+        return RunReplay(
+            **where,
+            **self._settings,
+            capacity_steps=self.buffer_size * self.n_envs,
+            env_count=self.n_envs,
+            arrays={
+                **self._arrays(self.observation_space, "obs"),
+                **self._arrays(self.action_space, "action"),
+            },
+            # Programs seed numpy's generator before they make the buffer.
+            seed=int(np.random.randint(2**31)),
+        )
+
+    @property
+    def run(self) -> str:
+        """Name of the run, under which its data is found again."""
+        return self.replay.run
+
+    def size(self) -> int:
+        """Steps per environment that can be sampled; waits for own steps that are on their way."""
+        self.replay.catch_up()
+        return min(len(self.replay.mirror) // self.n_envs, self.buffer_size)
+
+    def reset(self) -> None:
+        """Forget all steps here; the service keeps them."""
+        self.replay.clear()
+
+    def close(self) -> None:
+        """Send what waits, and stop. Idempotent."""
+        self.replay.close()
+
+    # Steps in ----------------------------------------------------------------------------------
+
+    def add(
+        self,
+        obs: Tree,
+        next_obs: Tree,
+        action: NDArray[Any],
+        reward: NDArray[Any],
+        done: NDArray[Any],
+        infos: Infos,
+    ) -> None:
+        """Add a step of each environment; blocks only where the service has no room for long.
+
+        An observation that is not what followed the environment's last step starts an episode.
+
+        Args:
+            obs: [n_envs, ...], not normalised.
+            next_obs: [n_envs, ...], the final observation where an episode ended.
+            action: [n_envs, ...], as the policy learns it.
+            reward: [n_envs], not normalised.
+            done: [n_envs].
+            infos: Where `handle_timeout_termination` is set, `TimeLimit.truncated` in them tells a
+                time limit from an end.
+
+        Raises:
+            ReplayBufferError: As `breadbox.StepWriter.add`.
+        """
+        ended = np.asarray(done, np.bool_).reshape(self.n_envs)
+        truncated = np.zeros(self.n_envs, np.bool_)
+        if self.handle_timeout_termination:
+            # Without a `done`, too: libraries end their windows there all the same.
+            truncated = self._limits(infos)
+        self.replay.add(
+            self._stored(obs, self.observation_space),
+            self._stored(action, self.action_space),
+            np.asarray(reward).reshape(self.n_envs),
+            self._stored(next_obs, self.observation_space),
+            ended & ~truncated,
+            truncated,
+        )
+
+    def _limits(self, infos: Infos) -> NDArray[np.bool_]:
+        name = "TimeLimit.truncated"
+        if isinstance(infos, Mapping):
+            return np.asarray(infos.get(name, np.zeros(self.n_envs)), np.bool_)
+        return np.array([bool(info.get(name, False)) for info in infos])
+
+    def _stored(self, tree: Tree, space: spaces.Space[Any]) -> Tree:
+        """As a rollout worker of the environment would send it."""
+        if isinstance(space, spaces.Dict):
+            return {key: self._stored(tree[key], part) for key, part in space.items()}
+        array = np.asarray(tree).astype(self._dtype(space), copy=False)
+        return array.reshape(self.n_envs, *(space.shape or ()))
+
+    def _dtype(self, space: spaces.Space[Any]) -> np.dtype[Any]:
+        dtype = np.dtype(space.dtype)
+        is_wide = space is self.action_space and dtype == np.float64
+        return np.dtype(np.float32) if is_wide else dtype
+
+    def _arrays(self, space: spaces.Space[Any], path: str) -> dict[str, ArrayType]:
+        """What is stored of a space in a single step, by path."""
+        if isinstance(space, spaces.Dict):
+            parts = [self._arrays(part, child_path(path, key)) for key, part in space.items()]
+            return {name: array for part in parts for name, array in part.items()}
+        return {path: ArrayType(self._dtype(space).str, tuple(space.shape or ()))}
+
+    # Steps out ---------------------------------------------------------------------------------
+
+    def _kept(self) -> StepBatch:
+        """All steps that are kept, oldest first, in whole rows; waits as `size`."""
+        row_count = self.size()
+        return self.replay.mirror.at(np.arange(row_count * self.n_envs))
+
+    def _in_rows(self, array: NDArray[Any], shape: tuple[int, ...] = ()) -> NDArray[Any]:
+        return array.reshape(-1, self.n_envs, *shape)
+
+    def _observation_rows(self, obs: Tree) -> Any:
+        if isinstance(self.obs_shape, dict):
+            return {key: self._in_rows(obs[key], part) for key, part in self.obs_shape.items()}
+        return self._in_rows(obs, self.obs_shape)
+
+    @property
+    def observations(self) -> Any:
+        """[`size()`, n_envs, ...], not normalised; of dicts by key.
+
+        As all of its kind a copy, made anew each time, in which nothing can be changed for samples.
+        Rows are in order of arrival; which column a step is in does not say its environment.
+
+        Raises:
+            InvalidRequestError: There is no step yet.
+            WaitElapsedError: As `size`.
+        """
+        return self._observation_rows(self._kept().obs)
+
+    @property
+    def next_observations(self) -> Any:
+        """As `observations`, of what followed."""
+        return self._observation_rows(self._kept().next_obs)
+
+    @property
+    def actions(self) -> NDArray[Any]:
+        """[`size()`, n_envs, action size]; see `observations`."""
+        return self._in_rows(self._kept().action, (self.action_dim,))
+
+    @property
+    def rewards(self) -> NDArray[np.float32]:
+        """float32[`size()`, n_envs], not normalised; see `observations`."""
+        return self._in_rows(self._kept().reward)
+
+    @property
+    def dones(self) -> NDArray[np.float32]:
+        """float32[`size()`, n_envs]: 1 where an episode ended, by a time limit too."""
+        kept = self._kept()
+        return self._in_rows((kept.terminated | kept.truncated).astype(np.float32))
+
+    @property
+    def timeouts(self) -> NDArray[np.float32]:
+        """float32[`size()`, n_envs]: 1 where it was a time limit."""
+        return self._in_rows(self._kept().truncated.astype(np.float32))
+
+    def _values(self, batch: StepBatch, env: Any = None) -> dict[str, Any]:
+        """Tensors by name.
+
+        Args:
+            batch: What was drawn.
+            env: With `normalize_obs` and `normalize_reward`, or None.
+        """
+        reward = batch.reward if env is None else env.normalize_reward(batch.reward)
+        return {
+            "observations": self._observations(batch.obs, env),
+            "actions": self._tensor(batch.action, (self.action_dim,)),
+            "next_observations": self._observations(batch.next_obs, env),
+            "dones": self._tensor(batch.terminated.astype(np.float32), (1,)),
+            "rewards": self._tensor(reward.astype(np.float32, copy=False), (1,)),
+        }
+
+    def _observations(self, obs: Tree, env: Any) -> Any:
+        shape = self.obs_shape
+        if not isinstance(shape, dict):
+            flat = obs.reshape(len(obs), *shape)
+            return self._tensor(flat if env is None else env.normalize_obs(flat), shape)
+        flat = {key: obs[key].reshape(len(obs[key]), *part) for key, part in shape.items()}
+        seen = flat if env is None else env.normalize_obs(flat)
+        return {key: self._tensor(seen[key], part) for key, part in shape.items()}
+
+    def _tensor(self, array: NDArray[Any], shape: tuple[int, ...]) -> torch.Tensor:
+        # A copy already, whose rows need not lie side by side in memory.
+        whole = np.ascontiguousarray(array.reshape(len(array), *shape))
+        return torch.as_tensor(whole, device=self.device)
+
+    # Policies ----------------------------------------------------------------------------------
+
+    def publish_policy(self, policy: torch.nn.Module, version: int | None = None) -> int:
+        """Hand a policy's weights to remote actors, as a model version of the run.
+
+        Args:
+            policy: Such as `model.policy`.
+            version: Higher than the run's last one; None: the next one, also where a learner that
+                was killed published the last one.
+
+        Returns:
+            The version.
+
+        Raises:
+            VersionRegressedError: It is lower than the last one.
+            SessionEndedError: The run was ended.
+            ReplayBufferError: As `Client.publish`.
+        """
+        if version is None:
+            state = self.replay.client.watch_model()
+            version = 1 + ((state.model_version or 0) if state else 0)
+        self.replay.client.publish(self.run, version, policy.state_dict())
+        self.replay.act_with(version)
+        return version
+
+    def load_policy(self, policy: torch.nn.Module, max_wait_s: float = 0.0) -> int | None:
+        """Give a policy the newest weights that were published, unless it was given these.
+
+        Steps that are added from then on are labelled with their version.
+
+        Args:
+            policy: Of the same architecture.
+            max_wait_s: Seconds to wait for some.
+
+        Returns:
+            Their version; None when there are none, or none that are newer.
+
+        Raises:
+            ReplayBufferError: As `Client.load_model`.
+        """
+        known: ModelState | None = getattr(self, "_known_model", None)
+        newer = self.replay.client.load_model(known, max_wait_s=max_wait_s)
+        if newer is None:
+            return None
+        state, arrays = newer
+        policy.load_state_dict({name: torch.as_tensor(each) for name, each in arrays.items()})
+        self._known_model = state
+        self.replay.act_with(state.model_version or 0)
+        return state.model_version
+
+    # Checkpoints -------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state.pop("_known_model", None)
+        state["replay"] = self.replay.keep()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.replay = self._enter(**state["replay"], must_exist=True)
+
+
+def batch_shape(space: spaces.Space[Any]) -> Any:
+    """Shape of an observation in a batch: numbers have an axis of one; of dicts by key.
+
+    Raises:
+        NotImplementedError: Of such a space there are no flat batches.
+    """
+    match space:
+        case spaces.Dict():
+            return {key: batch_shape(part) for key, part in space.items()}
+        case spaces.Discrete():
+            return (1,)
+        case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
+            return tuple(space.shape or ())
+    raise NotImplementedError(f"there are no batches of observations of {space}")
+
+
+def action_size(space: spaces.Space[Any]) -> int:
+    """Numbers of an action in a batch.
+
+    Raises:
+        NotImplementedError: Of such a space there are no flat batches.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        raise NotImplementedError(f"there are no batches of actions of {space}")
+    return int(np.prod(space.shape or ()))

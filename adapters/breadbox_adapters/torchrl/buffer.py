@@ -1,0 +1,600 @@
+"""The buffer: TorchRL's methods over a mirror."""
+
+import itertools
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import breadbox.client
+from breadbox.environment import connect_from_environment
+from breadbox.mirror import Prioritised, ReplayMirror, StepBatch
+from breadbox.model.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    SessionEndedError,
+    WaitElapsedError,
+)
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import AdmissionOutcome, Device, SchemaPolicy
+from breadbox.shared.extras import how_to_install
+from breadbox.transport.run_ahead import run_ahead
+from breadbox_adapters.torchrl.layout import Steps, Stream, as_dict
+from breadbox_adapters.torchrl.slices import draw_slices
+
+try:
+    from tensordict import TensorDict, TensorDictBase
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"breadbox_adapters.torchrl needs the module {error.name!r}, which is not installed: "
+        f"{how_to_install('torchrl')}",
+        name=error.name,
+    ) from error
+
+ARRIVAL_S = 10.0
+"""Seconds in which steps that were appended come back; they take milliseconds."""
+_NOT_COPIED = ("self", "client", "seed")
+"""Arguments that a pickled copy does not get: it connects by itself, and draws others."""
+_REFUSED = (AdmissionOutcome.STALE, AdmissionOutcome.WRONG_SESSION)
+
+
+class _FollowedMirror(ReplayMirror):
+    """A mirror that tells when fragments of one's own have arrived, and by which handles."""
+
+    def __init__(self, client: breadbox.client.Client, **options: Any) -> None:
+        self._arrivals: dict[tuple[str, int], int | None] = {}
+        """First handles of fragments that are waited for, by worker and index; None: not yet."""
+        super().__init__(client, **options)
+
+    def follow(self, fragments: Sequence[Fragment]) -> None:
+        """Wait for these from now on; before they are appended."""
+        with self._changed:
+            self._arrivals |= {(each.worker_id, each.fragment_index): None for each in fragments}
+
+    def extend(self, fragment: Fragment, chunk_id: int | None = None) -> int:
+        """Take a fragment in; say so where it was waited for."""
+        handle = super().extend(fragment, chunk_id)
+        key = (fragment.worker_id, fragment.fragment_index)
+        if key in self._arrivals:
+            with self._changed:
+                self._arrivals[key] = handle
+                self._changed.notify_all()
+        return handle
+
+    def wait_for(self, is_there: Callable[[], bool], what: str, timeout_s: float) -> None:
+        """Wait for something that changes as steps arrive.
+
+        Raises:
+            DeadlineExceededError: It did not come within `timeout_s`.
+            ReplayBufferError: What ended the mirror's thread.
+        """
+        try:
+            self._wait_for(is_there, what, timeout_s)
+        except WaitElapsedError as error:
+            raise DeadlineExceededError(str(error)) from error
+
+    def handles_of(self, fragments: Sequence[Fragment], timeout_s: float) -> Tensor:
+        """Handles of the fragments' steps, int64[N], once all have arrived.
+
+        Raises:
+            DeadlineExceededError: They did not, within `timeout_s`.
+            ReplayBufferError: What ended the mirror's thread.
+        """
+        keys = [(each.worker_id, each.fragment_index) for each in fragments]
+        try:
+            self.wait_for(
+                lambda: all(self._arrivals[key] is not None for key in keys),
+                "steps of its own",
+                timeout_s,
+            )
+            starts = [self._arrivals[key] or 0 for key in keys]
+        finally:
+            with self._changed:
+                for key in keys:
+                    self._arrivals.pop(key, None)
+        counts = [each.step_count for each in fragments]
+        spans = [np.arange(at, at + count) for at, count in zip(starts, counts, strict=True)]
+        return torch.from_numpy(np.concatenate(spans))
+
+
+class BreadboxReplayBuffer:
+    """Steps of a buffer of Breadbox, with the methods of TorchRL's `TensorDictReplayBuffer`.
+
+    ```python
+    buffer = BreadboxReplayBuffer("localhost:50051", batch_size=256, n_step=3)
+    buffer.extend(data)  # what a collector gives; or only actors elsewhere append
+    sample = buffer.sample()  # a TensorDict, for TorchRL's losses
+    ```
+
+    What is extended goes to the server, and comes back by the mirror that samples are drawn from,
+    within milliseconds; `extend` returns once it has. So a learner that is killed finds everything
+    again, and other learners, and actors elsewhere, have part in it.
+
+    Use it as a context manager, or call `shutdown`. Sampling is thread-safe; extending is for one
+    thread at a time. A pickled copy has connections and a mirror of its own, with token and
+    certificates of the environment it is loaded in (see `breadbox.environment`), and other draws.
+    """
+
+    def __init__(
+        self,
+        client: breadbox.client.Client | str,
+        *,
+        capacity_steps: int = 1_000_000,
+        batch_size: int | None = None,
+        alpha: float | None = None,
+        beta: float = 0.4,
+        eps: float = 1e-8,
+        priority_key: str = "td_error",
+        n_step: int = 1,
+        gamma: float = 0.99,
+        transform: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        device: Device = "cpu",
+        seed: int | None = None,
+        steps_per_fragment: int = 256,
+        buffer: str | None = None,
+        session_id: str | None = None,
+        frame_stack: Mapping[str, int] | None = None,
+        slice_len: int | None = None,
+        prefetch: int = 0,
+    ) -> None:
+        """Begin to mirror what the buffer holds.
+
+        Args:
+            client: Of a server, which stays open; or its address, with token and certificates of
+                the environment.
+            capacity_steps: Latest steps to keep here.
+            batch_size: Steps of a sample, unless `sample` is told another number.
+            alpha: Exponent of priorities; None: steps are drawn uniformly. A `beta` alone does
+                nothing.
+            beta: Exponent of the importance weights.
+            eps: Added to every priority that is set.
+            priority_key: Where `update_tensordict_priority` finds priorities.
+            n_step: Steps that a sample's reward adds up; "steps_to_next_obs" says how many they
+                were, from which TorchRL's value estimators take the discount. Not with a transform
+                that does the same.
+            gamma: Discount within these steps.
+            transform: Applied to every sample, as one of TorchRL's transforms.
+            device: Of samples.
+            seed: Of draws.
+            steps_per_fragment: Steps of `extend` that go together at most.
+            buffer: None: the client's.
+            session_id: To start, or to go on with; None: the current one, or a new one where none
+                is.
+            frame_stack: Of `breadbox.mirror.StepMemory`.
+            slice_len: Steps of a slice: samples are so many consecutive steps of one episode after
+                one another, of which the last is truncated, as TorchRL's `SliceSampler` has them;
+                `batch_size` is a multiple of it. None: single steps.
+            prefetch: Samples of `batch_size` that are drawn ahead, in a thread; steps and
+                priorities that come meanwhile are not in them.
+
+        Raises:
+            InvalidRequestError: An argument is out of its range, the buffer takes fragments of
+                one length alone, or slices are to be windows of `n_step`.
+            SessionEndedError: `session_id` was ended before.
+        """
+        arguments = dict(locals())
+        self._arguments = {name: arguments[name] for name in arguments if name not in _NOT_COPIED}
+        if slice_len is not None and (slice_len < 1 or n_step > 1):
+            raise InvalidRequestError(
+                "slice_len", f"must be at least 1, without `n_step`, got {slice_len}"
+            )
+        self._own: breadbox.client.Client | None = None
+        if isinstance(client, str):
+            client = self._own = connect_from_environment(server=client, buffer=buffer)
+        self._client = client
+        self._buffer = buffer or self._client.buffer
+        self._batch_size = batch_size
+        self._how: bool | Prioritised = False if alpha is None else Prioritised(alpha, beta)
+        self._eps = eps
+        self._priority_key = priority_key
+        self._n_step, self._gamma = n_step, gamma
+        self._transforms = [] if transform is None else [transform]
+        self._device = device
+        self._steps_per_fragment = steps_per_fragment
+        self._worker_id = f"torchrl-{uuid4().hex}"
+        self._streams: dict[int, Stream] = {}
+        self._slice_len = slice_len
+        self._prefetch = prefetch
+        self._ahead: Generator[TensorDictBase, None, None] | None = None
+        self._drawing = threading.Lock()
+        self._extending = threading.Lock()
+        self._write_count = 0
+        try:
+            self._check_lengths()
+            self._started_id = session_id
+            self._session()
+            self._mirror = _FollowedMirror(
+                self._client,
+                buffer=self._buffer,
+                capacity_steps=capacity_steps,
+                seed=seed,
+                frame_stack=frame_stack,
+            )
+        except BaseException:
+            if self._own is not None:
+                self._own.close()
+            raise
+
+    # Life --------------------------------------------------------------------------------------
+
+    @property
+    def mirror(self) -> ReplayMirror:
+        """What samples are drawn from: for sequences, episodes, and how far it lags."""
+        return self._mirror
+
+    @property
+    def session_id(self) -> str:
+        """Of the session that steps are appended in."""
+        return self._session()[0]
+
+    def shutdown(self) -> None:
+        """End the mirror, and close connections of its own. Idempotent."""
+        with self._drawing:
+            if self._ahead is not None:
+                self._ahead.close()
+        self._mirror.close()
+        if self._own is not None:
+            self._own.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return (
+            f"BreadboxReplayBuffer({len(self)} steps of buffer {self._buffer!r} at "
+            f"{self._client.address}, batch_size={self._batch_size})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "address": self._client.address,
+            "arguments": {**self._arguments, "buffer": self._buffer},
+            "transforms": self._transforms,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        BreadboxReplayBuffer.__init__(self, state["address"], **state["arguments"])
+        self._transforms = list(state["transforms"])
+
+    # Steps in ----------------------------------------------------------------------------------
+
+    def add(self, data: TensorDictBase) -> int:
+        """Append one step; returns its index. As `extend`."""
+        return int(self.extend(data.unsqueeze(0))[0])
+
+    def extend(self, data: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
+        """Append steps, and wait until they can be sampled.
+
+        Args:
+            data: As collectors give it: [N], in the order in which it was played, or [E, T] of E
+                environments. Steps that do not follow one another are told apart by their
+                observations.
+            update_priority: True: take priorities from where `priority_key` is. None: where there
+                are any.
+
+        Returns:
+            Their indexes, int64[N] or [E, T]: handles, which are never used again.
+
+        Raises:
+            InvalidRequestError: It is not of that form.
+            SessionEndedError: The session ended, and the buffer was told which one to use.
+            DeadlineExceededError: They did not arrive within 10 s; they are in the buffer.
+            ReplayBufferError: As `breadbox.Client.append_many`.
+        """
+        shape = data.batch_size
+        if not 1 <= len(shape) <= 2:
+            raise InvalidRequestError("data", f"must be [N] or [E, T], got {list(shape)}")
+        if not data.numel():
+            return torch.zeros(shape, dtype=torch.int64)
+        rows = [data] if len(shape) == 1 else list(data.unbind(0))
+        with self._extending:
+            fragments = [
+                fragment
+                for number, row in enumerate(rows)
+                for fragment in self._fragments_of(number, row)
+            ]
+            self._mirror.follow(fragments)
+            self._append(fragments)
+            index = self._mirror.handles_of(fragments, ARRIVAL_S).view(shape)
+            self._write_count += data.numel()
+        priority = data.get(self._priority_key, None)
+        if update_priority or (update_priority is None and priority is not None):
+            if priority is None:
+                raise InvalidRequestError("data", f"has no priorities at {self._priority_key!r}")
+            self.update_priority(index, priority)
+        return index
+
+    def _fragments_of(self, number: int, row: TensorDictBase) -> list[Fragment]:
+        session_id, version = self._session()
+        stream = self._streams.get(number)
+        if stream is None or stream.session_id != session_id:
+            worker_id = f"{self._worker_id}-{number}"
+            stream = self._streams[number] = Stream(worker_id, session_id, version)
+        stream.model_version = version
+        return list(stream.fragments(Steps.of(row.to_dict()), self._steps_per_fragment))
+
+    def _append(self, fragments: Sequence[Fragment]) -> None:
+        results = self._client.append_many(fragments, buffer=self._buffer)
+        for fragment, result in zip(fragments, results, strict=True):
+            if result.outcome in _REFUSED:
+                raise SessionEndedError(fragment.session_id, self._session()[0])
+
+    def _session(self) -> tuple[str, int]:
+        """What is current, and its version; a session is started where none is."""
+        state = self._client.watch_model(buffer=self._buffer)
+        wanted = self._started_id
+        if state is None or not state.session_id or (wanted and state.session_id != wanted):
+            state = self._client.start_session(wanted, buffer=self._buffer)
+        return state.session_id, state.model_version or 0
+
+    def _check_lengths(self) -> None:
+        if self._client.get_buffer(self._buffer).config.schema is SchemaPolicy.ONE:
+            raise InvalidRequestError(
+                "buffer",
+                f"{self._buffer!r} takes fragments of one length alone, and steps come as they "
+                "come: give it the schema `ragged`, as `breadbox serve --preset off-policy` does",
+            )
+
+    # Steps out ---------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Steps that can be sampled."""
+        return len(self._mirror)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Steps of a sample, unless `sample` is told another number."""
+        return self._batch_size
+
+    @property
+    def write_count(self) -> int:
+        """Steps that were extended here; the mirror's may be more, of others too."""
+        return self._write_count
+
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        *,
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Draw steps, with replacement.
+
+        Args:
+            batch_size: How many; None: as the buffer was told.
+            return_info: Also give a dict with "index" and "priority_weight".
+            wait: Wait until there are as many steps as are drawn; False: one is enough.
+            timeout: Seconds to wait; None: for as long as it takes.
+
+        Returns:
+            A TensorDict [B], slices after one another: observation, "action", flags that are False
+            and extras at its root; observation, "reward" and flags [B, 1] under "next"; "index",
+            "priority_weight" (1 where draws are uniform), and of n-step samples
+            "steps_to_next_obs".
+
+        Raises:
+            InvalidRequestError: No batch size was told, or there is nothing to sample.
+            DeadlineExceededError: The wait is over.
+        """
+        count = self._count(batch_size)
+        if wait or timeout is not None:
+            self.wait_until_sampleable(count, timeout)
+        is_ahead = self._prefetch and count == self._batch_size
+        data = self._next_drawn() if is_ahead else self._drawn(count)
+        if not return_info:
+            return data
+        return data, {name: data[name] for name in ("index", "priority_weight")}
+
+    def _next_drawn(self) -> TensorDictBase:
+        with self._drawing:
+            if self._ahead is None:
+                counts = itertools.repeat(self._count(None))
+                self._ahead = run_ahead(
+                    counts, self._drawn, at_once=1, depth=self._prefetch, in_order=True
+                )
+            try:
+                return next(self._ahead)
+            except BaseException:
+                self._ahead = None  # It ended with the error.
+                raise
+
+    def _drawn(self, count: int) -> TensorDictBase:
+        if self._slice_len is None:
+            batch = self._mirror.sample(
+                count,
+                n_step=self._n_step,
+                gamma=self._gamma,
+                prioritised=self._how,
+                device=self._device,
+            )
+            return self._packed(batch)
+        if count % self._slice_len:
+            raise InvalidRequestError(
+                "batch_size", f"must be a multiple of slice_len ({self._slice_len}), got {count}"
+            )
+        slices = draw_slices(
+            self._mirror, count // self._slice_len, self._slice_len, prioritised=self._how
+        )
+        return self._packed(slices.to_torch(self._device))
+
+    def _packed(self, batch: StepBatch) -> TensorDictBase:
+        gamma = self._gamma if self._n_step > 1 else None
+        content = as_dict(batch, gamma)
+        data: TensorDictBase = TensorDict(content, batch_size=[len(batch)], device=self._device)
+        for transform in self._transforms:
+            data = transform(data)
+        return data
+
+    def __iter__(self) -> Iterator[Any]:
+        """Samples without end.
+
+        Raises:
+            InvalidRequestError: The buffer was told no batch size.
+        """
+        self._count(None)
+        while True:
+            yield self.sample()
+
+    def __getitem__(self, index: Any) -> TensorDictBase:
+        """Steps by index, each alone: not as windows of `n_step`.
+
+        Args:
+            index: As `extend` and samples give it; or, where no such steps are kept, as a slice or
+                a mask, places, of which 0 is that of the oldest step that is kept.
+
+        Returns:
+            A TensorDict of the index's shape.
+
+        Raises:
+            IndexError: There is no such step, or no more.
+        """
+        if isinstance(index, list | Tensor):
+            index = torch.as_tensor(index).cpu().numpy()
+        wanted = np.asarray(index) if isinstance(index, np.ndarray | int | np.integer) else None
+        is_whole = wanted is not None and wanted.dtype.kind in "iu"
+        if is_whole and wanted is not None and self._mirror.holds(wanted).all():
+            places, batch = wanted, self._mirror.steps(wanted, device=self._device)
+        else:
+            places = np.arange(self._mirror.step_count)[index]
+            batch = self._mirror.at(np.atleast_1d(places), device=self._device)
+        content = as_dict(batch, None)
+        data: TensorDictBase = TensorDict(content, batch_size=[len(batch)], device=self._device)
+        return data.reshape(places.shape)
+
+    def append_transform(
+        self, transform: Callable[[TensorDictBase], TensorDictBase]
+    ) -> "BreadboxReplayBuffer":
+        """Apply a transform to every sample, after those before; returns the buffer."""
+        self._transforms.append(transform)
+        return self
+
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Whether there are as many steps as a sample has."""
+        return len(self) >= self._count(batch_size)
+
+    def wait_until_sampleable(
+        self, min_items: int | None = None, timeout: float | None = None
+    ) -> None:
+        """Wait for so many steps; None: for as many as a sample has.
+
+        Raises:
+            DeadlineExceededError: They were not there within `timeout` seconds.
+            InvalidRequestError: The buffer never holds as many.
+        """
+        try:
+            self._mirror.wait_until(self._count(min_items), timeout)
+        except WaitElapsedError as error:
+            raise DeadlineExceededError(str(error)) from error
+
+    def _count(self, count: int | None) -> int:
+        count = self._batch_size if count is None else count
+        if count is None:
+            raise InvalidRequestError("batch_size", "must be told, to the buffer or to the call")
+        return count
+
+    # Priorities --------------------------------------------------------------------------------
+
+    def update_priority(self, index: Any, priority: Any) -> None:
+        """Set priorities of steps. Those of steps that are gone are ignored.
+
+        Args:
+            index: Of the steps, as samples have it.
+            priority: Of each, or of all; at least 0. The buffer raises them to the power of
+                `alpha`.
+        """
+        indexes = torch.as_tensor(index).reshape(-1).cpu()
+        priorities = torch.as_tensor(priority).detach().cpu().double()
+        if priorities.numel() == 1:
+            priorities = priorities.expand(len(indexes))
+        elif priorities.numel() != len(indexes):
+            # TorchRL's reduction of several errors of a step, such as those of two critics.
+            priorities = priorities.reshape(len(indexes), -1).amax(1)
+        self._mirror.update_priorities(indexes.numpy(), priorities.reshape(-1).numpy() + self._eps)
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Set priorities of a sample's steps to what a loss has put in at `priority_key`.
+
+        Raises:
+            InvalidRequestError: It has none, or no "index".
+        """
+        for name in ("index", self._priority_key):
+            if name not in data.keys(include_nested=True):
+                raise InvalidRequestError("data", f"must have {name!r}")
+        self.update_priority(data["index"], data[self._priority_key])
+
+    # Checkpoints -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the service, which keeps the steps.
+
+        Returns:
+            Of which session it is, and the priorities of all steps, by their indexes.
+        """
+        handles = self._mirror.handles()
+        return {
+            "session_id": self._mirror.session_id,
+            "index": torch.from_numpy(handles),
+            "priority": torch.from_numpy(self._mirror.priorities(handles)),
+            "write_count": self._write_count,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, timeout: float = 60.0) -> None:
+        """Set priorities as they were, once the steps have come back from the service.
+
+        Args:
+            state: As `state_dict` gave it. Priorities of steps that left the buffer are ignored.
+            timeout: Seconds to wait for the newest of the steps.
+
+        Raises:
+            SessionEndedError: It is of another session: these steps are gone for good.
+            DeadlineExceededError: The mirror did not catch up in time.
+        """
+        current = self._session()[0]
+        if state["session_id"] != current:
+            raise SessionEndedError(state["session_id"], current)
+        index, priority = state["index"].numpy(), state["priority"].numpy()
+        if len(index):
+            newest = index.max()
+            self._wait_for_handle(int(newest), timeout)
+        known = ~np.isnan(priority)
+        self._mirror.update_priorities(index[known], priority[known])
+        self._write_count = int(state["write_count"])
+
+    def _wait_for_handle(self, handle: int, timeout_s: float) -> None:
+        """Wait until steps as new as one have come.
+
+        Raises:
+            DeadlineExceededError: They did not.
+        """
+        self._mirror.wait_for(
+            lambda: bool(self._mirror.handles().max(initial=-1) >= handle),
+            "the steps of a checkpoint",
+            timeout_s,
+        )
+
+    def empty(self) -> None:
+        """Let all steps go, for everybody: start a new session.
+
+        Raises:
+            InvalidRequestError: The buffer was told which session to use.
+        """
+        if self._started_id:
+            raise InvalidRequestError("session_id", "was told: start another one instead")
+        session_id = self._client.start_session(buffer=self._buffer).session_id
+        self._mirror.wait_for(
+            lambda: self._mirror.session_id == session_id, "a new session", ARRIVAL_S
+        )

@@ -1,0 +1,317 @@
+"""`breadbox buffers`: list, create, change and delete buffers, end their sessions."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from breadbox.cli import frame
+from breadbox.cli.command import command
+from breadbox.cli.commands.stats import describe, outage_text, schema_table, staleness_text
+from breadbox.cli.connection import Target
+from breadbox.cli.group import Group, Unusable
+from breadbox.cli.settings import Bytes, of_one_call, setting
+from breadbox.cli.terminal import printable
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.presets import PRESETS, Preset
+from breadbox.model.types import (
+    BufferConfig,
+    BufferDescription,
+    FullPolicy,
+    LeaseExpiryPolicy,
+    MinimumChunks,
+    SampleToInsertRatio,
+    SchemaPolicy,
+)
+
+if TYPE_CHECKING:
+    from breadbox.client import Client
+
+_LIMITS = tuple(each.name.replace("_", "-") for each in fields(BufferConfig))
+_Limit = Literal[*_LIMITS]  # type: ignore[valid-type]  # to mypy: any
+
+
+@click.group(cls=Group)
+def buffers() -> None:
+    """List, create, change and delete buffers, end their sessions."""
+
+
+@buffers.add
+@command(Target, "list")
+def list_buffers(target: Target) -> None:
+    """List all buffers."""
+    with target.connect() as client:
+        found = client.list_buffers()
+    if target.as_json:
+        frame.print_json(found)
+        return
+    console = frame.console()
+    console.print(table(found))
+    if outage := next(filter(None, map(outage_text, found)), ""):
+        console.print(outage)
+
+
+_COLUMNS = (
+    *("name", "session", "#version", "#chunks", "#capacity", "#bytes", "staleness", "#waiters"),
+)
+_EXPENDABLE = ("session", "#capacity", "staleness", "#bytes", "#waiters", "#version")
+
+
+def table(found: Iterable[BufferDescription]) -> frame.FittedTable:
+    """A line for each buffer, with as many columns as the window has room for."""
+    return frame.FittedTable(_COLUMNS, [_line(each) for each in found], expendable=_EXPENDABLE)
+
+
+def _line(description: BufferDescription) -> tuple[object, ...]:
+    state, config = description.state, description.config
+    return (
+        description.name,
+        description.session_id or "-",
+        "-" if description.model_version is None else description.model_version,
+        frame.count_text(state.chunk_count),
+        "-" if config.capacity_chunks is None else frame.count_text(config.capacity_chunks),
+        frame.size_text(state.payload_bytes),
+        staleness_text(description),
+        state.waiter_count,
+    )
+
+
+class ShowSettings(Target):
+    """Which buffer."""
+
+    name: str = of_one_call("default", positional=True)
+
+
+@buffers.add
+@command(ShowSettings, short_help="Show a buffer, and the arrays of its fragments.")
+def show(settings: ShowSettings) -> None:
+    """Show a buffer, and the arrays of its fragments: paths, dtypes and shapes of one step."""
+    with settings.connect() as client:
+        description = client.get_buffer(settings.name)
+    _show(settings, description)
+    if settings.as_json:
+        return
+    console = frame.console()
+    console.print("")
+    for number, schema in enumerate(description.schemas):
+        console.print(schema_table(number, schema))
+    if not description.schemas:
+        console.print("No fragment of the session was appended yet: its arrays are not known.")
+
+
+class LimitSettings(Target):
+    """A buffer, and limits for it.
+
+    None has a variable: BREADBOX_CAPACITY_CHUNKS and its like are the server's own.
+    """
+
+    presets = PRESETS
+
+    name: str = of_one_call(positional=True)
+    preset: Preset | None = setting(None, environment=False)
+    """Limits for a kind of learner; what is given besides wins. on-policy: staleness-max 2,
+    uses-max 1, sampler uniform, full-policy evict, remover oldest_first. off-policy: staleness-max
+    and uses-max without end, capacity-chunks 65536, schema ragged. prioritised: the same with
+    sampler prioritised, priority-exponent 0.6. queue: staleness-max without end, uses-max 1,
+    full-policy block, sampler oldest_first. stack: the same with sampler newest_first."""
+    fragments_per_chunk: int | None = setting(None, environment=False, ge=1)
+    """Fragments of a chunk; fixed."""
+    capacity_chunks: int | None = setting(None, environment=False, ge=1)
+    """Chunks held for sampling."""
+    capacity_bytes: Bytes | None = setting(None, environment=False, ge=1)
+    """Payload bytes held, such as 8GiB."""
+    staleness_max: int | None = setting(None, environment=False, ge=0)
+    """Largest staleness served, in versions."""
+    uses_max: int | None = setting(None, environment=False, ge=1)
+    """Deliveries after which a chunk leaves."""
+    full_policy: FullPolicy | None = setting(None, environment=False)
+    """At the limit: evict chunks, or let producers wait."""
+    remover: str | None = setting(None, environment=False)
+    """Which chunks are evicted at the limit: oldest_first, or another of those of --sampler."""
+    schema_policy: SchemaPolicy | None = setting(None, option="schema", environment=False)
+    """Fragments of a session must have the same arrays and as many steps, or the same arrays alone
+    (ragged), or neither (any)."""
+    lease_expiry_policy: LeaseExpiryPolicy | None = setting(None, environment=False)
+    """An expired lease gives its uses back, or counts as consumed."""
+    lease_s: float | None = setting(None, environment=False, gt=0)
+    """Seconds a lease lives without renewal."""
+    waiters_max: int | None = setting(None, environment=False, ge=1)
+    """Fetches that may wait at a time."""
+    leases_max: int | None = setting(None, environment=False, ge=1)
+    """Leases alive at a time."""
+    workers_max: int | None = setting(None, environment=False, ge=1)
+    """Workers remembered in a session."""
+    open_chunk_s: float | None = setting(None, environment=False, gt=0)
+    """Silence that ends a worker's open chunk."""
+    sampler: str | None = setting(None, environment=False)
+    """Which chunks a fetch gets: uniform, oldest_first, newest_first, freshest_first, prioritised,
+    highest_priority or lowest_priority."""
+    priority_exponent: float | None = setting(None, environment=False, ge=0, le=8)
+    """Power to which prioritised raises priorities."""
+    with_replacement: bool | None = setting(None, environment=False)
+    """Whether a fetch may get a chunk several times, each of which is a use."""
+    minimum_chunks: int | None = setting(None, environment=False, ge=0)
+    """Fetches wait for so many chunks."""
+    ratio: float | None = setting(None, environment=False)
+    """Keep uses per inserted chunk about this."""
+    error_chunks: float | None = setting(None, environment=False)
+    """Half the width of the band around --ratio, in uses."""
+    lead_chunks: float | None = setting(None, environment=False)
+    """Middle of the band, in uses by which producers are ahead of --ratio; 0 unless given."""
+
+    def config(self) -> BufferConfig:
+        """The configuration that was given; what was not stays None.
+
+        Raises:
+            InvalidRequestError: Options contradict each other.
+        """
+        limiter: MinimumChunks | SampleToInsertRatio | None = None
+        if self.ratio is not None:
+            if self.error_chunks is None:
+                raise InvalidRequestError("--ratio", "needs --error-chunks, the width of its band")
+            limiter = SampleToInsertRatio(
+                self.ratio, self.error_chunks, self.minimum_chunks or 1, self.lead_chunks or 0.0
+            )
+        elif self.error_chunks is not None or self.lead_chunks is not None:
+            given = "--lead-chunks" if self.error_chunks is None else "--error-chunks"
+            raise InvalidRequestError(given, "needs --ratio")
+        elif self.minimum_chunks is not None:
+            limiter = MinimumChunks(self.minimum_chunks)
+        limits = self.chosen(each.name for each in fields(BufferConfig))
+        return BufferConfig(limiter=limiter, **limits)
+
+
+def _show(target: Target, description: BufferDescription) -> None:
+    if target.as_json:
+        frame.print_json(description)
+    else:
+        frame.console().print(describe(description, show_zeros=False))
+
+
+@buffers.add
+@command(LimitSettings, short_help="Create a buffer, with your limits or the server's.")
+def create(settings: LimitSettings) -> None:
+    """Create a buffer; limits that are not given take the server's defaults."""
+    config = settings.config()
+    with settings.connect() as client:
+        _show(settings, client.create_buffer(settings.name, config))
+
+
+class UpdateSettings(LimitSettings):
+    """A buffer, and what changes of its limits."""
+
+    reset: tuple[_Limit, ...] = of_one_call((), metavar="LIMIT")
+    """Limit that gets the server's default again, such as uses-max; may be given several times."""
+
+
+@buffers.add
+@command(UpdateSettings, short_help="Change limits of a buffer while it runs.")
+def update(settings: UpdateSettings) -> None:
+    """Change limits while running; what is not given stays, what no longer fits is evicted."""
+    config = settings.config()
+    if config == BufferConfig() and not settings.reset:
+        raise InvalidRequestError("limits", "are missing; give at least one option")
+    reset = [name.replace("-", "_") for name in settings.reset]
+    with settings.connect() as client:
+        _show(settings, client.update_buffer(settings.name, config, reset=reset))
+
+
+class EndingSettings(Target):
+    """Which buffer loses what it holds."""
+
+    name: str = of_one_call(positional=True)
+    yes: bool = of_one_call(False)
+    """Do not ask."""
+
+    def confirm(self, what: str, description: BufferDescription) -> None:
+        """Ask whether it may go with what the buffer holds, unless told not to."""
+        if not self.yes:
+            held = frame.counted(description.state.fragment_count, "fragment")
+            self.ask(f"{what} with its {held}?")
+
+    def ask(self, question: str) -> None:
+        """Ask, and end where the answer is no.
+
+        Raises:
+            Unusable: Nobody can answer.
+        """
+        try:
+            is_agreed = click.confirm(question, err=True)
+        except click.Abort as error:
+            if sys.stdin.isatty():
+                raise
+            click.echo(err=True)
+            raise Unusable("nobody answers, since this is no terminal: use --yes") from error
+        if not is_agreed:
+            raise click.Abort
+
+    def tell(self, verb: str, what: str) -> None:
+        """Say what is gone."""
+        if self.as_json:
+            frame.print_json({verb: what})
+        else:
+            click.echo(f"{verb} {printable(what)}")
+
+
+class DeleteSettings(EndingSettings):
+    """Which buffers go."""
+
+    name: str = of_one_call("", positional=True)
+    prefix: str | None = of_one_call(None)
+    """Instead of a name: all buffers whose names begin so,"""
+    idle_s: float = of_one_call(0.0, ge=0)
+    """and that nobody has used for so many seconds, such as those of runs that were killed."""
+
+    def names(self, client: "Client") -> list[str]:
+        """Return the names of the buffers that are meant now."""
+        return [
+            each.name
+            for each in client.list_buffers()
+            if each.name.startswith(self.prefix or "") and each.state.idle_s >= self.idle_s
+        ]
+
+
+@buffers.add
+@command(DeleteSettings, short_help="Delete a buffer, or several, with everything in them.")
+def delete(settings: DeleteSettings) -> None:
+    """Delete a buffer, or all with --prefix that are idle, with everything in them."""
+    name = settings.name
+    if bool(name) == (settings.prefix is not None):
+        raise InvalidRequestError("name", "or --prefix: give one of them")
+    with settings.connect() as client:
+        if name:
+            settings.confirm(f"Delete buffer {name!r}", client.get_buffer(name))
+            client.delete_buffer(name)
+            settings.tell("deleted", name)
+            return
+        found = settings.names(client)
+        if found and not settings.yes:
+            settings.ask(f"Delete {frame.counted(len(found), 'buffer')}: {', '.join(found)}?")
+        # Again: what was idle may be used by the time of the answer.
+        found = [each for each in settings.names(client) if each in found]
+        for each in found:
+            client.delete_buffer(each)
+    if settings.as_json:
+        frame.print_json({"deleted": found})
+    else:
+        click.echo("\n".join(f"deleted {printable(each)}" for each in found) or "nothing to delete")
+
+
+@buffers.add
+@command(EndingSettings, "end-session", short_help="End the session of a buffer.")
+def end_session(settings: EndingSettings) -> None:
+    """End the session that a learner which died has left, with what the buffer holds of it.
+
+    A learner that lives begins its session anew.
+    """
+    name = settings.name
+    with settings.connect() as client:
+        description = client.get_buffer(name)
+        session_id = description.session_id
+        if not session_id:
+            raise InvalidRequestError("name", f"{name!r} is a buffer without a session")
+        settings.confirm(f"End session {session_id!r} of buffer {name!r}", description)
+        client.end_session(session_id, buffer=name)
+    settings.tell("ended", session_id)

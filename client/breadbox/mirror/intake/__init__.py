@@ -1,0 +1,4 @@
+"""The thread that follows a buffer and fills a memory.
+
+Callers: `mirror`.
+"""

@@ -1,0 +1,454 @@
+"""Follow a buffer in a thread, and fill a memory with its steps."""
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from typing import Final, NamedTuple, Protocol
+
+from breadbox.client import Client
+from breadbox.mirror.intake.waiting import why_nothing_comes
+from breadbox.mirror.storage.holdings import FilledHoldings
+from breadbox.mirror.storage.index import NONE
+from breadbox.model.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    ReplayBufferError,
+    StoreUnavailableError,
+    SubscriptionNotFoundError,
+    UnavailableError,
+)
+from breadbox.model.fragment import Fragment
+from breadbox.model.presets import OFF_POLICY_ADVICE
+from breadbox.model.types import BufferDescription, FragmentRead
+from breadbox.operations.cursor_reads import LoadedRead
+from breadbox.shared.outages import OutageLog
+from breadbox.transport.run_ahead import run_ahead
+
+_log = logging.getLogger(__name__)
+
+POLL_S: Final = 1.0
+"""Seconds that a read waits for a chunk, and that `close` may wait for a read."""
+RETRY_S: Final = 1.0
+"""Seconds between two attempts while server or store are unreachable, after `reconnect_s`."""
+CATCH_UP_CHUNKS: Final = 4096
+"""Chunks that one read skips in looking for the newest one."""
+CATCH_UP_READS: Final = 64
+"""Most such reads."""
+
+LOOK_AGE_S: Final = 60.0
+"""Age, in seconds, from which a state of the buffer does not explain a wait any more."""
+LOOKS_MAX: Final = 32
+"""Most states that are kept: one a second, so that they cover the last half minute."""
+STALENESS_ENOUGH: Final = 100
+"""Value of `staleness_max` below which a buffer counts as meant for on-policy learners."""
+
+_OUTAGES = (DeadlineExceededError, StoreUnavailableError, UnavailableError)
+
+
+class ReadClient(Protocol):
+    """The part of a client that a mirror calls."""
+
+    @property
+    def outage(self) -> str:
+        """What is failing and being retried; empty if nothing is."""
+
+    def tail(
+        self,
+        after_chunk_id: int | None = None,
+        *,
+        max_wait_s: float | None = None,
+        known_session_id: str | None = None,
+        subscription: str | None = None,
+        is_acknowledging: bool = True,
+        columns: Sequence[str] | None = None,
+        is_mapped: bool = False,
+        buffer: str | None = None,
+    ) -> Iterator[LoadedRead]:
+        """Load the chunks of a buffer after one, and then new ones."""
+
+    def read_fragments(
+        self,
+        after_chunk_id: int | None = None,
+        *,
+        chunk_count_max: int = 64,
+        subscription: str | None = None,
+        buffer: str | None = None,
+    ) -> FragmentRead:
+        """Read the chunks after one."""
+
+    def release_lease(self, lease_id: str, *, buffer: str | None = None) -> None:
+        """End a read's lease."""
+
+    def acknowledge_chunks(
+        self, subscription: str, chunk_id: int, *, buffer: str | None = None
+    ) -> None:
+        """Move a subscription past a chunk."""
+
+    def get_buffer(self, name: str | None = None) -> BufferDescription:
+        """Return a buffer with its subscriptions."""
+
+
+class Target(NamedTuple):
+    """The point up to which a buffer has to be read to have all that it held at a moment."""
+
+    chunk_id: int | None
+    """The newest chunk; None or NONE if there was none."""
+    begun_count: int
+    """How often the follower has to have restarted by then."""
+
+    def is_met(self, cursor: int | None, begun_count: int) -> bool:
+        """Return True if a follower with this cursor and number of restarts has reached it."""
+        if begun_count < self.begun_count:
+            return False  # Its steps are of the buffer before it was set back.
+        return self.chunk_id in (None, NONE) or (cursor is not None and cursor >= self.chunk_id)
+
+
+class Source(Protocol):
+    """The interface of a mirror to the thread or process that fills it."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended it, or None."""
+
+    @property
+    def session_id(self) -> str:
+        """Session of the steps, or empty before the first read and without a current session."""
+
+    @property
+    def skipped_chunk_count(self) -> int:
+        """Number of chunks that left the buffer before they were loaded."""
+
+    @property
+    def cursor(self) -> int | None:
+        """The last chunk that was read or skipped, or None before the first read."""
+
+    @property
+    def begun_count(self) -> int:
+        """How often it restarted because the buffer was set back."""
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds for which it has been behind the buffer; 0 while it keeps up."""
+
+    def target(self) -> Target:
+        """Return the point that stands for all that the buffer holds now."""
+
+    def why_nothing_comes(self) -> str:
+        """Return what keeps steps from coming, or empty if nothing known does."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return a context to enter while a caller waits for steps."""
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+
+
+class Follower:
+    """A thread that adds the chunks of a buffer to a memory, and then new ones.
+
+    Args:
+        held: The memory's holdings.
+        extend: Adds a fragment of a chunk.
+        client: A client of the server; the thread uses it.
+        buffer: The buffer's name, or None for the client's buffer.
+        subscription: Subscription to read by, or None to read what the buffer holds.
+        columns: Paths of the arrays to keep, or None for all.
+        own_client: The client if it closes with the follower, or None.
+    """
+
+    def __init__(
+        self,
+        held: FilledHoldings,
+        extend: Callable[[Fragment, int], int],
+        client: ReadClient,
+        *,
+        buffer: str | None,
+        subscription: str | None,
+        columns: Sequence[str] | None,
+        own_client: Client | None,
+    ) -> None:
+        self.failure: BaseException | None = None
+        self.skipped_chunk_count = 0
+        self.session_id = ""
+        self.cursor: int | None = None
+        self.begun_count = 0
+        self._held = held
+        self._extend = extend
+        self._changed = held.changed
+        self._client = client
+        self._own_client = own_client
+        self._buffer = buffer
+        self._subscription = subscription
+        self._passed = NONE
+        """The last chunk that the subscription had passed before this mirror began."""
+        self._acknowledged = NONE
+        """The last chunk that this mirror acknowledged."""
+        self._kept_columns = columns
+        self._closing = threading.Event()
+        self._asked_at = time.monotonic()
+        """Time at which the next read was requested."""
+        self._arrived: deque[float] = deque()
+        """Times of reads that arrived and are not added yet."""
+        self._is_first = True
+        self._is_successor = False
+        self._looks: deque[tuple[float, BufferDescription]] = deque(maxlen=LOOKS_MAX)
+        """States of the buffer and their times: one at the start, more while a caller waits."""
+        self._waiting_count = 0
+        """Number of callers that wait for steps."""
+        self._outages = OutageLog(_log, "following the buffer")
+        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+
+    def go_on_from(self, begun_count: int, skipped_chunk_count: int) -> None:
+        """Continue the counts of a follower that this one replaces.
+
+        The server was reached before, so this one does not end by an outage.
+        """
+        self.begun_count, self.skipped_chunk_count = begun_count, skipped_chunk_count
+        self._is_successor = True
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def behind_since(self) -> float:
+        """Time since which it is behind, on the machine's monotonic clock.
+
+        That is when the oldest read that is not added arrived, or when a request without an answer
+        became late. While it keeps up with the buffer, the time is in the future.
+        """
+        with suppress(IndexError):
+            return self._arrived[0]
+        # Once a read is late, the lag is unknown, and counts from the time it was due.
+        return self._asked_at + (0.0 if self._is_first else POLL_S)
+
+    @property
+    def lag_s(self) -> float:
+        """See `Source.lag_s`."""
+        return max(0.0, time.monotonic() - self.behind_since)
+
+    def target(self) -> Target:
+        """See `Source.target`.
+
+        Raises:
+            ReplayBufferError: The server is unreachable, or refuses the read.
+        """
+        with self._changed:
+            begun_count, newest = self.begun_count, self._after
+        for _ in range(CATCH_UP_READS):  # Bounded: producers may be as fast as these reads.
+            read = self._client.read_fragments(
+                newest,
+                chunk_count_max=CATCH_UP_CHUNKS,
+                subscription=self._subscription,
+                buffer=self._buffer,
+            )
+            if read.lease_id is not None:
+                with suppress(ReplayBufferError):  # It expires by itself.
+                    self._client.release_lease(read.lease_id, buffer=self._buffer)
+            if newest is not None and read.cursor < newest:
+                # Not `self.begun_count`: the thread may have restarted meanwhile.
+                begun_count, newest = begun_count + 1, self._beginning
+            elif not read.fragments:
+                break
+            else:
+                newest = read.cursor
+        return Target(newest, begun_count)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """See `Source.waiting`."""
+        with self._changed:
+            self._waiting_count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiting_count -= 1
+
+    def close(self) -> None:
+        """See `Source.close`; takes up to a second."""
+        self._closing.set()
+        if self._own_client is not None:
+            self._own_client.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                if not self._looks:
+                    self._look()
+                    self._warn_of_limits()
+                self._follow()
+                if self._waiting_count:
+                    self._look()
+            except Exception as error:
+                if self._closing.is_set():
+                    return
+                was_reached = self._is_successor or not self._is_first
+                if was_reached and isinstance(error, _OUTAGES):
+                    self._outages.failed(error)
+                    self._closing.wait(RETRY_S)
+                    continue
+                with self._changed:
+                    self.failure = error
+                    self._held.notify()
+                if not isinstance(error, ReplayBufferError):
+                    raise
+                return
+
+    def _look(self) -> None:
+        """Keep the current state of the buffer."""
+        self._looks.append((time.monotonic(), self._client.get_buffer(self._buffer)))
+
+    def _warn_of_limits(self) -> None:
+        """Warn if the buffer's limits will keep steps from the mirror."""
+        _, described = self._looks[-1]
+        staleness_max = described.config.staleness_max
+        if staleness_max is not None and staleness_max < STALENESS_ENOUGH:
+            _log.warning(
+                "buffer %r is for on-policy learners: steps that are more than %d versions old are "
+                "refused, and leave it, so that this mirror gets no more of them. %s",
+                described.name,
+                staleness_max,
+                OFF_POLICY_ADVICE,
+            )
+
+    def why_nothing_comes(self) -> str:
+        """See `Source.why_nothing_comes`."""
+        if outage := self._client.outage or self._outages.words:
+            return outage
+        if self._is_first:
+            return "the server has not answered yet"
+        now = time.monotonic()
+        looks = [look for look in list(self._looks) if now - look[0] <= LOOK_AGE_S]
+        return why_nothing_comes(looks) if looks else ""
+
+    def _follow(self) -> None:
+        """Add reads until none comes for a while; one read is loaded ahead."""
+        self._arrived.clear()  # Reads that an outage kept from being added are read again.
+        self._acknowledge()
+        if self._subscription is not None and self.cursor is None:
+            self._passed = self._where_it_stands(self._subscription)
+        tail = self._client.tail(
+            self._after,
+            # The first read returns immediately, even if the buffer is empty.
+            max_wait_s=0.0 if self._is_first else POLL_S,
+            known_session_id=self.session_id or None,
+            subscription=self._subscription,
+            is_acknowledging=False,
+            columns=self._kept_columns,
+            is_mapped=True,
+            buffer=self._buffer,
+        )
+
+        def next_read(_: object) -> LoadedRead | None:
+            with self._changed:
+                self._asked_at = time.monotonic()
+                self._held.notify()
+            read = next(tail, None)
+            if read is not None:
+                with self._changed:
+                    self._arrived.append(time.monotonic())
+                    self._held.notify()
+            return read
+
+        with closing(
+            run_ahead(itertools.repeat(None), next_read, at_once=1, depth=1, in_order=True)
+        ) as reads:
+            for read in reads:
+                self._is_first = False
+                if read is None or self._closing.is_set():
+                    return
+                self._outages.succeeded()
+                if self._is_set_back(read):
+                    self._begin_anew()
+                    return
+                self._take_in(read)
+                self._acknowledge()
+                if self.cursor is None:
+                    return
+
+    @property
+    def _after(self) -> int | None:
+        """The chunk after which the next read begins."""
+        return self._beginning if self.cursor is None else self.cursor
+
+    @property
+    def _beginning(self) -> int | None:
+        """The chunk after which the first read begins."""
+        # Not the subscription's position: chunks that it passed may still be there.
+        return None if self._subscription is None else NONE
+
+    def _where_it_stands(self, name: str) -> int:
+        """Return the last chunk that a subscription has acknowledged.
+
+        Raises:
+            SubscriptionNotFoundError: There is no subscription of the name.
+        """
+        for each in self._client.get_buffer(self._buffer).subscriptions:
+            if each.name == name:
+                return each.acknowledged_chunk_id
+        raise SubscriptionNotFoundError(name)
+
+    def _acknowledge(self) -> None:
+        """Acknowledge the chunks that were added."""
+        name, cursor = self._subscription, self.cursor
+        if name is None or cursor is None or cursor == self._acknowledged:
+            return
+        try:
+            self._client.acknowledge_chunks(name, cursor, buffer=self._buffer)
+        except InvalidRequestError as error:
+            if error.field != "chunk_id":
+                raise
+            # The buffer does not know the chunk: it was restored from an older state.
+            _log.warning("subscription %s was set back: %s", name, error)
+            self._begin_anew()
+            return
+        self._acknowledged = cursor
+
+    def _is_set_back(self, read: LoadedRead) -> bool:
+        """Return True if the buffer has had fewer chunks than this follower read.
+
+        That happens when a journal in Redis is restored from an older copy.
+        """
+        cursor = self.cursor
+        return cursor is not None and (
+            read.cursor < cursor or any(each.chunk_id <= cursor for each in read.references[:1])
+        )
+
+    def _begin_anew(self) -> None:
+        """Remove the steps of a buffer that was set back; what it holds is read next."""
+        self._held.clear()
+        with self._changed:
+            self.session_id, self.cursor = "", None
+            self._passed, self._acknowledged = NONE, NONE
+            self.begun_count += 1
+            self._held.notify()
+
+    def _skipped_count(self, read: LoadedRead) -> int:
+        """Count the chunks that a read skipped, except those that the subscription had passed."""
+        after = NONE if self.cursor is None else self.cursor
+        passed_to = min(self._passed, read.cursor)
+        if passed_to <= after:
+            return read.skipped_chunk_count
+        given = {each.chunk_id for each in read.references if each.chunk_id <= passed_to}
+        return max(0, read.skipped_chunk_count - (passed_to - after - len(given)))
+
+    def _take_in(self, read: LoadedRead) -> None:
+        if read.session_id != self.session_id:
+            self._held.clear()
+            self.session_id = read.session_id
+        self.skipped_chunk_count += self._skipped_count(read)
+        for fragment, reference in zip(read.fragments, read.references, strict=True):
+            # A read may still have the last fragments of a session that has ended.
+            if fragment.session_id == self.session_id and fragment.step_count:
+                self._extend(fragment, reference.chunk_id)
+        with self._changed:
+            self.cursor = read.cursor
+            self._arrived.popleft()
+            self._held.notify()

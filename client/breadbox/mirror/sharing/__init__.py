@@ -1,0 +1,4 @@
+"""A mirror in a process of its own, and its shared memory.
+
+Callers: `mirror/replay.py`.
+"""

@@ -1,0 +1,202 @@
+"""The process of a mirror: `python -m breadbox.mirror.sharing.host LIFE MEMORY`.
+
+Its arguments are descriptors of a socket, which stays open as long as its owner lives, and of the
+memory that it fills. The owner first sends the configuration over the socket; back go lines of the
+log. Other processes of the host reach it at an address:
+
+    attach   return the shape of the memory and its descriptor; the connection stays open
+    target   return the point that stands for all that the buffer holds now
+    why      return what keeps steps from coming
+    failure  return the error that ended the follower
+    clear    remove all steps
+
+It ends when the socket closes, and when its owner has ended.
+"""
+
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+from breadbox.client import connect
+from breadbox.mirror.intake.following import Follower
+from breadbox.mirror.sharing.messages import (
+    MESSAGE_BYTES_MAX,
+    decode,
+    encode,
+    place_of,
+    require_same_user,
+)
+from breadbox.mirror.sharing.shared_memory import Publisher, SharedMemory
+from breadbox.mirror.storage.holdings import FilledHoldings
+from breadbox.model.errors import PermissionDeniedError, ReplayBufferError
+from breadbox.model.options import Tls
+from breadbox.shared.child_processes import end_with_parent
+
+BIND_ATTEMPTS: Final = 100
+BIND_RETRY_S: Final = 0.05
+"""Most attempts to bind the address, and seconds between two of them."""
+
+
+class _ToOwner(logging.Handler):
+    """Send lines of the log to the owner, which logs them as configured there."""
+
+    def __init__(self, life: socket.socket) -> None:
+        super().__init__()
+        self._life = life
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = {"log": record.name, "level": record.levelno, "text": record.getMessage()[:20_000]}
+        with suppress(OSError):  # The owner is gone or slow: drop the line.
+            self._life.send(encode(line), socket.MSG_DONTWAIT)
+
+
+class Host:
+    """Fill the memory, and answer the processes that read it.
+
+    Args:
+        config: Configuration of the follower; see `process.py`.
+        memory: Descriptor of the memory.
+    """
+
+    def __init__(self, config: dict[str, Any], memory: int) -> None:
+        self._shape = {
+            "capacity_steps": config["capacity_steps"],
+            "frame_stack": config["frame_stack"],
+        }
+        self._descriptor = memory
+        self._attached: set[socket.socket] = set()
+        shared = SharedMemory(memory)
+        self._held = FilledHoldings(config["capacity_steps"], config["frame_stack"], shared)
+        options = dict(config["options"])
+        options["tls"] = options["tls"] and Tls(**options["tls"])
+        client = connect(config["server"], **options)
+        self._follower = Follower(
+            self._held,
+            self._held.extend,
+            client,
+            buffer=config["buffer"],
+            subscription=config["subscription"],
+            columns=config["columns"],
+            own_client=client,
+        )
+        if "begun_count" in config:
+            self._follower.go_on_from(config["begun_count"], config["skipped_chunk_count"])
+        self._held.on_change = Publisher(shared, self._held, self._follower).publish
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._bind(config["address"])
+        self._listener.listen(64)
+
+    def _bind(self, address: str) -> None:
+        """Bind the address, once a killed predecessor has released it."""
+        for _ in range(BIND_ATTEMPTS):
+            try:
+                self._listener.bind(place_of(address))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                time.sleep(BIND_RETRY_S)
+            else:
+                return
+        raise OSError(errno.EADDRINUSE, f"{address} is taken")
+
+    def start(self) -> None:
+        """Start the threads that follow and answer."""
+        self._follower.start()
+        threading.Thread(target=self._accept, name="mirror-accept", daemon=True).start()
+
+    def run(self) -> None:
+        """Block until the socket closes; meanwhile keep states of the buffer for `why`."""
+        with self._follower.waiting():
+            life_ended.wait()
+
+    def close(self) -> None:
+        """End the follower; send attached processes a message that this is on purpose."""
+        for connection in list(self._attached):
+            with suppress(OSError):
+                connection.send(encode({"goodbye": True}), socket.MSG_DONTWAIT)
+        self._follower.close()
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            try:
+                require_same_user(connection)
+                while request := connection.recv(MESSAGE_BYTES_MAX):
+                    self._answer(connection, json.loads(request)["ask"])
+            except PermissionDeniedError as error:
+                connection.send(encode(error))
+            finally:
+                self._attached.discard(connection)
+
+    def _answer(self, connection: socket.socket, asked: str) -> None:
+        if asked == "attach":
+            self._attached.add(connection)
+            socket.send_fds(connection, [encode(self._shape)], [self._descriptor])
+            return
+        try:
+            answer = self._answer_to(asked)
+        except ReplayBufferError as error:
+            answer = error
+        connection.send(encode(answer))
+
+    def _answer_to(self, asked: str) -> Any:
+        if asked == "target":
+            return self._follower.target()
+        if asked == "why":
+            return self._follower.why_nothing_comes()
+        if asked == "failure":
+            return self._follower.failure
+        assert asked == "clear"
+        self._held.clear()
+        return None
+
+
+def _watch(life: socket.socket) -> None:
+    with suppress(OSError):
+        while life.recv(MESSAGE_BYTES_MAX):
+            pass
+    life_ended.set()
+
+
+life_ended = threading.Event()
+"""Set when the owner has closed the mirror, or has ended."""
+
+
+def main() -> int:
+    """Serve with the descriptors named in the arguments."""
+    # The owner decides when to end; Ctrl-C in its terminal must not end the memory first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: life_ended.set())
+    end_with_parent()
+    life, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    request = life.recv(MESSAGE_BYTES_MAX)
+    if not request:
+        return 0
+    config = decode(request)
+    root = logging.getLogger()
+    root.addHandler(_ToOwner(life))
+    root.setLevel(config["log_level"])
+    host = Host(config, memory)
+    host.start()
+    threading.Thread(target=_watch, args=(life,), daemon=True).start()
+    host.run()
+    host.close()
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    # Threads may be in the middle of an answer; do not wait for them.
+    os._exit(status)

@@ -1,0 +1,464 @@
+"""Share memory between one process that fills it and others that read it, mostly without locks.
+
+All of it is one anonymous file, which the kernel frees when no process has it open or mapped, so
+that a killed process leaves nothing behind. It begins with a head: numbers that say what there is,
+and where. Arrays follow, each mapped by itself; no range of the file is ever reused for another.
+
+A number at the front is odd while the head changes. A reader reads the head again until that number
+is even, and the same before and after. The writer announces in the head what it is about to
+overwrite. So a reader chooses by a head, copies, and checks in the newer head that its choice was
+still there. After vain attempts a reader takes a shared lock on the file, for which the writer
+waits before it overwrites anything; the kernel releases the lock of a process that dies.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.mirror.intake.following import Follower
+from breadbox.mirror.storage.columns import Columns, Layout
+from breadbox.mirror.storage.holdings import STATE, Check, FilledHoldings, Holdings
+from breadbox.mirror.storage.index import StepIndex
+from breadbox.mirror.storage.memory_map import NOWHERE, array_in, size_bytes_of
+from breadbox.mirror.storage.priorities import StepPriorities
+from breadbox.mirror.storage.states import StateLayout, States
+from breadbox.mirror.storage.tables import INT64, Table
+from breadbox.model.errors import ClosedError, InvalidRequestError, PayloadCorruptError
+from breadbox.model.fragment import Fragment
+from breadbox.payload.format import decode_tree, encode_tree
+
+HEAD_BYTES: Final = 8192
+_SESSION_AT: Final = 4096
+_ODD_S_MAX: Final = 0.2
+"""Seconds after which a changing head means that its writer was stopped in the middle."""
+_POLL_S: Final = 0.002
+"""Seconds between two looks of a reader that waits."""
+_BYTE: Final = np.dtype(np.uint8)
+_UNREAD: Final = -2
+"""A cursor before the first read."""
+
+
+class TableHead(NamedTuple):
+    """The range and place of a table's records."""
+
+    first: int = 0
+    end: int = 0
+    size: int = 0
+    place: int = NOWHERE
+
+
+class Head(NamedTuple):
+    """The state of the memory."""
+
+    generation: int = 0
+    layout_count: int = 0
+    layout_place: int = NOWHERE
+    layout_size: int = 0
+    inserted_count: int = 0
+    size_bytes: int = 0
+    low: int = 0
+    floor: int = 0
+    high: int = 0
+    unusable_count: int = 0
+    fragment_low: int = 0
+    state_count: int = 0
+    cursor: int = _UNREAD
+    begun_count: int = 0
+    skipped_chunk_count: int = 0
+    has_failed: int = 0
+    behind_since_ns: int = 0
+    session_size: int = 0
+    session_count: int = 0
+    """Number of sessions so far."""
+    fragments: TableHead = TableHead()
+    episodes: TableHead = TableHead()
+    whole: TableHead = TableHead()
+    states: TableHead = TableHead()
+
+
+_SCALARS: Final = len(Head._fields) - 4
+_TABLES_AT: Final = tuple(
+    range(_SCALARS, _SCALARS + 4 * len(TableHead._fields), len(TableHead._fields))
+)
+_SESSION_COUNT_AT: Final = Head._fields.index("session_count")
+_SESSION_SIZE_AT: Final = Head._fields.index("session_size")
+_FLOOR_AT: Final = 1 + Head._fields.index("floor")
+_GENERATION_AT: Final = 1 + Head._fields.index("generation")
+_EPISODES_FIRST_AT: Final = 1 + _SCALARS + len(TableHead._fields)
+_NUMBERS: Final = _SCALARS + 4 * len(TableHead._fields)
+
+
+def make_file() -> int:
+    """Create the memory and return its descriptor.
+
+    Raises:
+        InvalidRequestError: The system has no anonymous shared memory.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise InvalidRequestError(
+            "process", "needs anonymous shared memory, which Linux alone has: leave it out"
+        )
+    descriptor = os.memfd_create("breadbox-mirror", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, HEAD_BYTES)
+    # No process that has the file can remove pages that another one reads.
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return descriptor
+
+
+class SharedMemory:
+    """The memory of its writer; a `Memory`.
+
+    Args:
+        descriptor: Descriptor from `make_file`; stays open.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.head = mmap.mmap(descriptor, HEAD_BYTES)
+        self._descriptor = descriptor
+        self._end = HEAD_BYTES
+        self._arrays: list[mmap.mmap] = []
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[NDArray[Any], int]:
+        """See `Memory.array`."""
+        size, place = size_bytes_of(shape, dtype), self._end
+        page = mmap.ALLOCATIONGRANULARITY
+        self._end += -(-size // page) * page
+        try:
+            os.ftruncate(self._descriptor, self._end)
+            memory = mmap.mmap(self._descriptor, size, offset=place)
+        except OSError as error:
+            raise MemoryError(f"{size / 1e9:.1f} GB for steps: {error.strerror}") from error
+        self._arrays.append(memory)
+        return array_in(memory, shape, dtype), place
+
+    @contextlib.contextmanager
+    def letting_go(self) -> Iterator[None]:
+        """See `Memory.letting_go`."""
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def forget(self) -> None:
+        """See `Memory.forget`; readers that still use the arrays find zeros."""
+        for memory in self._arrays:
+            memory.madvise(mmap.MADV_REMOVE)
+        self._arrays.clear()
+
+
+class Publisher:
+    """Writes the head of what a process fills; called under the lock.
+
+    Args:
+        memory: With the head.
+        held: What there is.
+        follower: How it is filled.
+    """
+
+    def __init__(self, memory: SharedMemory, held: FilledHoldings, follower: Follower) -> None:
+        self._memory = memory
+        self._held = held
+        self._follower = follower
+        self._numbers = np.frombuffer(memory.head, np.int64, 1 + _NUMBERS)
+        self._layout_count = 0
+        self._contents: NDArray[np.uint8] | None = None
+        self._place = NOWHERE
+        self._session = b""
+        self._session_count = 0
+        self._between = threading.Lock()
+
+    def publish(self) -> None:
+        """Write what there is."""
+        held, follower, index = self._held, self._follower, self._held.index
+        if held.layout_count != self._layout_count:
+            self._publish_contents()
+        session = follower.session_id.encode()[: HEAD_BYTES - _SESSION_AT]
+        states = index.states
+        values = (
+            held.generation,
+            held.layout_count,
+            self._place,
+            0 if self._contents is None else len(self._contents),
+            held.inserted_count,
+            held.size_bytes,
+            index.low,
+            index.floor,
+            index.high,
+            index.unusable_count,
+            index.fragment_low,
+            index.state_count,
+            _UNREAD if follower.cursor is None else follower.cursor,
+            follower.begun_count,
+            follower.skipped_chunk_count,
+            follower.failure is not None,
+            int(follower.behind_since * 1e9),
+            len(session),
+            self._session_count + (session != self._session),
+            *_shown(index.fragments),
+            *_shown(index.episodes),
+            *_shown(index.whole),
+            *(TableHead() if states is None else _shown(states)),
+        )
+        self._step()
+        self._numbers[1:] = values
+        if session != self._session:
+            self._memory.head[_SESSION_AT : _SESSION_AT + len(session)] = session
+            self._session = session
+            self._session_count += 1
+        self._step()
+
+    def _step(self) -> None:
+        """Count up: odd at first, then even; what was written before is seen before."""
+        # Orders what comes before and after, on processors that would order it otherwise.
+        with self._between:
+            self._numbers[0] += 1
+        with self._between:
+            pass
+
+    def _publish_contents(self) -> None:
+        held = self._held
+        self._layout_count = held.layout_count
+        self._contents, self._place = None, NOWHERE
+        if not held.example:
+            return
+        places = {name: np.int64(place) for name, place in held.places.items()}
+        data = b"".join(encode_tree({"example": held.example, "places": places}))
+        self._contents, self._place = self._memory.array((len(data),), _BYTE)
+        self._contents[:] = np.frombuffer(data, np.uint8)
+
+
+def _shown(table: Table | States) -> TableHead:
+    return TableHead(table.first, table.end, table.size, table.place)
+
+
+class SharedHoldings(Holdings):
+    """What another process fills, as this one sees it.
+
+    Args:
+        capacity_steps: Of the other.
+        frame_stack: Of the other.
+        descriptor: Of the memory; closed with this.
+        clear: Has the other forget all steps.
+    """
+
+    def __init__(
+        self,
+        capacity_steps: int,
+        frame_stack: Mapping[str, int],
+        descriptor: int,
+        clear: Callable[[], None],
+    ) -> None:
+        super().__init__(capacity_steps)
+        self._frame_stack = frame_stack
+        self.head = Head()
+        """What there was at the last `refresh`."""
+        self.session_id = ""
+        self._clear = clear
+        self._process_id = os.getpid()
+        self._let_go: Callable[[], object] = lambda: None
+        self.look_at(descriptor)
+
+    @property
+    def cursor(self) -> int | None:
+        """See `Source.cursor`."""
+        return None if self.head.cursor == _UNREAD else self.head.cursor
+
+    def look_at(self, descriptor: int) -> None:
+        """Look at another memory from now on; called under the lock."""
+        self._let_go()
+        self._descriptor = descriptor
+        self._let_go = weakref.finalize(self, os.close, descriptor)
+        self._head_map = mmap.mmap(descriptor, HEAD_BYTES, prot=mmap.PROT_READ)
+        self._numbers = np.frombuffer(self._head_map, np.int64, 1 + _NUMBERS)
+        self._seen = 0
+        self._begin_anew(Head())
+
+    def peek(self) -> None:
+        """See what there is, without the arrays."""
+        read = self._read_head()
+        if read is not None and read[0]:  # Nobody has written one before.
+            self.head = read[1]
+
+    def is_no_newer_than(self, other: "SharedHoldings") -> bool:
+        """Whether another memory of the same buffer has what this one has, or has come to an end.
+
+        After another session, or a buffer that was set back, it has what there is instead.
+        """
+        if other.head.has_failed:
+            return True
+        cursor = other.cursor
+        if cursor is None:
+            return False
+        is_another = (
+            other.session_id != self.session_id or other.head.begun_count != self.head.begun_count
+        )
+        return is_another or self.cursor is None or cursor >= self.cursor
+
+    def _begin_anew(self, head: Head) -> None:
+        """Nothing of what was seen is there any more."""
+        self.head = head
+        self._columns = None
+        self.index = StepIndex(head.low)
+        self.priorities = StepPriorities(self.row_count, head.low)
+        self._layout_count = 0
+
+    def refresh(self) -> Check:
+        """See `Holdings.refresh`.
+
+        Raises:
+            ClosedError: The mirror was made, or attached, before a fork.
+        """
+        if os.getpid() != self._process_id:
+            raise ClosedError(
+                "this mirror was made before a fork; attach in this process: "
+                "ReplayMirror.attach(address), with the address that share() gave before"
+            )
+        numbers = self._numbers
+        while int(numbers[0]) != self._seen:
+            read = self._read_head()
+            if read is None:
+                break
+            try:
+                self._show(read[1])
+            except PayloadCorruptError:
+                # Its arrays were forgotten before they were mapped.
+                if int(numbers[_GENERATION_AT]) == read[1].generation:
+                    raise
+                continue
+            self._seen = read[0]
+        episodes_first = self.index.episodes.first
+
+        def still_has(number: int) -> bool:
+            return (
+                int(numbers[_FLOOR_AT]) <= number
+                and int(numbers[_EPISODES_FIRST_AT]) == episodes_first
+            )
+
+        return still_has
+
+    def _read_head(self) -> tuple[int, Head] | None:
+        """Return the head and its count, or None if its writer was stopped in the middle."""
+        numbers = self._numbers
+        began_at = time.monotonic()
+        while True:
+            count = int(numbers[0])
+            if not count & 1:
+                values = numbers[1:].tolist()
+                session = None
+                if not self._seen or values[_SESSION_COUNT_AT] != self.head.session_count:
+                    size = values[_SESSION_SIZE_AT]
+                    session = self._head_map[_SESSION_AT : _SESSION_AT + size]
+                if int(numbers[0]) == count:
+                    break
+            if time.monotonic() - began_at > _ODD_S_MAX:
+                return None
+            time.sleep(0.0)
+        tables = [TableHead._make(values[at : at + 4]) for at in _TABLES_AT]
+        if session is not None:
+            self.session_id = session.decode(errors="replace")
+        return count, Head._make(values[:_SCALARS] + tables)
+
+    def _show(self, head: Head) -> None:
+        if head.generation != self.head.generation:
+            self._begin_anew(head)
+        if head.layout_count != self._layout_count:
+            self._learn(head)
+        index = self.index
+        for table, shown in (
+            (index.fragments, head.fragments),
+            (index.episodes, head.episodes),
+            (index.whole, head.whole),
+        ):
+            if table.place != shown.place:
+                shape = (table.shape[0], shown.size)
+                table.lie_in(self._array(shown.place, shape, INT64), shown.place)
+            table.first, table.end = shown.first, shown.end
+        if (states := index.states) is not None:
+            if states.place != head.states.place:
+                shape = (head.states.size, states.shape[1])
+                states.lie_in(self._array(head.states.place, shape, _BYTE), head.states.place)
+            states.first, states.end = head.states.first, head.states.end
+        index.low, index.floor, index.high = head.low, head.floor, head.high
+        index.unusable_count, index.fragment_low = head.unusable_count, head.fragment_low
+        index.state_count = head.state_count
+        self.inserted_count, self.size_bytes = head.inserted_count, head.size_bytes
+        self.head = head
+
+    def _learn(self, head: Head) -> None:
+        """Learn where the arrays are."""
+        self._columns = None
+        self.index.states = None
+        if head.layout_place != NOWHERE:
+            data = self._array(head.layout_place, (head.layout_size,), _BYTE)
+            contents, _ = decode_tree(memoryview(data.tobytes()))
+            example, places = contents["example"], contents["places"]
+            self._columns = Columns(
+                Layout.of(example, self._frame_stack),
+                self.row_count,
+                lambda name, *like: self._array(int(places[name]), *like),
+            )
+            if STATE in example:
+                self.index.states = States(StateLayout.of(example[STATE]), 0)
+        self._layout_count = head.layout_count
+
+    def _array(self, place: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        if place == NOWHERE:
+            return np.empty(shape, dtype)
+        size = size_bytes_of(shape, dtype)
+        return array_in(
+            mmap.mmap(self._descriptor, size, prot=mmap.PROT_READ, offset=place), shape, dtype
+        )
+
+    def is_steady(self) -> bool:
+        """See `Holdings.is_steady`."""
+        numbers = self._numbers
+        return (
+            int(numbers[_FLOOR_AT]) == self.index.floor
+            and int(numbers[_GENERATION_AT]) == self.head.generation
+            and int(numbers[_EPISODES_FIRST_AT]) == self.index.episodes.first
+        )
+
+    @contextlib.contextmanager
+    def held_up(self) -> Iterator[None]:
+        """See `Holdings.held_up`."""
+        fcntl.lockf(self._descriptor, fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def wait_for(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
+        """See `Holdings.wait_for`."""
+        over_at = time.monotonic() + timeout_s
+        while True:
+            self.refresh()
+            if is_there():
+                return True
+            left_s = over_at - time.monotonic()
+            if left_s <= 0:
+                return False
+            self.changed.wait(min(left_s, _POLL_S))
+
+    def extend(self, fragment: Fragment, chunk_id: int | None) -> int:
+        """See `Holdings.extend`.
+
+        Raises:
+            InvalidRequestError: Always, because another process fills this.
+        """
+        raise InvalidRequestError(
+            "fragment", "cannot be added to a mirror that another process fills from the buffer"
+        )
+
+    def clear(self) -> None:
+        """See `Holdings.clear`."""
+        self._clear()

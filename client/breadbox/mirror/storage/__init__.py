@@ -1,0 +1,4 @@
+"""Steps in memory: arrays, index, priorities, samples.
+
+Callers: `mirror`.
+"""

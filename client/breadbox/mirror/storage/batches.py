@@ -1,0 +1,191 @@
+"""What a mirror's samples are: steps, and sequences of steps, as stacked arrays."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+import numpy as np
+
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.fragment import Tree
+from breadbox.model.summaries import summary, summary_html
+from breadbox.model.trees import map_tree, rows
+from breadbox.model.types import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Prioritised:
+    """Draw steps in proportion to a power of their priorities.
+
+    Raises:
+        InvalidRequestError: An exponent is out of its range.
+    """
+
+    alpha: float = 0.6
+    """Exponent of priorities, 0 (uniform) to 10. The first draw with another one looks at all
+    steps."""
+    beta: float = 0.4
+    """Exponent of the importance weights, 0 (all 1) to 10; 1 corrects the draw in full."""
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float | np.number) or not 0 <= value <= 10:
+                raise InvalidRequestError(name, f"must be from 0 to 10, got {value!r}")
+
+
+class _Leaves:
+    """What both kinds of batches do with their leaves."""
+
+    __slots__ = ()
+
+    def _changed(self, change: Callable[[Any], Any]) -> Self:
+        changed = {
+            each.name: map_tree(change, getattr(self, each.name))
+            for each in fields(self)  # type: ignore[arg-type]  # Each of them is a dataclass.
+        }
+        return replace(self, **changed)  # type: ignore[type-var]
+
+    def _trees(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+
+    def to_torch(self, device: Device = "cpu") -> Self:
+        """Return the batch with torch tensors as leaves; on the CPU they share its memory.
+
+        Raises:
+            UnsupportedArrayError: torch has no type for an array, such as text.
+            InvalidRequestError: There is no such device.
+        """
+        from breadbox.mirror.storage.tensors import tensor_of
+
+        return self._changed(lambda leaf: tensor_of(leaf, device))
+
+
+@dataclass(slots=True, kw_only=True, repr=False)
+class StepBatch(_Leaves):
+    """B steps, drawn one by one; row b of every leaf belongs to one of them.
+
+    With n-step returns each stands for a window of up to n steps of one worker, which ends early at
+    the end of an episode, at a discontinuity and at the worker's newest step. Leaves are copies:
+    nothing that arrives later changes them. They are numpy arrays, or torch tensors where a device
+    was asked for; rows need not lie side by side in memory.
+
+    Attributes:
+        obs: What the policy saw at the window's first step; leaves [B, ...].
+        action: What it did there; leaves [B, ...].
+        reward: float32[B]; sum of the window's rewards, discounted by gamma for each step.
+        next_obs: What the window's last step led to; leaves [B, ...]. Where that step ended an
+            episode, its true final observation; where nobody knows that of a terminal state, the
+            observation before it, which counts for nothing.
+        terminated: bool[B]; the window's last step ended the episode in a terminal state.
+        truncated: bool[B]; the window's last step was the last before the episode was cut off.
+        discount: float32[B]; gamma to the number of steps in the window: what to multiply the
+            value of `next_obs` by, unless `terminated`.
+        weight: float32[B]; importance weight over the largest of the batch; 1 where steps were
+            drawn uniformly.
+        handle: int64[B]; of the window's first step, for `update_priorities`. Never used again.
+        episode_id: int64[B].
+        model_version: int64[B]; that acted at the window's first step.
+        log_prob: float32[B] of the action under the policy that acted, or None if fragments have
+            none.
+        value: float32[B] of that policy, or None if fragments have none.
+        extras: Extras of the fragments, of the window's first step; leaves [B, ...].
+    """
+
+    obs: Tree
+    action: Tree
+    reward: Any
+    next_obs: Tree
+    terminated: Any
+    truncated: Any
+    discount: Any
+    weight: Any
+    handle: Any
+    episode_id: Any
+    model_version: Any
+    log_prob: Any = None
+    value: Any = None
+    extras: Tree = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Return B."""
+        return len(self.handle)
+
+    def __repr__(self) -> str:
+        """Name the leaves with their dtypes and shapes, in one line."""
+        return summary("StepBatch", [f"{len(self)} steps"], self._trees())
+
+    def _repr_html_(self) -> str:
+        """Show the leaves as a table, in notebooks."""
+        return summary_html("StepBatch", [f"{len(self)} steps"], self._trees())
+
+    def split(self, size: int) -> Iterator["StepBatch"]:
+        """Views of *size* rows each, in order; the last may be shorter."""
+        for start in range(0, len(self), size):
+            changed = {
+                name: rows(tree, start, start + size) for name, tree in self._trees().items()
+            }
+            yield StepBatch(**changed)
+
+
+@dataclass(slots=True, kw_only=True, repr=False)
+class SequenceBatch(_Leaves):
+    """B sequences of L consecutive steps of one worker each; leaves [B, L, ...] unless said.
+
+    L is burn-in and length together. A sequence continues over the ends of episodes, which `first`
+    and `ended` mark. Where the worker's steps stop, at a discontinuity or at its newest one, the
+    rest of the sequence is zeros, and False in `mask`.
+
+    Attributes:
+        obs: Leaves [B, L, ...].
+        action: Leaves [B, L, ...].
+        reward: float32[B, L].
+        next_obs: What each step led to, as in `StepBatch`; leaves [B, L, ...].
+        terminated: bool[B, L].
+        truncated: bool[B, L].
+        first: bool[B, L]; this step starts an episode: the recurrent state before it is a new one.
+        mask: bool[B, L]; there is such a step.
+        is_burn_in: bool[L]; the steps that only warm the recurrent state up.
+        in_state: Recurrent state before the first step as the worker had it, leaves [B, ...]; None:
+            fragments have none.
+        weight: float32[B], as in `StepBatch`.
+        handle: int64[B, L]; -1 where there is no step.
+        model_version: int64[B, L].
+        log_prob: float32[B, L], or None if fragments have none.
+        value: float32[B, L], or None if fragments have none.
+        extras: Leaves [B, L, ...].
+    """
+
+    obs: Tree
+    action: Tree
+    reward: Any
+    next_obs: Tree
+    terminated: Any
+    truncated: Any
+    first: Any
+    mask: Any
+    is_burn_in: Any
+    in_state: Tree
+    weight: Any
+    handle: Any
+    model_version: Any
+    log_prob: Any = None
+    value: Any = None
+    extras: Tree = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Return B."""
+        return len(self.handle)
+
+    @property
+    def ended(self) -> Any:
+        """bool[B, L]; terminated or truncated."""
+        return self.terminated | self.truncated
+
+    def __repr__(self) -> str:
+        """Name the leaves with their dtypes and shapes, in one line."""
+        return summary("SequenceBatch", [f"{len(self)} sequences"], self._trees())
+
+    def _repr_html_(self) -> str:
+        """Show the leaves as a table, in notebooks."""
+        return summary_html("SequenceBatch", [f"{len(self)} sequences"], self._trees())

@@ -1,0 +1,381 @@
+"""Where each array of a step is kept: small ones in one row per step, large ones as frames.
+
+A row holds all small arrays of a step side by side, what it led to among them, so that drawing
+steps is one gathering of rows however many arrays there are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.mirror.storage.frames import FrameLayout, FramePlan, FrameRing, Piece
+from breadbox.mirror.storage.tensors import itself
+from breadbox.model.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
+from breadbox.model.fragment import Fragment, Tree
+from breadbox.model.trees import Structure, flatten, map_structure, paths_of, require_alike, rows
+from breadbox.payload.arrays.dtypes import BFLOAT16, as_leaf, stored_array
+
+FRAME_MIN_BYTES = 1024
+"""From this size on, an observation is stored once, and not beside what led to it too."""
+
+_OWN = {
+    "reward": np.dtype(np.float32),
+    "terminated": np.dtype(np.bool_),
+    "truncated": np.dtype(np.bool_),
+    "first": np.dtype(np.bool_),
+    "is_usable": np.dtype(np.bool_),
+    "episode_id": np.dtype(np.int64),
+    "model_version": np.dtype(np.int64),
+    "handle": np.dtype(np.int64),
+    "fragment": np.dtype(np.int64),
+    "episode": np.dtype(np.int64),
+    "ordinal": np.dtype(np.int64),
+}
+"""Columns that every memory has."""
+
+_TREES = ("obs", "action", "log_prob", "value", "extras")
+
+
+def step_trees(fragment: Fragment) -> dict[str, Tree]:
+    """The trees of a fragment that steps have, by name; one step of each, copied."""
+    return {name: deepcopy(rows(getattr(fragment, name), 0, 1)) for name in _TREES}
+
+
+class Column(NamedTuple):
+    """One small array of a step, and its place in the row."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    type_name: str
+    """As `stored_array` names it."""
+    offset: int
+    strides: tuple[int, ...]
+
+
+class Leaf(NamedTuple):
+    """One array of a fragment's trees, as the first fragment had it."""
+
+    path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Shape of one step."""
+    type_name: str
+
+
+ArrayFor = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+"""Gives memory: by name, of a shape, of a type."""
+
+
+class Rows(NamedTuple):
+    """Rows that were gathered: bytes [..., row]."""
+
+    memory: NDArray[np.uint8]
+    leaf: Callable[[Any], Any]
+    """What makes a leaf of an array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What steps are like, and how their arrays lie in rows; the same wherever the rows are."""
+
+    structures: dict[str, Structure]
+    leaves: dict[str, list[Leaf]]
+    """Leaves of each tree of a fragment, by the tree's name."""
+    columns: dict[str, Column]
+    row_bytes: int
+    frames: dict[str, FrameLayout]
+    """Layouts of the observations that are not in rows, by path."""
+
+    @classmethod
+    def of(cls, trees: Mapping[str, Tree], frame_stack: Mapping[str, int]) -> "Layout":
+        """Lay out what is like some steps, of which there are the trees by name.
+
+        Raises:
+            InvalidRequestError: `frame_stack` names no array of the observations, or no axis of it.
+            UnsupportedArrayError: An array cannot be kept.
+        """
+        structures: dict[str, Structure] = {}
+        every: dict[str, list[Leaf]] = {}
+        for name in _TREES:
+            structures[name], every[name] = _leaves_of(name, trees[name])
+        frames: dict[str, FrameLayout] = {}
+        small: dict[str, tuple[np.dtype[Any], tuple[int, ...], str]] = {
+            name: (dtype, (), dtype.str) for name, dtype in _OWN.items()
+        }
+        stacks = dict(frame_stack)
+        for name, leaves in every.items():
+            for leaf in leaves:
+                axis = stacks.pop(leaf.path, None)
+                size_bytes = leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
+                if name == "obs" and (axis is not None or size_bytes >= FRAME_MIN_BYTES):
+                    frames[leaf.path] = FrameLayout(leaf.shape, leaf.dtype, _axis_of(leaf, axis))
+                    small[_at(leaf.path)] = small[_next_at(leaf.path)] = (_OWN["handle"], (), "<i8")
+                    continue
+                small[leaf.path] = (leaf.dtype, leaf.shape, leaf.type_name)
+                if name == "obs":
+                    small["next_" + leaf.path] = small[leaf.path]
+        if stacks:
+            names = [leaf.path for leaf in every["obs"]]
+            raise InvalidRequestError(
+                "frame_stack", f"names {sorted(stacks)}; observations have {names}"
+            )
+        columns, row_bytes = laid_out(small)
+        return cls(structures, every, columns, row_bytes, frames)
+
+
+class Columns:
+    """The memory of *capacity* steps of one layout.
+
+    Args:
+        layout: Of the steps.
+        capacity: Steps that there is room for.
+        array_for: What gives memory by a name of its own: "rows", or the path of frames.
+    """
+
+    def __init__(self, layout: Layout, capacity: int, array_for: ArrayFor) -> None:
+        self.capacity = capacity
+        self.row_bytes = layout.row_bytes
+        self._structures, self._leaves = layout.structures, layout.leaves
+        self._columns = layout.columns
+        self._names = {
+            name: [leaf.path for leaf in leaves] for name, leaves in self._leaves.items()
+        }
+        self._next_names = ["next_" + path for path in self._names["obs"]]
+        self.rings = {
+            path: FrameRing(each, capacity, lambda *like, path=path: array_for(path, *like))
+            for path, each in layout.frames.items()
+        }
+        self._rows = array_for("rows", (capacity, self.row_bytes), np.dtype(np.uint8))
+        self._views = self._views_of(self._rows)
+        self._scratch = np.zeros((1, self.row_bytes), np.uint8)
+        self._scratch_views = self._views_of(self._scratch)
+
+    @property
+    def row_size_bytes(self) -> int:
+        """Bytes of all rows."""
+        return int(self._rows.nbytes)
+
+    @property
+    def frame_size_bytes(self) -> int:
+        """Bytes of the frames that were written to."""
+        return sum(ring.size_bytes for ring in self.rings.values())
+
+    def _views_of(self, rows: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        return {
+            name: np.ndarray(
+                (len(rows), *column.shape),
+                column.dtype,
+                rows,
+                column.offset,
+                (self.row_bytes, *column.strides),
+            )
+            for name, column in self._columns.items()
+        }
+
+    # Writing -----------------------------------------------------------------------------------
+
+    def leaves_of(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
+        """The arrays of a fragment by path, like those that there is room for.
+
+        Raises:
+            TreeMismatchError: They differ from the first fragment's in structure, type or shape.
+        """
+        where = f"fragment {fragment.fragment_index} of worker {fragment.worker_id!r}"
+        arrays: dict[str, NDArray[Any]] = {}
+        for name in _TREES:
+            tree = getattr(fragment, name)
+            if not self._leaves[name] and not tree:  # None, or nothing in it: most have no extras.
+                continue
+            if type(tree) is np.ndarray and type(self._structures[name]) is int:
+                found = [tree]
+            else:
+                structure, pairs = flatten(tree)
+                require_alike(self._structures[name], structure, path=name, where=where)
+                found = [leaf for _, leaf in pairs]
+            for leaf, got in zip(self._leaves[name], found, strict=True):
+                arrays[leaf.path] = _checked(leaf, got, leaf.shape, where)
+        return arrays
+
+    def observation_of(self, tree: Tree, index: int | None, where: str) -> list[NDArray[Any]]:
+        """The arrays of one observation, such as the one behind a fragment.
+
+        Args:
+            tree: Leaves [...], or [K, ...] of which *index* is one.
+            index: Index of the tree, or None if there is only one.
+            where: Name of the fragment, for errors.
+        """
+        structure, pairs = flatten(tree)
+        require_alike(self._structures["obs"], structure, path="obs", where=where)
+        found = []
+        for leaf, (_, got) in zip(self._leaves["obs"], pairs, strict=True):
+            array, _ = stored_array(leaf.path, got)
+            found.append(_like(leaf, array if index is None else array[index, ...], where))
+        return found
+
+    def write(self, positions: Sequence[slice], values: Mapping[str, Any]) -> None:
+        """Put values [T, ...] of all columns, or one for all steps, to their places.
+
+        Rows are made beside the ring first, of which there is one copy then: columns are strided
+        views, and those of as many steps as the last fragment had are there already.
+        """
+        count = sum(each.stop - each.start for each in positions)
+        if count != len(self._scratch):
+            self._scratch = np.zeros((count, self.row_bytes), np.uint8)
+            self._scratch_views = self._views_of(self._scratch)
+        for name, value in values.items():
+            self._scratch_views[name][...] = value
+        done = 0
+        for each in positions:
+            length = each.stop - each.start
+            self._rows[each] = self._scratch[done : done + length]
+            done += length
+
+    def small(
+        self, arrays: Mapping[str, NDArray[Any]], following: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]]:
+        """A fragment's small arrays, and what each step led to, by column."""
+        named = {"next_" + path: array for path, array in following.items()}
+        return named | {path: each for path, each in arrays.items() if path not in self.rings}
+
+    def observation_paths(self) -> list[str]:
+        """Paths of all arrays of the observations, in order."""
+        return self._names["obs"]
+
+    def plans(
+        self, arrays: Mapping[str, NDArray[Any]], pieces: Mapping[str, list[Piece]]
+    ) -> dict[str, FramePlan]:
+        """Where the frames of a fragment go, by path."""
+        return {
+            path: FramePlan(ring.layout, arrays[path], pieces[path])
+            for path, ring in self.rings.items()
+        }
+
+    def write_frames(self, path: str, plan: FramePlan, start: int) -> dict[str, Any]:
+        """Write a fragment's frames; returns where each step finds its own, by column."""
+        plan.write(self.rings[path], start)
+        return {_at(path): plan.at + start, _next_at(path): plan.next_at + start}
+
+    # Reading -----------------------------------------------------------------------------------
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column of all rows, as a view: for looking up single places."""
+        return self._views[name]
+
+    def gather(self, positions: NDArray[np.int64], leaf: Callable[[Any], Any] = itself) -> Rows:
+        """Copy the rows at some positions, of any shape."""
+        memory = np.take(self._rows, positions.reshape(-1), axis=0, mode="clip")
+        return Rows(memory.reshape(*positions.shape, self.row_bytes), leaf)
+
+    def field(self, rows: Rows, name: str) -> Any:
+        """One array of gathered rows, as a view: a leaf."""
+        return rows.leaf(self.array(rows, name))
+
+    def array(self, rows: Rows, name: str) -> NDArray[Any]:
+        """One array of gathered rows, as a view."""
+        column, memory = self._columns[name], rows.memory
+        if not memory.size:
+            return np.empty((*memory.shape[:-1], *column.shape), column.dtype)
+        return np.ndarray(
+            (*memory.shape[:-1], *column.shape),
+            column.dtype,
+            memory,
+            column.offset,
+            (*memory.strides[:-1], *column.strides),
+        )
+
+    def tree(self, name: str, rows: Rows) -> Tree:
+        """A tree of gathered rows; None where fragments have none."""
+        return self._built(name, rows, self._names[name], _at)
+
+    def next_obs(self, rows: Rows) -> Tree:
+        """What the steps of gathered rows led to."""
+        return self._built("obs", rows, self._next_names, _next_at)
+
+    def _built(self, name: str, rows: Rows, names: list[str], place: Callable[[str], str]) -> Tree:
+        structure, leaves = self._structures[name], self._leaves[name]
+
+        def leaf_of(number: int) -> Any:
+            leaf = leaves[number]
+            if leaf.path in self.rings:
+                array = self.rings[leaf.path].read(self.array(rows, place(leaf.path)))
+            else:
+                array = self.array(rows, names[number])
+            return rows.leaf(as_leaf(array, leaf.type_name))
+
+        return leaf_of(structure) if type(structure) is int else map_structure(leaf_of, structure)
+
+
+def _at(path: str) -> str:
+    return "at " + path
+
+
+def _next_at(path: str) -> str:
+    return "next at " + path
+
+
+def _leaves_of(name: str, tree: Tree) -> tuple[Structure, list[Leaf]]:
+    structure, pairs = flatten(tree)
+    leaves = []
+    for path, (_, found) in zip(paths_of(structure), pairs, strict=True):
+        full = f"{name}{'' if path[:1] in ('', '[') else '.'}{path}"
+        array, type_name = stored_array(full, found)
+        if array.ndim < 1:
+            raise UnsupportedArrayError(full, "has no axis of steps")
+        leaves.append(Leaf(full, array.dtype, array.shape[1:], type_name))
+    return structure, leaves
+
+
+def _axis_of(leaf: Leaf, axis: int | None) -> int | None:
+    if axis is None:
+        return None
+    if not -len(leaf.shape) <= axis < len(leaf.shape):
+        raise InvalidRequestError(
+            "frame_stack", f"names axis {axis} of {leaf.path}, which has shape {[*leaf.shape]}"
+        )
+    return axis % len(leaf.shape)
+
+
+def laid_out(
+    small: Mapping[str, tuple[np.dtype[Any], tuple[int, ...], str]],
+) -> tuple[dict[str, Column], int]:
+    """Give each array its place in the row: such that each is aligned, the widest types first."""
+
+    def alignment(name: str) -> int:
+        item = small[name][0].itemsize
+        return next(size for size in (16, 8, 4, 2, 1) if item % size == 0)
+
+    columns: dict[str, Column] = {}
+    offset = 0
+    for name in sorted(small, key=alignment, reverse=True):
+        dtype, shape, type_name = small[name]
+        strides = np.empty((1, *shape), dtype).strides[1:]
+        columns[name] = Column(dtype, shape, type_name, offset, strides)
+        offset += dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    widest = max([8, *map(alignment, small)])
+    return columns, -(-offset // widest) * widest
+
+
+def _checked(leaf: Leaf, got: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:
+    is_plain = type(got) is np.ndarray and leaf.type_name != BFLOAT16
+    array, type_name = (got, leaf.type_name) if is_plain else stored_array(leaf.path, got)
+    if array.dtype == leaf.dtype and array.shape[1:] == shape and type_name == leaf.type_name:
+        return array
+    raise _mismatch(leaf, array, array.shape[1:], where)
+
+
+def _like(leaf: Leaf, array: NDArray[Any], where: str) -> NDArray[Any]:
+    if array.dtype == leaf.dtype and array.shape == leaf.shape:
+        return array
+    raise _mismatch(leaf, array, array.shape, where)
+
+
+def _mismatch(
+    leaf: Leaf, array: NDArray[Any], shape: tuple[int, ...], where: str
+) -> TreeMismatchError:
+    return TreeMismatchError(
+        leaf.path, f"{leaf.dtype}{[*leaf.shape]}", f"{array.dtype}{[*shape]}", where
+    )

@@ -1,0 +1,352 @@
+"""The steps that a memory holds, and how fragments get there."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.mirror.storage.columns import Columns, Layout, step_trees
+from breadbox.mirror.storage.frames import FramePlan
+from breadbox.mirror.storage.index import FilledIndex, Numbers, StepIndex
+from breadbox.mirror.storage.memory_map import Memory
+from breadbox.mirror.storage.outcomes import ends_of, following
+from breadbox.mirror.storage.priorities import StepPriorities, SumTree
+from breadbox.mirror.storage.states import StateLayout, States
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.fragment import Fragment, Tree
+
+CHUNK_STEP_BITS: Final = 24
+"""Low bits of a handle, for the step within its chunk; the chunk's id is above."""
+STATE: Final = "in_state"
+"""Name of the recurrent state in an example."""
+SPARE_PART: Final = 16
+"""One of so many steps of the capacity is the room that is kept beyond it."""
+
+
+def row_count_of(capacity_steps: int) -> int:
+    """Rows for so many steps.
+
+    More than these, so that a step's memory is reused only some time after the step was removed: a
+    draw that chose it before may still copy it.
+    """
+    return capacity_steps + capacity_steps // SPARE_PART
+
+
+Check = Callable[[int], bool]
+"""Whether what could be seen of a step, and of all after it, can be seen still."""
+
+
+class Holdings(ABC):
+    """Columns, index and priorities of the latest steps: step s is in row s % row_count.
+
+    Args:
+        capacity_steps: Steps that are kept; the oldest go first.
+    """
+
+    index: StepIndex
+    priorities: StepPriorities
+
+    def __init__(self, capacity_steps: int) -> None:
+        self.capacity_steps = capacity_steps
+        self.row_count = row_count_of(capacity_steps)
+        self.changed = threading.Condition(threading.RLock())
+        """Guards everything but the columns' contents; notified of every change."""
+        self.inserted_count = 0
+        """Steps taken in over its whole life."""
+        self.size_bytes = 0
+        """Bytes of memory for steps: all of the rows, and the frames that were written to."""
+        self._columns: Columns | None = None
+
+    @property
+    def columns(self) -> Columns:
+        """Where the steps are; there are none before the first one is."""
+        assert self._columns is not None
+        return self._columns
+
+    @property
+    def step_count(self) -> int:
+        """Steps that are kept."""
+        return self.index.high - self.index.low
+
+    def rows(self, numbers: Numbers) -> Numbers:
+        """Rows of steps."""
+        return numbers % self.row_count
+
+    def kept_rows(self) -> Numbers:
+        """Rows of all steps that are kept, the oldest first."""
+        return self.rows(np.arange(self.index.low, self.index.high))
+
+    def tree(self, alpha: float) -> SumTree:
+        """Priorities to the power of *alpha*, by row; called under the lock."""
+        self._keep_priorities_up()
+        tree = self.priorities.tree(alpha)
+        if tree is None:
+            rows = self.kept_rows()
+            tree = self.priorities.weigh(alpha, rows, self.columns.column("is_usable")[rows])
+        return tree
+
+    def _keep_priorities_up(self) -> None:
+        """Give priorities to the steps that came, and take them from those that went."""
+        known, low, high = self.priorities, self.index.low, self.index.high
+        if known.are_kept:
+            known.drop(self.slices(known.low, min(low, known.high) - known.low))
+            start = max(low, known.high)
+            rows = self.rows(np.arange(start, high))
+            unusable = rows[~self.columns.column("is_usable")[rows]]
+            known.add(self.slices(start, high - start), unusable)
+        known.low, known.high = low, high
+
+    def slices(self, number: int, count: int) -> list[slice]:
+        """The rows of so many steps, from this one on."""
+        if count <= 0:
+            return []
+        size = self.row_count
+        start = number % size
+        if start + count <= size:
+            return [slice(start, start + count)]
+        return [slice(start, size), slice(0, start + count - size)]
+
+    @abstractmethod
+    def refresh(self) -> Check:
+        """See what there is now; called under the lock.
+
+        Returns:
+            A function that returns later, without the lock, True if the memory of a step, and of
+            all after it, is still as it was.
+        """
+
+    @abstractmethod
+    def is_steady(self) -> bool:
+        """Whether nothing that can be looked up has gone since `refresh`."""
+
+    @abstractmethod
+    def held_up(self) -> AbstractContextManager[Any]:
+        """While nothing goes; called under the lock, and for moments only."""
+
+    @abstractmethod
+    def wait_for(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something is so, under the lock; returns whether it is.
+
+        Raises:
+            ReplayBufferError: Whatever `is_there` raises.
+        """
+
+    @abstractmethod
+    def extend(self, fragment: Fragment, chunk_id: int | None) -> int:
+        """Take in a fragment; see `StepMemory.extend`."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all steps; numbers and handles are not used again."""
+
+
+class FilledHoldings(Holdings):
+    """What this process fills itself: the index and the columns are the true ones.
+
+    Args:
+        capacity_steps: Steps that are kept; the oldest go first.
+        frame_stack: Paths of observations that are stacks of frames, and their axes.
+        memory: For all of it.
+    """
+
+    index: FilledIndex
+
+    def __init__(self, capacity_steps: int, frame_stack: Mapping[str, int], memory: Memory) -> None:
+        super().__init__(capacity_steps)
+        self.on_change: Callable[[], None] = lambda: None
+        """Called under the lock with every change of what can be seen."""
+        self.example: dict[str, Tree] = {}
+        """The trees of a step, and the first recurrent state; empty: there were none yet."""
+        self.places: dict[str, int] = {}
+        """Where the memory of the columns is, by name."""
+        self.generation = 0
+        """Times that all steps were forgotten."""
+        self.layout_count = 0
+        """Layouts that there have been, of steps and states."""
+        self._frame_stack = dict(frame_stack)
+        self._memory = memory
+        self._writing = threading.Lock()
+        self._next_handle = 0
+        self._chunk_offset = 0
+        """What is added to ids of chunks in handles."""
+        self._forget(0)
+
+    def _forget(self, next_number: int) -> None:
+        self._is_fresh = True
+        self._columns, self.example, self.places = None, {}, {}
+        self.size_bytes = 0
+        self.index = FilledIndex(next_number, self._memory, self.changed, self.notify)
+        self.priorities = StepPriorities(self.row_count, next_number)
+
+    def notify(self) -> None:
+        """Have readers see what there is; called under the lock."""
+        self.on_change()
+        self.changed.notify_all()
+
+    # As of this moment, which the lock holds still ---------------------------------------------
+
+    def refresh(self) -> Check:
+        """See `Holdings.refresh`."""
+        return self._still_has
+
+    def _still_has(self, number: int) -> bool:
+        return self.index.floor <= number
+
+    def is_steady(self) -> bool:
+        """See `Holdings.is_steady`."""
+        return True
+
+    def held_up(self) -> AbstractContextManager[Any]:
+        """See `Holdings.held_up`."""
+        return self.changed
+
+    def wait_for(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
+        """See `Holdings.wait_for`."""
+        return self.changed.wait_for(is_there, timeout_s)
+
+    # Taking in ---------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """See `Holdings.clear`."""
+        with self._writing, self.changed:
+            with self._memory.letting_go():
+                self._forget(self.index.high)
+                self.generation += 1
+                self.layout_count += 1
+                self.notify()
+            self._memory.forget()
+
+    def extend(self, fragment: Fragment, chunk_id: int | None) -> int:
+        """See `Holdings.extend`."""
+        with self._writing:
+            return self._extend(fragment, chunk_id)
+
+    def _extend(self, fragment: Fragment, chunk_id: int | None) -> int:
+        count = fragment.step_count
+        if count > self.capacity_steps:
+            raise InvalidRequestError(
+                "capacity_steps", f"is {self.capacity_steps}, and a fragment has {count} steps"
+            )
+        handle = self._handle_for(chunk_id, count)
+        if self._columns is None:
+            self._begin(step_trees(fragment))
+        columns = self.columns
+        arrays = columns.leaves_of(fragment)
+        ends = ends_of(fragment)
+        small, pieces = following(columns, fragment, arrays, ends)
+        plans = columns.plans(arrays, pieces)
+        state = self._state_of(fragment)
+        with self.changed:
+            places = self._make_room(columns, plans, count)
+        unusable = [step for step in ends if not ends[step].is_usable]
+        usable = np.ones(count, dtype=np.bool_)
+        usable[unusable] = False
+        arrival = self.index.arrival(fragment, usable)
+        versions = fragment.model_version
+        values: dict[str, Any] = {
+            "reward": fragment.reward,
+            "terminated": fragment.terminated,
+            "truncated": fragment.truncated,
+            "first": fragment.first,
+            "is_usable": usable,
+            "episode_id": fragment.episode_id,
+            "model_version": fragment.model_version_min if versions is None else versions,
+            "handle": np.arange(handle, handle + count),
+            "fragment": arrival.number,
+            "episode": arrival.episodes,
+            "ordinal": arrival.ordinals,
+        }
+        values |= columns.small(arrays, small)
+        for path, plan in plans.items():
+            values |= columns.write_frames(path, plan, places[path])
+        columns.write(self.slices(arrival.start, count), values)
+        with self.changed:
+            self.index.add(arrival, count=count, handle=handle, state=state, unusable=unusable)
+            self._next_handle = handle + count
+            self._is_fresh = False
+            self.inserted_count += count
+            self.size_bytes = columns.row_size_bytes + columns.frame_size_bytes
+            self.notify()
+        return handle
+
+    def _begin(self, example: dict[str, Tree]) -> None:
+        """Make the columns for steps like these."""
+
+        def array_for(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+            array, place = self._memory.array(shape, dtype)
+            self.places[name] = place
+            return array
+
+        columns = Columns(Layout.of(example, self._frame_stack), self.row_count, array_for)
+        with self.changed:
+            self._columns, self.example = columns, example
+            self.layout_count += 1
+
+    def _state_of(self, fragment: Fragment) -> dict[str, NDArray[Any]] | None:
+        """Return the arrays of a fragment's recurrent state, or None if it has none."""
+        if fragment.in_state is None:
+            return None
+        if self.index.states is None:
+            states = States(StateLayout.of(fragment.in_state), self.index.fragments.end)
+            with self.changed:
+                self.index.states = states
+                self.example[STATE] = deepcopy(fragment.in_state)
+                self.layout_count += 1
+        else:
+            states = self.index.states
+        where = f"fragment {fragment.fragment_index} of worker {fragment.worker_id!r}"
+        return states.checked(fragment.in_state, where)
+
+    def _handle_for(self, chunk_id: int | None, count: int) -> int:
+        """The handle of a fragment's first step."""
+        unused = -(-self._next_handle >> CHUNK_STEP_BITS)
+        if chunk_id is None:
+            chunk_id = unused
+        else:
+            if self._is_fresh and chunk_id + self._chunk_offset < unused:
+                # A server that lost its journal counts from 0 in its next session; handles do not.
+                self._chunk_offset = unused - chunk_id
+            chunk_id += self._chunk_offset
+        if not 0 <= chunk_id < 1 << (63 - CHUNK_STEP_BITS):
+            raise InvalidRequestError("chunk_id", f"{chunk_id} is out of range")
+        handle = max(self._next_handle, chunk_id << CHUNK_STEP_BITS)
+        if handle + count > (chunk_id + 1) << CHUNK_STEP_BITS:
+            is_before = handle >> CHUNK_STEP_BITS > chunk_id
+            problem = "came before" if is_before else "has more steps than handles can number"
+            raise InvalidRequestError("chunk_id", f"{chunk_id} {problem}")
+        return handle
+
+    def _make_room(
+        self, columns: Columns, plans: Mapping[str, FramePlan], count: int
+    ) -> dict[str, int]:
+        """Let the oldest steps go that are in the way; returns where frames go."""
+        index = self.index
+        number = index.fragments.end
+        is_filling = index.high - index.floor + count <= self.row_count
+        index.retire_before(index.high + count - self.capacity_steps)
+        self._evict(columns, index.high + count - self.row_count)
+        places = {}
+        for path, plan in plans.items():
+            ring = columns.rings[path]
+            ring.drop_from(number)
+            while (place := ring.place(plan.frame_count, may_grow=is_filling)) is None:
+                self._evict(columns, index.end_of(index.fragments.first))
+            ring.take_place(number, place, plan.frame_count)
+            places[path] = place
+        return places
+
+    def _evict(self, columns: Columns, floor: int) -> None:
+        """Have the memory of the steps that are older than *floor* used again."""
+        index = self.index
+        if floor <= index.floor:
+            return
+        with self._memory.letting_go():
+            index.drop_before(floor)
+            for ring in columns.rings.values():
+                ring.drop_before(index.fragments.first)
+            self.notify()

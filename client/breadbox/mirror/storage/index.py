@@ -1,0 +1,336 @@
+"""Where steps stand: in fragments, in the streams of workers, in episodes."""
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.mirror.storage.memory_map import Memory
+from breadbox.mirror.storage.states import States
+from breadbox.mirror.storage.tables import Table
+from breadbox.model.fragment import Fragment
+
+NONE: Final = -1
+"""No fragment, no episode, no step."""
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Stream:
+    """Where one worker's steps stand."""
+
+    fragment: int
+    """Number of its latest fragment."""
+    next_index: int
+    episode: int
+    """Number of the episode that goes on, or NONE: its beginning was not seen, or it ended."""
+    ordinal: int
+    """Steps of that episode so far."""
+
+
+@dataclass(slots=True)
+class Arrival:
+    """Where the steps of a fragment are going to stand."""
+
+    number: int
+    """Number of the fragment."""
+    start: int
+    """Number of its first step."""
+    owner: tuple[str, str]
+    """Session and worker."""
+    stream: Stream
+    """At the fragment's end."""
+    before: int
+    """Number of the fragment that it goes on from, or NONE."""
+    episodes: Numbers
+    """Episode number of each step, or NONE."""
+    ordinals: Numbers
+    """Which of that episode's steps each is."""
+    lowest: int
+    """Number of its first episode, or NONE."""
+    ended: list[tuple[int, int]]
+    """Whole episodes that end here, and their numbers of steps."""
+
+
+class StepIndex:
+    """Which steps are kept, by number, and which of them belong together.
+
+    Steps, fragments and episodes are numbered in the order in which they came. Whoever reads or
+    changes anything holds the lock.
+
+    Args:
+        start: Number of the first step.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.low = start
+        """Number of the oldest step that is shown."""
+        self.floor = start
+        """Number of the oldest step whose memory is not used again yet; at most `low`."""
+        self.high = start
+        """Number of the next step."""
+        self.unusable_count = 0
+        """Steps shown of which nobody knows what they led to: never drawn by themselves."""
+        self.fragment_low = 0
+        """Number of the oldest fragment of which a step is shown."""
+        self.fragments = Table("start", "count", "handle", "next", "episode")
+        self.episodes = Table("fragment", "offset", "start", "count")
+        self.whole = Table("episode")
+        """Episodes of which all steps came, in the order in which they ended."""
+        self.states: States | None = None
+        """Recurrent states at the beginning of fragments, or None before the first."""
+        self.state_count = 0
+        """Number of recurrent states of fragments with a step that can be drawn."""
+
+    @property
+    def usable_count(self) -> int:
+        """Steps that can be drawn."""
+        return self.high - self.low - self.unusable_count
+
+    # Looking up --------------------------------------------------------------------------------
+
+    def end_of(self, fragment: int) -> int:
+        """Number of the step behind a fragment's last."""
+        return int(self.fragments.get("start", fragment) + self.fragments.get("count", fragment))
+
+    def numbers_of(self, handles: Numbers) -> Numbers:
+        """Numbers of the steps with these handles; NONE of those that are not kept."""
+        fragments = self.fragments
+        found = fragments.last_at_most("handle", handles)
+        inside = found >= fragments.first
+        found = np.where(inside, found, fragments.first)
+        if not len(fragments):
+            return np.full(len(handles), NONE, dtype=np.int64)
+        offsets = handles - fragments.get("handle", found)
+        inside &= offsets < fragments.get("count", found)
+        numbers = fragments.get("start", found) + offsets
+        return np.where(inside & (numbers >= self.low), numbers, NONE)
+
+    def onwards(
+        self, starts: Numbers, owners: Numbers, offsets: Numbers
+    ) -> tuple[Numbers, NDArray[np.bool_]]:
+        """Numbers [B, L] of the steps so many behind each start, of the same worker.
+
+        Args:
+            starts: Numbers [B] of steps that are kept.
+            owners: Numbers [B] of their fragments.
+            offsets: [B, L], each at least 0.
+
+        Returns:
+            The numbers; where there are none, the start's, and False in the mask.
+        """
+        fragments = self.fragments
+        owner = np.broadcast_to(owners[:, None], offsets.shape).copy()
+        offset = starts[:, None] - fragments.get("start", owner) + offsets
+        mask = np.ones(owner.shape, dtype=np.bool_)
+        while True:
+            counts = fragments.get("count", owner)
+            beyond = mask & (offset >= counts)
+            if not beyond.any():
+                break
+            following = fragments.get("next", owner)
+            # Of a memory that another process fills, what came after this look is not shown yet,
+            # and what was written over may lead anywhere.
+            mask &= ~(beyond & ((following <= owner) | (following >= fragments.end)))
+            beyond &= mask
+            offset[beyond] -= counts[beyond]
+            owner[beyond] = following[beyond]
+        numbers = fragments.get("start", owner) + offset
+        return np.where(mask, numbers, starts[:, None]), mask
+
+    def whole_episodes(self) -> Numbers:
+        """Numbers of the episodes that are shown from their first step to their end."""
+        whole = self.whole.kept("episode")
+        return whole[self._are_held_whole(whole)]
+
+    def _are_held_whole(self, numbers: Numbers) -> NDArray[np.bool_]:
+        known = numbers >= self.episodes.first
+        if len(self.episodes):
+            known &= self.episodes.get("start", numbers) >= self.low
+        return known
+
+
+class FilledIndex(StepIndex):
+    """An index that one thread fills.
+
+    Args:
+        start: Number of the first step.
+        memory: For what it knows.
+        lock: Taken by what does not need to be called under it.
+        notify: Called under the lock, before memory is used again that others may read.
+    """
+
+    def __init__(
+        self, start: int, memory: Memory, lock: threading.Condition, notify: Callable[[], None]
+    ) -> None:
+        super().__init__(start)
+        self._memory = memory
+        self._lock = lock
+        self._notify = notify
+        self._unusable: deque[int] = deque()
+        self._streams: dict[tuple[str, str], Stream] = {}
+        self._owners: dict[int, tuple[str, str]] = {}
+
+    # Coming and going --------------------------------------------------------------------------
+
+    def arrival(self, fragment: Fragment, usable: NDArray[np.bool_]) -> Arrival:
+        """Find where a fragment's steps go, behind all others; called without the lock.
+
+        Args:
+            fragment: What arrives.
+            usable: Whether each of its steps can be learned from.
+        """
+        owner = (fragment.session_id, fragment.worker_id)
+        number, index = self.fragments.end, fragment.fragment_index
+        known = self._streams.get(owner)
+        if known is None or known.next_index != index or fragment.discontinuity:
+            before, stream = NONE, Stream(number, index + 1, NONE, 0)
+        else:
+            before = known.fragment
+            stream = Stream(number, index + 1, known.episode, known.ordinal)
+        count = fragment.step_count
+        arrival = Arrival(
+            number=number,
+            start=self.high,
+            owner=owner,
+            stream=stream,
+            before=before,
+            episodes=np.full(count, NONE, dtype=np.int64),
+            ordinals=np.zeros(count, dtype=np.int64),
+            lowest=NONE,
+            ended=[],
+        )
+        self._number_episodes(arrival, fragment, usable)
+        return arrival
+
+    def _number_episodes(
+        self, arrival: Arrival, fragment: Fragment, usable: NDArray[np.bool_]
+    ) -> None:
+        """Number the steps of episodes whose beginning is known."""
+        stream, ended = arrival.stream, fragment.ended
+        begins = fragment.first.copy()
+        begins[1:] |= ended[:-1]
+        # Before the records below are in use, so that none of this fragment's own is dropped.
+        floor = self.episodes.end
+        cuts = [*sorted({0, *begins.nonzero()[0].tolist()}), fragment.step_count]
+        for begin, stop in itertools.pairwise(cuts):
+            if begins[begin]:
+                stream.episode = self._new_episode(arrival, begin, floor)
+                stream.ordinal = 0
+            if arrival.lowest == NONE:
+                arrival.lowest = stream.episode
+            arrival.episodes[begin:stop] = stream.episode
+            arrival.ordinals[begin:stop] = np.arange(stream.ordinal, stream.ordinal + stop - begin)
+            stream.ordinal += stop - begin
+            if ended[stop - 1]:
+                # An episode of which nobody knows what its last step led to is not whole.
+                if stream.episode != NONE and usable[stop - 1]:
+                    arrival.ended.append((stream.episode, stream.ordinal))
+                stream.episode, stream.ordinal = NONE, 0
+
+    def _new_episode(self, arrival: Arrival, offset: int, floor: int) -> int:
+        """Number an episode; *floor* is the lowest number of those that begin in its fragment."""
+        episodes = self.episodes
+        with self._lock:
+            if episodes.is_at_size:
+                lowest = self.fragments.kept("episode")
+                open_ = [each.episode for each in self._streams.values()]
+                needed = [*open_, *lowest.tolist()]
+                episodes.drop_before(min([floor, *(each for each in needed if each != NONE)]))
+                if 4 * len(episodes) > 3 * episodes.size:
+                    episodes.grow(self._memory)  # Or this was to be done for a few again and again.
+                self._notify()
+            return episodes.append(
+                self._memory,
+                fragment=arrival.number,
+                offset=offset,
+                start=arrival.start + offset,
+                count=0,
+            )
+
+    def add(
+        self,
+        arrival: Arrival,
+        *,
+        count: int,
+        handle: int,
+        state: Mapping[str, NDArray[Any]] | None,
+        unusable: list[int],
+    ) -> None:
+        """Let readers see a fragment that is written.
+
+        Args:
+            arrival: Where it goes.
+            count: Its steps.
+            handle: Handle of the first step.
+            state: Its recurrent state, as `States.checked` returns it, or None.
+            unusable: Steps that cannot be drawn.
+        """
+        number = arrival.number
+        if len(self.whole) + len(arrival.ended) > self.whole.size:
+            self._drop_whole()
+        self.fragments.append(
+            self._memory,
+            start=arrival.start,
+            count=count,
+            handle=handle,
+            next=NONE,
+            episode=arrival.lowest,
+        )
+        if self.states is not None:
+            self.states.append(self._memory, state)
+            self.state_count += state is not None
+        if arrival.before != NONE:
+            self.fragments.set("next", arrival.before, number)
+        self._owners[number] = arrival.owner
+        self._streams[arrival.owner] = arrival.stream
+        self.high = arrival.start + count
+        self._unusable.extend(step + arrival.start for step in unusable)
+        self.unusable_count += len(unusable)
+        for episode, length in arrival.ended:
+            self.episodes.set("count", episode, length)
+            self.whole.append(self._memory, episode=episode)
+
+    def _drop_whole(self) -> None:
+        """Forget the episodes at the front that are not whole any more."""
+        are_held = self._are_held_whole(self.whole.kept("episode"))
+        oldest = int(are_held.argmax()) if are_held.any() else len(are_held)
+        self.whole.drop_before(self.whole.first + oldest)
+        if 4 * len(self.whole) > 3 * self.whole.size:
+            self.whole.grow(self._memory)
+        self._notify()
+
+    def retire_before(self, low: int) -> None:
+        """Show the steps that are older than *low* no more."""
+        if low <= self.low:
+            return
+        self.low = low
+        while self._unusable and self._unusable[0] < low:
+            self._unusable.popleft()
+            self.unusable_count -= 1
+        while self.fragment_low < self.fragments.end and self.end_of(self.fragment_low) <= low:
+            if self.states is not None:
+                self.state_count -= int(self.states.has(np.array([self.fragment_low]))[0])
+            self.fragment_low += 1
+
+    def drop_before(self, floor: int) -> None:
+        """Forget the steps that are older than *floor*: their memory is used again."""
+        self.retire_before(floor)
+        self.floor = floor
+        fragments = self.fragments
+        while len(fragments):
+            oldest = fragments.first
+            if self.end_of(oldest) > floor:
+                break
+            owner = self._owners.pop(oldest)
+            if self._streams[owner].fragment == oldest:
+                del self._streams[owner]
+            fragments.drop_before(oldest + 1)
+        if self.states is not None:
+            self.states.drop_before(fragments.first)

@@ -1,0 +1,4 @@
+"""The library's values: fragments, buffers' limits, errors, options. No I/O.
+
+Callers: any room.
+"""

@@ -1,0 +1,78 @@
+"""Rows of trees into arrays that are allocated once: no list of steps, no stacking at the end."""
+
+import numpy as np
+
+from breadbox.model.errors import TreeMismatchError, UnsupportedArrayError
+from breadbox.model.trees import Tree, child_path, flatten, map_tree, rows, unflatten
+
+
+class Columns:
+    """A tree of arrays [row_count, ...]; the first row written fixes structure, dtypes and shapes.
+
+    Args:
+        row_count: Rows to allocate.
+        where: Begins the text of errors, such as "fragment 3 of worker w".
+    """
+
+    def __init__(self, row_count: int, where: str) -> None:
+        self._row_count = row_count
+        self._where = where
+        self._arrays: Tree = None
+        self._allocated = False
+
+    def write(self, row: int, tree: Tree) -> None:
+        """Copy *tree* into a row.
+
+        Raises:
+            TreeMismatchError: The tree differs from the first row's in structure, dtype or shape.
+                The row is then undefined; the other rows are as they were.
+            UnsupportedArrayError: A leaf is no array of numbers, bytes or text.
+        """
+        if not self._allocated:
+            self._arrays = self._allocate(tree)
+            self._allocated = True
+        self._write(self._arrays, row, tree, "")
+
+    def rows(self, end: int) -> Tree:
+        """Return rows 0 to end - 1, as views."""
+        return rows(self._arrays, None, end)
+
+    def row(self, row: int) -> Tree:
+        """Return one row, as views."""
+        # Ellipsis keeps rows without axes arrays; a plain index would make them scalars.
+        return map_tree(lambda array: array[row, ...], self._arrays)
+
+    def _allocate(self, tree: Tree) -> Tree:
+        structure, leaves = flatten(tree)
+        columns = []
+        for path, value in leaves:
+            leaf = np.asarray(value)
+            if leaf.dtype.hasobject:
+                name = type(value).__name__
+                raise UnsupportedArrayError(path, f"{self._where}: {name} is no array")
+            columns.append(np.empty((self._row_count, *leaf.shape), leaf.dtype))
+        return unflatten(structure, columns)
+
+    def _write(self, arrays: Tree, row: int, tree: Tree, path: str) -> None:
+        if isinstance(arrays, np.ndarray):
+            leaf = np.asarray(tree)
+            if leaf.dtype != arrays.dtype or leaf.shape != arrays.shape[1:]:
+                wanted = f"{arrays.dtype}{list(arrays.shape[1:])}"
+                got = f"{leaf.dtype}{list(leaf.shape)}" if leaf.dtype != object else repr(tree)[:80]
+                raise TreeMismatchError(path, wanted, got, self._where)
+            arrays[row] = leaf
+        elif isinstance(arrays, dict) and isinstance(tree, dict):
+            if arrays.keys() != tree.keys():
+                wanted, got = f"keys {sorted(arrays)}", f"keys {sorted(tree)}"
+                raise TreeMismatchError(path, wanted, got, self._where)
+            for key, array in arrays.items():
+                self._write(array, row, tree[key], child_path(path, key))
+        elif type(arrays) is type(tree) and isinstance(tree, list | tuple):
+            if len(arrays) != len(tree):
+                wanted, got = f"{len(arrays)} items", f"{len(tree)} items"
+                raise TreeMismatchError(path, wanted, got, self._where)
+            for index, (array, value) in enumerate(zip(arrays, tree, strict=True)):
+                self._write(array, row, value, child_path(path, index))
+        elif arrays is not None or tree is not None:
+            wanted, got = type(arrays).__name__, type(tree).__name__
+            raise TreeMismatchError(path, wanted, got, self._where)

@@ -1,0 +1,212 @@
+"""Options of a client's connection: addresses, credentials, time limits; checked once."""
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from breadbox.model.errors import InvalidRequestError
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    # The library retries, and knows what is safe to repeat; gRPC must not retry unseen.
+    ("grpc.enable_retries", 0),
+    # A restarted server is found within about a second, not within gRPC's default of two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # Time of one attempt: a connection takes several round trips, with TLS more, and the host may
+    # be busy.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A cut cable becomes UNAVAILABLE after at most 40 s, also while a fetch blocks in silence.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Metadata only: 4096 fragments are about 1 MiB. The bound is against a broken peer.
+    ("grpc.max_send_message_length", 16 * 2**20),
+    ("grpc.max_receive_message_length", 64 * 2**20),
+)
+_SEVERAL_OPTIONS: Final = (
+    # Behind these gRPC finds several servers, asks each for its health, and calls one that serves.
+    (
+        "grpc.service_config",
+        '{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}',
+    ),
+    # A restarted server may have another address: gRPC resolves the name again when a connection
+    # ends, by default not twice in 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
+)
+_STANDBY_OPTIONS: Final = (
+    # There is another server to call: leave one that is cut off, or hangs, within 15 s.
+    ("grpc.keepalive_time_ms", 12_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+)
+_SEVERAL: Final = ("dns:", "ipv4:", "ipv6:")
+"""Kinds of addresses that may stand for several servers."""
+_NO_PORT = ("unix:", "unix-abstract:", "dns:", "xds:", "ipv4:", "ipv6:")
+"""Kinds of addresses that gRPC parses itself."""
+WAIT_S_MAX_PER_CALL = 240.0
+"""Longest server-side wait of one RPC, below the server's cap of 300 s. A longer wait is cut into
+several RPCs under the same request_id; a cut loses the position in the queue, so cuts are few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificates for an encrypted connection, as PEM files."""
+
+    ca_file: str | os.PathLike[str] | None = None
+    """Certificate authorities to trust, or None for those that gRPC brings."""
+    cert_file: str | os.PathLike[str] | None = None
+    """This client's certificate, if the server asks for one, or None; needs `key_file`."""
+    key_file: str | os.PathLike[str] | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Read the files.
+
+        Raises:
+            InvalidRequestError: A file cannot be read, or only one of certificate and key is given.
+        """
+        if (self.cert_file is None) != (self.key_file is None):
+            raise InvalidRequestError("tls", "needs both cert_file and key_file, or neither")
+        return grpc.ssl_channel_credentials(
+            root_certificates=_read("tls.ca_file", self.ca_file),
+            private_key=_read("tls.key_file", self.key_file),
+            certificate_chain=_read("tls.cert_file", self.cert_file),
+        )
+
+
+def _read(name: str, path: str | os.PathLike[str] | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(name, f"cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """The arguments of `connect` but the address, checked on construction.
+
+    Raises:
+        InvalidRequestError: A value is out of its range.
+    """
+
+    buffer: str = "default"
+    """The buffer of calls that name none."""
+    tls: Tls | None = None
+    """Certificates, or None for an unencrypted connection."""
+    token: str | None = field(default=None, repr=False)
+    """Bearer token sent with every call, or None. Without TLS the network can read it. `@FILE`
+    stands for the contents of the file."""
+    deadline_s: float = 10.0
+    """Seconds for which server or store may be silent, on top of a wait that was asked for."""
+    reconnect_s: float = 30.0
+    """Seconds for which a call retries with a server or store that is unreachable or silent; 0 for
+    no retry. Silence blocks a call for at most `deadline_s` and this together."""
+    append_wait_s: float = 300.0
+    """Seconds for which an append waits while buffer or store is full; then BackpressureError."""
+    codecs: str | Mapping[str, str] = "raw"
+    """Codecs of the arrays of appended fragments: one codec ("raw", "lz4", "zstd", "zstd:LEVEL"),
+    or codecs by pattern over array names ({"obs*": "zstd"}); arrays without a match stay raw."""
+    store_url: str | None = field(default=None, repr=False)
+    """URL of the payload store as seen from this host, or None for the one that the server returns.
+    May hold a password."""
+
+    def __post_init__(self) -> None:
+        for name, smallest in (("deadline_s", 1e-3), ("reconnect_s", 0), ("append_wait_s", 0)):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and math.isfinite(value) and value >= smallest):
+                raise InvalidRequestError(
+                    name, f"must be a finite number of seconds of at least {smallest}, got {value}"
+                )
+        if not self.buffer:
+            raise InvalidRequestError("buffer", "must not be empty")
+
+    def metadata(self) -> tuple[tuple[str, str], ...] | None:
+        """Return the gRPC metadata of every call, or None without a token.
+
+        Raises:
+            InvalidRequestError: The token's file cannot be read, or is not text.
+        """
+        token = self.token or ""
+        if token.startswith("@"):
+            try:
+                token = (_read("token", token[1:]) or b"").decode("ascii").strip()
+            except UnicodeDecodeError:
+                raise InvalidRequestError("token", "must be a file of plain text") from None
+            if not token:
+                raise InvalidRequestError("token", "must be a file that is not empty")
+        return (("authorization", f"Bearer {token}"),) if token else None
+
+
+def channel_options(address: str, *, is_one_of_many: bool) -> tuple[tuple[str, Any], ...]:
+    """Return gRPC's options for a channel to an address.
+
+    Args:
+        address: An address that `split_addresses` returned.
+        is_one_of_many: True if the client has other addresses too.
+    """
+    named = dict[str, Any](CHANNEL_OPTIONS)
+    if address.startswith(_SEVERAL):
+        named.update(_SEVERAL_OPTIONS)
+    if address.startswith(_SEVERAL) or is_one_of_many:
+        named.update(_STANDBY_OPTIONS)
+    return tuple(named.items())
+
+
+def open_channel(
+    address: str,
+    options: ClientOptions,
+    *,
+    is_one_of_many: bool = False,
+    more: tuple[tuple[str, int], ...] = (),
+) -> grpc.Channel:
+    """Open a channel to one address, encrypted if the options have certificates."""
+    arguments = (*channel_options(address, is_one_of_many=is_one_of_many), *more)
+    if options.tls is None:
+        return grpc.insecure_channel(address, options=arguments)
+    return grpc.secure_channel(address, options.tls.credentials(), options=arguments)
+
+
+def split_addresses(text: str) -> tuple[str, ...]:
+    """Split a text into addresses at commas; one that gRPC parses itself stays whole."""
+    return (text,) if text.startswith((*_SEVERAL, "xds:")) else tuple(text.split(","))
+
+
+def check_addresses(text: str) -> str:
+    """Check each address of a text, and return the text without spaces.
+
+    Raises:
+        InvalidRequestError: An address is empty, or is a URL of something else.
+    """
+    if not isinstance(text, str):
+        return check_address(text)
+    return ",".join([check_address(each) for each in split_addresses(text.strip())])
+
+
+def check_address(address: str) -> str:
+    """Check an address, and return it without spaces.
+
+    Raises:
+        InvalidRequestError: It is empty, or is a URL of something else.
+    """
+    if not isinstance(address, str) or not address.strip():
+        raise InvalidRequestError("address", f"must be HOST:PORT or unix:PATH, got {address!r}")
+    if "://" in address and not address.startswith(("dns://", "unix://", "xds://")):
+        raise InvalidRequestError(
+            "address", f"must be HOST:PORT or unix:PATH without a scheme, got {address!r}"
+        )
+    address = address.strip()
+    if (
+        not address.startswith(_NO_PORT)
+        and re.fullmatch(r"(\[.+\]|[^:]+):\d{1,5}", address) is None
+    ):
+        # Without a port gRPC would try 443.
+        raise InvalidRequestError(
+            "address", f"must be HOST:PORT or unix:PATH, got {address!r}; servers listen on 50051"
+        )
+    return address

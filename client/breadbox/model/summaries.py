@@ -1,0 +1,62 @@
+"""What holds arrays, in one line or as a table: paths, dtypes and shapes instead of numbers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from breadbox.model.trees import leaves as leaves_of
+
+LEAVES_MAX = 40
+"""Leaves that are named; what has more ends with an ellipsis."""
+
+
+def summary(name: str, facts: Sequence[str], trees: Mapping[str, Any]) -> str:
+    """Render `name(fact, path: dtype[shape], ...)`; absent trees are left out.
+
+    Args:
+        name: Of the class.
+        facts: What is said first.
+        trees: Nested dicts, lists and tuples of arrays or tensors, by name. Anything else in them
+            is named by its type.
+    """
+    leaves = [*islice(leaves_of(trees), LEAVES_MAX + 1)]
+    shown = ((path, _leaf_texts(leaf)) for path, leaf in leaves[:LEAVES_MAX])
+    parts = [*facts, *(f"{path}: {''.join(texts)}" for path, texts in shown)]
+    if len(leaves) > LEAVES_MAX:
+        parts.append("...")
+    return f"{name}({', '.join(parts)})"
+
+
+def summary_html(name: str, facts: Sequence[str], trees: Mapping[str, Any]) -> str:
+    """Render what `summary` does as a table of path, dtype and shape, for notebooks."""
+    rows = ((path, *_leaf_texts(leaf)) for path, leaf in leaves_of(trees))
+    shown = ((path, dtype, shape + place) for path, dtype, shape, place in rows)
+    return html_table(f"{name}: {', '.join(facts)}", ("path", "dtype", "shape"), shown)
+
+
+def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Render a table; of more rows than `LEAVES_MAX`, the first, and an ellipsis.
+
+    Nothing in it is taken for markup: paths and names come from other machines.
+    """
+    from html import escape  # Its table of names takes as long to read as a module of ours.
+
+    shown = [*islice(rows, LEAVES_MAX + 1)]
+    if len(shown) > LEAVES_MAX:
+        shown[LEAVES_MAX:] = [["..."] + [""] * (len(heads) - 1)]
+    lines = [("th", heads), *(("td", row) for row in shown)]
+    body = "".join(
+        f"<tr>{''.join(f'<{tag}>{escape(str(cell))}</{tag}>' for cell in cells)}</tr>"
+        for tag, cells in lines
+    )
+    return f"<table><caption>{escape(title)}</caption>{body}</table>"
+
+
+def _leaf_texts(leaf: Any) -> tuple[str, str, str]:
+    """Type, shape and, unless that is the CPU, the device; the type alone of what is no array."""
+    dtype, shape = getattr(leaf, "dtype", None), getattr(leaf, "shape", None)
+    if dtype is None or shape is None:
+        return type(leaf).__name__, "", ""
+    device = str(getattr(leaf, "device", "cpu"))
+    place = "" if device == "cpu" else f" on {device}"
+    return str(dtype).removeprefix("torch."), str([*shape]), place

@@ -1,0 +1,322 @@
+"""Trees of arrays: nested dicts with string keys, lists and tuples; leaves, or None for absent.
+
+A *structure* is the tree with each leaf replaced by its number in order of appearance. Two trees
+are alike when their structures are equal.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.model.errors import TreeMismatchError, UnsupportedArrayError
+
+Tree = Any
+"""Dicts with string keys, lists and tuples, in one another; leaves; None where one is absent."""
+Structure = Any
+
+NODES_MAX: Final = 65_536
+"""Nodes of a tree, leaves included."""
+TREE_DEPTH_MAX: Final = 32
+"""Containers within containers; protobuf itself stops at 100 messages, two per container."""
+
+_SPECIAL: Final = re.compile(r"[.\[\]\\]")
+_ESCAPED: Final = re.compile(r"\\(.)")
+_FIELD_ENDS: Final = re.compile(r"[.\[]")
+_PART: Final = re.compile(r"(?:^|\.)?(?:\[(\d+)\]|((?:[^.\[\]\\]|\\.)+))")
+
+
+def child_path(path: str, key: object) -> str:
+    """The path of a child: `obs.image` of a dict's entry, `action[0]` of an item.
+
+    Dots, brackets and backslashes in a dict's key are written behind a backslash.
+    """
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    part = _SPECIAL.sub(r"\\\g<0>", str(key))
+    return f"{path}.{part}" if path else part
+
+
+def path_parts(path: str) -> list[str | int]:
+    """The keys of dicts and the places in lists that lead to a leaf. The opposite of `child_path`.
+
+    Raises:
+        ValueError: It is no path.
+    """
+    parts: list[str | int] = []
+    position = 0
+    while position < len(path):
+        found = _PART.match(path, position)
+        if found is None:
+            raise ValueError(f"{path[:200]!r} is no path such as obs.image or action[0]")
+        item, key = found.groups()
+        parts.append(int(item) if item else _ESCAPED.sub(r"\1", key))
+        position = found.end()
+    return parts
+
+
+def field_of(path: str) -> str:
+    """The field of a fragment or batch that a path begins with: `obs` of `obs.image`."""
+    return _FIELD_ENDS.split(path, maxsplit=1)[0]
+
+
+def is_within(path: str, part: str) -> bool:
+    """Whether a path is `part`, or leads to something in it."""
+    return path.startswith(part) and path[len(part) : len(part) + 1] in ("", ".", "[")
+
+
+def flatten(tree: Tree) -> tuple[Structure, list[tuple[str, Any]]]:
+    """Take a tree apart.
+
+    Returns:
+        Its structure, and its leaves as (path, leaf), in order. A named tuple counts as a tuple.
+
+    Raises:
+        UnsupportedArrayError: A key is not a string, or the tree is too deep or too large.
+    """
+    structure, leaves = flatten_leaves(tree)
+    return structure, list(zip(paths_of(structure), leaves, strict=True))
+
+
+def flatten_leaves(tree: Tree) -> tuple[Structure, list[Any]]:
+    """Take a tree apart without naming the leaves: what can be done once per fragment.
+
+    Raises:
+        UnsupportedArrayError: A key is not a string, or the tree is too deep or too large.
+    """
+    leaves: list[Any] = []
+    return _take_apart(tree, leaves, [1], 0), leaves
+
+
+def _take_apart(node: Tree, leaves: list[Any], node_count: list[int], depth: int) -> Structure:
+    """Return the structure of a part of a tree, and append its leaves.
+
+    No function within `flatten_leaves`: one that calls itself is a cycle, and would hold all arrays
+    until Python looks for cycles.
+    """
+    if type(node) is np.ndarray:  # First, because most are.
+        leaves.append(node)
+        return len(leaves) - 1
+    if node is None:
+        return None
+    if not isinstance(node, (dict, list, tuple)):
+        leaves.append(node)
+        return len(leaves) - 1
+    node_count[0] += len(node)
+    if depth >= TREE_DEPTH_MAX or node_count[0] > NODES_MAX:
+        raise UnsupportedArrayError(
+            "", f"the tree is deeper than {TREE_DEPTH_MAX} or has more than {NODES_MAX} nodes"
+        )
+    depth += 1
+    if isinstance(node, dict):
+        for key in node:
+            if not isinstance(key, str):
+                raise UnsupportedArrayError("", f"key {key!r} is not a string")
+        return {key: _take_apart(child, leaves, node_count, depth) for key, child in node.items()}
+    items = [_take_apart(child, leaves, node_count, depth) for child in node]
+    return tuple(items) if isinstance(node, tuple) else items
+
+
+def paths_of(structure: Structure) -> list[str]:
+    """Path of every leaf of a structure, in order."""
+    paths: list[str] = []
+
+    def visit(node: Structure, path: str) -> None:
+        if isinstance(node, dict):
+            for key, child in node.items():
+                visit(child, child_path(path, key))
+        elif isinstance(node, (list, tuple)):
+            for i, child in enumerate(node):
+                visit(child, child_path(path, i))
+        elif node is not None:
+            paths.append(path)
+
+    visit(structure, "")
+    return paths
+
+
+def unflatten(structure: Structure, leaves: Sequence[Any]) -> Tree:
+    """Put a tree together from its structure and leaves. The opposite of `flatten`."""
+    return map_structure(lambda number: leaves[number], structure)
+
+
+def map_structure(change: Callable[[int], Any], structure: Structure) -> Tree:
+    """Replace every leaf number of a structure by what `change` returns for it."""
+    if structure is None:
+        return None
+    if isinstance(structure, dict):
+        return {key: map_structure(change, node) for key, node in structure.items()}
+    if isinstance(structure, list):
+        return [map_structure(change, node) for node in structure]
+    if isinstance(structure, tuple):
+        return tuple(map_structure(change, node) for node in structure)
+    return change(structure)
+
+
+def map_present(change: Callable[[int], Any], structure: Structure) -> Tree:
+    """Do as `map_structure`; but of a tree whose leaves all become None, only None remains.
+
+    A tree that never had a leaf, such as an empty tuple, stays.
+    """
+    tree = map_structure(change, structure)
+    if not isinstance(structure, (dict, list, tuple)):
+        return tree
+    is_absent = not flatten_leaves(tree)[1] and next(leaf_numbers(structure), None) is not None
+    return None if is_absent else tree
+
+
+def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Replace every leaf of a tree by `function` of it and of the leaves there in *others*.
+
+    None stays None; a named tuple becomes a tuple. The leaves of *others* may be of any kind.
+
+    Raises:
+        TreeMismatchError: The trees differ in structure; names the path.
+    """
+    if type(tree) is np.ndarray and not others:
+        return function(tree)
+    for other in others:
+        require_alike(tree, other)
+    return _mapped(function, tree, others)
+
+
+def _mapped(function: Callable[..., Any], tree: Tree, others: tuple[Tree, ...]) -> Tree:
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        return {
+            key: _mapped(function, child, tuple(other[key] for other in others))
+            for key, child in tree.items()
+        }
+    if isinstance(tree, (list, tuple)):
+        items = [
+            _mapped(function, child, tuple(other[i] for other in others))
+            for i, child in enumerate(tree)
+        ]
+        return tuple(items) if isinstance(tree, tuple) else items
+    return function(tree, *others)
+
+
+def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf with its path, in order; whatever the keys of dicts are."""
+    if isinstance(tree, Mapping):
+        for key, child in tree.items():
+            yield from leaves(child, child_path(path, str(key)))
+    elif isinstance(tree, (list, tuple)):
+        for i, child in enumerate(tree):
+            yield from leaves(child, child_path(path, i))
+    elif tree is not None:
+        yield path, tree
+
+
+def gather(named: Mapping[str, Any]) -> Tree:
+    """Put a tree together from leaves by path, its lists and tuples as tuples; see `leaves`.
+
+    Raises:
+        ValueError: A path is none, two contradict each other, or an item is missing.
+    """
+    root: dict[str | int, Any] = {}
+    for path, leaf in named.items():
+        node: Any = root
+        *way, last = path_parts(path) or [""]
+        for part in way:
+            node = node.setdefault(part, {})
+            if type(node) is not dict:
+                raise ValueError(f"{path!r} leads through a leaf")
+        if last in node:
+            raise ValueError(f"{path!r} is a leaf, and leads to others")
+        node[last] = leaf
+    return _contained(root)
+
+
+def _contained(node: Any) -> Tree:
+    if type(node) is not dict:
+        return node
+    indices = [key for key in node if isinstance(key, int)]
+    if not indices:
+        return {key: _contained(child) for key, child in node.items()}
+    if sorted(indices) != [*range(len(node))]:
+        raise ValueError(f"items {sorted(indices)[:20]} are no list")
+    return tuple(_contained(node[index]) for index in range(len(node)))
+
+
+def row(tree: Tree, index: int) -> Tree:
+    """One row of every leaf, as a view; of a leaf with one axis, the scalar."""
+    return map_tree(lambda leaf: leaf[index], tree)
+
+
+def rows(tree: Tree, start: int | None, stop: int | None) -> Tree:
+    """The same rows of every leaf, as views."""
+    if type(tree) is np.ndarray:  # First, because most are.
+        return tree[start:stop]
+    return map_tree(lambda leaf: leaf[start:stop], tree)
+
+
+def take(tree: Tree, chosen: NDArray[np.integer[Any]]) -> Tree:
+    """Chosen rows of every leaf, copied."""
+    return map_tree(lambda leaf: leaf[chosen], tree)
+
+
+def concat(trees: Sequence[Tree]) -> Tree:
+    """Join trees of arrays along the first axis.
+
+    Raises:
+        TreeMismatchError: They differ in structure.
+        ValueError: There are none, or arrays differ in another axis.
+    """
+    if len(trees) == 1:
+        return trees[0]
+    if trees and type(trees[0]) is np.ndarray:
+        return np.concatenate(trees)
+    return map_tree(lambda *parts: np.concatenate(parts), *trees)
+
+
+def leaf_numbers(structure: Structure) -> Iterator[int]:
+    """Every leaf number in a structure, in order."""
+    if isinstance(structure, dict):
+        for node in structure.values():
+            yield from leaf_numbers(node)
+    elif isinstance(structure, (list, tuple)):
+        for node in structure:
+            yield from leaf_numbers(node)
+    elif structure is not None:
+        yield structure
+
+
+def require_alike(wanted: Structure, got: Structure, *, path: str = "", where: str = "") -> None:
+    """Compare two structures, or parts of them, without regard to the numbers of leaves.
+
+    Raises:
+        TreeMismatchError: They differ; names the first path at which they do.
+    """
+    wanted_kind, got_kind = _kind(wanted), _kind(got)
+    if wanted_kind != got_kind:
+        raise TreeMismatchError(path, wanted_kind, got_kind, where)
+    if isinstance(wanted, dict):
+        if wanted.keys() != got.keys():
+            raise TreeMismatchError(
+                path, f"keys {_shown(sorted(wanted))}", f"keys {_shown(sorted(got))}", where
+            )
+        for key, node in wanted.items():
+            require_alike(node, got[key], path=child_path(path, key), where=where)
+    elif isinstance(wanted, (list, tuple)):
+        if len(wanted) != len(got):
+            raise TreeMismatchError(path, f"{len(wanted)} items", f"{len(got)} items", where)
+        for i, (node, other) in enumerate(zip(wanted, got, strict=True)):
+            require_alike(node, other, path=child_path(path, i), where=where)
+
+
+def _kind(structure: Structure) -> str:
+    if structure is None:
+        return "nothing"
+    for kind in (dict, list, tuple):
+        if isinstance(structure, kind):
+            return f"a {kind.__name__}"
+    return "an array"
+
+
+def _shown(keys: list[str]) -> str:
+    text = ", ".join(keys)
+    return f"[{text if len(text) <= 200 else text[:200] + '...'}]"

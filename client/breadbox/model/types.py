@@ -1,0 +1,420 @@
+"""Plain values of the public API, never modified once created. No protobuf type appears here.
+
+References are not frozen: there are very many, and a frozen one takes three times as long to
+create.
+
+Counts are integers, durations `float` seconds ending `_s`, sizes end `_bytes`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.outcomes import AdmissionOutcome as AdmissionOutcome
+from breadbox.model.outcomes import AppendResult as AppendResult
+from breadbox.model.presets import PRESETS
+
+
+class TorchDevice(Protocol):
+    """The interface of `torch.device`, for programs without torch."""
+
+    @property
+    def type(self) -> str:
+        """Kind of device, such as "cuda"."""
+        ...
+
+    @property
+    def index(self) -> int | None:
+        """Number among the devices of that kind, or None for the current one."""
+        ...
+
+
+Device = str | TorchDevice
+"""A device for tensors: "cpu", "cuda", "cuda:1", or a `torch.device`. Not a number alone."""
+
+
+class FullPolicy(Enum):
+    """What the server does with an append when the buffer is full."""
+
+    EVICT = "evict"
+    BLOCK = "block"
+
+
+class SchemaPolicy(Enum):
+    """How alike the fragments of a session must be; see `BufferDescription.schema`."""
+
+    ONE = "one"
+    """The same arrays, and as many steps as the first: a learner stacks whole fragments."""
+    RAGGED = "ragged"
+    """The same arrays, and any number of steps: a learner samples steps."""
+    ANY = "any"
+    """Any arrays, and any number of steps."""
+
+
+class LeaseExpiryPolicy(Enum):
+    """Whether the uses of an expired lease are given back or count."""
+
+    GIVE_BACK = "give_back"
+    CONSUME = "consume"
+
+
+class ReleaseMode(Enum):
+    """How a lease ends: its uses count (CONSUMED), or are given back (RETURNED)."""
+
+    CONSUMED = "consumed"
+    RETURNED = "returned"
+
+
+class EpisodeEnd(Enum):
+    """How an episode ended; ABORTED means that the environment failed."""
+
+    TERMINATED = "terminated"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class PayloadReference:
+    """The id and size of a payload in the store."""
+
+    payload_id: str
+    """32 lower-case hexadecimal digits."""
+    size_bytes: int
+    """Bytes of the whole payload."""
+    piece_size_bytes: int = 0
+    """Bytes of a piece (the last may be shorter), or 0 if it is stored whole."""
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class FragmentMetadata:
+    """What the server knows about a fragment; its identity is (buffer, session, worker, index)."""
+
+    worker_id: str
+    fragment_index: int
+    session_id: str
+    model_version_min: int
+    model_version_max: int
+    payload: PayloadReference
+    step_count: int
+    discontinuity: bool = False
+    schema_hash: int = 0
+    """Hash of its schema, or 0 if the producer declared none. Fragments of one hash can be
+    stacked."""
+    priority: float = 1.0
+    """Priority at its append, from 0 to 1e30; a chunk has the largest of its fragments'."""
+
+
+class ArrayType(NamedTuple):
+    """Type and shape of an array; as text "<f4[16, 3]"."""
+
+    type_name: str
+    """Name as numpy writes it, such as "<f4", or "bfloat16"."""
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.type_name}{list(self.shape)}"
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class FragmentReference:
+    """One fragment of a granted chunk."""
+
+    metadata: FragmentMetadata
+    chunk_id: int
+    staleness: int
+    """Number of versions that it was behind, at the moment of the grant."""
+    use_count: int
+    """Deliveries of the chunk, this one included."""
+    priority: float = 1.0
+    """Priority of the chunk, at the moment of the grant."""
+    probability: float = 1.0
+    """Probability of the chunk to be drawn first, over 0; 1 with samplers that draw nothing at
+    random."""
+    population: int = 0
+    """Chunks that the buffer held at the moment of the draw, or 0 if that is not known."""
+    body: bytes = field(default=b"", repr=False, compare=False)
+    """The payload, if it is small and came inline, or empty if it is in the store."""
+
+    def __repr__(self) -> str:
+        """Identify the fragment in one line; the rest is in the fields."""
+        it = self.metadata
+        low, high = it.model_version_min, it.model_version_max
+        return (
+            f"FragmentReference({it.worker_id!r} #{it.fragment_index} of {it.session_id!r}, "
+            f"{it.step_count} steps, versions {low} to {high}, staleness {self.staleness}, "
+            f"chunk {self.chunk_id}, use {self.use_count})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AppendReply:
+    """Answer to a batch of appends."""
+
+    results: tuple[AppendResult, ...] = field(repr=False)
+    session_id: str
+    model_version: int | None
+    append_credit_count: int
+    append_credit_bytes: int
+    retry_delay_s: float | None
+    """Seconds to wait before sending again the results that `asks_to_wait`, or None if none do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """The current session, version and weights of a buffer; ("", None, None) without a session."""
+
+    session_id: str
+    model_version: int | None
+    weights: PayloadReference | None
+    known_session_ended: bool = field(default=False, compare=False)
+    """True if the session that the caller named as known has ended; it never comes back."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReply:
+    """Answer to a published model version."""
+
+    model_version: int
+    evicted_chunk_count: int
+
+
+class PrioritiesReply(NamedTuple):
+    """Answer to an update of priorities."""
+
+    updated_count: int
+    deleted_count: int
+    unknown_count: int
+    """Ids, to update or delete, of chunks that the buffer does not hold: evicted, used up, or
+    unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGrant:
+    """A granted share: the lease and its fragments in draw order."""
+
+    lease_id: str
+    remaining_s: float
+    """Seconds the lease had left when the reply was made."""
+    fragments: tuple[FragmentReference, ...] = field(repr=False)
+    session_id: str
+    model_version: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentRead:
+    """The chunks after a cursor: read, not used.
+
+    Their payloads came inline, or stay readable under a lease.
+    """
+
+    fragments: tuple[FragmentReference, ...] = field(repr=False)
+    """Fragments in order of `chunk_id`, those of one chunk together, with staleness and uses as of
+    the reply."""
+    lease_id: str | None
+    """Lease to release once the payloads are loaded, or None if the reply is empty, or if every
+    payload was inline."""
+    remaining_s: float
+    """Seconds the lease had left when the reply was made; 0 without one."""
+    cursor: int
+    """The last chunk that was returned or skipped: the next `after_chunk_id`."""
+    skipped_chunk_count: int
+    """Chunks up to the cursor that had left the buffer before they were read."""
+    session_id: str
+    """Name of the current session, or empty if there is none."""
+    model_version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MinimumChunks:
+    """A limiter under which a fetch waits until the buffer holds this many chunks."""
+
+    chunk_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleToInsertRatio:
+    """A limiter: keep `inserted * ratio - delivered` within `error_chunks` of `lead_chunks`."""
+
+    ratio: float
+    error_chunks: float
+    minimum_chunk_count: int = 1
+    lead_chunks: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferConfig:
+    """Limits of a buffer. None stands for the server's default; in an update, for no change."""
+
+    fragments_per_chunk: int | None = None
+    capacity_chunks: int | None = None
+    capacity_bytes: int | None = None
+    staleness_max: int | None = None
+    uses_max: int | None = None
+    full_policy: FullPolicy | None = None
+    lease_expiry_policy: LeaseExpiryPolicy | None = None
+    lease_s: float | None = None
+    waiters_max: int | None = None
+    leases_max: int | None = None
+    workers_max: int | None = None
+    open_chunk_s: float | None = None
+    sampler: str | None = None
+    limiter: MinimumChunks | SampleToInsertRatio | None = None
+    schema: SchemaPolicy | None = None
+    priority_exponent: float | None = None
+    remover: str | None = None
+    with_replacement: bool | None = None
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> "BufferConfig":
+        """Return limits for a kind of learner; those that a preset leaves out are None.
+
+        Args:
+            name: "on-policy", "off-policy", "prioritised", "queue" or "stack": see
+                docs/which-read.md.
+            **overrides: Limits that differ from the preset's.
+
+        Raises:
+            InvalidRequestError: There is no such preset, or no such limit.
+        """
+        limits: dict[str, Any] = dict(PRESETS.get(name, {}))
+        if not limits:
+            raise InvalidRequestError(
+                "preset", f"must be one of {', '.join(PRESETS)}, got {name!r}"
+            )
+        names = [each.name for each in fields(cls)]
+        if unknown := sorted(overrides.keys() - set(names)):
+            raise InvalidRequestError(unknown[0], f"is no limit; there are {', '.join(names)}")
+        for field_name, kind in (("full_policy", FullPolicy), ("schema", SchemaPolicy)):
+            if field_name in limits:
+                limits[field_name] = kind(limits[field_name])
+        return cls(**limits | overrides)
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedFragment:
+    """A fragment whose payload is stored but unreadable; its chunk is not served any more."""
+
+    worker_id: str
+    fragment_index: int
+    session_id: str
+    payload_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BufferState:
+    """Gauges and counters of a buffer; counters cover its whole life."""
+
+    chunk_count: int = 0
+    open_chunk_count: int = 0
+    open_fragment_count: int = 0
+    fragment_count: int = 0
+    payload_bytes: int = 0
+    lease_count: int = 0
+    waiter_count: int = 0
+    worker_count: int = 0
+    counters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    chunk_count_by_staleness: Mapping[int, int] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    waiting_reason: str = ""
+    outage: str = ""
+    """Which of journal and payload store does not answer the server, and for how long, or empty if
+    both do. While it is not empty, the other fields may describe changes that are not durable."""
+    hold: str = ""
+    """Why the server answers BYTES_FULL although the buffer has room, or empty if it does not."""
+    quarantined: tuple[QuarantinedFragment, ...] = ()
+    """The latest fragments that readers could not read, oldest first; at most 16."""
+    retained_chunk_count: int = 0
+    """Chunks that left the sampler and are kept for subscriptions."""
+    inserted_chunk_count: int = 0
+    """Chunks closed in the session, less those that left without a use: as limiters count them."""
+    delivered_chunk_count: int = 0
+    """Uses granted in the session, less those given back."""
+    idle_s: float = 0.0
+    """Seconds since the last call that used the buffer; calls that only look at it do not count. 0
+    while a call waits or a lease is open. At most the time since the server's start."""
+    latest_request_id: str = ""
+    """The request that was granted last among those with an open lease. Without any, the one whose
+    leases ended last, if one of these expired. Empty if all were released."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A named cursor that the server keeps, and its lag."""
+
+    name: str
+    retaining: bool
+    """True if the server keeps payloads of chunks that left the sampler until the cursor has passed
+    them."""
+    acknowledged_chunk_id: int
+    """The last chunk that its reader has acknowledged, or -1 if it acknowledged none."""
+    lag_chunk_count: int
+    """Chunks after the cursor that can be read."""
+    lag_bytes: int
+    """Payload bytes of these chunks."""
+    lag_s: float
+    """Age of the oldest chunk after the cursor, to about a second; at most the time since the
+    server's start."""
+    missed_chunk_count: int
+    """Chunks that a retaining subscription lost: they were deleted before the cursor passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferDescription:
+    """One buffer, as of the server's reply."""
+
+    name: str
+    config: BufferConfig
+    session_id: str
+    """Name of the current session, or empty if there is none."""
+    model_version: int | None
+    """Current version, or None if the session has none, or if there is no session."""
+    state: BufferState
+    schemas: tuple[Mapping[str, ArrayType], ...] = ()
+    """Schemas of the session's fragments in the order of their declaration, at most 16: the type of
+    each path that a learner stacks. Shapes are of one step, but for `next_obs` and `in_state`. An
+    empty schema stands for fragments whose producer declared none. There are several only if
+    `config.schema` is, or was, ANY."""
+    subscriptions: tuple[Subscription, ...] = ()
+    """Subscriptions, sorted by name; only `get_buffer` returns them."""
+
+    @property
+    def schema(self) -> Mapping[str, ArrayType] | None:
+        """The first of `schemas`, or None if the session has no fragment yet."""
+        return self.schemas[0] if self.schemas else None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """The settings of the payload store. `repr` hides the URL, which may hold a password."""
+
+    store_url: str = field(repr=False)
+    unannounced_s: float
+    piece_size_bytes: int
+    server_version: str
+    server_unix_s: float | None = None
+    """The server's wall clock at its reply, in seconds since 1970, or None from an older server."""
+    inline_size_bytes_max: int = 0
+    """Largest payload that is sent inline with calls, in bytes; 0 if none is."""
+    journal_epoch: int = 0
+    """Epoch of the server's claim of its journal, which grows with every takeover; 0 without a
+    journal."""
+    store_concerns: tuple[str, ...] = ()
+    """Settings of the store under which it may lose payloads, each with its remedy, as the server
+    found them at its start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeReport:
+    """One finished episode."""
+
+    worker_id: str
+    task: str = "default"
+    return_sum: float
+    discounted_return_sum: float
+    step_count: int
+    end: EpisodeEnd

@@ -1,0 +1,417 @@
+"""Build the calls of the blocking and the asyncio client.
+
+A `Call` is a request that is ready to be sent, with the function that decodes its answer. `METHODS`
+says for every RPC why repeating it is safe; an RPC that is not in it cannot be called.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from uuid import uuid4
+
+from google.protobuf.message import Message
+
+from breadbox.model import types
+from breadbox.model.fragment import Fragment
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.wire import conversion as wire
+from breadbox.wire.schemas import SCHEMAS_TOLD_MAX
+
+if TYPE_CHECKING:
+    from breadbox.payload import Written
+
+Reply = TypeVar("Reply")
+
+INLINE_REPLY_BYTES_MAX: Final = 4 * 2**20
+"""Most bytes of inline payloads in a reply: the server sends no more."""
+UNREADABLE_MAX: Final = 4096
+"""Most payloads that a release may name: the server accepts no more."""
+PRIORITIES_MAX: Final = 2048
+"""Most priorities that a call may set, and chunks it may delete: the server accepts no more."""
+
+METHODS: dict[str, str] = {
+    "StartSession": "starting the session that is current changes nothing",
+    "EndSession": "ending a session that is not current changes nothing",
+    "PublishModel": "the version that is current, published again, changes nothing",
+    "WatchModel": "reads",
+    "AppendFragments": "a fragment's identity is judged once; again it is a DUPLICATE",
+    "FetchFragments": "the same request_id gets the same grant",
+    "GetPreparedFragments": "reads",
+    "ReadFragments": "reads; a lease whose reply was lost expires",
+    "CreateSubscription": "one of the same name and kind is left as it is",
+    "AcknowledgeChunks": "the cursor moves forward only",
+    "DeleteSubscription": "that it is gone when it is repeated is the success of the first",
+    "RenewLease": "the lease then lives from the later renewal",
+    "ReleaseLease": "a lease that was released stays released",
+    "UpdatePriorities": "sets priorities, does not add to them; what is deleted stays so",
+    "CreateBuffer": "a buffer with the very same limits is left as it is",
+    "UpdateBuffer": "sets limits, does not add to them",
+    "DeleteBuffer": "that it is gone when it is repeated is the success of the first",
+    "ListBuffers": "reads",
+    "GetBuffer": "reads",
+    "GetStoreConfig": "reads",
+    "ReportEpisodes": "",
+}
+"""Reason why an RPC may be sent again when no answer came, by RPC; empty if it is sent once.
+
+A report of episodes adds to sums, so a repetition after a lost reply would count twice.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Reply]):
+    """A request that is ready to be sent."""
+
+    method: str
+    """Key of `METHODS`."""
+    request: Message
+    decode: Callable[[Any], Reply]
+    """Converts the response message to the caller's result."""
+    wait_s: float = 0.0
+    """Seconds for which the server may block on purpose; the deadline is that much later."""
+
+    @property
+    def repeatable(self) -> bool:
+        """True if it may be sent again although it may have arrived."""
+        return bool(METHODS[self.method])
+
+
+def _nothing(response: Any) -> None:
+    del response
+
+
+def start_session(
+    buffer: str, session_id: str | None, model_version: int | None
+) -> Call[types.ModelState]:
+    """Start a session; without an id, a random one."""
+    session_id = uuid4().hex if session_id is None else session_id
+    request = wire.build(
+        pb.StartSessionRequest, buffer=buffer, session_id=session_id, model_version=model_version
+    )
+    return Call("StartSession", request, wire.model_from_wire)
+
+
+def end_session(buffer: str, session_id: str) -> Call[None]:
+    """End a session."""
+    request = wire.build(pb.EndSessionRequest, buffer=buffer, session_id=session_id)
+    return Call("EndSession", request, _nothing)
+
+
+def publish_model(
+    buffer: str, session_id: str, model_version: int, weights: types.PayloadReference | None
+) -> Call[types.PublishReply]:
+    """Move the model version forward."""
+    request = wire.build(
+        pb.PublishModelRequest,
+        buffer=buffer,
+        session_id=session_id,
+        model_version=model_version,
+        weights=wire.payload_to_wire(weights) if weights else None,
+    )
+    return Call(
+        "PublishModel",
+        request,
+        lambda response: types.PublishReply(response.model_version, response.evicted_chunk_count),
+    )
+
+
+def watch_model(
+    buffer: str, known: types.ModelState | None, max_wait_s: float
+) -> Call[types.ModelState | None]:
+    """Wait for other than the known session, version or weights; the answer is None without one."""
+    request = wire.build(
+        pb.WatchModelRequest,
+        buffer=buffer,
+        known_session_id=known.session_id if known else None,
+        known_model_version=known.model_version if known else None,
+        known_weights=known.weights is not None if known else None,
+        max_wait=wire.duration("max_wait_s", max_wait_s),
+    )
+    return Call(
+        "WatchModel",
+        request,
+        lambda response: wire.model_from_wire(response) if response.changed else None,
+        wait_s=max_wait_s,
+    )
+
+
+def append_fragments(
+    buffer: str, fragments: Sequence[types.FragmentMetadata]
+) -> Call[types.AppendReply]:
+    """Announce fragments whose payloads are written."""
+    request = wire.build(
+        pb.AppendFragmentsRequest,
+        buffer=buffer,
+        fragments=[wire.metadata_to_wire(metadata) for metadata in fragments],
+    )
+    return Call("AppendFragments", request, wire.append_reply_from_wire)
+
+
+def announce_fragments(
+    buffer: str,
+    fragments: Sequence[Fragment],
+    written: "Sequence[Written]",
+    *,
+    sends_schemas: bool = False,
+    max_wait_s: float = 0.0,
+) -> Call[types.AppendReply]:
+    """Announce fragments whose payloads are written, or inline; as `append_fragments`.
+
+    Args:
+        buffer: Name of the buffer.
+        fragments: The fragments.
+        written: Payload and schema of each fragment.
+        sends_schemas: True to declare their schemas too.
+        max_wait_s: Seconds for which the server may wait for room, within the deadline of any call.
+    """
+    schemas = {}
+    if sends_schemas:
+        schemas = {each.schema.hash: each.schema.message for each in written if each.schema}
+    bodies = [each.body for each in written]
+    request = wire.build(
+        pb.AppendFragmentsRequest,
+        buffer=buffer,
+        fragments=[
+            wire.announcement(fragment, each.payload, each.schema.hash if each.schema else 0)
+            for fragment, each in zip(fragments, written, strict=True)
+        ],
+        schemas=list(schemas.values())[:SCHEMAS_TOLD_MAX],
+        max_wait=wire.duration("max_wait_s", max_wait_s) if max_wait_s else None,
+        payloads=bodies if any(bodies) else None,
+    )
+    return Call("AppendFragments", request, wire.append_reply_from_wire)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    """The arguments of a fetch."""
+
+    fragment_count: int
+    """Number of fragments for all ranks together."""
+    max_wait_s: float = 0.0
+    rank: int = 0
+    world_size: int = 1
+    request_id: str | None = None
+    """Name of the fetch, or None for a random one."""
+    lease_s: float | None = None
+    """Seconds until the lease expires, or None for the buffer's `lease_s`."""
+    inline_bytes_max: int = INLINE_REPLY_BYTES_MAX
+    """Most bytes of inline payloads in the reply."""
+
+
+def fetch_fragments(
+    buffer: str, fetch: FetchRequest, *, request_id: str, max_wait_s: float
+) -> Call[types.LeaseGrant | str]:
+    """Fetch under a lease; the answer is the grant, or why there was none within the wait."""
+    request = wire.build(
+        pb.FetchFragmentsRequest,
+        buffer=buffer,
+        request_id=request_id,
+        fragment_count=fetch.fragment_count,
+        max_wait=wire.duration("max_wait_s", max_wait_s),
+        rank=fetch.rank,
+        world_size=fetch.world_size,
+        lease_duration=wire.duration("lease_s", fetch.lease_s),
+        inline_bytes_max=fetch.inline_bytes_max,
+    )
+    return Call(
+        "FetchFragments",
+        request,
+        lambda response: wire.grant_from_wire(response, request_id),
+        wait_s=max_wait_s,
+    )
+
+
+def get_prepared_fragments(
+    buffer: str, request_id: str
+) -> Call[tuple[types.FragmentReference, ...]]:
+    """Read the fragments granted to all ranks of a request."""
+    request = wire.build(pb.GetPreparedFragmentsRequest, buffer=buffer, request_id=request_id)
+    return Call(
+        "GetPreparedFragments",
+        request,
+        lambda response: wire.references_from_wire(response.fragments),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequest:
+    """The arguments of a read by cursor."""
+
+    after_chunk_id: int | None = None
+    """Chunk to begin after, or None for the oldest chunk that is held."""
+    chunk_count_max: int = 64
+    max_wait_s: float = 0.0
+    lease_s: float | None = None
+    """Seconds until the lease expires, or None for the buffer's `lease_s`."""
+    known_session_id: str | None = None
+    """Session that the reader knows, or None. Another session ends the wait only if it is set."""
+    subscription: str | None = None
+    """Subscription to read, or None if the reader keeps the cursor."""
+    inline_bytes_max: int = INLINE_REPLY_BYTES_MAX
+    """Most bytes of inline payloads in the reply."""
+
+
+def read_fragments(
+    buffer: str, read: ReadRequest, *, max_wait_s: float
+) -> Call[types.FragmentRead]:
+    """Read chunks after a cursor under a lease, without using them."""
+    request = wire.build(
+        pb.ReadFragmentsRequest,
+        buffer=buffer,
+        after_chunk_id=read.after_chunk_id,
+        chunk_count_max=read.chunk_count_max,
+        max_wait=wire.duration("max_wait_s", max_wait_s),
+        lease_duration=wire.duration("lease_s", read.lease_s),
+        known_session_id=read.known_session_id,
+        subscription=read.subscription,
+        inline_bytes_max=read.inline_bytes_max,
+    )
+    return Call("ReadFragments", request, wire.read_from_wire, wait_s=max_wait_s)
+
+
+def create_subscription(
+    buffer: str, name: str, *, retaining: bool, after_chunk_id: int | None
+) -> Call[types.Subscription]:
+    """Create a named cursor."""
+    request = wire.build(
+        pb.CreateSubscriptionRequest,
+        buffer=buffer,
+        name=name,
+        retaining=retaining,
+        after_chunk_id=after_chunk_id,
+    )
+    return Call(
+        "CreateSubscription",
+        request,
+        lambda response: wire.subscription_from_wire(response.subscription),
+    )
+
+
+def acknowledge_chunks(buffer: str, subscription: str, chunk_id: int) -> Call[None]:
+    """Move a named cursor forward."""
+    request = wire.build(
+        pb.AcknowledgeChunksRequest, buffer=buffer, subscription=subscription, chunk_id=chunk_id
+    )
+    return Call("AcknowledgeChunks", request, _nothing)
+
+
+def delete_subscription(buffer: str, name: str) -> Call[None]:
+    """Delete a named cursor."""
+    request = wire.build(pb.DeleteSubscriptionRequest, buffer=buffer, name=name)
+    return Call("DeleteSubscription", request, _nothing)
+
+
+def renew_lease(buffer: str, lease_id: str, lease_s: float | None) -> Call[float]:
+    """Renew a lease; the answer is the seconds it has left."""
+    request = wire.build(
+        pb.RenewLeaseRequest,
+        buffer=buffer,
+        lease_id=lease_id,
+        lease_duration=wire.duration("lease_s", lease_s),
+    )
+    return Call(
+        "RenewLease",
+        request,
+        lambda response: wire.seconds(response.lease.remaining_duration),
+    )
+
+
+def release_lease(
+    buffer: str, lease_id: str, mode: types.ReleaseMode, unreadable: Sequence[str] = ()
+) -> Call[None]:
+    """End a lease, naming payloads that could not be read."""
+    request = wire.build(
+        pb.ReleaseLeaseRequest,
+        buffer=buffer,
+        lease_id=lease_id,
+        mode=wire.release_mode_to_wire(mode),
+        unreadable_payload_ids=unreadable[:UNREADABLE_MAX],
+    )
+    return Call("ReleaseLease", request, _nothing)
+
+
+def update_priorities(
+    buffer: str, updates: Sequence[tuple[int, float]], delete: Sequence[int]
+) -> Call[types.PrioritiesReply]:
+    """Set priorities of chunks, and evict others."""
+    request = wire.build(
+        pb.UpdatePrioritiesRequest,
+        buffer=buffer,
+        updates=[
+            wire.build(pb.PriorityUpdate, chunk_id=chunk_id, priority=priority)
+            for chunk_id, priority in updates
+        ],
+        delete_chunk_ids=delete,
+    )
+    return Call(
+        "UpdatePriorities",
+        request,
+        lambda response: types.PrioritiesReply(
+            response.updated_count, response.deleted_count, response.unknown_count
+        ),
+    )
+
+
+def create_buffer(name: str, config: types.BufferConfig) -> Call[types.BufferDescription]:
+    """Create a buffer."""
+    request = wire.build(pb.CreateBufferRequest, name=name, config=wire.config_to_wire(config))
+    return Call("CreateBuffer", request, _described)
+
+
+def update_buffer(
+    name: str, config: types.BufferConfig, reset: Iterable[str] = ()
+) -> Call[types.BufferDescription]:
+    """Change limits, and set those that `reset` names to their default."""
+    request = wire.build(
+        pb.UpdateBufferRequest,
+        name=name,
+        config=wire.config_to_wire(config),
+        update_mask=wire.update_mask(config, reset),
+    )
+    return Call("UpdateBuffer", request, _described)
+
+
+def delete_buffer(name: str) -> Call[None]:
+    """Delete a buffer."""
+    return Call("DeleteBuffer", wire.build(pb.DeleteBufferRequest, name=name), _nothing)
+
+
+BufferPage = tuple[tuple[types.BufferDescription, ...], str]
+"""A page of buffers, and the token of the next page, or empty if it is the last."""
+
+
+def list_buffers(page_token: str = "") -> Call[BufferPage]:
+    """Return a page of the buffers."""
+    return Call(
+        "ListBuffers",
+        pb.ListBuffersRequest(page_token=page_token),
+        lambda response: (
+            tuple(wire.buffer_from_wire(buffer) for buffer in response.buffers),
+            response.next_page_token,
+        ),
+    )
+
+
+def get_buffer(name: str) -> Call[types.BufferDescription]:
+    """Return one buffer."""
+    return Call("GetBuffer", wire.build(pb.GetBufferRequest, name=name), _described)
+
+
+def get_store_config() -> Call[types.StoreConfig]:
+    """Return the settings of the payload store."""
+    return Call("GetStoreConfig", pb.GetStoreConfigRequest(), wire.store_config_from_wire)
+
+
+def report_episodes(buffer: str, episodes: Sequence[types.EpisodeReport]) -> Call[None]:
+    """Report finished episodes."""
+    request = wire.build(
+        pb.ReportEpisodesRequest,
+        buffer=buffer,
+        episodes=[wire.episode_to_wire(episode) for episode in episodes],
+    )
+    return Call("ReportEpisodes", request, _nothing)
+
+
+def _described(response: Any) -> types.BufferDescription:
+    return wire.buffer_from_wire(response.buffer)

@@ -1,0 +1,180 @@
+"""Follow a buffer by a cursor, as operations for both clients: read, load, release, repeat."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from breadbox.model import errors
+from breadbox.model.fragment import Fragment
+from breadbox.model.options import WAIT_S_MAX_PER_CALL
+from breadbox.model.types import FragmentRead, FragmentReference, ReleaseMode
+from breadbox.operations import calls, operations
+from breadbox.operations.operations import Context, Operation
+
+_log = logging.getLogger(__name__)
+
+LOST_ERRORS = (
+    errors.PayloadMissingError,
+    errors.PayloadCorruptError,
+    errors.PayloadFormatError,
+)
+"""Errors that say that a payload is gone, or unreadable for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRead:
+    """The next fragments of a buffer, loaded."""
+
+    fragments: tuple[Fragment, ...] = field(repr=False)
+    """Fragments in order of arrival."""
+    references: tuple[FragmentReference, ...] = field(repr=False)
+    """The server's reference of each fragment, with its `chunk_id`."""
+    cursor: int
+    """The chunk after which the next read begins."""
+    skipped_chunk_count: int
+    """Chunks up to the cursor that left the buffer before they were loaded, or cannot be read."""
+    session_id: str
+    """Session that was current, or empty if none was."""
+    model_version: int | None
+
+
+class Tail:
+    """A reader that follows a buffer.
+
+    Args:
+        context: The client's context.
+        buffer: Name of the buffer.
+        start: Arguments of the first read: its beginning, and the size of reads.
+        is_acknowledging: True to acknowledge a read when the next one is requested.
+        max_wait_s: Seconds without news after which it ends, or None if it does not end.
+        columns: Paths of the arrays to load, or None for all.
+        is_mapped: See `Client.load_fragments`.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        buffer: str,
+        start: calls.ReadRequest,
+        *,
+        is_acknowledging: bool,
+        max_wait_s: float | None,
+        columns: Sequence[str] | None,
+        is_mapped: bool,
+    ) -> None:
+        self._context = context
+        self._buffer = buffer
+        self._request = start
+        self._is_acknowledging = is_acknowledging
+        self._max_wait_s = max_wait_s
+        self._columns = columns
+        self._is_mapped = is_mapped
+        self._unacknowledged: int | None = None
+        """Cursor of the last read, or None if it is acknowledged."""
+
+    def next(self) -> Operation[LoadedRead | None]:
+        """Return the next read, or None if there was no news for `max_wait_s`.
+
+        A new session is news, even without a fragment. So is a buffer that was set back: it has had
+        fewer chunks than were read from it.
+        """
+        yield from self._acknowledge()
+        wait_s = WAIT_S_MAX_PER_CALL if self._max_wait_s is None else self._max_wait_s
+        while True:
+            known, after = self._request.known_session_id, self._request.after_chunk_id
+            request = replace(self._request, max_wait_s=wait_s)
+            read = yield from operations.read(self._context, self._buffer, request)
+            self._request = replace(
+                self._request, after_chunk_id=read.cursor, known_session_id=read.session_id
+            )
+            is_news = (
+                read.fragments
+                or read.skipped_chunk_count
+                or read.session_id != (known or "")
+                or (after is not None and read.cursor < after)
+            )
+            if is_news:
+                loaded = yield from self._loaded(read)
+                self._unacknowledged = read.cursor
+                return loaded
+            if self._max_wait_s is not None:
+                return None
+
+    def _acknowledge(self) -> Operation[None]:
+        """Acknowledge the last read: its caller has requested the next one."""
+        name, cursor = self._request.subscription, self._unacknowledged
+        if self._is_acknowledging and name is not None and cursor is not None:
+            call = calls.acknowledge_chunks(self._buffer, name, cursor)
+            try:
+                yield from operations.invoke(self._context, call)
+            except errors.InvalidRequestError as error:
+                if error.field != "chunk_id":
+                    raise
+                # The buffer does not know the chunk: its journal was set back. The subscription's
+                # position says what to read next.
+                _log.warning("subscription %s was set back: %s", name, error)
+                self._request = replace(self._request, after_chunk_id=None)
+        self._unacknowledged = None
+
+    def _loaded(self, read: FragmentRead) -> Operation[LoadedRead]:
+        references, lost_count = read.fragments, 0
+        fragments: list[Fragment] = []
+        if references:
+            try:
+                references, fragments, lost_count = yield from self._load_all(references)
+            except errors.ReplayBufferError:
+                yield from self._release(read)
+                raise
+            yield from self._release(read)
+        return LoadedRead(
+            fragments=tuple(fragments),
+            references=tuple([operations.without_body(each) for each in references]),
+            cursor=read.cursor,
+            skipped_chunk_count=read.skipped_chunk_count + lost_count,
+            session_id=read.session_id,
+            model_version=read.model_version,
+        )
+
+    def _release(self, read: FragmentRead) -> Operation[None]:
+        """Release the lease, if there is one; if the release fails, it expires."""
+        if read.lease_id is None:
+            return
+        call = calls.release_lease(self._buffer, read.lease_id, ReleaseMode.CONSUMED)
+        with suppress(errors.ReplayBufferError):
+            yield from operations.invoke_once(self._context, call)
+
+    def _load_all(
+        self, references: tuple[FragmentReference, ...]
+    ) -> Operation[tuple[tuple[FragmentReference, ...], list[Fragment], int]]:
+        """Load a read; return what could be loaded, and how many chunks could not."""
+        try:
+            return references, (yield from self._load(references)), 0
+        except LOST_ERRORS as error:
+            _log.warning("some chunks read from buffer %s are lost: %s", self._buffer, error)
+            return (yield from self._load_each(references))
+
+    def _load_each(
+        self, references: Sequence[FragmentReference]
+    ) -> Operation[tuple[tuple[FragmentReference, ...], list[Fragment], int]]:
+        """Load chunk by chunk; return what could be loaded, and how many chunks could not."""
+        kept: list[FragmentReference] = []
+        fragments: list[Fragment] = []
+        lost_count = 0
+        for _, group in groupby(references, lambda each: each.chunk_id):
+            chunk = list(group)
+            try:
+                fragments += yield from self._load(chunk)
+            except LOST_ERRORS:
+                lost_count += 1
+            else:
+                kept += chunk
+        return tuple(kept), fragments, lost_count
+
+    def _load(self, references: Sequence[FragmentReference]) -> Operation[list[Fragment]]:
+        return (
+            yield from operations.load_fragments(
+                self._context, references, self._columns, None, is_mapped=self._is_mapped
+            )
+        )

@@ -1,0 +1,169 @@
+"""Renew, examine and end leases, as operations for both clients.
+
+`breadbox.aio.lease` runs these on the loop. `breadbox.lease`, which is generated from it, runs them
+in the calling thread.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from breadbox.model import errors
+from breadbox.model.summaries import html_table
+from breadbox.model.types import FragmentReference, LeaseGrant, ReleaseMode
+from breadbox.operations import calls, operations
+from breadbox.operations.operations import Context, Operation, Sleep
+from breadbox.shared.outages import OutageLog
+
+_log = logging.getLogger(__name__)
+
+FRAGMENTS_PER_READ = 8
+"""Number of fragments that `fragments()` loads, and holds, at a time."""
+RENEW_AT = 1 / 3
+"""Part of a lease after which it is renewed: two renewals may fail before it expires."""
+RENEW_AGAIN_S = 1.0
+"""Seconds after which a failed renewal is retried."""
+UNREADABLE_ERRORS = (errors.PayloadCorruptError, errors.PayloadFormatError)
+"""Errors that say that a payload is there, and unreadable for good."""
+
+
+class Granted:
+    """A granted batch: its state, and its operations."""
+
+    def __init__(self, context: Context, buffer: str, grant: LeaseGrant) -> None:
+        self._context = context
+        self._buffer = buffer
+        self._unreadable: list[str] = []
+        """Ids of payloads that cannot be read, or that were refused."""
+        self.grant = grant
+        """The server's grant."""
+        self.released = False
+        """True after `release` was called; the lease is not renewed any more."""
+        self.expired = False
+        """True if a renewal found it gone: payloads may be deleted, chunks served again."""
+
+    @property
+    def lease_id(self) -> str:
+        """Id of the lease."""
+        return self.grant.lease_id
+
+    @property
+    def request_id(self) -> str:
+        """Name of the fetch; all ranks use the same."""
+        return self.grant.request_id
+
+    @property
+    def references(self) -> tuple[FragmentReference, ...]:
+        """The granted fragments, in draw order; those of one chunk are adjacent."""
+        return self.grant.fragments
+
+    def __len__(self) -> int:
+        return len(self.grant.fragments)
+
+    def refuse(self, payload_ids: Iterable[str]) -> None:
+        """Name payloads that are readable but unusable, such as with an invalid action.
+
+        Does not block. `release` reports them to the server, which treats them like unreadable
+        ones.
+
+        Args:
+            payload_ids: Ids of the payloads, `reference.metadata.payload.payload_id`.
+        """
+        self._unreadable += [each for each in payload_ids if each not in self._unreadable]
+
+    def __repr__(self) -> str:
+        return f"Lease({self.lease_id!r}, {len(self)} fragments, {self._state()})"
+
+    def _repr_html_(self) -> str:
+        """Show the fragments as a table, in notebooks."""
+        heads = ("worker", "index", "versions", "steps", "bytes", "staleness", "use")
+        rows = (
+            (
+                each.metadata.worker_id,
+                each.metadata.fragment_index,
+                f"{each.metadata.model_version_min} to {each.metadata.model_version_max}",
+                each.metadata.step_count,
+                each.metadata.payload.size_bytes,
+                each.staleness,
+                each.use_count,
+            )
+            for each in self.references
+        )
+        title = (
+            f"Lease: {len(self)} fragments of session {self.grant.session_id!r} "
+            f"at version {self.grant.model_version}, {self._state()}"
+        )
+        return html_table(title, heads, rows)
+
+    def _state(self) -> str:
+        """Return "released", "expired" or "open"."""
+        return "released" if self.released else "expired" if self.expired else "open"
+
+    def _check_open(self) -> None:
+        if self.released:
+            raise errors.ClosedError(f"lease {self.lease_id} was released")
+        if self.expired:
+            raise errors.LeaseExpiredError(self.lease_id)
+
+    def _groups(self) -> list[Sequence[FragmentReference]]:
+        """Return the references in groups that are read together, in draw order."""
+        starts = range(0, len(self), FRAGMENTS_PER_READ)
+        return [self.references[start : start + FRAGMENTS_PER_READ] for start in starts]
+
+    # Operations --------------------------------------------------------------------------------
+
+    def _renewed(self, lease_s: float | None) -> Operation[float]:
+        """Renew it; return the seconds it has left."""
+        self._check_open()
+        call = calls.renew_lease(self._buffer, self.lease_id, lease_s)
+        try:
+            return (yield from operations.invoke(self._context, call))
+        except errors.LeaseExpiredError:
+            self.expired = True
+            raise
+
+    def _renewing(self) -> Operation[None]:
+        """Renew it in time, until it is released or gone.
+
+        If the server is unreachable, retry soon. If the lease is gone, mark it as expired and stop.
+        """
+        call = calls.renew_lease(self._buffer, self.lease_id, None)
+        outage = OutageLog(_log, f"renewing lease {self.lease_id}", now=self._context.now)
+        delay_s = self.grant.remaining_s * RENEW_AT
+        while True:
+            yield Sleep(delay_s)
+            try:
+                remaining_s = yield from operations.invoke_once(self._context, call)
+            except errors.ReplayBufferError as error:
+                if self.released:
+                    return  # Released meanwhile, so nothing is lost.
+                if isinstance(error, errors.LeaseExpiredError | errors.ClosedError):
+                    self.expired = isinstance(error, errors.LeaseExpiredError)
+                    _log.warning("lease %s is not renewed any more: %s", self.lease_id, error)
+                    return
+                outage.failed(error)
+                delay_s = RENEW_AGAIN_S
+            else:
+                outage.succeeded()
+                delay_s = remaining_s * RENEW_AT
+
+    def _examined(self) -> Operation[list[str]]:
+        """Read each payload by itself; return the ids of those that cannot be read."""
+        found: list[str] = []
+        for reference in self.references:
+            try:
+                yield from operations.load_fragments(self._context, [reference], None, None)
+            except UNREADABLE_ERRORS:
+                found.append(reference.metadata.payload.payload_id)
+            except errors.PayloadMissingError:
+                continue  # The server finds missing payloads in the store itself.
+            except errors.ReplayBufferError as error:
+                _log.warning("lease %s was not read to its end: %s", self.lease_id, error)
+                break
+        self.refuse(found)
+        return found
+
+    def _ended(self, mode: ReleaseMode, is_left_by: BaseException | None) -> Operation[None]:
+        """Release it on the server; after an error in the block without retries, to be quick."""
+        call = calls.release_lease(self._buffer, self.lease_id, mode, self._unreadable)
+        send = operations.invoke if is_left_by is None else operations.invoke_once
+        yield from send(self._context, call)

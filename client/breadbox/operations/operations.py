@@ -1,0 +1,1088 @@
+"""Describe a client's operations without performing them: no I/O, no clock, no threads.
+
+An operation is a generator. It yields *effects* (send this call, sleep, run this function that may
+block). The interpreter performs each, and sends the result or throws the error into the generator.
+The blocking client and the asyncio client are two interpreters of the same operations, so that
+retries, deadlines, backpressure and cutting long waits are written, and tested, once. The only side
+effect of an operation itself is the log of outages.
+
+Invariants:
+    O1  A call is repeated only if `calls.METHODS` says why that is safe, under `retry.RetryPolicy`.
+    O2  A call ends at the latest `deadline_s` and `reconnect_s` after the last of these: the end of
+        the wait that was asked for, an answer, a moved byte of a payload.
+    O3  A writer deletes a payload only if the server certainly does not hold it: the call that was
+        answered was sent once. In doubt it stays, unannounced, and expires by itself.
+    O4  Certificates that do not fit are raised immediately if the server never answered before;
+        afterwards they are an outage like any other.
+    O5  An operation that waits out an outage logs it from the first failed attempt on, in a few
+        lines however many attempts follow.
+"""
+
+import math
+import random
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import Any, TypeVar
+
+import grpc
+
+from breadbox import payload, stores
+from breadbox.model import errors
+from breadbox.model.fragment import Fragment
+from breadbox.model.options import WAIT_S_MAX_PER_CALL, ClientOptions
+from breadbox.model.types import (
+    AdmissionOutcome,
+    AppendReply,
+    AppendResult,
+    ArrayType,
+    BufferDescription,
+    Device,
+    FragmentRead,
+    FragmentReference,
+    LeaseGrant,
+    ModelState,
+    PayloadReference,
+    PrioritiesReply,
+    PublishReply,
+    StoreConfig,
+)
+from breadbox.operations import calls
+from breadbox.operations.calls import Call
+from breadbox.operations.retry import (
+    BACKOFF_S_MAX,
+    TAKEOVER_BACKOFF_S_MAX,
+    RetryBudget,
+    RetryPolicy,
+    is_outage,
+)
+from breadbox.reading.batches import Batch, Stack, load_batch
+from breadbox.shared.outages import Outages
+from breadbox.stores.common.base import PayloadStore
+from breadbox.stores.common.deadline import Deadline
+from breadbox.stores.common.inline import InlineStore, StoreOnUse
+from breadbox.stores.common.urls import GATEWAY_URL
+from breadbox.stores.gateway.store import open_gateway_store
+from breadbox.wire import conversion as wire
+from breadbox.wire import status
+from breadbox.wire.route import Route
+
+T = TypeVar("T")
+
+
+APPEND_COUNT_MAX = 256
+"""Fragments announced in one call; the server accepts 4096. It is small, because writing the first
+group and judging the last overlap with nothing, and should be a small part of a batch."""
+APPEND_BYTES_MAX = 64 * 2**20
+"""Payload bytes written before they are announced; a larger group is cut."""
+AT_ONCE_COUNT_MAX = 4
+"""Most small fragments that the calling thread encodes itself, in some 20 µs each."""
+INLINE_REQUEST_BYTES_MAX = 768 * 2**10
+"""Bytes of inline payloads in one call: with all schemas it is under the 2 MiB that the server
+accepts."""
+_REFUSED = frozenset(
+    {AdmissionOutcome.DUPLICATE, AdmissionOutcome.STALE, AdmissionOutcome.WRONG_SESSION}
+)
+PRIORITY_MAX = 1e30
+"""The largest priority that the server accepts."""
+INSTANT_S = 1e-3
+"""Seconds left at which a wait counts as over."""
+PAGES_MAX = 1000
+"""Most pages of buffers that are requested; a server has one, or a few."""
+RETRY_S = 0.25
+"""Seconds before an append is retried if the server names no delay."""
+ROOM_PART = 0.5
+"""Part of an attempt's time for which the server may wait for room; the rest is for the answer."""
+ONCE_S_MAX = 3.0
+"""Deadline of a call that is not repeated."""
+_MOVING = "moving payloads"
+"""Name of the activity that an outage of the store stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Invoke:
+    """Send a call; the result is its decoded answer."""
+
+    call: Call[Any]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Sleep; the result is None."""
+
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Run a function that moves payloads, and may block for that; the result is its result."""
+
+    function: Callable[[Deadline], Any]
+    """Called with the deadline, which it must keep."""
+    deadline: Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """Send a call and run a function concurrently; the result is an `Attempted` of each."""
+
+    invoke: Invoke
+    do: Do
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """The result or the error of one of two concurrent effects."""
+
+    result: Any = None
+    error: errors.ReplayBufferError | None = None
+
+
+Effect = Invoke | Sleep | Do | Both
+Operation = Generator[Effect, Any, T]
+
+
+class StoreSlot:
+    """The payload store of a client, once it is opened. Thread-safe.
+
+    Args:
+        store: A store passed to the client, which then moves all payloads, or None.
+    """
+
+    def __init__(self, store: PayloadStore | None = None) -> None:
+        self._lock = Lock()
+        self._store = store
+        self.is_given = store is not None
+        """True if a store was passed to the client."""
+        self.config: StoreConfig | None = None
+        """The settings that the server returned, or None if it was not asked yet."""
+
+    @property
+    def store(self) -> PayloadStore | None:
+        """The store, or None before it is opened and after it is closed."""
+        return self._store
+
+    def settle(self, store: PayloadStore) -> PayloadStore:
+        """Keep the first store that is passed, close a later one, and return the kept one."""
+        with self._lock:
+            if self._store is None:
+                self._store = store
+            kept = self._store
+        if kept is not store:
+            store.close()
+        return kept
+
+    def close(self) -> None:
+        """Close the store, if there is one. Idempotent."""
+        with self._lock:
+            store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+
+class Contact:
+    """A flag: the server has answered this client. Thread-safe, because it only becomes True."""
+
+    def __init__(self) -> None:
+        self.made = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The dependencies of operations; all are injected."""
+
+    address: str
+    """One or several addresses, as `connect` takes them."""
+    options: ClientOptions
+    now: Callable[[], float]
+    """Monotonic clock, seconds."""
+    rng: random.Random
+    new_id: Callable[[], str]
+    outages: Outages
+    slot: StoreSlot = field(default_factory=StoreSlot)
+    contact: Contact = field(default_factory=Contact)
+    route: Route = field(init=False)
+    policy: RetryPolicy = field(init=False)
+    """Retry policy of most calls."""
+    append_policy: RetryPolicy = field(init=False)
+    """Retry policy of calls that may wait while buffer or store is full."""
+
+    def __post_init__(self) -> None:
+        """Set the route to the first address, and derive both policies from the options."""
+        route = Route(self.address)
+        reconnect_s = self.options.reconnect_s
+        places = len(route.addresses)
+        policy = RetryPolicy(
+            places=places,
+            backoff_s_max=BACKOFF_S_MAX if places == 1 else TAKEOVER_BACKOFF_S_MAX,
+            elapsed_s_max=reconnect_s,
+            answer_s_max=self.options.deadline_s,
+            backpressure_s_max=reconnect_s,
+        )
+        patient = replace(policy, backpressure_s_max=self.options.append_wait_s)
+        object.__setattr__(self, "route", route)
+        object.__setattr__(self, "policy", policy)
+        object.__setattr__(self, "append_policy", patient)
+
+    def deadline(self, budget: RetryBudget | None = None) -> Deadline:
+        """Return the deadline of an attempt at the store that begins now."""
+        ends_at = math.inf if budget is None else budget.ends_at
+        return Deadline(self.options.deadline_s, ends_at=ends_at, now=self.now)
+
+    def failed_call(self, place: int, error: grpc.RpcError) -> errors.ReplayBufferError:
+        """Translate gRPC's error; the next call goes to another address if that helps."""
+        translated = status.from_rpc_error(
+            error,
+            self.route.addresses[place],
+            encrypted=self.options.tls is not None,
+            is_one_of_many=len(self.route.addresses) > 1,
+        )
+        self.route.failed(place, translated)
+        return translated
+
+    def ended_stream(
+        self, place: int, code: grpc.StatusCode, text: str, trailing: Any
+    ) -> errors.ReplayBufferError:
+        """Return the error of an append that its stream did not answer before it ended."""
+        encrypted = self.options.tls is not None
+        return status.from_stream_end(
+            code, text, trailing, self.route.addresses[place], encrypted=encrypted
+        )
+
+    def silence(self, place: int) -> errors.DeadlineExceededError:
+        """Return the error of a call that an address did not answer in time."""
+        return errors.DeadlineExceededError(f"{self.route.addresses[place]} did not answer in time")
+
+
+def repeat(
+    context: Context,
+    make_call: Callable[[float], Call[T]],
+    policy: RetryPolicy | None = None,
+    meanwhile: Callable[[Deadline], None] | None = None,
+) -> Generator[Effect, Any, tuple[T, int]]:
+    """Send a call until it is answered, refused, or the retry policy gives up.
+
+    Args:
+        context: The client's context.
+        make_call: Returns the call to send at a time; called for every attempt, so that a wait can
+            shrink by the time that has passed.
+        policy: Retry policy, or None for the client's.
+        meanwhile: Moves payloads while the first attempt is in progress, or None. Its errors are
+            ignored here; it keeps them itself.
+
+    Returns:
+        The answer, and how many times the call was sent.
+    """
+    budget = RetryBudget(policy or context.policy, context.rng)
+    while True:
+        now = context.now()
+        call = make_call(now)
+        invocation = Invoke(call, call.wait_s + budget.answer_s(now=now))
+        try:
+            if meanwhile is None:
+                answer = yield invocation
+            else:
+                function, meanwhile = meanwhile, None
+                sent, _ = yield Both(invocation, Do(function, context.deadline()))
+                if sent.error is not None:
+                    raise sent.error
+                answer = sent.result
+        except errors.ReplayBufferError as error:
+            now = context.now()
+            # A refusal is an answer too; ClosedError comes from this client, not from a server.
+            was_answered = not (is_outage(error) or isinstance(error, errors.ClosedError))
+            context.contact.made |= was_answered
+            # A standby carries out no call, so repeating is safe.
+            may_pass = (call.repeatable or isinstance(error, errors.StandbyError)) and (
+                context.contact.made or not isinstance(error, errors.TlsError)
+            )
+            delay_s = budget.delay_s_after(error, now=now) if may_pass else None
+            if was_answered:
+                context.outages.succeeded(_calling(call))
+            elif delay_s is not None and budget.attempts >= len(context.route.addresses):
+                context.outages.failed(_calling(call), error)
+            if delay_s is None:
+                if budget.attempts > 1:
+                    error.add_note(
+                        f"gave up after {budget.attempts} attempts in "
+                        f"{budget.elapsed_s(now=now):.1f} s (reconnect_s)"
+                    )
+                raise
+            yield Sleep(delay_s)
+        else:
+            context.contact.made = True
+            context.outages.succeeded(_calling(call))
+            return answer, budget.attempts + 1
+
+
+def _calling(call: Call[Any]) -> str:
+    """Return the name of the activity that an outage of the server stops."""
+    return f"calling {call.method}"
+
+
+def _always(call: Call[T]) -> Callable[[float], Call[T]]:
+    return lambda now: call
+
+
+def invoke(context: Context, call: Call[T]) -> Operation[T]:
+    """Send a call that does not wait."""
+    answer, _ = yield from repeat(context, _always(call))
+    return answer
+
+
+def invoke_once(context: Context, call: Call[T]) -> Operation[T]:
+    """Send a call once: for a call that the caller repeats, or whose effect ends by itself."""
+    answer: T = yield Invoke(call, min(context.options.deadline_s, ONCE_S_MAX))
+    return answer
+
+
+def list_buffers(context: Context) -> Operation[tuple[BufferDescription, ...]]:
+    """Return all buffers, sorted by name.
+
+    Raises:
+        InternalError: The server returned `PAGES_MAX` pages, and no last one.
+    """
+    found: list[BufferDescription] = []
+    page_token = ""
+    for _ in range(PAGES_MAX):
+        page, page_token = yield from invoke(context, calls.list_buffers(page_token))
+        found += page
+        if not page_token:
+            return tuple(found)
+    raise errors.InternalError(f"the server lists its buffers in more than {PAGES_MAX} pages")
+
+
+def delete_buffer(context: Context, name: str) -> Operation[None]:
+    """Delete a buffer."""
+    yield from _delete(context, calls.delete_buffer(name), errors.BufferNotFoundError)
+
+
+def delete_subscription(context: Context, buffer: str, name: str) -> Operation[None]:
+    """Delete a named cursor."""
+    call = calls.delete_subscription(buffer, name)
+    yield from _delete(context, call, errors.SubscriptionNotFoundError)
+
+
+def _delete(
+    context: Context, call: Call[None], gone: type[errors.ReplayBufferError]
+) -> Operation[None]:
+    """Delete; if a repeated attempt finds it gone, an earlier attempt has succeeded."""
+    attempts = 0
+
+    def once_more(_: float) -> Call[None]:
+        nonlocal attempts
+        attempts += 1
+        return call
+
+    try:
+        yield from repeat(context, once_more)
+    except gone:
+        if attempts == 1:
+            raise
+
+
+def update_priorities(
+    context: Context, buffer: str, priorities: Mapping[int, float], delete: Sequence[int]
+) -> Operation[PrioritiesReply]:
+    """Set priorities and delete chunks, in as many calls as needed; all are checked first."""
+    updates = [(chunk_id, _priority(value)) for chunk_id, value in priorities.items()]
+    total = PrioritiesReply(0, 0, 0)
+    for start in range(0, max(len(updates), len(delete)), calls.PRIORITIES_MAX) or [0]:
+        part = slice(start, start + calls.PRIORITIES_MAX)
+        call = calls.update_priorities(buffer, updates[part], delete[part])
+        reply = yield from invoke(context, call)
+        total = PrioritiesReply(*map(sum, zip(total, reply, strict=True)))
+    return total
+
+
+def _priority(value: float) -> float:
+    try:
+        priority = float(value)
+    except (TypeError, ValueError):
+        priority = math.nan
+    if not 0.0 <= priority <= PRIORITY_MAX:
+        raise errors.InvalidRequestError(
+            "priorities", f"must be numbers from 0 to {PRIORITY_MAX:g}, got {value!r:.200}"
+        )
+    return priority
+
+
+def _slice_s(left_s: float) -> float:
+    return min(max(left_s, 0.0), WAIT_S_MAX_PER_CALL)
+
+
+def watch_model(
+    context: Context, buffer: str, known: ModelState | None, max_wait_s: float
+) -> Operation[ModelState | None]:
+    """Return the state once it differs from `known`, or None if the wait has elapsed."""
+    wire.duration("max_wait_s", max_wait_s)
+    until = context.now() + max_wait_s
+    while True:
+        state, _ = yield from repeat(
+            context, lambda now: calls.watch_model(buffer, known, _slice_s(until - now))
+        )
+        if state is not None or until - context.now() < INSTANT_S:
+            return state
+
+
+def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operation[LeaseGrant]:
+    """Fetch under a lease, waiting for as long as the request says.
+
+    Raises:
+        WaitElapsedError: The wait is over; nothing was taken.
+    """
+    wire.duration("max_wait_s", request.max_wait_s)
+    if context.slot.is_given:
+        request = replace(request, inline_bytes_max=0)
+    started_at = context.now()
+    until = started_at + request.max_wait_s
+    request_id = request.request_id or context.new_id()
+    sent_count = 0
+
+    def next_call(now: float) -> Call[LeaseGrant | str]:
+        nonlocal sent_count
+        sent_count += 1
+        return calls.fetch_fragments(
+            buffer, request, request_id=request_id, max_wait_s=_slice_s(until - now)
+        )
+
+    while True:
+        try:
+            answer, _ = yield from repeat(context, next_call)
+        except errors.LeaseExpiredError:
+            # The request was granted, but the answer was lost for longer than the lease: the id is
+            # used up. An id that the caller chose may be shared with other ranks, so only a random
+            # one is replaced. An id that was sent once cannot be used up: raise, do not loop.
+            if request.request_id is not None or sent_count == 1:
+                raise
+            request_id, sent_count = context.new_id(), 0
+            continue
+        if isinstance(answer, LeaseGrant):
+            return answer
+        now = context.now()
+        if until - now < INSTANT_S:
+            raise errors.WaitElapsedError(now - started_at, answer)
+
+
+def read(context: Context, buffer: str, request: calls.ReadRequest) -> Operation[FragmentRead]:
+    """Read chunks after a cursor, waiting for as long as the request says."""
+    wire.duration("max_wait_s", request.max_wait_s)
+    if context.slot.is_given:
+        request = replace(request, inline_bytes_max=0)
+    until = context.now() + request.max_wait_s
+    while True:
+        found, _ = yield from repeat(
+            context,
+            lambda now: calls.read_fragments(buffer, request, max_wait_s=_slice_s(until - now)),
+        )
+        known = request.known_session_id
+        is_news = (
+            found.fragments
+            or found.skipped_chunk_count
+            or (known is not None and found.session_id != known)
+        )
+        if is_news or until - context.now() < INSTANT_S:
+            return found
+
+
+# Payloads ----------------------------------------------------------------------------------------
+
+
+def opened_store(context: Context) -> Operation[PayloadStore]:
+    """Return the payload store, opened on first use at the URL that the server returns.
+
+    Raises:
+        StoreUrlError: This host cannot use a store of that URL.
+        StoreUnavailableError: A cluster, which is asked for its nodes, was unreachable for
+            `reconnect_s`.
+    """
+    if context.slot.store is not None:
+        return context.slot.store
+    config = yield from _store_config(context)
+    return (yield from storing(context, lambda deadline: _opened(context, config, deadline)))
+
+
+def _store_config(context: Context, *, is_doubted: bool = False) -> Operation[StoreConfig]:
+    """Return the server's settings of the store, known ones unless they are in doubt."""
+    if context.slot.config is None or is_doubted:
+        context.slot.config = yield from invoke(context, calls.get_store_config())
+    return context.slot.config
+
+
+def _opened(context: Context, config: StoreConfig, deadline: Deadline | None) -> PayloadStore:
+    """Return the open store, or open it, which may block."""
+    if context.slot.store is not None:
+        return context.slot.store
+    url = context.options.store_url or config.store_url
+    if url == GATEWAY_URL:
+        return context.slot.settle(open_gateway_store(context.route, context.options))
+    store = stores.open_store(
+        url,
+        unannounced_s=config.unannounced_s,
+        piece_size_bytes=config.piece_size_bytes,
+        deadline=deadline,
+        # The server created the store, if it is on this host: anything else at this URL is another.
+        must_exist=True,
+    )
+    return context.slot.settle(store)
+
+
+def _store_on_use(context: Context) -> Operation[PayloadStore]:
+    """Return the payload store, which opens when a payload is moved: inline ones are not.
+
+    Its calls raise what `opened_store` raises; `storing` retries them.
+    """
+    if context.slot.store is not None:
+        return context.slot.store
+    config = yield from _store_config(context)
+    return StoreOnUse(lambda deadline: _opened(context, config, deadline))
+
+
+def _store_of(
+    context: Context, references: Sequence[FragmentReference]
+) -> Operation[tuple[PayloadStore, Sequence[FragmentReference]]]:
+    """Return a store that has the inline payloads too, and the references without them.
+
+    So the lease keeps inline payloads in memory, and what is made of the references does not.
+    """
+    store = yield from _store_on_use(context)
+    bodies = {each.metadata.payload.payload_id: each.body for each in references if each.body}
+    if not bodies:
+        return store, references
+    return InlineStore(bodies, store), [without_body(each) for each in references]
+
+
+def storing(
+    context: Context,
+    function: Callable[[Deadline], T],
+    failed: tuple[errors.StoreUnavailableError, float] | None = None,
+) -> Operation[T]:
+    """Run a function that moves payloads; wait while the store is unreachable or full.
+
+    Args:
+        context: The client's context.
+        function: Moves payloads, and keeps the deadline that it is passed.
+        failed: Error and time of an earlier attempt at the same, or None.
+
+    Raises:
+        StoreUnavailableError: The store was unreachable, or silent, for `reconnect_s`.
+        BackpressureError: The store was full for `append_wait_s`.
+    """
+    outage = RetryBudget(context.policy, context.rng)
+    full_since: float | None = None
+    if failed is not None and outage.delay_s_after(failed[0], now=failed[1]) is None:
+        raise failed[0]
+    while True:
+        try:
+            result: T = yield Do(function, context.deadline(outage))
+        except errors.StoreUnavailableError as error:
+            delay_s = outage.delay_s_after(error, now=context.now())
+            if delay_s is None:
+                raise
+            context.outages.failed(_MOVING, error)
+            yield Sleep(delay_s)
+        except errors.StoreFullError as error:
+            outage.answered()
+            context.outages.succeeded(_MOVING)
+            now = context.now()
+            full_since = now if full_since is None else full_since
+            left_s = full_since + context.options.append_wait_s - now
+            if left_s <= 0:
+                raise errors.BackpressureError(error.what, error.retry_delay_s) from error
+            yield Sleep(min(_spread_s(context, error.retry_delay_s), left_s))
+        else:
+            context.outages.succeeded(_MOVING)
+            return result
+
+
+def _spread_s(context: Context, delay_s: float) -> float:
+    """Return a delay of once to twice the hint, so that producers do not retry in step."""
+    return delay_s * (1.0 + context.rng.random())
+
+
+def publish(
+    context: Context, buffer: str, session_id: str, model_version: int, weights: Mapping[str, Any]
+) -> Operation[PublishReply]:
+    """Write weights, then publish them with their version."""
+    store = yield from opened_store(context)
+    losses = RetryBudget(context.policy, context.rng)
+    while True:
+        reference = yield from storing(
+            context, lambda deadline: payload.write_weights(store.within(deadline), weights)
+        )
+        call = calls.publish_model(buffer, session_id, model_version, reference)
+        try:
+            reply, _ = yield from repeat(context, _always(call), context.append_policy)
+        except errors.PayloadMissingError as error:
+            yield from _wait_after_loss(context, losses, error)
+        except (errors.SessionEndedError, errors.VersionRegressedError):
+            yield from _discard(context, store, [reference])
+            raise
+        else:
+            return reply
+
+
+def _wait_after_loss(
+    context: Context, losses: RetryBudget, error: errors.PayloadMissingError
+) -> Operation[None]:
+    """Wait before a lost payload is written, or requested, again.
+
+    After the first loss, do not wait. After that, count a store that loses payloads as unreachable.
+
+    Raises:
+        PayloadMissingError: The store has lost payloads for `reconnect_s`.
+    """
+    away = errors.StoreUnavailableError(str(error))
+    delay_s = losses.delay_s_after(away, now=context.now())
+    if losses.attempts == 1:
+        return
+    if delay_s is None:
+        raise error
+    yield Sleep(delay_s)
+
+
+def load_weights(context: Context, reference: PayloadReference) -> Operation[dict[str, Any]]:
+    """Read published weights."""
+    store = yield from opened_store(context)
+    return (
+        yield from storing(
+            context, lambda deadline: payload.read_weights(store.within(deadline), reference)
+        )
+    )
+
+
+def load_model(
+    context: Context, buffer: str, newer_than: ModelState | None, max_wait_s: float
+) -> Operation[tuple[ModelState, dict[str, Any]] | None]:
+    """Wait for weights other than the known ones and read them, or None if the wait has elapsed.
+
+    The server keeps the latest two versions. If weights were superseded before they were read, the
+    newer ones are read, again and again until `deadline_s` and `reconnect_s` after the wait.
+
+    Raises:
+        PayloadMissingError: The store lost the weights, or they were superseded all that time.
+    """
+    wire.duration("max_wait_s", max_wait_s)
+    until = context.now() + max_wait_s
+    give_up_at = until + context.options.deadline_s + context.options.reconnect_s
+    known, missing, losses = newer_than, None, RetryBudget(context.policy, context.rng)
+    while True:
+        left_s = max(0.0, until - context.now())
+        state = yield from watch_model(context, buffer, known, left_s)
+        if state is None:
+            return None
+        if state.weights is None:
+            known = state
+            continue
+        try:
+            weights = yield from load_weights(context, state.weights)
+        except errors.PayloadMissingError as error:
+            if context.now() >= give_up_at:
+                error.add_note("the learner publishes faster than this host reads weights")
+                raise
+            if state.weights != missing:  # Superseded: there are newer ones.
+                missing, losses = state.weights, RetryBudget(context.policy, context.rng)
+            yield from _wait_after_loss(context, losses, error)
+        else:
+            return state, weights
+
+
+def without_body(reference: FragmentReference) -> FragmentReference:
+    """Return the reference without its inline payload."""
+    it = reference
+    if not it.body:
+        return it
+    # Called once per fragment, and `replace` takes several times as long.
+    return FragmentReference(
+        it.metadata,
+        it.chunk_id,
+        it.staleness,
+        it.use_count,
+        it.priority,
+        it.probability,
+        it.population,
+        b"",
+    )
+
+
+def load_fragments(
+    context: Context,
+    references: Sequence[FragmentReference],
+    columns: Sequence[str] | None,
+    steps: tuple[int, int] | None,
+    *,
+    is_mapped: bool = False,
+) -> Operation[list[Fragment]]:
+    """Read the payloads of granted fragments, in order."""
+    store, references = yield from _store_of(context, references)
+    return (
+        yield from storing(
+            context,
+            lambda deadline: payload.read_fragments(
+                store.within(deadline), references, columns, steps, is_mapped=is_mapped
+            ),
+        )
+    )
+
+
+def describe_arrays(
+    context: Context, references: Sequence[FragmentReference]
+) -> Operation[list[dict[str, ArrayType]]]:
+    """Read types and shapes of the arrays of granted fragments, in order."""
+    store, references = yield from _store_of(context, references)
+    return (
+        yield from storing(
+            context, lambda deadline: payload.describe_arrays(store.within(deadline), references)
+        )
+    )
+
+
+def read_batch(
+    context: Context,
+    references: Sequence[FragmentReference],
+    device: Device | None,
+    columns: Sequence[str] | None,
+    *,
+    into: Batch | Stack | None = None,
+    within: AbstractContextManager[None] | None = None,
+) -> Operation[Batch]:
+    """Read the payloads of granted fragments into one stacked batch, within a context."""
+    store, references = yield from _store_of(context, references)
+
+    def read(deadline: Deadline) -> Batch:
+        with within or nullcontext():
+            bounded = store.within(deadline)
+            return load_batch(bounded, references, device=device, columns=columns, into=into)
+
+    return (yield from storing(context, read))
+
+
+def _discard(
+    context: Context, store: PayloadStore, references: Sequence[PayloadReference]
+) -> Operation[None]:
+    """Delete payloads that will not be announced; if that fails they expire by themselves."""
+    if not references:
+        return
+    try:
+        yield Do(
+            lambda deadline: store.within(deadline).delete_many(references), context.deadline()
+        )
+    except errors.StoreError:
+        return
+
+
+# Append ------------------------------------------------------------------------------------------
+
+
+def append_many(
+    context: Context,
+    buffer: str,
+    fragments: Sequence[Fragment],
+    codecs: str | Mapping[str, str] | None = None,
+) -> Operation[list[AppendResult]]:
+    """Write payloads, then announce them; wait while the buffer is full.
+
+    Small payloads are not written; they are sent inline with their announcement.
+
+    Raises:
+        BackpressureError: Nothing was admitted for `append_wait_s`; `results` has those before.
+        PayloadMissingError: For `reconnect_s` the store lost each payload between writing and
+            announcing.
+    """
+    slot = context.slot
+    if slot.config is None and not slot.is_given:
+        yield from _store_config(context)
+    store = yield from _store_on_use(context)
+    chosen = codecs or context.options.codecs
+    appendings = [_Appending(context, buffer, store, group, chosen) for group in _groups(fragments)]
+    return (yield from _run_in_order(appendings, len(fragments)))
+
+
+def _run_in_order(
+    appendings: Sequence["_Appending"], fragment_count: int
+) -> Operation[list[AppendResult]]:
+    """Run one group after the other; the next is written while the server judges one.
+
+    Raises:
+        BackpressureError: See `append_many`; `results` has one result per fragment.
+    """
+    results: list[AppendResult] = []
+    for position, appending in enumerate(appendings):
+        following = appendings[position + 1] if position + 1 < len(appendings) else None
+        try:
+            results += yield from appending.run(following)
+        except errors.BackpressureError as error:
+            reached = [*results, *error.results]
+            unsent = AppendResult(AdmissionOutcome.BUFFER_FULL)
+            error.results = (*reached, *[unsent] * (fragment_count - len(reached)))
+            raise
+    return results
+
+
+def _groups(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
+    """Cut into groups of bounded count and bytes, in order; a large fragment is its own group."""
+    if len(fragments) == 1:
+        yield fragments
+        return
+    start, size_bytes = 0, 0
+    for position, fragment in enumerate(fragments):
+        fragment_bytes = fragment.size_bytes
+        too_many = position - start >= APPEND_COUNT_MAX
+        too_large = size_bytes + fragment_bytes > APPEND_BYTES_MAX
+        if position > start and (too_many or too_large):
+            yield fragments[start:position]
+            start, size_bytes = position, 0
+        size_bytes += fragment_bytes
+    if start < len(fragments):
+        yield fragments[start:]
+
+
+class _Appending:
+    """One group of fragments that is being appended: written, announced, judged.
+
+    While the server judges a group, the client writes the next one, so that neither waits.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        buffer: str,
+        store: PayloadStore,
+        fragments: Sequence[Fragment],
+        codecs: str | Mapping[str, str],
+    ) -> None:
+        self._context = context
+        self._buffer = buffer
+        self._store = store
+        self._fragments = fragments
+        self._codecs = codecs
+        self._written: list[payload.Written] = []
+        self._call: Call[AppendReply] | None = None
+        """The prepared announcement of as many fragments as fit one call, or None if it is not made
+        yet, or was sent."""
+        self._results = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
+        self._failed: tuple[errors.StoreUnavailableError, float] | None = None
+        """Error and time of the first attempt at writing, or None if it did not fail."""
+        self._sends_schemas = False
+        """True once the server asked for schemas."""
+        self._doubtful: set[int] = set()
+        """Positions announced by a call that was sent more than once (O3)."""
+        self._losses: RetryBudget | None = None
+        """Budget for payloads that the store lost since it last kept one, or None if it lost none.
+        """
+        self._progress_at: float | None = None
+        """Time of the last admission, or of the first announcement, or None before that."""
+
+    def run(self, following: "_Appending | None") -> Operation[list[AppendResult]]:
+        pending: Sequence[int] = range(len(self._fragments))
+        if not self._written:
+            self._written = self._encoded_at_once()
+        if not self._written:
+            halves = yield from self._write_or_halve()
+            if halves:
+                return (yield from _run_in_order(halves, len(self._fragments)))
+        self._progress_at = self._context.now()
+        while pending:
+            count = self._count_in_a_call(pending)
+            delay_s, left = yield from self._announce(pending[:count], following)
+            left += pending[count:]
+            following = None
+            if len(left) < len(pending):
+                self._progress_at = self._context.now()
+            elif delay_s is not None:
+                yield from self._give_up_if_late(self._progress_at, left, delay_s)
+            if delay_s is not None:
+                yield Sleep(_spread_s(self._context, delay_s))
+            pending = left
+        return self._results
+
+    def _write_or_halve(self) -> Operation[list["_Appending"]]:
+        """Write everything, or return halves to run instead, which fit a small store one by one."""
+        if len(self._fragments) > 1 and self._failed is None:
+            try:
+                yield Do(self._write_now, self._context.deadline())
+            except errors.StoreFullError:
+                middle = len(self._fragments) // 2
+                return [
+                    _Appending(self._context, self._buffer, self._store, half, self._codecs)
+                    for half in (self._fragments[:middle], self._fragments[middle:])
+                ]
+            except errors.StoreUnavailableError:
+                pass  # `_write` below waits for the store.
+        if not self._written:
+            self._written = yield from self._write(range(len(self._fragments)))
+        return []
+
+    def _encoded_at_once(self) -> list[payload.Written]:
+        """Encode a few small fragments that are all inline, or return [] to leave it to a `Do`.
+
+        Encoding these costs less than handing them to a thread.
+        """
+        config = self._context.slot.config
+        if config is None or len(self._fragments) > AT_ONCE_COUNT_MAX:
+            return []
+        inline_size_bytes_max = config.inline_size_bytes_max
+        if any(each.size_bytes > inline_size_bytes_max for each in self._fragments):
+            return []
+        return payload.encode_inline(
+            self._fragments, codecs=self._codecs, inline_size_bytes_max=inline_size_bytes_max
+        )
+
+    def _write_now(self, deadline: Deadline) -> None:
+        """Write everything. Keep the error of an unreachable store: the outage began with it."""
+        try:
+            self._written = self._write_within(deadline, self._fragments)
+        except errors.StoreUnavailableError as error:
+            self._failed = error, self._context.now()
+            raise
+
+    def _write(self, positions: Sequence[int]) -> Operation[list[payload.Written]]:
+        fragments = [self._fragments[position] for position in positions]
+        failed, self._failed = self._failed, None
+        return (
+            yield from storing(
+                self._context,
+                lambda deadline: self._write_within(deadline, fragments),
+                failed,
+            )
+        )
+
+    def _write_within(
+        self, deadline: Deadline, fragments: Sequence[Fragment]
+    ) -> list[payload.Written]:
+        config = self._context.slot.config
+        return payload.write_and_describe(
+            self._store.within(deadline),
+            fragments,
+            codecs=self._codecs,
+            inline_size_bytes_max=0 if config is None else config.inline_size_bytes_max,
+        )
+
+    def _write_ahead(self, deadline: Deadline) -> None:
+        """Write and prepare the announcement while another group's call is in progress."""
+        self._write_now(deadline)
+        everything = range(len(self._fragments))
+        self._call = self._announcement_of(everything[: self._count_in_a_call(everything)])
+
+    def _count_in_a_call(self, pending: Sequence[int]) -> int:
+        """Return how many of these, from the first on, one call may announce; at least one."""
+        if len(pending) == 1:
+            return 1
+        left = INLINE_REQUEST_BYTES_MAX
+        for count, position in enumerate(pending):
+            left -= len(self._written[position].body)
+            if left < 0 and count:
+                return count
+        return len(pending)
+
+    def _announcement_of(self, pending: Sequence[int]) -> Call[AppendReply]:
+        return calls.announce_fragments(
+            self._buffer,
+            [self._fragments[position] for position in pending],
+            [self._written[position] for position in pending],
+            sends_schemas=self._sends_schemas,
+            max_wait_s=self._room_wait_s(),
+        )
+
+    def _room_wait_s(self) -> float:
+        """Return how long the server may wait for room, within the time of the attempt.
+
+        So a silent server is noticed. A wait that is cut keeps its position in the queue.
+        """
+        options = self._context.options
+        waited_s = 0.0 if self._progress_at is None else self._context.now() - self._progress_at
+        left_s = max(0.0, options.append_wait_s - waited_s)
+        return min(left_s, options.deadline_s * ROOM_PART)
+
+    def _announce(
+        self, pending: Sequence[int], following: "_Appending | None"
+    ) -> Operation[tuple[float | None, list[int]]]:
+        """Announce once; return the delay before the next (or None) and what is still to send."""
+        call, self._call = self._call or self._announcement_of(pending), None
+        context = self._context
+        reply, attempts = yield from repeat(
+            context,
+            _always(call),
+            context.append_policy,
+            meanwhile=following._write_ahead if following else None,  # noqa: SLF001 - another of this class
+        )
+        if len(reply.results) != len(pending):
+            raise errors.InternalError(
+                f"the server judged {len(reply.results)} of {len(pending)} fragments"
+            )
+        if attempts > 1:
+            self._doubtful.update(pending)
+        sent_schemas = self._sends_schemas
+        left, missing, refused = self._sort(pending, reply.results)
+        if refused:
+            yield from _discard(context, self._store, refused)
+        if missing:
+            yield from self._rewrite(missing)
+        if len(missing) < len(pending):
+            self._losses = None
+        if not left:
+            return None, left
+        outcomes = {self._results[position].outcome for position in left}
+        waits = any(each.asks_to_wait for each in outcomes)
+        # Schemas were sent, and are unknown nevertheless: another session began meanwhile.
+        waits = waits or (sent_schemas and AdmissionOutcome.SCHEMA_UNKNOWN in outcomes)
+        delay_s = RETRY_S if reply.retry_delay_s is None else reply.retry_delay_s
+        return (delay_s if waits else None), left
+
+    def _sort(
+        self, pending: Sequence[int], results: Sequence[AppendResult]
+    ) -> tuple[list[int], list[int], list[PayloadReference]]:
+        """Keep results; return positions to send again, to write again, and refused payloads."""
+        left: list[int] = []
+        missing: list[int] = []
+        refused: list[PayloadReference] = []
+        for position, result in zip(pending, results, strict=True):
+            self._results[position] = result
+            if result.outcome is AdmissionOutcome.ADMITTED:  # The common case.
+                continue
+            if result.outcome.asks_to_wait:
+                left.append(position)
+            elif result.outcome is AdmissionOutcome.SCHEMA_UNKNOWN:
+                left.append(position)
+                self._sends_schemas = True
+            elif result.outcome is AdmissionOutcome.PAYLOAD_MISSING:
+                left.append(position)
+                missing.append(position)
+            elif result.outcome in _REFUSED and position not in self._doubtful:
+                refused += self._stored([position])
+        return left, missing, refused
+
+    def _rewrite(self, missing: Sequence[int]) -> Operation[None]:
+        stored = self._stored(missing)
+        lost = errors.PayloadMissingError(stored[0].payload_id if stored else "sent inline")
+        if self._losses is None:
+            self._losses = RetryBudget(self._context.policy, self._context.rng)
+        yield from _wait_after_loss(self._context, self._losses, lost)
+        if len(stored) < len(missing):
+            # Most likely the server was restarted with a lower limit for inline payloads.
+            yield from _store_config(self._context, is_doubted=True)
+        rewritten = yield from self._write(missing)
+        for position, written in zip(missing, rewritten, strict=True):
+            self._written[position] = written
+
+    def _stored(self, positions: Sequence[int]) -> list[PayloadReference]:
+        """Return the payloads of fragments that were written to the store."""
+        found = [self._written[position].payload for position in positions]
+        return [each for each in found if each is not None]
+
+    def _give_up_if_late(
+        self, progress_at: float, left: Sequence[int], delay_s: float
+    ) -> Operation[None]:
+        waited_s = self._context.now() - progress_at
+        if waited_s < self._context.options.append_wait_s:
+            return
+        sure = self._stored([p for p in left if p not in self._doubtful])
+        yield from _discard(self._context, self._store, sure)
+        error = errors.BackpressureError(
+            f"{len(left)} fragments found no room in buffer {self._buffer!r} for {waited_s:.0f} s",
+            delay_s or RETRY_S,
+        )
+        error.results = tuple(self._results)
+        raise error

@@ -1,0 +1,4 @@
+"""One array of a payload: its dtype, its codec and the format's bounds.
+
+Callers: `payload`.
+"""

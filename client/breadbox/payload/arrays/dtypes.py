@@ -1,0 +1,129 @@
+"""Array types of the payload format: what is stored under which name, and what is refused.
+
+A type is named by numpy's dtype string with explicit byte order ("<f4", "|u1", "<U8"). The one
+name that is not numpy's is "bfloat16": stored as its 16 bits, and read as a torch tensor, since
+numpy has no such type.
+"""
+
+import re
+import sys
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.model.errors import PayloadCorruptError, UnsupportedArrayError
+
+BFLOAT16: Final = "bfloat16"
+
+_NAME = re.compile(
+    r"[<>|][?biufcSUV][0-9]{1,9}"
+    r"|[<>][mM]8(\[[0-9]{0,9}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
+)
+
+
+def stored_array(path: str, leaf: Any) -> tuple[NDArray[Any], str]:
+    """Return a leaf as an array of its stored type, and the name of that type.
+
+    No copy is made unless the leaf is on another device or lazily conjugated. Accepts numpy arrays
+    and scalars, torch tensors, and Python's bool, int, float and complex (as 0-d arrays).
+
+    Raises:
+        UnsupportedArrayError: The leaf is not an array, or of a type that is never stored.
+    """
+    if is_tensor(leaf):
+        return _stored_tensor(path, leaf)
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise UnsupportedArrayError(path, "a masked array; store its data and mask apart")
+    if not isinstance(leaf, (np.ndarray, np.generic, bool, int, float, complex)):
+        raise UnsupportedArrayError(path, f"{type(leaf).__name__} is not an array")
+    array = np.asarray(leaf)
+    if array.dtype.kind == "V" and array.dtype.name == BFLOAT16:  # From the package ml_dtypes.
+        return array.view(np.uint16), BFLOAT16
+    if array.dtype.hasobject:
+        raise UnsupportedArrayError(
+            path, f"{array.dtype} arrays hold Python objects{_remedy(array)}"
+        )
+    if array.dtype.names is not None:
+        raise UnsupportedArrayError(path, "a structured array; store its fields as a dict")
+    name = array.dtype.str
+    if not _NAME.fullmatch(name) or np.dtype(name) != array.dtype:
+        raise UnsupportedArrayError(path, f"dtype {array.dtype} cannot be stored")
+    return array, name
+
+
+def _remedy(array: NDArray[Any]) -> str:
+    """Return what an array of objects may be meant to hold, and how to store that."""
+    held = next(iter(array.flat), None) if array.dtype == object else None
+    if isinstance(held, dict):
+        return "; of dicts, stack per key: {'key': array[T, ...], ...}"
+    if isinstance(held, (np.ndarray, list, tuple)):
+        return "; what differs in shape from step to step cannot be stacked: pad it to one shape"
+    return ""
+
+
+def parse_dtype(name: str) -> np.dtype[Any]:
+    """Return the stored type that a header names.
+
+    Raises:
+        PayloadCorruptError: The name is not one that a writer makes; object types are among these.
+    """
+    if name == BFLOAT16:
+        return np.dtype("<u2")
+    try:
+        # The pattern comes first: numpy's own parser knows objects, structures and more.
+        if _NAME.fullmatch(name):
+            dtype = np.dtype(name)
+            if dtype.str == name and dtype.itemsize > 0:
+                return dtype
+    except (TypeError, ValueError):
+        pass
+    raise PayloadCorruptError(f"array type {name[:40]!r} is not one of the payload format")
+
+
+def as_leaf(array: NDArray[Any], name: str) -> Any:
+    """Return a stored array as users see it: itself, or for bfloat16 a torch tensor of its memory.
+
+    Raises:
+        UnsupportedArrayError: It is bfloat16 and torch is not installed.
+    """
+    if name != BFLOAT16:
+        return array
+    try:
+        import torch
+    except ImportError:
+        raise UnsupportedArrayError("", "bfloat16 arrays need torch to be read") from None
+    if not array.flags.writeable:
+        array = array.copy()  # torch has no read-only tensors.
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+
+
+def byte_view(array: NDArray[Any]) -> memoryview:
+    """Return the memory of a C-contiguous array as bytes; of an array without any, writable too."""
+    if array.ndim and array.size and array.dtype.kind in "uif" and array.dtype.isnative:
+        return array.data.cast("B")  # Cheaper, where buffers know the type.
+    if array.nbytes == 0:
+        return memoryview(bytearray())
+    return array.reshape(-1).view(np.uint8).data
+
+
+def is_tensor(leaf: Any) -> bool:
+    """Whether it is one of torch's, which is not imported to find out."""
+    # While another thread imports torch, the module is there, and Tensor is not; nor is any tensor.
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and isinstance(leaf, tensor)
+
+
+def _stored_tensor(path: str, tensor: Any) -> tuple[NDArray[Any], str]:
+    import torch
+
+    try:
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+        if tensor.dtype == torch.bfloat16:
+            return tensor.view(torch.int16).numpy().view(np.uint16), BFLOAT16
+        array = tensor.numpy()
+    except (TypeError, RuntimeError) as error:
+        raise UnsupportedArrayError(
+            path, f"a torch tensor of {tensor.dtype}, {tensor.layout} cannot be stored"
+        ) from error
+    return array, array.dtype.str

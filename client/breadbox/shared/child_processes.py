@@ -1,0 +1,47 @@
+"""What processes that we start inherit from us, and that they do not outlive us."""
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+
+_PARENT = "BREADBOX_PARENT_PID"
+_LOOK_EVERY_S = 0.2
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment of a process: our own, our module path, and one thread.
+
+    What we can import the process can too; and libraries that would start a thread for every core
+    of the machine do not, unless the user says so.
+    """
+    single = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return {**dict.fromkeys(single, "1"), **os.environ, "PYTHONPATH": path}
+
+
+def owned_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a `breadbox` command that is to end when this process has ended."""
+    return {**environment, _PARENT: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """Where the environment names the process that started this one, end as on SIGTERM after it.
+
+    However the parent ends, even by SIGKILL, which it cannot report. Unlike the kernel's
+    own signal at a parent's death, this does not depend on which of its threads started us.
+    """
+    parent = os.environ.pop(_PARENT, "")  # What this one starts in turn has another parent.
+    if parent.isdecimal():
+        threading.Thread(
+            target=_end_after, args=(int(parent),), name="breadbox-parent", daemon=True
+        ).start()
+
+
+def _end_after(parent: int) -> None:
+    import signal  # Every command has this module, and few such a parent.
+    import time
+
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY_S)
+    os.kill(os.getpid(), signal.SIGTERM)

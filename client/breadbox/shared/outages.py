@@ -1,0 +1,109 @@
+"""Log outages in few lines."""
+
+import logging
+import time
+from collections.abc import Callable
+from math import inf
+from threading import Lock
+from typing import Final
+
+_log = logging.getLogger(__name__)
+
+OUTAGE_PERIOD_S: Final = 30.0
+"""Seconds between two lines about an outage that goes on."""
+
+
+class OutageLog:
+    """Log an outage when it begins, then every `OUTAGE_PERIOD_S`, and when it is over.
+
+    For work that is tried again several times a second: a line for every attempt would bury the
+    rest of the log. Thread-safe.
+
+    Args:
+        log: Where the lines go: warnings, and at the end an info.
+        what: The work that does not succeed, such as "deleting payloads".
+        now: Seconds on a clock that never goes back.
+    """
+
+    def __init__(
+        self, log: logging.Logger, what: str, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._log = log
+        self._what = what
+        self._now = now
+        self._lock = Lock()
+        self._began_at: float | None = None
+        self._told_at = self._failed_at = 0.0
+        self._error: Exception | None = None
+
+    @property
+    def words(self) -> str:
+        """What fails now, for how long it has, and why; empty: nothing does."""
+        with self._lock:
+            began_at, error = self._began_at, self._error
+        if began_at is None:
+            return ""
+        return f"{self._what} has failed for {self._now() - began_at:.0f} s: {error}"
+
+    def failing(self, within_s: float = inf) -> Exception | None:
+        """Return what the latest attempt failed with, or None if one has succeeded since.
+
+        Args:
+            within_s: Seconds for which a failure counts that no attempt has followed.
+        """
+        with self._lock:
+            is_old = self._now() - self._failed_at > within_s
+            return None if self._began_at is None or is_old else self._error
+
+    def failed(self, error: Exception) -> None:
+        """Note an attempt that failed and will be made again."""
+        now = self._now()
+        with self._lock:
+            self._error, self._failed_at = error, now
+            began_at = self._began_at
+            if began_at is None:
+                self._began_at = now
+            elif now - self._told_at < OUTAGE_PERIOD_S:
+                return
+            self._told_at = now
+        if began_at is None:
+            self._log.warning("%s failed, trying again: %s", self._what, error)
+        else:
+            self._log.warning("%s has failed for %.0f s: %s", self._what, now - began_at, error)
+
+    def succeeded(self) -> None:
+        """Note an attempt that succeeded."""
+        if self._began_at is None:
+            return
+        with self._lock:
+            began_at, self._began_at = self._began_at, None
+        if began_at is not None:
+            away_s = self._now() - began_at
+            # At the level of the failure, so that a log that has that has this too.
+            self._log.warning("%s works again after %.1f s", self._what, away_s)
+
+
+class Outages:
+    """The outages of one client, by the activity that they stop. Thread-safe.
+
+    Args:
+        now: Seconds on a clock that never goes back.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._logs: dict[str, OutageLog] = {}
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Note an attempt that failed and will be made again; *what* is one of a small set."""
+        self._logs.setdefault(what, OutageLog(_log, what, now=self._now)).failed(error)
+
+    def succeeded(self, what: str) -> None:
+        """Note an attempt that succeeded, or was answered."""
+        if what in self._logs:
+            self._logs[what].succeeded()
+
+    @property
+    def words(self) -> str:
+        """What fails now and is tried again; empty: nothing does."""
+        return "; ".join(filter(None, [each.words for each in list(self._logs.values())]))

@@ -1,0 +1,43 @@
+"""End tasks reliably, whatever they call.
+
+`asyncio.TaskGroup` cancels each of its tasks once and then waits for ever. A library may swallow
+that one cancellation (before Python 3.12 `asyncio.wait_for` does, when what it waits for ends in
+the same tick; redis-py sends every command through it), and then nothing ever ends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any, Final
+
+_log = logging.getLogger(__name__)
+
+CANCEL_AGAIN_S: Final = 0.05
+"""Seconds after which a task that goes on although it was cancelled is cancelled once more."""
+END_S_MAX: Final = 5.0
+"""Seconds that tasks may take to end; one that still runs is named in the log and left behind."""
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]], *, within_s: float = END_S_MAX) -> None:
+    """Cancel tasks, again and again, until all have ended, for at most `within_s` seconds.
+
+    Their results and errors stay with them. A cancellation of the caller is not lost: it is raised
+    once the tasks have ended.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + within_s
+    left = {task for task in tasks if not task.done()}
+    was_cancelled = False
+    while left and loop.time() < give_up_at:
+        for task in left:
+            task.cancel()
+        try:
+            _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
+        except asyncio.CancelledError:
+            # The tasks are being ended already, as the canceller wants.
+            was_cancelled = True
+            left = {task for task in left if not task.done()}
+    for task in left:
+        _log.error("%s did not end within %.1f s, and is left behind", task.get_name(), within_s)
+    if was_cancelled:
+        raise asyncio.CancelledError

@@ -1,0 +1,44 @@
+"""Log lines of what may happen thousands of times: now and then, with how often. Pure."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+INTERVAL_S = 10.0
+"""Between two lines about the same."""
+
+
+@dataclass(slots=True)
+class _Said:
+    at: float
+    unsaid_count: int = 0
+
+
+class Throttle:
+    """Decides what is worth a line.
+
+    Args:
+        clock: Monotonic seconds.
+        interval_s: Least seconds between two lines about the same.
+    """
+
+    def __init__(self, clock: Callable[[], float], interval_s: float = INTERVAL_S) -> None:
+        self._clock = clock
+        self._interval_s = interval_s
+        self._said: dict[Hashable, _Said] = {}
+
+    def words(self, key: Hashable) -> str | None:
+        """Return what to add to a line about *key*, or None if no line is due.
+
+        Empty the first time; later how many were passed over. Keys must be of a small set, since
+        they are remembered.
+        """
+        now = self._clock()
+        said = self._said.get(key)
+        if said is None:
+            self._said[key] = _Said(now)
+            return ""
+        if now - said.at < self._interval_s:
+            said.unsaid_count += 1
+            return None
+        unsaid_count, self._said[key] = said.unsaid_count, _Said(now)
+        return f" (and {unsaid_count} more since the last line)" if unsaid_count else ""

@@ -1,0 +1,147 @@
+"""How payloads are named and cut in a store: the one place that knows.
+
+A payload id is 32 lower-case hexadecimal digits, chosen at random by the writer. In Redis, piece k
+of it is the value of `breadbox:{<payload id>}:<k>`; the braces are a hash tag, so that all pieces
+of one payload live on one node of a cluster. In a directory it is one file of that name.
+
+Which journals' payloads are kept here stands in the hash `breadbox:{store}:journals`, with the
+latest epoch of each, beside which a script looks before it confirms or deletes. Of a cluster every
+slot that payloads live in has such a hash, since a script sees one slot.
+"""
+
+import binascii
+import os
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from breadbox.model.types import PayloadReference
+
+_PAYLOAD_ID = re.compile(r"[0-9a-f]{32}")
+_KEY = re.compile(rb"breadbox:\{([0-9a-f]{32})\}:([0-9]+)")
+
+KEY_PATTERN = "breadbox:{*}:0"
+"""Matches the first piece of every payload, as Redis SCAN takes it."""
+
+PAYLOAD_SIZE_BYTES_MAX = 1 << 36
+"""64 GiB: far beyond any fragment; a reference that claims more is taken for damaged."""
+
+PIECE_SIZE_BYTES_MIN = 1 << 16
+"""64 KiB: bounds the keys that one reference can name (with the limit above) to 2^20."""
+
+
+def new_payload_id() -> str:
+    """Return a fresh id: 128 random bits."""
+    return os.urandom(16).hex()
+
+
+def is_payload_id(text: str) -> bool:
+    """Whether `text` is well-formed; anything else is never put into a key or path."""
+    return _PAYLOAD_ID.fullmatch(text) is not None
+
+
+def is_sound(reference: PayloadReference) -> bool:
+    """Whether a reference, which may come from the network, is within all bounds."""
+    return (
+        is_payload_id(reference.payload_id)
+        and 0 < reference.size_bytes <= PAYLOAD_SIZE_BYTES_MAX
+        and (reference.piece_size_bytes == 0 or reference.piece_size_bytes >= PIECE_SIZE_BYTES_MIN)
+    )
+
+
+def piece_key(payload_id: str, piece: int) -> bytes:
+    """Redis key of one piece."""
+    return b"breadbox:{%s}:%d" % (payload_id.encode("ascii"), piece)
+
+
+def payload_id_of_key(key: bytes) -> str | None:
+    """Payload id that a Redis key belongs to; None for a key that is not ours."""
+    match = _KEY.fullmatch(key)
+    return match[1].decode("ascii") if match else None
+
+
+def piece_count(reference: PayloadReference) -> int:
+    """Pieces that the payload was cut into; at least 1."""
+    if reference.piece_size_bytes <= 0:
+        return 1
+    return max(1, -(-reference.size_bytes // reference.piece_size_bytes))
+
+
+def piece_keys(reference: PayloadReference) -> list[bytes]:
+    """Redis keys of all pieces, in order."""
+    return [piece_key(reference.payload_id, piece) for piece in range(piece_count(reference))]
+
+
+def piece_ranges(
+    reference: PayloadReference, offset_bytes: int, length_bytes: int
+) -> Iterator[tuple[int, int, int]]:
+    """Cut a byte range of a payload at the borders of its pieces.
+
+    Yields:
+        (piece, first byte within the piece, bytes), in order.
+    """
+    piece_size = reference.piece_size_bytes or reference.size_bytes
+    end = offset_bytes + length_bytes
+    while offset_bytes < end:
+        piece, start = divmod(offset_bytes, piece_size)
+        length = min(piece_size - start, end - offset_bytes)
+        yield piece, start, length
+        offset_bytes += length
+
+
+def cut(
+    buffers: Iterable[memoryview], piece_size_bytes: int
+) -> Iterator[tuple[int, list[memoryview]]]:
+    """Cut a payload into pieces, each (length, the parts of the buffers that it is made of)."""
+    if not piece_size_bytes:
+        yield sum(len(buffer) for buffer in buffers), list(buffers)
+        return
+    piece: list[memoryview] = []
+    room = piece_size_bytes
+    for whole in buffers:
+        buffer = whole
+        while len(buffer) >= room:
+            yield piece_size_bytes, [*piece, buffer[:room]]
+            buffer = buffer[room:]
+            piece, room = [], piece_size_bytes
+        if len(buffer):
+            piece.append(buffer)
+            room -= len(buffer)
+    if piece:
+        yield piece_size_bytes - room, piece
+
+
+JOURNALS_PATTERN = "breadbox:{s*}:journals"
+"""Matches every hash of journals, as Redis SCAN takes it. Payload ids are hexadecimal: none begins
+with an s."""
+
+JOURNALS_KEY = b"breadbox:{store}:journals"
+"""Hash of journals, where one is for all payloads."""
+
+_SLOTS = 16_384
+
+
+@lru_cache(maxsize=_SLOTS)
+def journals_key(payload_key: bytes) -> bytes:
+    """Hash of journals in the same slot of a cluster as a payload's key."""
+    return _journals_key_of_slot(_slot(payload_key[len(b"breadbox:{") :].partition(b"}")[0]))
+
+
+def _slot(hash_tag: bytes) -> int:
+    return binascii.crc_hqx(hash_tag, 0) % _SLOTS
+
+
+@lru_cache(maxsize=1)
+def _tags_by_slot() -> dict[int, bytes]:
+    """A hash tag for each slot; found by trying, which takes some tens of milliseconds once."""
+    tags: dict[int, bytes] = {}
+    number = 0
+    while len(tags) < _SLOTS:
+        tag = b"s%d" % number
+        tags.setdefault(_slot(tag), tag)
+        number += 1
+    return tags
+
+
+def _journals_key_of_slot(slot: int) -> bytes:
+    return b"breadbox:{%s}:journals" % _tags_by_slot()[slot]

@@ -1,0 +1,4 @@
+"""Payloads as files in a directory.
+
+Callers: `stores`.
+"""

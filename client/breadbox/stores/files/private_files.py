@@ -1,0 +1,171 @@
+"""Directories and files that nobody but their owner can have put there, or can change.
+
+A directory such as /dev/shm lets everybody make entries, under names that are easy to foresee. So
+what is found there is looked at before it is used: whose it is, who else may write it, and whether
+it is a link that leads elsewhere. What is refused is an `UnsafePathError`.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+_WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+_FOR_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+class UnsafePathError(PermissionError):
+    """What is at a path may be another user's doing; `strerror` says why, and the remedy."""
+
+
+def make_private_directory(path: Path, *, has_parents: bool = False) -> None:
+    """Make a directory for this user alone, or see that the one that is there is safe to use.
+
+    Of a link that this user made, the directory that it leads to counts.
+
+    Args:
+        path: Of the directory.
+        has_parents: Whether those above are made, too.
+
+    Raises:
+        UnsafePathError: It belongs to another user, or others may write it; or it is a link that
+            another user made.
+        OSError: It cannot be made.
+    """
+    path.mkdir(mode=0o700, parents=has_parents, exist_ok=True)
+    check_private_directory(path)
+
+
+def check_private_directory(path: Path) -> None:
+    """See that a directory is safe to use, as `make_private_directory` does.
+
+    Raises:
+        UnsafePathError: As there.
+        OSError: There is none.
+    """
+    user = os.geteuid()
+    own = path.lstat()
+    if stat.S_ISLNK(own.st_mode) and own.st_uid not in (user, 0):
+        raise _refused("it is a link of another user; name a directory of your own", path)
+    seen = path.stat()
+    if seen.st_uid != user:
+        raise _refused("it belongs to another user; name a directory of your own", path)
+    if seen.st_mode & _WRITABLE_BY_OTHERS:
+        raise _refused(f"other users may write it; name a new one, or chmod go-w {path}", path)
+
+
+def open_private(path: str | Path, flags: int) -> int:
+    """Open a file of a private directory, made with mode 0600 where `flags` say so.
+
+    It is never truncated, and a link is never followed. One that others could read is closed to
+    them.
+
+    Returns:
+        A file descriptor.
+
+    Raises:
+        UnsafePathError: It is a link of either kind, no file, or another user's.
+        OSError: It cannot be opened.
+    """
+    # Non-blocking, or a pipe in its place would hold us up.
+    flags = (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _is_link(path) from error
+        raise
+    try:
+        if _is_for_others(os.fstat(descriptor), path):
+            os.fchmod(descriptor, 0o600)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_private(path: str | Path) -> None:
+    """See that a file of a private directory is safe to use, as `open_private` does, by its name.
+
+    For files that something else in this process holds POSIX locks on: closing any descriptor of
+    such a file gives the locks up.
+
+    Raises:
+        UnsafePathError: As of `open_private`.
+        FileNotFoundError: It is not there.
+    """
+    if _is_for_others(os.lstat(path), path):
+        os.chmod(path, 0o600)
+
+
+def _is_for_others(seen: os.stat_result, path: str | Path) -> bool:
+    """Whether others may read a file that is safe otherwise."""
+    if stat.S_ISLNK(seen.st_mode):
+        raise _is_link(path)
+    if not stat.S_ISREG(seen.st_mode):
+        raise _refused("it is no file; delete it", path)
+    if seen.st_uid != os.geteuid():
+        raise _refused("it belongs to another user; name a directory of your own", path)
+    if seen.st_nlink > 1:
+        raise _is_link(path)
+    return bool(seen.st_mode & _FOR_OTHERS)
+
+
+def opener(path: str, flags: int) -> int:
+    """For `open(..., opener=opener)`: see `open_private`."""
+    return open_private(path, flags)
+
+
+def open_new(path: str | Path) -> int:
+    """Open a new file for writing, mode 0600, in the place of whatever has the name.
+
+    Returns:
+        A file descriptor.
+
+    Raises:
+        OSError: It cannot be made, or what was there cannot be deleted.
+    """
+    try:
+        return os.open(path, _NEW_FILE, 0o600)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, _NEW_FILE, 0o600)
+
+
+def new_opener(path: str, flags: int) -> int:
+    """For `open(..., "wb", opener=new_opener)`: see `open_new`."""
+    del flags
+    return open_new(path)
+
+
+def _is_link(path: str | Path) -> UnsafePathError:
+    return _refused("it is a link, which leads elsewhere; delete it", path)
+
+
+def _refused(why: str, path: str | Path) -> UnsafePathError:
+    return UnsafePathError(errno.EPERM, f"{path} is not safe to use: {why}")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace what a file holds in one step; owner and mode stay, of a new file they are private.
+
+    Raises:
+        OSError: It cannot be replaced; it holds what it held.
+    """
+    half = path.with_name(f".{path.name}.half")
+    with open(half, "w", opener=new_opener) as file:
+        try:
+            if path.exists():
+                seen = path.stat()
+                if (seen.st_uid, seen.st_gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(file.fileno(), seen.st_uid, seen.st_gid)
+                os.fchmod(file.fileno(), seen.st_mode & 0o777)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            half.replace(path)
+        except BaseException:
+            half.unlink(missing_ok=True)
+            raise

@@ -1,0 +1,625 @@
+"""Payloads as files in a directory, on shared memory or disk: the fast path on one host.
+
+    DIR/unannounced/<id>       written, not yet confirmed; swept by age
+    DIR/unannounced/.<id>      being written; nobody looks at it
+    DIR/payloads/<2 hex>/<id>  confirmed
+    DIR/journals/<journal>     latest epoch of a journal whose payloads are kept here
+
+Both steps are renames within one file system, so a payload is seen whole or not at all.
+Nobody writes a payload into the last of the room: see `breadbox.stores.files.disk_room`.
+Files are readable by their owner only, and links are not followed: see
+`breadbox.stores.files.private_files`.
+"""
+
+import asyncio
+import errno
+import math
+import mmap
+import os
+import stat
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final, ParamSpec, Self, TypeVar
+
+from breadbox.model.errors import (
+    PayloadCorruptError,
+    PayloadMissingError,
+    StoreFullError,
+    StoreUnavailableError,
+    StoreUrlError,
+)
+from breadbox.model.types import PayloadReference
+from breadbox.stores.common.abstract import AbstractParts, check_sound
+from breadbox.stores.common.base import (
+    PRELUDE_BYTES,
+    Confirmation,
+    Custody,
+    Part,
+    PayloadReceiver,
+    StoreSharedError,
+    StoreTakenError,
+    StoreUsage,
+)
+from breadbox.stores.common.deadline import Deadline
+from breadbox.stores.common.keys import is_payload_id, is_sound, new_payload_id
+from breadbox.stores.common.reading import drop, head_bytes_of
+from breadbox.stores.files.disk_room import DiskRoom
+from breadbox.stores.files.private_files import (
+    check_private_directory,
+    make_private_directory,
+    opener,
+)
+
+_DIRECTORIES: Final = 256
+"""Directories of confirmed payloads, by the first two characters of their ids."""
+_EPOCH_DIGITS: Final = 20
+_BUFFERS_PER_CALL: Final = 1024
+"""IOV_MAX of Linux."""
+
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
+
+_GAP: Final = memoryview(bytearray(4096))
+"""Takes bytes that nobody wants; shared by all threads, for nobody reads it."""
+
+_BYTES_AT_ONCE: Final = 512 * 1024
+"""Read before they are looked at: what stays in a core's own cache."""
+
+_HEAD_GUESS_BYTES: Final = 16 * 1024
+"""First read of a payload; holds the head of nearly all."""
+
+
+class PayloadDirectory:
+    """Where the files are."""
+
+    def __init__(self, directory: str) -> None:
+        self.root = Path(directory)
+        self.unannounced = self.root / "unannounced"
+        self.payloads = self.root / "payloads"
+        self.journals = self.root / "journals"
+
+    def make(self) -> None:
+        """Make the directories, where they are missing.
+
+        Raises:
+            StoreUnavailableError: They cannot be made, or one that is there belongs to another
+                user, or can be written by others.
+        """
+        with _translated_errors():
+            make_private_directory(self.root, has_parents=True)
+            make_private_directory(self.unannounced)
+            make_private_directory(self.payloads)
+            for number in range(_DIRECTORIES):
+                make_private_directory(self.payloads / f"{number:02x}")
+
+    def check(self) -> None:
+        """Check that the directories exist.
+
+        Raises:
+            StoreUrlError: They are not there.
+            StoreUnavailableError: One belongs to another user, or can be written by others.
+        """
+        with _translated_errors():
+            try:
+                for path in (self.root, self.unannounced, self.payloads):
+                    check_private_directory(path)
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise StoreUrlError(
+                    f"there is no payload store in {self.root} on this host: use a client on the "
+                    "server's, or start the server with --gateway or a store that both reach"
+                ) from error
+
+    def confirmed_path(self, payload_id: str) -> str:
+        """Path of a confirmed payload; `payload_id` must be well-formed."""
+        return f"{self.payloads}/{payload_id[:2]}/{payload_id}"
+
+    def unannounced_path(self, payload_id: str) -> str:
+        """Path of an unconfirmed payload."""
+        return f"{self.unannounced}/{payload_id}"
+
+    def hidden_path(self, payload_id: str) -> str:
+        """Path of a payload that is being written."""
+        return f"{self.unannounced}/.{payload_id}"
+
+    def open(self, reference: PayloadReference) -> int:
+        """Open a payload for reading, confirmed or not.
+
+        Raises:
+            PayloadMissingError: It is in neither place.
+            PayloadCorruptError: It is no file, or of another size than the reference says.
+        """
+        check_sound((reference,))
+        payload_id = reference.payload_id
+        # The first place twice: the payload may be confirmed between the first two looks.
+        confirmed = self.confirmed_path(payload_id)
+        for path in (confirmed, self.unannounced_path(payload_id), confirmed):
+            try:
+                descriptor = os.open(path, _READ)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise PayloadCorruptError(f"payload {payload_id} is no file") from error
+                raise
+            seen = os.fstat(descriptor)
+            size_bytes = seen.st_size
+            if not stat.S_ISREG(seen.st_mode):
+                os.close(descriptor)
+                raise PayloadCorruptError(f"payload {payload_id} is no file")
+            if size_bytes != reference.size_bytes:
+                os.close(descriptor)
+                raise PayloadCorruptError(
+                    f"payload {payload_id} has {size_bytes} bytes where its reference says "
+                    f"{reference.size_bytes}"
+                )
+            return descriptor
+        raise PayloadMissingError(payload_id)
+
+
+class FileStore(AbstractParts):
+    """A `PayloadStore` in a directory. See `breadbox.stores.common.base` for the contract."""
+
+    def __init__(self, directory: str, *, must_exist: bool = False) -> None:
+        super().__init__(math.inf)
+        self._directory = PayloadDirectory(directory)
+        if must_exist:
+            self._directory.check()
+        else:
+            self._directory.make()
+
+    def new_reference(self, size_bytes: int) -> PayloadReference:
+        """See PayloadParts."""
+        return PayloadReference(new_payload_id(), size_bytes)
+
+    def write_parts(self, parts: Sequence[Part]) -> None:
+        """See PayloadParts."""
+        self._begin()
+        size_bytes = sum(len(buffer) for part in parts for buffer in part.buffers)
+        _check_room(self._directory, size_bytes, len(parts))
+        for reference, offset_bytes, buffers in parts:
+            with _translated_errors():
+                path = self._directory.unannounced_path(reference.payload_id)
+                _write(self._directory, reference, offset_bytes, buffers, path)
+
+    def discard_parts(self, references: Sequence[PayloadReference]) -> None:
+        """See PayloadParts."""
+        with _translated_errors():
+            for each in references:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._directory.hidden_path(each.payload_id))
+        self.delete_many(references)
+
+    def read_parts(self, parts: Sequence[Part]) -> None:
+        """See PayloadParts."""
+        self._begin()
+        for reference, offset_bytes, buffers in parts:
+            with _opened(self._directory, reference) as descriptor:
+                _read_fully(descriptor, buffers, offset_bytes, reference)
+
+    def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
+        """See PayloadStore."""
+        self._begin()
+        for position, reference in enumerate(references):
+            with _opened(self._directory, reference) as descriptor:
+                _read(descriptor, position, reference, receiver)
+            receiver.arrived(position)
+
+    def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
+        """See PayloadStore."""
+        self._begin()
+        mapped = []
+        for reference in references:
+            with _opened(self._directory, reference) as descriptor, _translated_errors():
+                mapping = mmap.mmap(descriptor, reference.size_bytes, access=mmap.ACCESS_COPY)
+            # The view holds the mapping; it is unmapped when the last view is gone.
+            mapped.append(memoryview(mapping))
+        return mapped
+
+    def delete_many(self, references: Sequence[PayloadReference]) -> None:
+        """See PayloadStore."""
+        self._begin()
+        _delete(self._directory, [reference.payload_id for reference in references])
+
+    def within(self, deadline: Deadline) -> Self:
+        """See PayloadStore. The kernel answers, sooner or later."""
+        del deadline
+        return self
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_thread(method: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Have a blocking method run in a thread, so that a slow disk does not hold up the loop."""
+
+    @wraps(method)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.to_thread(method, *args, **kwargs)
+
+    return call
+
+
+class FileCustodian:
+    """A `PayloadCustodian` in a directory. See `breadbox.stores.common.base` for the contract."""
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        unannounced_s: float,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Look after `directory`.
+
+        Args:
+            directory: Absolute path; made if missing.
+            unannounced_s: Age at which unconfirmed files are swept.
+            wall_clock: Seconds since the epoch, as file times are.
+        """
+        self._directory = PayloadDirectory(directory)
+        self._directory.make()
+        self._unannounced_s = unannounced_s
+        self._wall_clock = wall_clock
+        self._custody: Custody | None = None
+
+    @_in_thread
+    def take(self, custody: Custody) -> None:
+        """See PayloadCustodian. On a full disk no word is left where none was."""
+        self._custody = custody
+        self._check_custody()
+
+    @_in_thread
+    def journals(self) -> set[str]:
+        """See PayloadCustodian."""
+        return {path.name for path in self._journals()}
+
+    @_in_thread
+    def forget_other_journals(self) -> None:
+        """See PayloadCustodian."""
+        with _translated_errors():
+            for path in self._other_journals():
+                path.unlink(missing_ok=True)
+
+    @_in_thread
+    def ping(self) -> None:
+        """See PayloadCustodian."""
+        with _translated_errors():
+            os.stat(self._directory.unannounced)
+
+    @_in_thread
+    def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
+        """See PayloadCustodian."""
+        self._check_custody()
+        with _translated_errors():
+            return [
+                self._confirm_one(each) if is_sound(each) else Confirmation.MISSING
+                for each in references
+            ]
+
+    @_in_thread
+    def keep(self, payloads: Sequence[tuple[PayloadReference, bytes]]) -> None:
+        """See PayloadCustodian."""
+        self._check_custody()
+        size_bytes = sum(len(body) for _, body in payloads)
+        _check_room(self._directory, size_bytes, len(payloads))
+        with _translated_errors():
+            for reference, body in payloads:
+                path = self._directory.confirmed_path(reference.payload_id)
+                _write(self._directory, reference, 0, [memoryview(body)], path)
+
+    @_in_thread
+    def read(self, references: Sequence[PayloadReference]) -> list[bytes]:
+        """See PayloadCustodian."""
+        bodies = []
+        for reference in references:
+            try:
+                body = bytearray(reference.size_bytes)
+                with _opened(self._directory, reference) as descriptor:
+                    _read_fully(descriptor, [memoryview(body)], 0, reference)
+                bodies.append(bytes(body))
+            except (PayloadMissingError, PayloadCorruptError):
+                bodies.append(b"")
+        return bodies
+
+    @_in_thread
+    def delete(self, references: Sequence[PayloadReference]) -> None:
+        """See PayloadCustodian."""
+        self._check_custody()
+        _delete(self._directory, [each.payload_id for each in references])
+
+    @_in_thread
+    def present(self, references: Sequence[PayloadReference]) -> list[bool]:
+        """See PayloadCustodian."""
+        with _translated_errors():
+            return [is_sound(each) and self._is_present(each) for each in references]
+
+    @_in_thread
+    def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
+        """See PayloadCustodian. For many, whole directories are read: it costs a quarter."""
+        listed: set[str] = set()
+        with _translated_errors():
+            if len(references) > _DIRECTORIES:
+                for number in range(_DIRECTORIES):
+                    listed.update(os.listdir(self._directory.payloads / f"{number:02x}"))
+            return [
+                each
+                for each in references
+                if each.payload_id not in listed and not (is_sound(each) and self._is_present(each))
+            ]
+
+    async def confirmed(self) -> AsyncIterator[str]:
+        """See PayloadCustodian."""
+        for number in range(_DIRECTORIES):
+            for payload_id in await self._confirmed_in(f"{number:02x}"):
+                yield payload_id
+
+    @_in_thread
+    def _confirmed_in(self, prefix: str) -> list[str]:
+        with _translated_errors():
+            listed = os.listdir(self._directory.payloads / prefix)
+            return [name for name in listed if is_payload_id(name)]
+
+    @_in_thread
+    def delete_ids(self, payload_ids: Iterable[str]) -> None:
+        """See PayloadCustodian."""
+        self._check_custody()
+        if self._custody is not None and self._other_journals():
+            raise StoreSharedError
+        _delete(self._directory, payload_ids)
+
+    @_in_thread
+    def sweep_unannounced(self) -> int:
+        """See PayloadCustodian."""
+        oldest = self._wall_clock() - self._unannounced_s
+        swept = 0
+        with _translated_errors():
+            for entry in os.scandir(self._directory.unannounced):
+                try:
+                    if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                        os.unlink(entry.path)
+                        swept += 1
+                except FileNotFoundError:
+                    continue  # Confirmed or deleted meanwhile.
+        return swept
+
+    @_in_thread
+    def usage(self) -> StoreUsage:
+        """See PayloadCustodian: of the file system that the directory is on."""
+        with _translated_errors():
+            room = DiskRoom.of(self._directory.unannounced)
+        return StoreUsage(
+            used_bytes=room.size_bytes - room.free_bytes,
+            limit_bytes=room.size_bytes - room.kept_bytes,
+            capacity_bytes_max=room.capacity_bytes_max,
+        )
+
+    @_in_thread
+    def incarnation(self) -> str:
+        """See PayloadCustodian: another directory of the same name is another store."""
+        with _translated_errors():
+            seen = os.stat(self._directory.payloads)
+        return f"{seen.st_dev}:{seen.st_ino}"
+
+    async def concerns(self) -> tuple[str, ...]:
+        """See PayloadCustodian: a directory has no such settings."""
+        return ()
+
+    async def close(self) -> None:
+        """See PayloadCustodian. The files stay."""
+
+    def _check_custody(self) -> None:
+        """See that no later epoch of the journal has come, and leave word of this one.
+
+        Not in one step with what follows, as in Redis: that two servers have the directory at all
+        is prevented by its lock, and this is for a lock that was deleted.
+
+        Raises:
+            StoreTakenError: A later one has come.
+        """
+        custody = self._custody
+        if custody is None or not custody.epoch:
+            return
+        with _translated_errors():
+            make_private_directory(self._directory.journals)
+            path = self._directory.journals / custody.journal
+            known = ""
+            with suppress(FileNotFoundError), open(path, opener=opener) as file:
+                known = file.read().strip()
+            if known.isdigit() and int(known) > custody.epoch:
+                raise StoreTakenError
+            if known != str(custody.epoch):
+                # In place and of one length, so that it takes no room the second time.
+                # "w" does not truncate: the opener leaves that out.
+                with (
+                    suppress(StoreFullError),
+                    _translated_errors(),
+                    open(path, "w", opener=opener) as file,
+                ):
+                    file.write(f"{custody.epoch:>{_EPOCH_DIGITS}}\n")
+
+    def _journals(self) -> list[Path]:
+        with _translated_errors():
+            if not self._directory.journals.exists():
+                return []
+            return list(self._directory.journals.iterdir())
+
+    def _other_journals(self) -> list[Path]:
+        mine = "" if self._custody is None else self._custody.journal
+        return [path for path in self._journals() if path.name != mine]
+
+    def _confirm_one(self, reference: PayloadReference) -> Confirmation:
+        confirmed = self._directory.confirmed_path(reference.payload_id)
+        unannounced = self._directory.unannounced_path(reference.payload_id)
+        try:
+            if not _is_file(unannounced, reference.size_bytes):
+                return Confirmation.OTHER_SIZE
+            os.rename(unannounced, confirmed)
+        except FileNotFoundError:
+            try:
+                if not _is_file(confirmed, reference.size_bytes):
+                    return Confirmation.OTHER_SIZE
+            except FileNotFoundError:
+                return Confirmation.MISSING
+        return Confirmation.THERE
+
+    def _is_present(self, reference: PayloadReference) -> bool:
+        return any(
+            _is_there(path, reference.size_bytes)
+            for path in (
+                self._directory.confirmed_path(reference.payload_id),
+                self._directory.unannounced_path(reference.payload_id),
+                self._directory.confirmed_path(reference.payload_id),
+            )
+        )
+
+
+def _check_room(directory: PayloadDirectory, size_bytes: int, file_count: int) -> None:
+    """Refuse what would take the room that the journal needs to let payloads go again."""
+    with _translated_errors():
+        room = DiskRoom.of(directory.unannounced)
+    if not room.has_room_for(size_bytes, file_count):
+        raise StoreFullError(
+            f"the file system of the payload directory is full ({size_bytes} bytes to write, "
+            f"{room.free_bytes} of {room.size_bytes} free, {room.kept_bytes} to be left; "
+            f"inodes: {room.free_inode_count} of {room.inode_count} free)"
+        )
+
+
+def _write(
+    directory: PayloadDirectory,
+    reference: PayloadReference,
+    offset_bytes: int,
+    buffers: Sequence[memoryview],
+    path: str,
+) -> None:
+    """Write a part of a payload; behind its last byte it is moved to `path`."""
+    hidden = directory.hidden_path(reference.payload_id)
+    begins = os.O_CREAT | os.O_EXCL if not offset_bytes else 0
+    descriptor = os.open(hidden, os.O_WRONLY | begins | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            os.lseek(descriptor, offset_bytes, os.SEEK_SET)
+            _write_vector(descriptor, buffers)
+        finally:
+            os.close(descriptor)
+        if offset_bytes + sum(map(len, buffers)) == reference.size_bytes:
+            os.rename(hidden, path)
+    except BaseException:
+        os.unlink(hidden)
+        raise
+
+
+def _read(
+    descriptor: int, position: int, reference: PayloadReference, receiver: PayloadReceiver
+) -> None:
+    """Read the head, then the segments straight into their destinations.
+
+    Not by way of a mapping: making one and taking it down costs what the cheaper copy saves, and
+    an error of the disk would be a signal instead of an exception.
+    """
+    guess = memoryview(bytearray(min(_HEAD_GUESS_BYTES, reference.size_bytes)))
+    _read_fully(descriptor, [guess], 0, reference)
+    head_bytes = head_bytes_of(position, reference, guess[:PRELUDE_BYTES], receiver)
+    head = guess[:head_bytes]
+    if head_bytes > len(guess):
+        head = memoryview(bytearray(head_bytes))
+        _read_fully(descriptor, [head], 0, reference)
+    run: list[memoryview] = []
+    run_start = end = 0
+    for segment in receiver.segments(position, head):
+        start, destination, filled = segment
+        if start + len(destination) <= len(guess):
+            destination[:] = guess[start : start + len(destination)]
+            continue
+        if filled is not None and len(destination) > _BYTES_AT_ONCE:
+            for done in range(0, len(destination), _BYTES_AT_ONCE):
+                part = destination[done : done + _BYTES_AT_ONCE]
+                _read_fully(descriptor, [part], start + done, reference)
+                filled(done + len(part))
+            continue
+        if run and 0 <= start - end <= len(_GAP):
+            # Near enough: reading the gap costs less than another call.
+            run.append(_GAP[: start - end])
+        else:
+            _read_fully(descriptor, run, run_start, reference)
+            run, run_start = [], start
+        run.append(destination)
+        end = start + len(destination)
+    _read_fully(descriptor, run, run_start, reference)
+
+
+def _read_fully(
+    descriptor: int, destinations: Sequence[memoryview], offset: int, reference: PayloadReference
+) -> None:
+    """Fill destinations one after another from successive bytes of the file."""
+    rest = [destination for destination in destinations if len(destination)]
+    with _translated_errors():
+        while rest:
+            count = os.preadv(descriptor, rest[:_BUFFERS_PER_CALL], offset)
+            if not count:
+                raise PayloadCorruptError(f"payload {reference.payload_id} ends at byte {offset}")
+            offset += count
+            drop(rest, count)
+
+
+def _write_vector(descriptor: int, buffers: Sequence[memoryview]) -> None:
+    for first in range(0, len(buffers), _BUFFERS_PER_CALL):
+        rest = list(buffers[first : first + _BUFFERS_PER_CALL])
+        while rest:
+            drop(rest, os.writev(descriptor, rest))
+
+
+def _is_file(path: str, size_bytes: int) -> bool:
+    """Whether it is a file of this size, not a link to one."""
+    seen = os.lstat(path)
+    return seen.st_size == size_bytes and stat.S_ISREG(seen.st_mode)
+
+
+def _is_there(path: str, size_bytes: int) -> bool:
+    try:
+        return _is_file(path, size_bytes)
+    except FileNotFoundError:
+        return False
+
+
+def _delete(directory: PayloadDirectory, payload_ids: Iterable[str]) -> None:
+    with _translated_errors():
+        for payload_id in payload_ids:
+            if not is_payload_id(payload_id):
+                continue
+            # Unannounced first: a confirm between the two looks moves it to where we look next.
+            for path in (
+                directory.unannounced_path(payload_id),
+                directory.confirmed_path(payload_id),
+            ):
+                try:
+                    os.unlink(path)
+                except FileNotFoundError:
+                    continue
+
+
+@contextmanager
+def _opened(directory: PayloadDirectory, reference: PayloadReference) -> Iterator[int]:
+    with _translated_errors():
+        descriptor = directory.open(reference)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    """Turn what the file system raises into our own errors; the cause is chained."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+        if error.errno in _FULL_ERRNOS:
+            raise StoreFullError(f"the payload directory is full ({what})") from error
+        raise StoreUnavailableError(f"the payload directory failed ({what})") from error

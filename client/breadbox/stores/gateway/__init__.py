@@ -1,0 +1,4 @@
+"""Payloads by way of the server.
+
+Callers: `operations`.
+"""

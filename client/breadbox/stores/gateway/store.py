@@ -1,0 +1,310 @@
+"""Move payloads through the server, for clients that must not see the store.
+
+Its own connection to the server, so that no call waits behind a payload. Beyond what gRPC does by
+itself, bytes are copied once: into a message, or out of one to where they are wanted.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from itertools import chain
+from typing import Any, Final
+
+import grpc
+
+from breadbox.model.errors import (
+    BackpressureError,
+    ClosedError,
+    DeadlineExceededError,
+    PayloadCorruptError,
+    ReplayBufferError,
+    StoreFullError,
+    StoreUnavailableError,
+    UnavailableError,
+)
+from breadbox.model.options import ClientOptions, open_channel
+from breadbox.model.types import PayloadReference
+from breadbox.stores.common.abstract import AbstractStore, check_sound
+from breadbox.stores.common.base import PayloadReceiver
+from breadbox.stores.common.deadline import LOOK_S, Deadline
+from breadbox.stores.common.keys import cut
+from breadbox.stores.common.reading import Range, read
+from breadbox.stores.gateway.frames import pack, unpack_read
+from breadbox.v1 import fragment_pb2
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+from breadbox.wire.route import Route
+from breadbox.wire.status import from_rpc_error
+
+_SERVICE: Final = f"/{pb.DESCRIPTOR.services_by_name['ReplayBufferService'].full_name}/"
+_MESSAGE_BYTES: Final = 512 * 1024
+"""Most bytes of payloads in a message."""
+_PAYLOADS_MAX: Final = 4096
+"""Payloads of one call that writes or discards: the server takes no more."""
+_RANGES_MAX: Final = 512
+"""Ranges of one call that reads: the server takes no more."""
+
+
+class GatewayStore(AbstractStore):
+    """A `PayloadStore` behind the server. See `breadbox.stores.common.base` for the contract.
+
+    Until it is announced, only this token can read a payload; then, every token that may read the
+    buffer. Producers may read weights too.
+    """
+
+    def __init__(self, route: Route, options: ClientOptions) -> None:
+        """Connect on use.
+
+        Args:
+            route: To the server: the client's, so that both find the one that leads.
+            options: The client's.
+        """
+        super().__init__(options.deadline_s)
+        self._route = route
+        self._options = options
+        self._metadata = options.metadata()
+        is_one_of_many = len(route.addresses) > 1
+        self._lines = [
+            _Line(address, options, is_one_of_many=is_one_of_many) for address in route.addresses
+        ]
+        self._watch = _Watch()
+
+    def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
+        """See PayloadStore. On failure the server deletes what it has, or it expires."""
+        deadline = self._begin()
+        references: list[PayloadReference] = []
+        for first in range(0, len(payloads), _PAYLOADS_MAX):
+            references += self._write(payloads[first : first + _PAYLOADS_MAX], deadline)
+        return references
+
+    def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
+        """See PayloadStore."""
+        deadline = self._begin()
+        check_sound(references)
+        with self._line() as line, ExitStack() as opened:
+
+            def ask(ranges: Sequence[Range]) -> Iterator[Any]:
+                call = line.read_payloads(_request(ranges), metadata=self._metadata)
+                return opened.enter_context(closing(self._watch.answers(call, deadline)))
+
+            read(partial(_Answers, ask), list(enumerate(references)), receiver)
+
+    def delete_many(self, references: Sequence[PayloadReference]) -> None:
+        """See PayloadStore; those that this token did not write, or has announced, stay."""
+        deadline = self._begin()
+        ids = [reference.payload_id for reference in references]
+        for first in range(0, len(ids), _PAYLOADS_MAX):
+            request = pb.DiscardPayloadsRequest(payload_ids=ids[first : first + _PAYLOADS_MAX])
+            with self._line() as line:
+                line.discard_payloads(request, timeout=deadline.left_s(), metadata=self._metadata)
+
+    def _close(self) -> None:
+        for line in self._lines:
+            line.channel.close()
+        self._watch.close()
+
+    def _write(
+        self, payloads: Sequence[Sequence[memoryview]], deadline: Deadline
+    ) -> list[PayloadReference]:
+        with self._line() as line:
+            call = line.write_payloads(_messages(payloads, deadline), metadata=self._metadata)
+            # But for the last answer, which has them all, they say that bytes were stored.
+            return [
+                PayloadReference(each.payload_id, each.size_bytes, each.piece_size_bytes)
+                for answer in self._watch.answers(call, deadline)
+                for each in answer.payloads
+            ]
+
+    @contextmanager
+    def _line(self) -> Iterator["_Line"]:
+        """The server to call; inside, what a store raises is raised for gRPC's errors."""
+        place = self._route.place
+        line = self._lines[place]
+        try:
+            yield line
+        except grpc.RpcError as error:
+            if self._closed.is_set():
+                raise ClosedError("the payload store is closed") from error
+            encrypted = self._options.tls is not None
+            is_one_of_many = len(self._lines) > 1
+            translated = from_rpc_error(
+                error, line.address, encrypted=encrypted, is_one_of_many=is_one_of_many
+            )
+            self._route.failed(place, translated)
+            raise _as_of_store(translated) from error
+        except StoreUnavailableError as error:  # It was silent.
+            self._route.failed(place, error)
+            raise
+        except grpc.FutureCancelledError as error:
+            raise ClosedError("the payload store is closed") from error
+        except ValueError as error:  # Of a closed channel.
+            if not self._closed.is_set():
+                raise
+            raise ClosedError("the payload store is closed") from error
+
+
+class _Line:
+    """A connection to one address, and the calls that are made over it."""
+
+    def __init__(self, address: str, options: ClientOptions, *, is_one_of_many: bool) -> None:
+        self.address = address
+        # Not the connection that others of this process have to the same address.
+        self.channel = open_channel(
+            *(address, options),
+            is_one_of_many=is_one_of_many,
+            more=(("grpc.use_local_subchannel_pool", 1),),
+        )
+        self.discard_payloads = ReplayBufferServiceStub(self.channel).DiscardPayloads
+        # Not the stub's: what carries payload bytes is packed here.
+        self.write_payloads: Any = self.channel.stream_stream(
+            _SERVICE + "WritePayloads",
+            response_deserializer=pb.WritePayloadsResponse.FromString,
+        )
+        self.read_payloads: Any = self.channel.unary_stream(
+            _SERVICE + "ReadPayloads",
+            request_serializer=pb.ReadPayloadsRequest.SerializeToString,
+            response_deserializer=unpack_read,
+        )
+
+
+class _Answers:
+    """The bytes of ranges, as the server sends them."""
+
+    def __init__(
+        self, ask: Callable[[Sequence[Range]], Iterator[Any]], ranges: Iterable[Range]
+    ) -> None:
+        asked = [each for each in ranges if each[2]]
+        self._messages = chain.from_iterable(
+            ask(asked[first : first + _RANGES_MAX]) for first in range(0, len(asked), _RANGES_MAX)
+        )
+        self._message = memoryview(b"")
+
+    def receive_into(
+        self, destination: memoryview, filled: Callable[[int], None] | None = None
+    ) -> None:
+        """See ByteStream."""
+        done = 0
+        while done < len(destination):
+            part = self._next(len(destination) - done)
+            destination[done : done + len(part)] = part
+            done += len(part)
+            if filled is not None:
+                filled(done)
+
+    def skip(self, count: int) -> None:
+        """See ByteStream. The bytes come all the same: they were asked for."""
+        while count:
+            count -= len(self._next(count))
+
+    def _next(self, most: int) -> memoryview:
+        while not self._message:
+            answer = next(self._messages, None)
+            if answer is None:
+                raise PayloadCorruptError("the server sent fewer bytes than were asked for")
+            self._message = answer
+        part = self._message[:most]
+        self._message = self._message[len(part) :]
+        return part
+
+
+class _Watch:
+    """Ends calls that are silent for too long, from a thread of its own.
+
+    gRPC ends a call at an instant that is fixed when it begins, and nobody knows then how long a
+    payload will take.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._calls: dict[Any, Deadline] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def answers(self, call: Any, deadline: Deadline) -> Generator[Any, None, None]:
+        """Yield the answers of a call; each answer extends the deadline.
+
+        Raises:
+            StoreUnavailableError: There was none for too long.
+            grpc.RpcError: The call failed.
+        """
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="breadbox-gateway", daemon=True
+                )
+                self._thread.start()
+            self._calls[call] = deadline
+            self._changed.notify()
+        try:
+            for answer in call:
+                deadline.heard(deadline.now())
+                yield answer
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.CANCELLED and deadline.left_s() <= 0:
+                raise StoreUnavailableError(
+                    "the server moved no bytes of payloads in time", was_silent=True
+                ) from error
+            raise
+        finally:
+            with self._changed:
+                del self._calls[call]
+            call.cancel()
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._closed:
+                for call, deadline in self._calls.items():
+                    if deadline.left_s() <= 0:
+                        call.cancel()
+                self._changed.wait(LOOK_S if self._calls else None)
+
+
+def open_gateway_store(route: Route, options: ClientOptions) -> GatewayStore:
+    """Open the store behind the server at the end of a route. Connects on use."""
+    return GatewayStore(route, options)
+
+
+def _request(ranges: Sequence[Range]) -> pb.ReadPayloadsRequest:
+    return pb.ReadPayloadsRequest(
+        ranges=[
+            pb.PayloadRange(
+                payload=fragment_pb2.PayloadReference(
+                    payload_id=reference.payload_id,
+                    size_bytes=reference.size_bytes,
+                    piece_size_bytes=reference.piece_size_bytes,
+                ),
+                offset_bytes=start,
+                length_bytes=length,
+            )
+            for reference, start, length in ranges
+        ]
+    )
+
+
+def _messages(payloads: Sequence[Sequence[memoryview]], deadline: Deadline) -> Iterator[bytes]:
+    """What a call that writes sends. gRPC asks for the next message when the last one has gone."""
+    sizes = pb.WritePayloadsRequest(
+        size_bytes=[sum(map(len, buffers)) for buffers in payloads]
+    ).SerializeToString()
+    for _, buffers in cut(chain.from_iterable(payloads), _MESSAGE_BYTES):
+        yield pack(buffers, sizes)
+        deadline.heard(deadline.now())
+        sizes = b""
+
+
+def _as_of_store(error: ReplayBufferError) -> ReplayBufferError:
+    """What a store would have raised."""
+    if isinstance(error, BackpressureError):
+        return StoreFullError(error.what, error.retry_delay_s)
+    if isinstance(error, UnavailableError | DeadlineExceededError):
+        return StoreUnavailableError(
+            str(error), was_silent=isinstance(error, DeadlineExceededError)
+        )
+    return error

@@ -1,0 +1,234 @@
+"""Makes clients of Redis, and stores over them: the one place that sets redis-py's options.
+
+Loaded when a URL names a Redis, since redis-py takes long to load.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+import redis
+import redis.asyncio
+import redis.asyncio.cluster
+import redis.asyncio.retry
+import redis.asyncio.sentinel
+import redis.cluster
+import redis.sentinel
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.retry import Retry
+
+from breadbox.model.errors import StoreUrlError
+from breadbox.stores.common.base import PayloadCustodian, PayloadStore
+from breadbox.stores.common.deadline import Deadline, in_force
+from breadbox.stores.common.urls import StoreUrl, parse_store_url, redact
+from breadbox.stores.redis.connections import CONNECT_S_MAX, BoundedPool, bound_pool, tell_of_tls
+from breadbox.stores.redis.custodian import RedisCustodian
+from breadbox.stores.redis.store import PIECE_SIZE_BYTES_DEFAULT, RedisStore
+from breadbox.stores.redis.wire import translated_errors
+
+_SOCKET_TIMEOUT_S: Final = 30.0
+"""For what keeps to no deadline: a server that reads its journal while it starts."""
+_HEALTH_CHECK_S: Final = 30
+_CONNECTIONS_MAX: Final = 16
+_CONNECT_RETRIES: Final = 3
+
+
+def open_redis_store(
+    parsed: StoreUrl, *, unannounced_s: float, piece_size_bytes: int, deadline: Deadline
+) -> PayloadStore:
+    """Open a store in Redis; see `breadbox.stores.open_store`, which has checked the numbers."""
+    settings: dict[str, Any] = {
+        "unannounced_s": unannounced_s,
+        "piece_size_bytes": piece_size_bytes or PIECE_SIZE_BYTES_DEFAULT,
+        "silence_s": deadline.silence_s,
+    }
+    if parsed.kind == "cluster":
+        return _open_cluster_store(parsed, settings, deadline)
+    # Without redis-py's own retries: the caller retries, and knows for how long.
+    client = _blocking_client(parsed, Retry(NoBackoff(), 0))
+    pool = client.connection_pool
+    return RedisStore(client, lambda _: pool, **settings)
+
+
+def open_redis_custodian(url: str, *, answer_s: float) -> PayloadCustodian:
+    """Open a custodian of a store in Redis; see `breadbox.stores.open_custodian`."""
+    client = open_redis_async(url, answer_s=answer_s)
+    is_cluster = parse_store_url(url).kind == "cluster"
+    return RedisCustodian(client, is_cluster=is_cluster, answer_s=answer_s)
+
+
+def open_redis(url: str) -> Any:
+    """Open a plain, blocking redis-py client for `url`, for what is kept beside payloads.
+
+    Raises:
+        StoreUrlError: The URL, or its options, cannot be used, or it is no Redis.
+        redis.exceptions.RedisClusterException: No node of a cluster answers.
+    """
+    parsed = _parse_redis_url(url)
+    if parsed.kind == "cluster":
+        with _url_errors(parsed):
+            return _cluster_client(redis, parsed, _options(parsed))
+    return _blocking_client(parsed, Retry(ExponentialBackoff(cap=1.0, base=0.05), _CONNECT_RETRIES))
+
+
+def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
+    """Open a plain asyncio redis-py client for `url`. Redis is connected to on use.
+
+    Args:
+        url: See the package's docstring.
+        answer_s: Seconds that Redis may take for one answer.
+
+    Raises:
+        StoreUrlError: The URL, or its options, cannot be used, or it is no Redis.
+    """
+    return _async_client(_parse_redis_url(url), answer_s)
+
+
+def _async_client(parsed: StoreUrl, answer_s: float) -> Any:
+    options = _options(parsed) | {
+        "socket_timeout": answer_s,
+        "socket_connect_timeout": min(CONNECT_S_MAX, answer_s),
+    }
+    with _url_errors(parsed):
+        if parsed.kind == "cluster":
+            return _cluster_client(redis.asyncio, parsed, options)
+        options["max_connections"] = _CONNECTIONS_MAX
+        # A loop that many wait for: what does not come back at once is the caller's to try again.
+        backoff = ExponentialBackoff(cap=0.2, base=0.02)
+        # Silence has taken the time of an answer already: it is not waited for again.
+        options["retry"] = redis.asyncio.retry.Retry(
+            backoff, _CONNECT_RETRIES, supported_errors=(redis.exceptions.ConnectionError,)
+        )
+        if parsed.kind == "sentinel":
+            return _sentinel_client(redis.asyncio, parsed, options)
+        client = redis.asyncio.Redis.from_url(parsed.url, **options)
+        tell_of_tls(client)
+        _require_known_options(client.connection_pool)
+        return client
+
+
+def _parse_redis_url(url: str) -> StoreUrl:
+    parsed = parse_store_url(url)
+    if parsed.kind == "file":
+        raise StoreUrlError(f"{redact(url)!r} is a directory where a Redis is wanted")
+    return parsed
+
+
+class _url_errors:  # noqa: N801 - a context manager that reads as a function
+    """Turn redis-py's complaints about a URL's options into a StoreUrlError."""
+
+    def __init__(self, parsed: StoreUrl) -> None:
+        self._parsed = parsed
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (ValueError, TypeError)) and not isinstance(error, redis.RedisError):
+            # Without the cause: redis-py may quote the URL.
+            raise StoreUrlError(
+                f"store URL {redact(self._parsed.url)!r} has options that cannot be used"
+            ) from None
+
+
+def _options(parsed: StoreUrl) -> dict[str, Any]:
+    del parsed
+    return {
+        "protocol": 2,
+        "decode_responses": False,
+        "socket_timeout": _SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_S_MAX,
+        "health_check_interval": _HEALTH_CHECK_S,
+        "client_name": "breadbox",
+    }
+
+
+def _blocking_client(parsed: StoreUrl, retry: Retry) -> Any:
+    options = _options(parsed) | {"retry": retry}
+    if parsed.kind == "sentinel":
+        return _sentinel_client(redis, parsed, options)
+    with _url_errors(parsed):
+        pool = BoundedPool.from_url(parsed.url, **options)
+        _require_known_options(pool)
+        return redis.Redis.from_pool(pool)
+
+
+def _require_known_options(pool: Any) -> None:
+    """Make a connection object, without connecting: redis-py checks options only then."""
+    pool.connection_class(**pool.connection_kwargs)
+
+
+def _open_cluster_store(
+    parsed: StoreUrl, settings: dict[str, Any], deadline: Deadline
+) -> PayloadStore:
+    with _url_errors(parsed), translated_errors(), in_force(deadline):
+        client = _cluster_client(redis, parsed, _options(parsed))
+    refreshing = threading.Lock()
+
+    def pool_of(payload_id: str) -> redis.ConnectionPool:
+        node = client.get_node_from_key(f"breadbox:{{{payload_id}}}:0")
+        pool: redis.ConnectionPool = client.get_redis_connection(node).connection_pool
+        return pool
+
+    def refresh(deadline: Deadline) -> None:
+        with translated_errors(), in_force(deadline):
+            if not refreshing.acquire(timeout=max(0.0, deadline.left_s())):
+                raise TimeoutError("another thread still asks for the nodes")
+            try:
+                client.nodes_manager.initialize()
+            finally:
+                refreshing.release()
+
+    return RedisStore(client, pool_of, refresh=refresh, **settings)
+
+
+def _cluster_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> Any:
+    """Make a client that starts with whichever of the URL's nodes answers."""
+    if module is redis:
+        options["connection_pool_class"] = BoundedPool
+    others = [module.cluster.ClusterNode(host, port) for host, port in parsed.addresses[1:]]
+    return module.RedisCluster.from_url(parsed.url, startup_nodes=others, **options)
+
+
+def _sentinel_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> Any:
+    """Make a client of the primary, found anew through the Sentinels on each connection."""
+    with _url_errors(parsed):
+        address = redis.connection.parse_url(parsed.url)  # type: ignore[no-untyped-call]
+        for name in ("username", "password", "db"):
+            if name in address:
+                options[name] = address[name]
+        if parsed.url.startswith("rediss:"):
+            options["ssl"] = True
+        sentinel = module.sentinel.Sentinel(
+            list(parsed.addresses),
+            sentinel_kwargs={
+                "socket_timeout": CONNECT_S_MAX,
+                "socket_connect_timeout": CONNECT_S_MAX,
+                "retry": type(options["retry"])(NoBackoff(), 0),
+            },
+        )
+        client = sentinel.master_for(parsed.service_name, **options)
+    if module is redis:
+        for each in (client, *sentinel.sentinels):
+            bound_pool(each)
+    _close_together(client, sentinel.sentinels)
+    return client
+
+
+def _close_together(client: Any, others: Sequence[Any]) -> None:
+    """Let the client's close take other clients with it, which redis-py forgets."""
+    is_async = hasattr(client, "aclose")
+    name = "aclose" if is_async else "close"
+    close_client = getattr(client, name)
+
+    def close() -> None:
+        close_client()
+        for other in others:
+            other.close()
+
+    async def aclose(*arguments: Any) -> None:
+        await close_client(*arguments)
+        for other in others:
+            await other.aclose()
+
+    setattr(client, name, aclose if is_async else close)

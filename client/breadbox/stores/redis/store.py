@@ -1,0 +1,316 @@
+"""Payloads in Redis, as clients see them: cut into pieces, each with an expiry until confirmed."""
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any, Final
+
+import redis
+
+from breadbox.model.errors import PayloadCorruptError, PayloadMissingError, StoreUnavailableError
+from breadbox.model.types import PayloadReference
+from breadbox.stores.common.abstract import AbstractParts, check_sound
+from breadbox.stores.common.base import Part, PayloadReceiver
+from breadbox.stores.common.deadline import Deadline, in_force
+from breadbox.stores.common.keys import cut, new_payload_id, piece_key, piece_keys, piece_ranges
+from breadbox.stores.common.reading import Range, read
+from breadbox.stores.redis.nodes import InTurns, on_all_nodes
+from breadbox.stores.redis.wire import (
+    MovedError,
+    Wire,
+    borrowed_wire,
+    raise_reply_error,
+    slot_taken,
+    translated_errors,
+)
+
+_log = logging.getLogger(__name__)
+
+PIECE_SIZE_BYTES_DEFAULT: Final = 1024 * 1024
+"""Measured best on unix sockets; see docs/performance.md."""
+
+_ATTEMPTS_MAX: Final = 3
+"""Tries of one call on fresh connections, where one breaks. Writes and reads repeat without harm.
+A connection that is silent has used up the call's time: trying again is for the caller."""
+
+_COMMANDS_IN_FLIGHT_MAX: Final = 256
+"""Writes sent before their replies are read: keeps replies (5 bytes each) within socket buffers."""
+
+_BYTES_IN_FLIGHT_MAX: Final = 2 * 1024 * 1024
+"""Values asked for before they are received: bounds what Redis must hold in reply buffers.
+Measured best: with more, Redis pays for fresh memory; with less, it waits for us."""
+
+_BYTES_AT_ONCE: Final = 512 * 1024
+"""Received before they are looked at: what stays in a core's own cache."""
+
+CONNECTIONS_MAX: Final = 16
+"""Connections of one store at a time; further threads wait for one."""
+
+Router = Callable[[str], redis.ConnectionPool]
+"""The pool of the node that has a payload's pieces, by payload id."""
+
+
+class RedisStore(AbstractParts):
+    """A `PayloadStore` in Redis. See `breadbox.stores.common.base` for the contract."""
+
+    def __init__(
+        self,
+        client: Any,
+        router: Router,
+        *,
+        unannounced_s: float,
+        piece_size_bytes: int,
+        silence_s: float,
+        refresh: Callable[[Deadline], None] = lambda _: None,
+    ) -> None:
+        """Use `client` for small commands and the pools that `router` names for values.
+
+        Args:
+            client: A redis-py client (Redis or RedisCluster) whose connections keep to deadlines;
+                closed with the store.
+            router: Finds the connection pool for a payload.
+            unannounced_s: Seconds until an unconfirmed payload expires.
+            piece_size_bytes: Payloads beyond this are cut into pieces of it.
+            silence_s: Seconds of silence that end a call, where `within` does not say otherwise.
+            refresh: Finds out anew which node has which keys, before another try.
+        """
+        super().__init__(silence_s)
+        self._client = client
+        self._router = router
+        self._refresh = refresh
+        self._expiry_ms = max(1, round(unannounced_s * 1000))
+        self._piece_size_bytes = piece_size_bytes
+        self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._doubted = threading.Event()
+        """Set where a node was silent: another one may have its keys when it is asked again."""
+
+    def new_reference(self, size_bytes: int) -> PayloadReference:
+        """See PayloadParts."""
+        piece_size_bytes = self._piece_size_bytes if size_bytes > self._piece_size_bytes else 0
+        return PayloadReference(new_payload_id(), size_bytes, piece_size_bytes)
+
+    def write_parts(self, parts: Sequence[Part]) -> None:
+        """See PayloadParts."""
+        self._per_node(parts, attrgetter("reference"), self._write, self._begin())
+
+    def discard_parts(self, references: Sequence[PayloadReference]) -> None:
+        """See PayloadParts."""
+        self.delete_many(references)
+
+    def read_parts(self, parts: Sequence[Part]) -> None:
+        """See PayloadParts."""
+        deadline = self._begin()
+        check_sound(part.reference for part in parts)
+        self._per_node(parts, attrgetter("reference"), _read_parts, deadline)
+
+    def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
+        """See PayloadStore."""
+        deadline = self._begin()
+        check_sound(references)
+        work = list(enumerate(references))
+        turns = InTurns(receiver)
+        self._per_node(
+            work,
+            lambda item: item[1],
+            lambda wire, part: read(partial(_Stream, wire), part, turns),
+            deadline,
+        )
+
+    def delete_many(self, references: Sequence[PayloadReference]) -> None:
+        """See PayloadStore."""
+        deadline = self._begin()
+        keys = [key for reference in references for key in piece_keys(reference)]
+        with translated_errors(), slot_taken(self._slots, deadline), in_force(deadline):
+            pipeline = self._client.pipeline(transaction=False)
+            for key in keys:
+                pipeline.unlink(key)
+            pipeline.execute()
+
+    def _close(self) -> None:
+        self._client.close()
+
+    def _per_node(
+        self,
+        work: Sequence[Any],
+        reference_of: Callable[[Any], PayloadReference],
+        act: Callable[[Wire, Sequence[Any]], None],
+        deadline: Deadline,
+    ) -> None:
+        """Do the work of all nodes at once, each on one connection; on fresh ones if one breaks."""
+
+        def act_on(pool: redis.ConnectionPool, part: Sequence[Any]) -> None:
+            with borrowed_wire(pool, self._slots, deadline) as wire:
+                act(wire, part)
+
+        if self._doubted.is_set():
+            self._refresh(deadline)
+            self._doubted.clear()
+        for attempt in range(1, _ATTEMPTS_MAX + 1):
+            groups: dict[redis.ConnectionPool, list[Any]] = defaultdict(list)
+            for item in work:
+                groups[self._router(reference_of(item).payload_id)].append(item)
+            try:
+                on_all_nodes(groups, act_on)
+            except MovedError as error:
+                if attempt == _ATTEMPTS_MAX:
+                    # For the caller the same as a node that is away: asking later helps.
+                    raise StoreUnavailableError(f"keys are on the move: {error}") from error
+                self._refresh(deadline)
+            except StoreUnavailableError as error:
+                if attempt == _ATTEMPTS_MAX or error.was_silent:
+                    self._doubted.set()
+                    raise
+                # The caller logs an outage that outlasts this.
+                _log.debug("payload store call failed, trying again: %s", error)
+                # The node may be gone, and another one may have taken its keys over.
+                self._refresh(deadline)
+            else:
+                return
+
+    def _write(self, wire: Wire, parts: Sequence[Part]) -> None:
+        """Send all pieces, reading replies at least every so many commands."""
+        commands: list[memoryview | bytes] = []
+        pending = 0
+        failure: bytes | None = None
+        for reference, offset_bytes, buffers in parts:
+            piece_size_bytes = reference.piece_size_bytes
+            first = offset_bytes // piece_size_bytes if offset_bytes else 0
+            for piece, (length, value) in enumerate(cut(buffers, piece_size_bytes), first):
+                commands += self._set_command(reference.payload_id, piece, length, value)
+                pending += 1
+                if pending == _COMMANDS_IN_FLIGHT_MAX:
+                    failure = _exchange(wire, commands, pending) or failure
+                    commands, pending = [], 0
+                    if failure:
+                        raise_reply_error(failure)
+        failure = _exchange(wire, commands, pending)
+        if failure:
+            raise_reply_error(failure)
+
+    def _set_command(
+        self, payload_id: str, piece: int, length: int, cut: Sequence[memoryview]
+    ) -> list[memoryview | bytes]:
+        """Pack `SET key value PX expiry` around the value's own memory."""
+        key = piece_key(payload_id, piece)
+        expiry = b"%d" % self._expiry_ms
+        head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, length)
+        tail = b"\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(expiry), expiry)
+        return [head, *cut, tail]
+
+
+def _exchange(wire: Wire, commands: Sequence[memoryview | bytes], count: int) -> bytes | None:
+    """Send `count` commands, read all their replies; the first error, if any."""
+    wire.send(commands)
+    failure = None
+    for _ in range(count):
+        failure = failure or wire.expect_ok()
+    return failure
+
+
+def _read_parts(wire: Wire, parts: Sequence[Part]) -> None:
+    stream = _Stream(
+        wire, [(each.reference, each.offset_bytes, sum(map(len, each.buffers))) for each in parts]
+    )
+    for part in parts:
+        for buffer in part.buffers:
+            stream.receive_into(buffer)
+
+
+class _Stream:
+    """The bytes of bulk replies, expected in a known order and of known length, as one stream.
+
+    Commands are sent ahead of the replies, up to a bound of bytes.
+    """
+
+    def __init__(self, wire: Wire, ranges: Iterable[Range]) -> None:
+        """Prepare to ask for `ranges`."""
+        self._wire = wire
+        self._requests = list(_requests(ranges))
+        self._asked = 0
+        self._asked_bytes = 0
+        self._current = -1
+        self._left = 0
+
+    def receive_into(
+        self, destination: memoryview, filled: Callable[[int], None] | None = None
+    ) -> None:
+        """Fill `destination` with the next bytes of the stream; call `filled` for each part."""
+        wanted, done = len(destination), 0
+        while done < wanted:
+            if not self._left:
+                self._next_reply()
+            count = min(self._left, wanted - done, _BYTES_AT_ONCE)
+            self._wire.receive_into(destination[done : done + count])
+            done += count
+            if filled is not None:
+                filled(done)  # Meanwhile Redis fills the socket.
+            self._took(count)
+
+    def skip(self, count: int) -> None:
+        """Drop the next bytes of the stream."""
+        while count:
+            if not self._left:
+                self._next_reply()
+            dropped = min(self._left, count)
+            self._wire.skip(dropped)
+            count -= dropped
+            self._took(dropped)
+
+    def _took(self, count: int) -> None:
+        self._left -= count
+        if not self._left:
+            self._wire.end_bulk()
+
+    def _next_reply(self) -> None:
+        self._current += 1
+        self._ask_ahead()
+        _, expected, payload_id = self._requests[self._current]
+        length = self._wire.bulk_length()
+        if length is None or (length == 0 and expected):
+            # GET says nil, GETRANGE says empty, of a key that is not there.
+            raise PayloadMissingError(payload_id)
+        if length != expected:
+            raise PayloadCorruptError(
+                f"payload {payload_id}: a piece has {length} bytes where {expected} were expected"
+            )
+        self._asked_bytes -= length
+        self._left = length
+
+    def _ask_ahead(self) -> None:
+        if self._asked > self._current and self._asked_bytes > _BYTES_IN_FLIGHT_MAX // 2:
+            return  # Many at a time: each call makes Redis turn from sending to listening.
+        commands = []
+        while self._asked < len(self._requests) and (
+            self._asked <= self._current or self._asked_bytes < _BYTES_IN_FLIGHT_MAX
+        ):
+            command, length, _ = self._requests[self._asked]
+            commands.append(command)
+            self._asked += 1
+            self._asked_bytes += length
+        if commands:
+            self._wire.send([b"".join(commands)])
+
+
+def _requests(ranges: Iterable[Range]) -> Iterator[tuple[bytes, int, str]]:
+    """What to ask for, piece by piece: (packed command, bytes of the reply, payload id)."""
+    for reference, offset_bytes, length_bytes in ranges:
+        piece_size_bytes = reference.piece_size_bytes or reference.size_bytes
+        for piece, start, length in piece_ranges(reference, offset_bytes, length_bytes):
+            key = piece_key(reference.payload_id, piece)
+            whole = min(piece_size_bytes, reference.size_bytes - piece * piece_size_bytes)
+            if length == whole:
+                command = b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key)
+            else:
+                first, last = b"%d" % start, b"%d" % (start + length - 1)
+                command = b"*4\r\n$8\r\nGETRANGE\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+                    len(key),
+                    key,
+                    len(first),
+                    first,
+                    len(last),
+                    last,
+                )
+            yield command, length, reference.payload_id

@@ -1,0 +1,418 @@
+"""Large values to and from Redis, without copies: the one place that speaks RESP by itself.
+
+redis-py makes the connections (pools, TLS, authentication, retries, health checks, Sentinel,
+Cluster). Between taking a connection from its pool and giving it back, this module packs SET
+commands around the caller's own memory and receives bulk replies straight into their destination.
+
+The state of a connection's stream is either known, then it goes back to the pool, or not (an error
+in the middle of a value, an exception of the caller), then it is disconnected first. So a value
+of one reply can never be taken for another's.
+
+Only RESP2 is spoken: with it, a server sends nothing that was not asked for.
+"""
+
+import errno
+import re
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+import redis
+
+from breadbox.model.errors import (
+    PayloadCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from breadbox.stores.common.deadline import LOOK_S, Deadline, in_force
+from breadbox.stores.common.reading import drop
+from breadbox.stores.redis.connections import NoTlsError
+
+REDIS_ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
+"""What redis-py raises when Redis is away or refuses; with a cluster, also a class of its own."""
+
+_BUFFERS_PER_CALL: Final = 1024
+"""IOV_MAX of Linux: what one sendmsg or recvmsg takes."""
+
+_LOOKAHEAD_BYTES: Final = 64 * 1024
+"""Received beyond what was asked for: reply headers, and values too small for their own call."""
+
+_LINE_AHEAD_BYTES: Final = 128
+"""The same behind a large value: its line end, and the header of the next reply."""
+
+_LINE_BYTES_MAX: Final = 16 * 1024
+"""A longer reply line is not Redis."""
+
+_IN_SCRIPT: Final = re.compile(r"^Error running script .*?: -|\.? script: [0-9a-f]{40}, on .*$")
+
+_ANSWER_LENGTH: Final = 400
+"""Most characters of an error that Redis returns: a full disk takes it 300."""
+
+_JOIN_BYTES: Final = 16 * 1024
+"""On TLS, buffers up to this size are joined before they are sent, to fill records."""
+
+_DIRECT_BYTES: Final = 4 * 1024
+"""Smaller destinations are filled by way of the lookahead, which saves system calls."""
+
+_LOOK: Final = struct.pack("@ll", int(LOOK_S), int(LOOK_S % 1.0 * 1e6))
+"""`LOOK_S` as the kernel takes time limits."""
+
+
+class MovedError(StoreError):
+    """A node of a cluster says that another one has the key; ask again after a refresh."""
+
+
+class Connection(Protocol):
+    """What is used of a redis-py connection."""
+
+    def connect(self) -> None:
+        """Connect, authenticate and select the database, if not connected."""
+
+    def disconnect(self) -> None:
+        """Close the socket."""
+
+    def check_health(self) -> None:
+        """Ping when the connection was idle for longer than its health_check_interval."""
+
+
+@contextmanager
+def slot_taken(slots: threading.Semaphore, deadline: Deadline) -> Iterator[None]:
+    """Take one of so many places for a connection; wait for one until the deadline.
+
+    Raises:
+        TimeoutError: All are taken, and none became free in time.
+    """
+    if not slots.acquire(timeout=max(0.0, deadline.left_s())):
+        raise TimeoutError("all connections of this client to the store are in use")
+    try:
+        yield
+    finally:
+        slots.release()
+
+
+@contextmanager
+def borrowed_wire(
+    pool: redis.ConnectionPool, slots: threading.Semaphore, deadline: Deadline
+) -> Iterator["Wire"]:
+    """Take a connection from `pool`; give it back, disconnected if the body raised.
+
+    Raises:
+        StoreUnavailableError: No connection could be made, or it broke, or nothing moved on it
+            until the deadline.
+        StoreFullError: Redis refused a write for want of memory.
+    """
+    with translated_errors(), slot_taken(slots, deadline), in_force(deadline):
+        connection: Any = pool.get_connection()
+        try:
+            connection.check_health()
+            wire = Wire(connection, deadline)
+            with wire.reporting():
+                yield wire
+            wire.give_back()
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Turn what sockets and redis-py raise into our own errors; the cause is chained."""
+    try:
+        yield
+    except redis.exceptions.OutOfMemoryError as error:
+        raise StoreFullError("the Redis payload store is at its maxmemory") from error
+    except redis.exceptions.ResponseError as error:
+        # Before version 7 a script that finds Redis full fails as any other does.
+        if "OOM command not allowed" in str(error):
+            raise StoreFullError("the Redis payload store is at its maxmemory") from error
+        raise StoreUnavailableError(
+            f"the Redis payload store refuses: {shortened(error)}", answer=shortened(error)
+        ) from error
+    except NoTlsError as error:
+        raise StoreUnavailableError(
+            f"the Redis payload store gives {error}", was_silent=True
+        ) from error
+    except (redis.exceptions.TimeoutError, TimeoutError) as error:
+        raise StoreUnavailableError(
+            "the Redis payload store did not answer in time", was_silent=True
+        ) from error
+    except REDIS_ERRORS as error:
+        if any(isinstance(each, redis.AuthenticationError) for each in (error, error.__cause__)):
+            # Without the text: some servers repeat the user name.
+            raise StoreUnavailableError(
+                "the Redis payload store refuses our credentials"
+            ) from error
+        raise StoreUnavailableError(f"the Redis payload store failed: {describe(error)}") from error
+
+
+def shortened(error: BaseException) -> str:
+    """Return what a Redis that refuses says, as long as it may be in a line of ours.
+
+    Where in a script a command was refused is left out, and so is the name of a user.
+    """
+    if isinstance(error, redis.exceptions.NoPermissionError):
+        return "NOPERM, the user lacks a right"
+    return _IN_SCRIPT.sub("", str(error)).rstrip(".")[:_ANSWER_LENGTH]
+
+
+def describe(error: BaseException) -> str:
+    """Say what went wrong in a few words."""
+    if isinstance(error, OSError) and error.errno:
+        return errno.errorcode.get(error.errno, "") + f" ({error.strerror})"
+    return f"{type(error).__name__}: {str(error)[:200]}"
+
+
+def raise_reply_error(line: bytes) -> None:
+    """Raise what an error reply, given without its leading "-", means to us."""
+    code = line.split(b" ", 1)[0].decode("ascii", "replace")
+    text = line[:_ANSWER_LENGTH].decode("utf-8", "replace")
+    if code == "OOM":
+        raise StoreFullError("the Redis payload store is at its maxmemory")
+    if code in ("MOVED", "ASK"):
+        raise MovedError(text)
+    raise StoreUnavailableError(f"the Redis payload store refuses: {text}", answer=text)
+
+
+class Wire:
+    """A borrowed connection: sends commands in vectors of buffers, receives replies into memory."""
+
+    def __init__(self, connection: Any, deadline: Deadline) -> None:
+        # A pool hands out connections with nothing left to read: neither in the parser's buffer
+        # nor on the socket. From here to the last reply, only this class reads from the socket.
+        self._socket: socket.socket = connection._sock  # noqa: SLF001 - redis-py has no public one
+        self._is_tls = isinstance(self._socket, ssl.SSLSocket)
+        self._timeout_s = self._socket.gettimeout()
+        self._deadline = deadline
+        self._heard_at = deadline.heard_at
+        self._has_moved = False
+        """True if bytes moved since the silence was last measured."""
+        if self._is_tls:
+            self._socket.settimeout(LOOK_S)
+        else:
+            self._let_kernel_wait()
+        self._lookahead = memoryview(bytearray(_LOOKAHEAD_BYTES))
+        self._start = 0
+        self._end = 0
+        self._is_large = False
+        self._reply_left = 0
+        """Bytes of the current bulk reply that are not read yet."""
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Report to the deadline at the end if bytes moved: another connection may go on."""
+        try:
+            yield
+        finally:
+            if self._has_moved:
+                self._deadline.heard(self._deadline.now())
+
+    def give_back(self) -> None:
+        """Leave the socket as redis-py expects it. All replies must have been read."""
+        self._socket.settimeout(self._timeout_s)
+
+    def send(self, buffers: Sequence[memoryview | bytes]) -> None:
+        """Send buffers one after another; returns when the kernel has them all."""
+        if self._is_tls:
+            for joined in _join_small(buffers):
+                self._send_encrypted(joined)
+            return
+        for first in range(0, len(buffers), _BUFFERS_PER_CALL):
+            self._send_vector(buffers[first : first + _BUFFERS_PER_CALL])
+
+    def expect_ok(self) -> bytes | None:
+        """Read a simple reply.
+
+        Returns:
+            None for +OK or an integer; the error, without its leading "-", if it is one.
+        """
+        line = self._line()
+        if line[:1] == b"-":
+            return line[1:]
+        if line[:1] in (b"+", b":"):
+            return None
+        raise _unexpected(line)
+
+    def bulk_length(self) -> int | None:
+        """Read the header of a bulk reply: its length, or None for a key that is not there.
+
+        Raises:
+            StoreUnavailableError: Redis answered with an error.
+            MovedError: Another node of the cluster has the key.
+        """
+        line = self._line()
+        if line[:1] == b"-":
+            raise_reply_error(line[1:])
+        if line[:1] != b"$":
+            raise _unexpected(line)
+        length = int(line[1:])
+        self._is_large = length >= _LOOKAHEAD_BYTES
+        self._reply_left = max(0, length)
+        return None if length < 0 else length
+
+    def receive_into(self, destination: memoryview) -> None:
+        """Fill `destination` with the next bytes of a bulk reply."""
+        wanted = len(destination)
+        self._reply_left -= wanted
+        filled = min(wanted, self._end - self._start)
+        if filled:
+            destination[:filled] = self._lookahead[self._start : self._start + filled]
+            self._start += filled
+        while filled < wanted:
+            if wanted - filled < _DIRECT_BYTES:
+                self._fill()
+                count = min(wanted - filled, self._end - self._start)
+                destination[filled : filled + count] = self._lookahead[
+                    self._start : self._start + count
+                ]
+                self._start += count
+                filled += count
+            else:
+                filled += self._receive_direct(destination[filled:])
+
+    def skip(self, count: int) -> None:
+        """Drop the next bytes of a bulk reply."""
+        self._reply_left -= count
+        while count:
+            if self._start == self._end:
+                self._fill()
+            dropped = min(count, self._end - self._start)
+            self._start += dropped
+            count -= dropped
+
+    def end_bulk(self) -> None:
+        """Read the line end behind a bulk reply's bytes."""
+        if self._end - self._start < 2:
+            self._fill(at_least=2)
+        if bytes(self._lookahead[self._start : self._start + 2]) != b"\r\n":
+            raise PayloadCorruptError("a reply of Redis is not as long as it says")
+        self._start += 2
+
+    def _let_kernel_wait(self) -> None:
+        """Make the socket block, for a moment at a time.
+
+        Python's own timeouts make a socket non-blocking and poll before each call, which then
+        moves no more than a socket buffer: some hundred calls, and as many switches to Redis and
+        back, for what the kernel does in one.
+        """
+        self._socket.settimeout(None)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LOOK)
+
+    def _receive_direct(self, destination: memoryview) -> int:
+        """Receive into `destination`, all of it where the kernel can wait and bytes move."""
+        return self._receive(destination, 0 if self._is_tls else socket.MSG_WAITALL)
+
+    def _receive(self, destination: memoryview, flags: int = 0) -> int:
+        while True:
+            try:
+                count = self._socket.recv_into(destination, 0, flags)
+            except (BlockingIOError, TimeoutError):
+                self._look()
+                continue
+            if not count:
+                raise ConnectionResetError(errno.ECONNRESET, "closed by Redis")
+            self._has_moved = True
+            return count
+
+    def _look(self) -> None:
+        """End it if it has been silent for too long. Nothing moved for `LOOK_S`.
+
+        Raises:
+            TimeoutError: It has.
+        """
+        if self._has_moved:
+            self._has_moved = False
+            self._heard_at = self._deadline.now() - LOOK_S
+            self._deadline.heard(self._heard_at)
+        if self._deadline.left_s(self._heard_at) <= 0:
+            raise TimeoutError("nothing moves on the connection")
+
+    def _send_vector(self, buffers: Sequence[memoryview | bytes]) -> None:
+        """Send up to one system call's worth of buffers, however often the socket takes a part."""
+        rest = list(buffers)
+        while rest:
+            try:
+                sent = self._socket.sendmsg(rest)
+            except BlockingIOError:
+                self._look()
+                continue
+            self._has_moved = True
+            drop(rest, sent)
+
+    def _send_encrypted(self, buffer: memoryview | bytes) -> None:
+        rest = memoryview(buffer).cast("B")
+        while rest:
+            try:
+                sent = self._socket.send(rest)
+            except TimeoutError:
+                self._look()
+                continue
+            self._has_moved = True
+            rest = rest[sent:]
+
+    def _line(self) -> bytes:
+        """Read one line, without its end."""
+        line = b""
+        while True:
+            ready = bytes(self._lookahead[self._start : min(self._end, self._start + 64)])
+            if b"\n" not in ready:
+                ready = bytes(self._lookahead[self._start : self._end])
+            position = ready.find(b"\n")
+            if position >= 0:
+                self._start += position + 1
+                return (line + ready[:position]).removesuffix(b"\r")
+            line += ready
+            if len(line) > _LINE_BYTES_MAX:
+                raise _unexpected(line)
+            self._start = self._end
+            self._fill()
+
+    def _fill(self, at_least: int = 1) -> None:
+        """Receive into the lookahead until it holds `at_least` bytes."""
+        held = self._end - self._start
+        if held:
+            self._lookahead[:held] = bytes(self._lookahead[self._start : self._end])
+        self._start, self._end = 0, held
+        while self._end < at_least:
+            self._end += self._receive(self._lookahead[self._end : self._end + self._ahead_bytes()])
+
+    def _ahead_bytes(self) -> int:
+        """How much to take ahead: what belongs to large values has to be copied once more."""
+        if self._reply_left > _LOOKAHEAD_BYTES:
+            return _DIRECT_BYTES
+        if self._is_large and self._reply_left <= 0:
+            return _LINE_AHEAD_BYTES
+        return _LOOKAHEAD_BYTES
+
+
+def _join_small(buffers: Sequence[memoryview | bytes]) -> Iterator[memoryview | bytes]:
+    """Join neighbours that are small; pass large buffers on as they are."""
+    small: list[memoryview | bytes] = []
+    small_bytes = 0
+    for buffer in buffers:
+        if len(buffer) <= _JOIN_BYTES:
+            small.append(buffer)
+            small_bytes += len(buffer)
+            if small_bytes > _JOIN_BYTES:
+                yield b"".join(small)
+                small, small_bytes = [], 0
+            continue
+        if small:
+            yield b"".join(small)
+            small, small_bytes = [], 0
+        yield buffer
+    if small:
+        yield b"".join(small)
+
+
+def _unexpected(line: bytes) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"the payload store does not speak like Redis: {line[:40].decode('ascii', 'replace')!r}"
+    )

@@ -1,0 +1,4 @@
+"""How effects are carried out on an event loop.
+
+Callers: the asyncio client.
+"""

@@ -1,0 +1,226 @@
+"""Run operations on the running loop; see `breadbox.operations.operations`.
+
+Payloads move in threads, so that the loop never blocks on the store. Cancelling a call cancels it
+on the server. A thread that is moving a payload at that moment finishes it, and a payload that was
+not announced expires by itself.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+import grpc
+
+from breadbox.model.errors import ClosedError, ReplayBufferError, StoreUnavailableError
+from breadbox.model.options import ClientOptions, channel_options
+from breadbox.operations import calls, streaming
+from breadbox.operations.operations import (
+    Attempted,
+    Both,
+    Context,
+    Do,
+    Effect,
+    Invoke,
+    Operation,
+    Sleep,
+)
+from breadbox.shared.tasks import end_tasks
+from breadbox.stores.common.deadline import Deadline
+from breadbox.transport.aio.append_stream import AppendStreams
+from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+
+T = TypeVar("T")
+
+THREADS_MAX = 16
+"""Most threads of one client that move payloads: as many as a store has connections."""
+
+
+def open_channel(
+    address: str, options: ClientOptions, *, is_one_of_many: bool = False
+) -> grpc.aio.Channel:
+    """Open a channel to one address, encrypted if the options have certificates."""
+    arguments = channel_options(address, is_one_of_many=is_one_of_many)
+    if options.tls is None:
+        return grpc.aio.insecure_channel(address, options=arguments)
+    return grpc.aio.secure_channel(address, options.tls.credentials(), options=arguments)
+
+
+async def _in_thread(threads: Executor, function: Callable[[Deadline], T], deadline: Deadline) -> T:
+    """Run a function in a thread; give up if no thread is free by the deadline.
+
+    A function that has begun keeps the deadline itself, and is awaited: it may be writing into the
+    caller's memory.
+
+    Raises:
+        StoreUnavailableError: No thread was free, because other calls wait for the store too.
+    """
+    claim = threading.Lock()
+
+    def run() -> T | None:
+        return function(deadline) if claim.acquire(blocking=False) else None
+
+    loop = asyncio.get_running_loop()
+    try:
+        running = loop.run_in_executor(threads, contextvars.copy_context().run, run)
+    except RuntimeError as error:
+        raise ClosedError("the client was closed") from error
+    try:
+        await asyncio.wait((running,), timeout=max(0.0, deadline.left_s()))
+        if not running.done() and claim.acquire(blocking=False):
+            raise StoreUnavailableError("no thread was free for the store in time", was_silent=True)
+        return cast(T, await running)
+    except asyncio.CancelledError:
+        running.cancel()
+        raise
+
+
+class Kept:
+    """An operation that runs in the background until it returns, or is ended."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        """Use `Interpreter.keep` instead."""
+        self._task = task
+
+    async def end(self) -> None:
+        """End the operation."""
+        await end_tasks([self._task])
+
+
+class Interpreter:
+    """Run the operations of one client, over a connection to each address.
+
+    For use in the loop that it was created in.
+
+    Args:
+        context: The client's context.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        # Threads of its own: a silent store must not block the loop's default executor.
+        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="breadbox-aio")
+        addresses = context.route.addresses
+        self._channels = [
+            open_channel(each, context.options, is_one_of_many=len(addresses) > 1)
+            for each in addresses
+        ]
+        self._stubs = [ReplayBufferServiceStub(channel) for channel in self._channels]
+        self._metadata = context.options.metadata()
+        self._append_streams = [
+            AppendStreams(context, place, stub.AppendStream, self._metadata)
+            for place, stub in enumerate(self._stubs)
+        ]
+        self._kept: set[asyncio.Task[None]] = set()
+        self.closed = False
+        """True after `close` was called."""
+
+    async def close(self) -> None:
+        """Close connections and end background operations. Idempotent. Running operations fail."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            await end_tasks(self._kept)
+            for streams in self._append_streams:
+                await streams.close()
+        finally:
+            for channel in self._channels:
+                await channel.close()
+            self.context.slot.close()
+            self._threads.shutdown(wait=False)
+
+    def keep(self, operation: Operation[None]) -> Kept:
+        """Run an operation in the background until it returns, is ended, or the client closes."""
+
+        async def kept() -> None:
+            with contextlib.suppress(ClosedError):
+                await self.run(operation)
+
+        task = asyncio.get_running_loop().create_task(kept())
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
+        return Kept(task)
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Run an operation to its end.
+
+        Raises:
+            ClosedError: The client was closed.
+        """
+        if self.closed:
+            raise ClosedError("the client was closed")
+        try:
+            effect = next(operation)
+            while True:
+                try:
+                    result = await self._perform(effect)
+                except ReplayBufferError as error:
+                    effect = operation.throw(error)
+                else:
+                    effect = operation.send(result)
+        except StopIteration as stop:
+            answer: T = stop.value
+            return answer
+        except ReplayBufferError as error:
+            # The library's own frames would hide the caller's.
+            raise error.with_traceback(None)  # noqa: B904 - it is the same error
+        finally:
+            operation.close()
+
+    async def _perform(self, effect: Effect) -> Any:
+        match effect:
+            case Invoke(call=call, timeout_s=timeout_s):
+                return call.decode(await self._send(call, timeout_s))
+            case Sleep(duration_s=duration_s):
+                return await asyncio.sleep(duration_s)
+            case Do(function=function, deadline=deadline):
+                return await _in_thread(self._threads, function, deadline)
+            case Both(invoke=invoke, do=do):
+                async with asyncio.TaskGroup() as tasks:
+                    sent = tasks.create_task(self._attempt(invoke))
+                    done = tasks.create_task(self._attempt(do))
+                return sent.result(), done.result()
+
+    async def _attempt(self, effect: Effect) -> Attempted:
+        try:
+            return Attempted(result=await self._perform(effect))
+        except ReplayBufferError as error:
+            return Attempted(error=error)
+
+    async def _send_by_stream(self, call: calls.Call[Any], timeout_s: float, place: int) -> Any:
+        """Send an append on a stream and return its answer, or None if it was not sent."""
+        try:
+            return await self._append_streams[place].send(call.request, timeout_s)
+        except grpc.aio.UsageError as error:  # What gRPC raises on a closed channel.
+            raise ClosedError(f"{call.method}: {error}") from error
+        except ReplayBufferError as error:
+            if self.closed:
+                raise ClosedError(f"{call.method}: the client was closed") from error
+            self.context.route.failed(place, error)
+            raise
+
+    async def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
+        place = self.context.route.place
+        if call.method == streaming.METHOD:
+            begun_at = self.context.now()
+            response = await self._send_by_stream(call, timeout_s, place)
+            if response is not None:
+                return response
+            timeout_s = max(1e-3, timeout_s - (self.context.now() - begun_at))
+        method = getattr(self._stubs[place], call.method)
+        try:
+            return await method(call.request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise self.context.failed_call(place, error) from error
+        except grpc.aio.UsageError as error:  # What gRPC raises on a closed channel.
+            raise ClosedError(f"{call.method}: {error}") from error
+        except asyncio.CancelledError:
+            # Closing the channel cancels its calls, without a cancellation of the task.
+            task = asyncio.current_task()
+            if self.closed and (task is None or not task.cancelling()):
+                raise ClosedError(f"{call.method}: the client was closed") from None
+            raise

@@ -1,0 +1,80 @@
+"""Run jobs in tasks, ahead of the caller; `breadbox.transport.run_ahead` uses threads."""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from breadbox.shared.tasks import end_tasks
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+async def run_ahead(
+    jobs: Iterable[Job],
+    run: Callable[[Job], Awaitable[Result]],
+    *,
+    at_once: int,
+    depth: int,
+    in_order: bool,
+) -> AsyncGenerator[Result, None]:
+    """Run jobs in tasks, ahead of the caller that iterates over their results.
+
+    Args:
+        jobs: Taken one by one, no earlier than needed.
+        run: Called once per job.
+        at_once: Most jobs that run at a time.
+        depth: Most results that are ready or in progress beside the one yielded. 0 runs each job on
+            request.
+        in_order: True for results in the order of jobs, False for the order of completion.
+
+    Returns:
+        A generator. If a job raises, the generator raises that in place of its result, and ends.
+        Closing it, or cancelling the task that waits for it, cancels all jobs that have not ended.
+    """
+    if depth == 0:
+        for job in jobs:
+            yield await run(job)
+        return
+    remaining = iter(jobs)
+    # Not in a group: a generator may be left from another task than it was entered from.
+    pending: deque[asyncio.Task[Result]] = deque()
+    turns = asyncio.Semaphore(at_once)
+    loop = asyncio.get_running_loop()
+
+    async def run_in_turn(job: Job) -> Result:
+        async with turns:
+            return await run(job)
+
+    def top_up() -> None:
+        for job in itertools.islice(remaining, depth - len(pending)):
+            pending.append(loop.create_task(run_in_turn(job)))
+
+    try:
+        top_up()
+        while pending:
+            if in_order:
+                await asyncio.wait([pending[0]])
+            else:
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                _move_completed_to_front(pending)
+            # No variable has the result when it is yielded, so that nothing keeps a batch alive.
+            ready = [pending.popleft()]
+            top_up()
+            yield ready.pop().result()
+    finally:
+        try:
+            await end_tasks(pending)
+        finally:
+            for task in pending:
+                if task.done() and not task.cancelled():
+                    task.exception()  # Read, or asyncio would log it as never retrieved.
+
+
+def _move_completed_to_front(pending: deque[asyncio.Task[Result]]) -> None:
+    position = next(i for i, task in enumerate(pending) if task.done())
+    completed = pending[position]
+    del pending[position]
+    pending.appendleft(completed)

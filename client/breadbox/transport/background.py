@@ -1,0 +1,149 @@
+"""Run operations in background threads that mostly sleep, such as renewals of leases.
+
+`breadbox.transport.aio.interpreter` uses tasks instead.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from breadbox.model.errors import ReplayBufferError
+from breadbox.operations.operations import Effect, Operation, Sleep
+
+END_S = 0.3
+"""Seconds for which `Kept.end` waits for an operation that is running."""
+AT_ONCE_MAX = 16
+"""Most operations that run at a time, each for at most a few seconds."""
+
+
+class Kept:
+    """An operation that runs in the background until it returns, or is ended."""
+
+    def __init__(self, keeper: "Keeper", operation: Operation[None]) -> None:
+        """Use `Keeper.keep` instead."""
+        self._keeper = keeper
+        self._operation = operation
+        self._turn = threading.Lock()
+        self.has_ended = False
+        """True after `end` was called."""
+
+    def end(self) -> None:
+        """End the operation. If it is running, wait for it, for at most `END_S`."""
+        self.has_ended = True
+        self._keeper.forget(self)
+        if self._turn.acquire(timeout=END_S):
+            self._operation.close()
+            self._turn.release()
+
+    def go_on(self, perform: Callable[[Effect], Any]) -> float | None:
+        """Run it until it sleeps; return for how many seconds, or None if it has returned."""
+        with self._turn:
+            if self.has_ended:
+                return None
+            try:
+                effect = next(self._operation)
+                while not isinstance(effect, Sleep):
+                    try:
+                        result = perform(effect)
+                    except ReplayBufferError as error:
+                        effect = self._operation.throw(error)
+                    else:
+                        effect = self._operation.send(result)
+            except StopIteration:
+                return None
+            return effect.duration_s
+
+
+class Keeper:
+    """Run operations in daemon threads, started with the first of them. Thread-safe.
+
+    One thread waits until an operation is due. Before it runs that one, it starts another thread
+    to wait, so that a slow server delays no other operation. At most `AT_ONCE_MAX` run at a time.
+    """
+
+    def __init__(
+        self, perform: Callable[[Effect], Any], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._perform = perform
+        self._clock = clock
+        self._wake = threading.Condition()
+        self._due_at: dict[Kept, float] = {}
+        """End of its sleep, by operation."""
+        self._wakes_at = -math.inf
+        """Time at which the waiting thread wakes by itself; an operation due earlier wakes it."""
+        self._threads: set[threading.Thread] = set()
+        self._is_watched = False
+        """True if a thread waits until the next operation is due, or is about to."""
+        self._closed = False
+
+    def keep(self, operation: Operation[None]) -> Kept:
+        """Run an operation in this thread until it sleeps, and then in the background."""
+        kept = Kept(self, operation)
+        duration_s = kept.go_on(self._perform)
+        with self._wake:
+            self._add(kept, duration_s)
+            self._watch()
+        return kept
+
+    def forget(self, kept: Kept) -> None:
+        """Do not run an operation again."""
+        with self._wake:
+            self._due_at.pop(kept, None)
+
+    def close(self) -> None:
+        """End sleeping operations. Idempotent; waits for the threads."""
+        with self._wake:
+            self._closed = True
+            self._due_at.clear()
+            self._wake.notify_all()
+            threads = self._threads - {threading.current_thread()}
+        for thread in threads:
+            thread.join()
+
+    def _add(self, kept: Kept, duration_s: float | None) -> None:
+        """Note the sleep of an operation, unless it has returned; the lock is held."""
+        if duration_s is None or self._closed or kept.has_ended:
+            return
+        due_at = self._due_at[kept] = self._clock() + duration_s
+        if due_at < self._wakes_at:
+            self._wake.notify()
+
+    def _watch(self) -> None:
+        """Start a thread to wait for the next operation, unless too many are busy."""
+        if self._due_at and not self._is_watched and len(self._threads) < AT_ONCE_MAX:
+            thread = threading.Thread(target=self._run, name="breadbox-keeper", daemon=True)
+            thread.start()
+            self._threads.add(thread)
+            self._is_watched = True
+
+    def _run(self) -> None:
+        try:
+            while (kept := self._next_due()) is not None:
+                duration_s = kept.go_on(self._perform)
+                with self._wake:
+                    self._add(kept, duration_s)
+                    if self._is_watched:
+                        return
+                    self._is_watched = True
+        finally:
+            with self._wake:
+                self._threads.discard(threading.current_thread())
+
+    def _next_due(self) -> Kept | None:
+        """Wait until an operation is due and return it, or None if the keeper is closed."""
+        with self._wake:
+            while not self._closed:
+                kept = min(self._due_at, key=self._due_at.__getitem__, default=None)
+                wait_s = math.inf if kept is None else self._due_at[kept] - self._clock()
+                if kept is not None and wait_s <= 0:
+                    del self._due_at[kept]
+                    self._is_watched = False
+                    self._watch()
+                    return kept
+                del kept  # So that this thread does not keep it alive while it waits.
+                self._wakes_at = self._clock() + wait_s
+                self._wake.wait(None if wait_s == math.inf else wait_s)
+                self._wakes_at = -math.inf
+            return None

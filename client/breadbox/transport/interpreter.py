@@ -1,0 +1,182 @@
+"""Run operations in the calling thread; see `breadbox.operations.operations`."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc
+
+from breadbox.model.errors import ClosedError, ReplayBufferError
+from breadbox.model.options import open_channel
+from breadbox.operations import calls, streaming
+from breadbox.operations.operations import (
+    Attempted,
+    Both,
+    Context,
+    Do,
+    Effect,
+    Invoke,
+    Operation,
+    Sleep,
+)
+from breadbox.transport.append_stream import AppendStreams
+from breadbox.transport.background import Keeper
+from breadbox.transport.background import Kept as Kept
+from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+
+T = TypeVar("T")
+
+
+def _attempt(function: Callable[[], Any]) -> Attempted:
+    try:
+        return Attempted(result=function())
+    except ReplayBufferError as error:
+        return Attempted(error=error)
+
+
+class Interpreter:
+    """Run the operations of one client, over a connection to each address. Thread-safe.
+
+    Args:
+        context: The client's context.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._process_id = os.getpid()
+        self._closed = threading.Event()
+        addresses = context.route.addresses
+        self._channels = [
+            open_channel(each, context.options, is_one_of_many=len(addresses) > 1)
+            for each in addresses
+        ]
+        self._stubs = [ReplayBufferServiceStub(channel) for channel in self._channels]
+        self._metadata = context.options.metadata()
+        self._append_streams = [
+            AppendStreams(context, place, stub.AppendStream, self._metadata)
+            for place, stub in enumerate(self._stubs)
+        ]
+        self._keeper = Keeper(self._perform, context.now)
+
+    @property
+    def closed(self) -> bool:
+        """True after `close` was called."""
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """Close connections and end background operations. Idempotent. Running operations fail."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if os.getpid() != self._process_id:
+            return
+        for streams in self._append_streams:
+            streams.close()
+        for channel in self._channels:
+            channel.close()
+        self._keeper.close()
+        self.context.slot.close()
+
+    def keep(self, operation: Operation[None]) -> Kept:
+        """Run an operation in the background until it returns, is ended, or the client closes."""
+        return self._keeper.keep(operation)
+
+    def run(self, operation: Operation[T]) -> T:
+        """Run an operation to its end.
+
+        Raises:
+            ClosedError: The client was closed, or made before a fork.
+        """
+        if os.getpid() != self._process_id:
+            raise ClosedError("this client was made before a fork; connect again in this process")
+        if self.closed:
+            raise ClosedError("the client was closed")
+        try:
+            effect = next(operation)
+            while True:
+                try:
+                    result = self._perform(effect)
+                except ReplayBufferError as error:
+                    effect = operation.throw(error)
+                else:
+                    effect = operation.send(result)
+        except StopIteration as stop:
+            answer: T = stop.value
+            return answer
+        except ReplayBufferError as error:
+            # The library's own frames would hide the caller's.
+            raise error.with_traceback(None)  # noqa: B904 - it is the same error
+        finally:
+            operation.close()
+
+    def _perform(self, effect: Effect) -> Any:
+        match effect:
+            case Invoke(call=call, timeout_s=timeout_s):
+                return call.decode(self._send(call, timeout_s))
+            case Sleep(duration_s=duration_s):
+                return self._sleep(duration_s)
+            case Do(function=function, deadline=deadline):
+                return function(deadline)
+            case Both(invoke=invoke, do=do):
+                return self._perform_both(invoke, do)
+
+    def _perform_both(self, invoke: Invoke, do: Do) -> tuple[Attempted, Attempted]:
+        call, place = invoke.call, self.context.route.place
+        with self._translated(call.method, place):
+            method = getattr(self._stubs[place], call.method)
+            future = method.future(call.request, timeout=invoke.timeout_s, metadata=self._metadata)
+        try:
+            done = _attempt(partial(do.function, do.deadline))
+        except BaseException:
+            future.cancel()
+            raise
+
+        def answer() -> Any:
+            with self._translated(call.method, place):
+                response = future.result()
+            return call.decode(response)
+
+        return _attempt(answer), done
+
+    def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
+        place = self.context.route.place
+        if call.method == streaming.METHOD:
+            begun_at = self.context.now()
+            response = self._send_by_stream(call, timeout_s, place)
+            if response is not None:
+                return response
+            timeout_s = max(1e-3, timeout_s - (self.context.now() - begun_at))
+        method = getattr(self._stubs[place], call.method)
+        with self._translated(call.method, place):
+            return method(call.request, timeout=timeout_s, metadata=self._metadata)
+
+    def _send_by_stream(self, call: calls.Call[Any], timeout_s: float, place: int) -> Any:
+        """Send an append on a stream and return its answer, or None if it was not sent."""
+        try:
+            return self._append_streams[place].send(call.request, timeout_s)
+        except ValueError as error:  # The channel is closed.
+            raise ClosedError(f"{call.method}: {error}") from error
+        except ReplayBufferError as error:
+            if self.closed:
+                raise ClosedError(f"{call.method}: the client was closed") from error
+            self.context.route.failed(place, error)
+            raise
+
+    @contextmanager
+    def _translated(self, method: str, place: int) -> Iterator[None]:
+        """Translate gRPC's errors of a call to one of the addresses into the library's."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            if self.closed:
+                raise ClosedError(f"{method}: the client was closed") from error
+            raise self.context.failed_call(place, error) from error
+        except (ValueError, grpc.FutureCancelledError) as error:  # The channel is closed.
+            raise ClosedError(f"{method}: {error}") from error
+
+    def _sleep(self, duration_s: float) -> None:
+        if self._closed.wait(duration_s):
+            raise ClosedError("the client was closed")

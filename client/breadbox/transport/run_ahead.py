@@ -1,0 +1,83 @@
+"""Run jobs in threads, ahead of the caller; `breadbox.transport.aio.run_ahead` uses tasks."""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sized
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from breadbox.model.errors import ClosedError
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def run_ahead(
+    jobs: Iterable[Job],
+    run: Callable[[Job], Result],
+    *,
+    at_once: int,
+    depth: int,
+    in_order: bool,
+) -> Generator[Result, None, None]:
+    """Run jobs in threads, ahead of the caller that iterates over their results.
+
+    Args:
+        jobs: Taken one by one, from the iterating thread, no earlier than needed.
+        run: Called once per job.
+        at_once: Most jobs that run at a time.
+        depth: Most results that are ready or in progress beside the one yielded. 0 runs each job on
+            request, in the iterating thread; so does a single job, which nothing can be ahead of.
+        in_order: True for results in the order of jobs, False for the order of completion.
+
+    Returns:
+        A generator. If a job raises, the generator raises that in place of its result, and ends.
+        Its `close()`, which leaving a `for` loop calls, cancels jobs that have not begun and waits
+        for those that have.
+
+    Raises:
+        ClosedError: The process is exiting, and lets no thread begin another job.
+    """
+    if depth == 0 or (isinstance(jobs, Sized) and len(jobs) == 1):
+        yield from map(run, jobs)
+        return
+    remaining = iter(jobs)
+    pending: deque[Future[Result]] = deque()
+    executor = ThreadPoolExecutor(max_workers=min(at_once, depth), thread_name_prefix="loader")
+
+    def top_up() -> None:
+        for job in itertools.islice(remaining, depth - len(pending)):
+            pending.append(_submit(executor, run, job))
+
+    try:
+        top_up()
+        while pending:
+            if not in_order:
+                _move_completed_to_front(pending)
+            # No variable has the result when it is yielded, so that nothing keeps a batch alive.
+            ready = [pending.popleft()]
+            wait(ready)
+            top_up()
+            yield ready.pop().result()
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _submit(executor: ThreadPoolExecutor, run: Callable[[Job], Result], job: Job) -> Future[Result]:
+    try:
+        return executor.submit(run, job)
+    except RuntimeError as error:
+        # Only its owner closes the executor, and the interpreter at its exit, before it calls
+        # anything that could have ended the iterating thread.
+        if "shutdown" not in str(error):
+            raise
+        raise ClosedError("the process is ending") from error
+
+
+def _move_completed_to_front(pending: deque[Future[Result]]) -> None:
+    """Wait until a future is done, and move the first done one to the front."""
+    wait(pending, return_when=FIRST_COMPLETED)
+    position = next(i for i, future in enumerate(pending) if future.done())
+    completed = pending[position]
+    del pending[position]
+    pending.appendleft(completed)

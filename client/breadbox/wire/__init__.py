@@ -1,0 +1,4 @@
+"""Protobuf messages to values and back, statuses to errors, the choice of a server.
+
+Callers: `operations`, `transport`, `payload`, `stores`.
+"""

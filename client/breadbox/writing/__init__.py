@@ -1,0 +1,4 @@
+"""Cut steps into fragments, append them in the background, estimate advantages.
+
+Callers: producers, by `breadbox`.
+"""

@@ -1,0 +1,549 @@
+"""Append in the background: small fragments share a round trip, and no producer waits for each.
+
+Invariants:
+    P1  Fragments are sent in the order in which they were given, each exactly once but for resends
+        that the server recognises.
+    P2  The queue holds at most `queue_count_max` fragments and `queue_bytes_max` bytes, those being
+        sent included; a fragment larger than the bound is held alone. At the bound `append` blocks.
+    P3  No fragment is lost uncounted: each one given is counted as admitted, duplicate, stale,
+        wrong session, dropped for a reason, or failed, or is still pending. After an error, and
+        after a close that did not flush, unsent fragments are counted as failed.
+"""
+
+import itertools
+import logging
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import Literal, NamedTuple, Protocol, Self, get_args
+
+from breadbox.model.errors import (
+    PERMANENT,
+    BackpressureError,
+    ClosedError,
+    InvalidRequestError,
+    LimitExceededError,
+    ReplayBufferError,
+    UnsupportedArrayError,
+)
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import AdmissionOutcome, AppendResult
+from breadbox.shared.outages import OutageLog
+from breadbox.shared.throttle import Throttle
+
+_log = logging.getLogger(__name__)
+
+BATCHES_AT_ONCE = 4
+"""Full batches that one call of the client sends."""
+RETRY_S = 1.0
+"""Seconds between two attempts of an appender with `on_failure` "persist"."""
+REFUSED_S_MAX = 60.0
+"""Seconds of nothing but refusals after which such an appender stops."""
+REFUSED = "refused"
+"""The reason under which a fragment is counted that server or store refused for good."""
+_REFUSALS = (InvalidRequestError, UnsupportedArrayError, LimitExceededError)
+
+OnFailure = Literal["stop", "wait", "persist"]
+"""What an appender does when sending fails.
+
+stop: stop, and raise the error from the next `append` or `flush`. wait: retry while the buffer or
+the store is full, for as long as the appender is open; stop on any other error. persist: retry
+every error that may pass, for as long as the appender is open; drop and count a fragment that
+server or store refuses for good. The errors of `breadbox.errors.PERMANENT` stop it nevertheless,
+and so does a minute in which every fragment was refused.
+"""
+
+
+class AppendClient(Protocol):
+    """The part of a client that an appender calls."""
+
+    def append_many(
+        self,
+        fragments: Sequence[Fragment],
+        *,
+        buffer: str | None = None,
+        codecs: str | Mapping[str, str] | None = None,
+    ) -> list[AppendResult]:
+        """Write payloads and announce them; block while buffer or store is full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppenderOptions:
+    """The bounds of an appender, checked on construction.
+
+    Raises:
+        InvalidRequestError: A bound is out of its range.
+    """
+
+    batch_count: int = 512
+    """Number of queued fragments that starts a sending; 1 to 4096."""
+    batch_bytes: int = 64 * 2**20
+    """Bytes of queued arrays that start a sending; at least 1."""
+    flush_after_s: float = 0.05
+    """Seconds after which a fragment is sent although the batch is not full; 0: immediately."""
+    queue_count_max: int = 4096
+    """Most fragments held, those being sent included; at the bound `append` blocks."""
+    queue_bytes_max: int = 256 * 2**20
+    """Most bytes of arrays held; at the bound `append` blocks."""
+    on_failure: OnFailure = "stop"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_count <= 4096:
+            raise InvalidRequestError("batch_count", f"must be 1 to 4096, got {self.batch_count}")
+        for name in ("batch_bytes", "queue_count_max", "queue_bytes_max"):
+            if getattr(self, name) < 1:
+                raise InvalidRequestError(name, f"must be at least 1, got {getattr(self, name)}")
+        if not (math.isfinite(self.flush_after_s) and self.flush_after_s >= 0):
+            raise InvalidRequestError(
+                "flush_after_s", f"must be a finite span of at least 0 s, got {self.flush_after_s}"
+            )
+        if self.on_failure not in get_args(OnFailure):
+            raise InvalidRequestError(
+                "on_failure", f"must be one of {get_args(OnFailure)}, got {self.on_failure!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class AppenderCounts:
+    """The fragments given so far, by result.
+
+    `by_outcome`, `dropped`, `failed` and `pending` add up to `given`.
+    """
+
+    given: int
+    by_outcome: Mapping[AdmissionOutcome, int]
+    dropped: Mapping[str, int]
+    """Fragments not sent, by reason: what `unwanted` returned, or "refused"."""
+    admitted: int
+    """Fragments that the server admitted, now or, for a DUPLICATE, when first sent."""
+    failed: int
+    """Fragments not known to be in the buffer: sending them failed, or never began."""
+    pending: int
+    """Fragments that the server has not answered yet."""
+    pending_bytes: int
+
+
+class _Held(NamedTuple):
+    """A fragment without a final answer."""
+
+    fragment: Fragment
+    size_bytes: int
+    given_at: float
+
+
+_UNSETTLED = (
+    AdmissionOutcome.BUFFER_FULL,
+    AdmissionOutcome.BYTES_FULL,
+    AdmissionOutcome.PAYLOAD_MISSING,
+    AdmissionOutcome.SCHEMA_UNKNOWN,
+)
+
+
+def _is_settled(result: AppendResult) -> bool:
+    """Return True if the fragment must not be sent again."""
+    return result.outcome not in _UNSETTLED
+
+
+class Appender:
+    """Send fragments from one background thread. Thread-safe.
+
+    ```python
+    with breadbox.Appender(client) as appender:
+        appender.append(fragment)  # Returns before the fragment is sent.
+        appender.flush()  # Blocks until the server has answered.
+        print(appender.counts.admitted)
+    ```
+
+    Use it as a context manager. A clean exit sends everything, and raises the error if sending
+    failed. An exit by an exception sends what it can, and lets the exception propagate.
+
+    An error in the background stops the appender: the server was unreachable for `reconnect_s`, the
+    buffer was full for `append_wait_s`, or an array cannot be stored. The next `append` or `flush`
+    raises it, and so does `close`. Fragments not sent by then are counted as failed; `unsent`
+    returns them, so that the caller can send them again. With `on_failure` "persist" the appender
+    retries instead.
+    """
+
+    def __init__(
+        self,
+        client: AppendClient,
+        options: AppenderOptions | None = None,
+        *,
+        buffer: str | None = None,
+        codecs: str | Mapping[str, str] | None = None,
+        unwanted: Callable[[Fragment], str | None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            client: The client that sends. The caller closes it, after the appender.
+            options: Bounds, or None for the defaults.
+            buffer: The buffer's name, or None for the client's buffer.
+            codecs: Codecs of the arrays, or None for the client's codecs.
+            unwanted: Called with each fragment right before it is sent, in the background thread.
+                Returns a reason to drop the fragment (counted by reason), or None to send it.
+            clock: Monotonic clock, seconds.
+        """
+        self._client = client
+        self._options = options or AppenderOptions()
+        self._buffer = buffer
+        self._codecs = codecs
+        self._unwanted = unwanted
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._queue: deque[_Held] = deque()
+        """Fragments in the order given. Those being sent stay at the head until they are answered,
+        so that they count against the bounds and none is lost."""
+        self._held_bytes = 0
+        self._given = 0
+        self._singly_count = 0
+        """Number of fragments at the head to send one by one, because one of them was refused."""
+        self._refused_since: float | None = None
+        """Time of the first refusal since the last answer, or None if there was none."""
+        self._outcomes: Counter[AdmissionOutcome] = Counter()
+        self._dropped: Counter[str] = Counter()
+        self._admitted = 0
+        self._outage = OutageLog(_log, "sending fragments", now=clock)
+        self._throttle = Throttle(clock)
+        self._error: BaseException | None = None
+        self._is_error_raised = False
+        self._unsent: list[Fragment] = []
+        self._flush_until = 0
+        """Number of answered fragments up to which batches are sent although they are not full."""
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="breadbox-appender", daemon=True)
+        self._thread.start()
+
+    # Called by producers -----------------------------------------------------------------------
+
+    def append(self, fragment: Fragment, *, max_wait_s: float | None = None) -> None:
+        """Queue a fragment for sending; do not write to its arrays until it is answered.
+
+        Blocks while the queue is full.
+
+        Args:
+            fragment: The fragment. It is not copied.
+            max_wait_s: Seconds to wait for room, or None to wait without a limit.
+
+        Raises:
+            ReplayBufferError: Sending failed in the background. The fragment was not queued.
+            ClosedError: The appender was closed.
+            TimeoutError: The queue was full for `max_wait_s`. The fragment was not queued.
+        """
+        size_bytes = fragment.size_bytes
+        with self._changed:
+            if not self._may_take(size_bytes):
+                self._flush_until = self._given  # To make room.
+                self._changed.notify_all()
+                if not self._changed.wait_for(lambda: self._may_take(size_bytes), max_wait_s):
+                    raise TimeoutError(f"the appender's queue stayed full for {max_wait_s} s")
+            self._raise_if_over()
+            self._queue.append(_Held(fragment, size_bytes, self._clock()))
+            self._held_bytes += size_bytes
+            self._given += 1
+            if len(self._queue) == 1 or self._is_batch_due():
+                self._changed.notify_all()
+
+    def flush(self, *, max_wait_s: float | None = None, pending_max: int = 0) -> None:
+        """Send everything given so far, and block until the server has answered.
+
+        Args:
+            max_wait_s: Seconds to wait, or None to wait without a limit.
+            pending_max: Number of fragments that may be unanswered on return, at least 0. With more
+                than 0 a producer runs ahead of the server by that many.
+
+        Raises:
+            ReplayBufferError: Sending failed in the background.
+            ClosedError: The appender was closed.
+            TimeoutError: Answers were missing after `max_wait_s`. Sending continues.
+        """
+        with self._changed:
+            target = self._given - pending_max
+            self._flush_until = max(self._flush_until, self._given)
+            self._changed.notify_all()
+            done = self._changed.wait_for(
+                lambda: self._error is not None or self._answered >= target, max_wait_s
+            )
+            if self._answered >= target and self._error is None:
+                return
+            self._raise_if_over()
+            if not done:
+                raise TimeoutError(f"not all was answered within {max_wait_s} s")
+
+    @property
+    def _answered(self) -> int:
+        """Number of fragments with a final answer: the first so many of all given."""
+        return self._given - len(self._queue)
+
+    @property
+    def counts(self) -> AppenderCounts:
+        """The fragments given so far, by result."""
+        with self._changed:
+            return AppenderCounts(
+                given=self._given,
+                by_outcome=MappingProxyType(dict(self._outcomes)),
+                dropped=MappingProxyType(dict(self._dropped)),
+                admitted=self._admitted,
+                failed=len(self._unsent),
+                pending=len(self._queue),
+                pending_bytes=self._held_bytes,
+            )
+
+    def unsent(self) -> list[Fragment]:
+        """Return the fragments that an error left unanswered, in order.
+
+        Does not block. Sending them again is safe: the server answers DUPLICATE for those that it
+        admitted.
+        """
+        with self._changed:
+            return list(self._unsent)
+
+    def close(self, *, max_wait_s: float | None = None) -> None:
+        """Send the queued fragments, then stop. Idempotent.
+
+        Blocks until all are answered or an error stops the appender, at most about `append_wait_s`
+        of the client. With `on_failure` "wait" or "persist" it blocks for as long as the buffer is
+        full. Other errors are not retried after `close`.
+
+        Args:
+            max_wait_s: Seconds to wait, or None to wait without a limit.
+
+        Raises:
+            ReplayBufferError: Sending failed in the background. Only the first close raises it.
+            TimeoutError: Answers were missing after `max_wait_s`. Sending continues until the
+                client is closed.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(max_wait_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"not all was answered within {max_wait_s} s")
+        with self._changed:
+            was_raised, self._is_error_raised = self._is_error_raised, True
+        if self._error is not None and not was_raised:
+            raise self._error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        close_behind(self.close, error, lambda: f"{len(self._unsent)} fragments were not sent")
+
+    def _may_take(self, size_bytes: int) -> bool:
+        if self._closing or self._error is not None:
+            return True
+        if not self._queue:
+            return True
+        return (
+            len(self._queue) < self._options.queue_count_max
+            and self._held_bytes + size_bytes <= self._options.queue_bytes_max
+        )
+
+    def _raise_if_over(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closing:
+            raise ClosedError("the appender was closed")
+
+    # Called by the background thread -----------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._send_next():
+                pass
+        except BaseException as error:  # noqa: BLE001 - `append` raises it again
+            # A bug, of this library or of `unwanted`: callers must not wait for ever.
+            self._stop(error)
+
+    def _send_next(self) -> bool:
+        """Send the next batch; return False when the thread is to end.
+
+        One call for each batch, so that no fragment of it is referenced while the thread waits for
+        the next one.
+        """
+        fragments = self._next_batch()
+        if not fragments:
+            return False
+        reasons = [self._unwanted(fragment) for fragment in fragments]
+        if any(reasons):
+            # Drop first and send in the next call, so that a batch is always the queue's head.
+            self._drop(reasons)
+            return True
+        try:
+            results = self._client.append_many(fragments, buffer=self._buffer, codecs=self._codecs)
+        except BackpressureError as error:
+            # Settle only what comes before the first unsettled one: the order is kept.
+            judged = list(itertools.takewhile(_is_settled, error.results))
+            self._settle(fragments, judged)
+            return self._goes_on_after(error, 0.0 if judged else error.retry_delay_s)
+        except _REFUSALS as error:
+            if self._options.on_failure == "persist":
+                return self._refuse(fragments, error)
+            return self._goes_on_after(error)
+        except PERMANENT as error:
+            self._stop(error)
+            return False
+        except ReplayBufferError as error:
+            return self._goes_on_after(error)
+        self._outage.succeeded()
+        self._settle(fragments, results)
+        return True
+
+    def _next_batch(self) -> list[Fragment]:
+        """Wait until a batch is due and return it, or [] if the appender closes and is empty."""
+        with self._changed:
+            while (wait_s := self._due_in_s()) > 0:
+                self._changed.wait(None if wait_s == math.inf else wait_s)
+            # Several batches together, if they are there: the client writes one while the server
+            # judges another. Not all, so that producers get room while these are being sent.
+            count_max = 1 if self._singly_count else BATCHES_AT_ONCE * self._options.batch_count
+            bytes_left = BATCHES_AT_ONCE * self._options.batch_bytes
+            batch: list[Fragment] = []
+            for held in itertools.islice(self._queue, count_max):
+                bytes_left -= held.size_bytes
+                if batch and bytes_left < 0:
+                    break
+                batch.append(held.fragment)
+            return batch
+
+    def _due_in_s(self) -> float:
+        """Return seconds until a batch is due; 0 or less if one is due now."""
+        if self._closing or self._is_batch_due():
+            return 0.0
+        if not self._queue:
+            return math.inf
+        if self._answered < self._flush_until:
+            return 0.0
+        return self._queue[0].given_at + self._options.flush_after_s - self._clock()
+
+    def _is_batch_due(self) -> bool:
+        options = self._options
+        return len(self._queue) >= options.batch_count or self._held_bytes >= options.batch_bytes
+
+    def _settle(self, fragments: list[Fragment], results: Sequence[AppendResult]) -> None:
+        """Remove the first fragments, which the server has judged, and count their outcomes."""
+        outcomes = [result.outcome for result in results]
+        if AdmissionOutcome.DUPLICATE in outcomes and not self._outcomes.get(
+            AdmissionOutcome.DUPLICATE
+        ):
+            # Warn once: a lost reply is harmless, but two workers of one name lose everything.
+            worker_id = fragments[outcomes.index(AdmissionOutcome.DUPLICATE)].worker_id
+            _log.warning("the service has fragments of worker %s already", worker_id)
+        if results:
+            self._refused_since = None
+        # Release the arrays before producers learn that there is room.
+        fragments.clear()
+        with self._changed:
+            for _ in results:
+                self._remove_first()
+            self._changed.notify_all()
+            self._outcomes.update(outcomes)
+            self._admitted += sum(
+                AdmissionOutcome.ADMITTED in (result.outcome, result.first_outcome)
+                for result in results
+            )
+
+    def _drop(self, reasons: Sequence[str | None]) -> None:
+        """Remove those of the first fragments for which there is a reason."""
+        with self._changed:
+            kept = []
+            for reason in reasons:
+                if reason is None:
+                    kept.append(self._queue.popleft())
+                else:
+                    self._dropped[reason] += 1
+                    self._remove_first()
+            self._queue.extendleft(reversed(kept))
+            self._changed.notify_all()
+
+    def _remove_first(self) -> None:
+        """Remove the first fragment; the lock is held."""
+        self._held_bytes -= self._queue.popleft().size_bytes
+        self._singly_count = max(0, self._singly_count - 1)
+
+    def _refuse(self, fragments: Sequence[Fragment], error: ReplayBufferError) -> bool:
+        """Drop a fragment that was refused for good; of several, send each alone to find out which.
+
+        Returns:
+            False if every fragment was refused for `REFUSED_S_MAX`: the error stops the appender.
+        """
+        if len(fragments) > 1:
+            self._singly_count = len(fragments)
+            return True
+        now = self._clock()
+        if self._refused_since is None:
+            self._refused_since = now
+        elif now - self._refused_since >= REFUSED_S_MAX:
+            self._stop(error)
+            return False
+        words = self._throttle.words(REFUSED)
+        if words is not None:
+            _log.error(
+                "fragment %d of worker %s cannot be sent and is dropped: %s%s",
+                fragments[0].fragment_index,
+                fragments[0].worker_id,
+                error,
+                words,
+            )
+        self._drop([REFUSED])
+        return True
+
+    def _goes_on_after(self, error: ReplayBufferError, full_s: float | None = None) -> bool:
+        """Wait a little before a retry; return False if the error stops the appender.
+
+        Args:
+            error: The error that the client raised.
+            full_s: Seconds to wait for room if buffer or store is full, or None on an outage.
+        """
+        with self._changed:
+            is_over = isinstance(error, ClosedError) or (self._closing and full_s is None)
+            waits = self._options.on_failure == "persist" or (
+                self._options.on_failure == "wait" and full_s is not None
+            )
+            if is_over or not waits:
+                self._stop(error)
+                return False
+            if full_s is None:
+                self._outage.failed(error)
+                self._changed.wait_for(lambda: self._closing, RETRY_S)
+            else:
+                self._changed.wait_for(lambda: False, min(full_s, RETRY_S))
+            return True
+
+    def _stop(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = error
+            self._unsent = [held.fragment for held in self._queue]
+            self._held_bytes = 0
+            self._queue.clear()
+            self._changed.notify_all()
+
+
+def close_behind(
+    close: Callable[[], None], error: BaseException | None, loss: Callable[[], str]
+) -> None:
+    """Close what a `with` block opened, and let the block's own error win.
+
+    Args:
+        close: Called to close. If the block ended with an error, what it raises is only logged.
+        error: The error that the block ended with, or None if it ended cleanly.
+        loss: Returns what was lost because closing failed, for the log.
+    """
+    try:
+        close()
+    except Exception as problem:
+        if error is None:
+            raise
+        if problem is not error:
+            _log.warning("%s: %s", loss(), problem)

@@ -1,0 +1,4 @@
+"""Episodes played greedily beside training.
+
+Callers: `app.py`.
+"""

@@ -1,0 +1,210 @@
+"""Evaluation beside training: the learner hands weights over, and finds out later what they did.
+
+Episodes are played by a process of their own (`playing`), so that neither the ranks nor a lease
+wait for an environment, and an environment that fails or hangs ends no training.
+"""
+
+import json
+import logging
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import safetensors.torch
+
+from breadbox.shared.child_processes import child_environment
+from breadbox_learner.evaluation.intervals import interval
+from breadbox_learner.evaluation.playing import EvaluationTask, write_message
+from breadbox_learner.runs.progress import Record
+from breadbox_policies import PolicyModule
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 0.2
+_ENDING_S = 5.0
+
+
+class EvaluationError(Exception):
+    """An evaluation came to nothing; says why."""
+
+
+def evaluated(answer: Mapping[str, Any], seconds: float) -> dict[str, float | int | None]:
+    """What is written down of an evaluation.
+
+    Args:
+        answer: Returns and lengths (in steps) of its episodes, and how many were cut off.
+        seconds: How long it took.
+    """
+    returns, lengths = answer["returns"], answer["lengths"]
+    found = interval(returns)
+    mean, half_width = found["mean"], found["half_width"]
+    known = mean is not None and half_width is not None
+    return {
+        "evaluation_return_mean": mean,
+        # Of the mean, at 95%; unknown of a single episode.
+        "evaluation_return_low": mean - half_width if known else None,  # type: ignore[operator]
+        "evaluation_return_high": mean + half_width if known else None,  # type: ignore[operator]
+        "evaluation_return_min": min(returns),
+        "evaluation_return_max": max(returns),
+        "evaluation_length_mean": statistics.fmean(lengths),
+        "evaluation_length_min": min(lengths),
+        "evaluation_length_max": max(lengths),
+        "evaluation_episode_count": len(returns),
+        # Of these only the beginning counts; where rewards are positive, returns are too small.
+        "evaluation_cut_off_count": answer["cut_off"],
+        "evaluation_s": seconds,
+    }
+
+
+class Evaluator:
+    """Evaluates versions, one after another. No method but `finish` and `close` waits.
+
+    While one is evaluated one more waits; a newer one takes its place, and that is counted and told
+    once. What fails is told, and the next evaluation tries again, in a new process.
+
+    Args:
+        task: Which episodes.
+    """
+
+    def __init__(self, task: EvaluationTask) -> None:
+        self._task = task
+        self._changed = threading.Condition()
+        self._waiting: tuple[Record, bytes] | None = None
+        self._is_playing = False
+        self._is_closing = False
+        self._finished: list[Record] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self.skipped_count = 0
+        """Evaluations that were not made since a newer version came first."""
+        self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
+        self._thread.start()
+
+    def begin(self, marks: Record, policy: PolicyModule) -> None:
+        """Have the policy evaluated as it is now.
+
+        Args:
+            marks: What its record begins with, such as update and environment steps.
+            policy: Its weights are copied.
+        """
+        weights = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()
+        }
+        data = bytes(safetensors.torch.save(weights))
+        with self._changed:
+            if self._waiting is not None:
+                if not self.skipped_count:
+                    _log.warning(
+                        "evaluation of update %s is left out: the one before still goes on "
+                        "(evaluate_every is too small for these episodes; said once)",
+                        self._waiting[0]["update"],
+                    )
+                self.skipped_count += 1
+            self._waiting = (marks, data)
+            self._changed.notify_all()
+
+    def finished(self) -> list[Record]:
+        """Records of evaluations that have ended since this was asked last."""
+        with self._changed:
+            found, self._finished = self._finished, []
+        return found
+
+    def finish(self, stopped: Callable[[], bool], limit_s: float) -> list[Record]:
+        """Wait for what was begun, until `stopped()` turns true or the limit; then as `finished`.
+
+        Args:
+            stopped: Asked several times a second.
+            limit_s: Longest wait.
+        """
+        give_up_at = time.monotonic() + limit_s
+        with self._changed:
+            while self._is_playing or self._waiting is not None:
+                if stopped() or time.monotonic() >= give_up_at:
+                    _log.warning("the run ends before its last evaluation does")
+                    break
+                self._changed.wait(_POLL_S)
+        return self.finished()
+
+    def close(self) -> None:
+        """End the process, in the middle of an episode too. Idempotent."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+            process = self._process
+        if process is None:
+            return
+        process.kill()
+        self._thread.join(_ENDING_S)
+        process.wait(_ENDING_S)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._waiting is None and not self._is_closing:
+                    self._changed.wait()
+                if self._is_closing or self._waiting is None:
+                    return
+                (marks, data), self._waiting = self._waiting, None
+                self._is_playing = True
+            record: Record | None = None
+            began_at = time.monotonic()
+            try:
+                answer = self._ask(data)
+                record = {**marks, **evaluated(answer, time.monotonic() - began_at)}
+            except EvaluationError as error:
+                if not self._is_closing:
+                    _log.error(
+                        "no evaluation of update %s, training goes on: %s", marks["update"], error
+                    )
+            with self._changed:
+                self._is_playing = False
+                if record is not None:
+                    self._finished.append(record)
+                self._changed.notify_all()
+
+    def _ask(self, weights: bytes) -> dict[str, Any]:
+        """Have the process play; its answer."""
+        process = self._process_running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = b""
+        with suppress(BrokenPipeError):
+            write_message(process.stdin, weights)
+            line = process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
+        if "returns" in answer:
+            return answer
+        with self._changed:
+            self._process = None
+        process.kill()
+        process.stdout.close()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        code = process.wait()
+        raise EvaluationError(answer.get("error", f"its process ended with status {code}"))
+
+    def _process_running(self) -> "subprocess.Popen[bytes]":
+        if self._process is not None:
+            return self._process
+        with self._changed:
+            if self._is_closing:
+                raise EvaluationError("the run ends")
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-m", "breadbox_learner.evaluation.playing"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=child_environment(),
+            )
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            write_message(process.stdin, json.dumps(asdict(self._task)).encode())
+        return process

@@ -1,0 +1,4 @@
+"""The processes of one distributed learner.
+
+Callers: `training` and `app.py`.
+"""

@@ -1,0 +1,267 @@
+"""The processes of one learner: who they are, and the few words they exchange.
+
+Batches need none: ranks ask the server with the same request ids and get their shares (B12). What
+is exchanged over `torch.distributed` are gradients, a handful of sums, and once per update whether
+to go on. Every exchange has a deadline, so that a rank that dies ends the others with an error.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Protocol
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+
+from breadbox.model.errors import ReplayBufferError
+from breadbox_learner.ranks.membership import Membership
+
+_MEETING_POLL_S = 0.05
+
+
+class RankLostError(ReplayBufferError):
+    """Another rank died or stayed silent past the deadline; restart all of them, with resume."""
+
+    def __init__(self, rank: int, limit_s: float, reason: str) -> None:
+        super().__init__(
+            f"rank {rank} lost touch with the other ranks (deadline {limit_s:g} s): {reason}; "
+            "restart all ranks with --resume"
+        )
+        self.rank = rank
+
+
+class Ranks(Protocol):
+    """What a learner says to its peers. Calls are made by all ranks, in the same order."""
+
+    @property
+    def membership(self) -> Membership:
+        """This process."""
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """Float64[N] summed over all ranks."""
+
+    def largest(self, number: int) -> int:
+        """The largest of the ranks' numbers."""
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """The rows [N, ...] of all ranks, N may differ, one behind another in order of rank."""
+
+    def from_main(self, data: bytes) -> bytes:
+        """What rank 0 passes; other ranks' argument is ignored."""
+
+    def shared(self, module: nn.Module, device: torch.device) -> nn.Module:
+        """The module with gradients averaged over all ranks, and rank 0's parameters."""
+
+    def without_exchange(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Within it, gradients of a shared module are only added up locally."""
+
+
+class Alone:
+    """The `Ranks` of a learner that is one process."""
+
+    membership = Membership()
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """See `Ranks.sum`."""
+        return numbers
+
+    def largest(self, number: int) -> int:
+        """See `Ranks.largest`."""
+        return number
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """See `Ranks.gathered`."""
+        return rows
+
+    def from_main(self, data: bytes) -> bytes:
+        """See `Ranks.from_main`."""
+        return data
+
+    def shared(self, module: nn.Module, device: torch.device) -> nn.Module:
+        """See `Ranks.shared`."""
+        return module
+
+    def without_exchange(self, module: nn.Module) -> AbstractContextManager[None]:
+        """See `Ranks.without_exchange`."""
+        return nullcontext()
+
+
+class Distributed:
+    """The `Ranks` of a process started by torchrun."""
+
+    def __init__(self, membership: Membership, limit_s: float) -> None:
+        """Use `joined` instead."""
+        self.membership = membership
+        self._limit_s = limit_s
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """See `Ranks.sum`."""
+        summed = numbers.to(self._device(), copy=True)
+        with self._talking():
+            dist.all_reduce(summed)
+        return summed.to(numbers.device)
+
+    def largest(self, number: int) -> int:
+        """See `Ranks.largest`."""
+        held = torch.tensor(number, device=self._device())
+        with self._talking():
+            dist.all_reduce(held, op=dist.ReduceOp.MAX)
+        return int(held)
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """See `Ranks.gathered`."""
+        size = torch.tensor(len(rows), device=self._device())
+        sizes = [torch.zeros_like(size) for _ in range(self.membership.world_size)]
+        with self._talking():
+            dist.all_gather(sizes, size)
+        # Ranks exchange equal shapes only: each fills up to the longest.
+        counts = [int(each) for each in sizes]
+        own = rows.new_zeros((max(counts), *rows.shape[1:]), device=self._device())
+        own[: len(rows)] = rows
+        parts = [torch.zeros_like(own) for _ in counts]
+        if own.numel():
+            with self._talking():
+                dist.all_gather(parts, own)
+        filled = [part[:count] for part, count in zip(parts, counts, strict=True)]
+        return torch.cat(filled).to(rows.device)
+
+    def from_main(self, data: bytes) -> bytes:
+        """See `Ranks.from_main`. Plain bytes: nothing that travels is ever executed."""
+        size = torch.tensor(len(data), device=self._device())
+        with self._talking():
+            dist.broadcast(size, src=0)
+        if not int(size):
+            return b""
+        held = torch.zeros(int(size), dtype=torch.uint8, device=self._device())
+        if self.membership.is_main:
+            held.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        with self._talking():
+            dist.broadcast(held, src=0)
+        return held.cpu().numpy().tobytes()
+
+    def shared(self, module: nn.Module, device: torch.device) -> nn.Module:
+        """See `Ranks.shared`."""
+        devices = [device] if device.type == "cuda" else None
+        with self._talking():
+            return nn.parallel.DistributedDataParallel(module, device_ids=devices)
+
+    @contextmanager
+    def without_exchange(self, module: nn.Module) -> Iterator[None]:
+        """See `Ranks.without_exchange`."""
+        assert isinstance(module, nn.parallel.DistributedDataParallel)
+        with module.no_sync():
+            yield
+
+    def translated(self, error: RuntimeError) -> RankLostError:
+        """What a failed exchange means, such as one within a backward pass."""
+        return RankLostError(self.membership.rank, self._limit_s, str(error).splitlines()[0])
+
+    @contextmanager
+    def _talking(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.translated(error) from error
+
+    def _device(self) -> torch.device:
+        return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+
+class Store(Protocol):
+    """What is used of `torch.distributed.Store`."""
+
+    def set(self, key: str, value: str) -> None:
+        """Put a value."""
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys have a value."""
+
+
+def meeting_of(store: Store, membership: Membership, limit_s: float) -> str:
+    """Agree with the other ranks on a name that no earlier start of them had.
+
+    The store of torchrun outlives its ranks: after a restart it still says where the dead ones
+    could be reached, and the living would wait for those. So each rank leaves a new name of its
+    own; rank 0 answers the names that it finds, old ones too, until all ranks have had an answer.
+
+    Args:
+        store: Where they meet, with a timeout of `limit_s`.
+        membership: This process.
+        limit_s: Deadline.
+
+    Raises:
+        RankLostError: Some rank did not come.
+        RuntimeError: On another rank than 0: rank 0 did not come.
+    """
+    if not membership.is_main:
+        name = uuid4().hex
+        store.set(f"breadbox/name/{membership.rank}", name)
+        meeting = store.get(f"breadbox/meeting/{name}").decode()
+        store.set(f"breadbox/came/{meeting}/{membership.rank}", "")
+        return meeting
+    meeting = uuid4().hex
+    missing = set(range(1, membership.world_size))
+    give_up_at = time.monotonic() + limit_s
+    while True:
+        missing = {r for r in missing if not store.check([f"breadbox/came/{meeting}/{r}"])}
+        if not missing:
+            return meeting
+        if time.monotonic() > give_up_at:
+            raise RankLostError(membership.rank, limit_s, f"ranks {sorted(missing)} did not come")
+        for rank in missing:
+            if store.check([f"breadbox/name/{rank}"]):
+                name = store.get(f"breadbox/name/{rank}").decode()
+                store.set(f"breadbox/meeting/{name}", meeting)
+        time.sleep(_MEETING_POLL_S)
+
+
+@contextmanager
+def joined(membership: Membership, *, device: torch.device, limit_s: float) -> Iterator[Ranks]:
+    """Meet the other ranks, and part from them at the end.
+
+    Args:
+        membership: This process. Alone, nothing is set up.
+        device: gloo talks for CPU tensors, nccl for CUDA ones.
+        limit_s: Deadline of meeting and of every exchange.
+
+    Raises:
+        RankLostError: The others did not come, or one got lost.
+    """
+    if membership.world_size == 1:
+        yield Alone()
+        return
+    ranks = Distributed(membership, limit_s)
+    limit = timedelta(seconds=limit_s)
+    try:
+        store, _, _ = next(
+            rendezvous("env://", membership.rank, membership.world_size, timeout=limit)
+        )
+        meeting = meeting_of(store, membership, limit_s)
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=dist.PrefixStore(meeting, store),  # type: ignore[attr-defined]  # It is public.
+            rank=membership.rank,
+            world_size=membership.world_size,
+            timeout=limit,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise RankLostError(membership.rank, limit_s, str(error).splitlines()[0]) from error
+    try:
+        yield ranks
+    except RuntimeError as error:
+        # Gradients are exchanged within backward passes, where only torch's own error is raised.
+        if (
+            isinstance(error, dist.DistError | dist.DistBackendError)
+            or "gloo" in str(error).lower()
+        ):
+            raise ranks.translated(error) from error
+        raise
+    finally:
+        dist.destroy_process_group()

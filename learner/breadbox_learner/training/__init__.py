@@ -1,0 +1,4 @@
+"""Batches into updates: loading, PPO, publishing, checkpoints.
+
+Callers: `app.py`.
+"""

@@ -1,0 +1,202 @@
+"""From fragments to tensors that a recurrent policy can be run over."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from breadbox.model.summaries import summary
+from breadbox.model.trees import Tree, map_tree
+from breadbox.reading.batches import Batch
+
+_TENSOR_FIELDS = (
+    "obs", "action", "reward", "terminated", "truncated", "first", "next_obs", "in_state",
+    "log_prob", "final_obs",
+)  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingBatch:
+    """B fragments of T steps as tensors. Leaves are `[B, T, ...]` unless said otherwise."""
+
+    obs: Tree
+    action: Tree
+    reward: Tensor
+    """float32[B, T]."""
+    terminated: Tensor
+    """bool[B, T]."""
+    truncated: Tensor
+    """bool[B, T]."""
+    first: Tensor
+    """bool[B, T]; the step starts an episode: recurrent state is reset before it."""
+    episode_id: Tensor
+    """int64[B, T]."""
+    next_obs: Tree
+    """Leaves [B, ...]."""
+    in_state: Tree = None
+    """Recurrent states before step 0, leaves [B, ...]; None for a policy without."""
+    log_prob: Tensor | None = None
+    """float32[B, T]; under the policy that acted."""
+    final_row: NDArray[np.intp]
+    """intp[K]; ascending rows in which an episode was truncated with a known final observation."""
+    final_step: NDArray[np.intp]
+    """intp[K]; the truncated steps, ascending within a row."""
+    final_obs: Tree = None
+    """Leaves [K, ...]; None when K is 0."""
+    episode_return: NDArray[np.float32] | None = None
+    """float32[B, T]; where workers tell the return of an episode that ended, else NaN."""
+    worker_ids: list[str]
+    fragment_indices: list[int]
+    session_ids: list[str]
+    discontinuities: list[bool]
+
+    def __len__(self) -> int:
+        """B."""
+        return len(self.reward)
+
+    def __repr__(self) -> str:
+        """Name the tensors with their dtypes and shapes, in one line."""
+        return summary("TrainingBatch", [f"{len(self)} fragments"], self.tensors)
+
+    @property
+    def step_count(self) -> int:
+        """B times T."""
+        return self.reward.numel()
+
+    @property
+    def tensors(self) -> dict[str, Tree]:
+        """The fields that training reads, which are tensors or trees of them."""
+        return {name: getattr(self, name) for name in _TENSOR_FIELDS}
+
+    def to(self, device: torch.device | str) -> "TrainingBatch":
+        """The same batch with its tensors on *device*."""
+        moved = {
+            name: map_tree(lambda leaf: leaf.to(device, non_blocking=True), tree)
+            for name, tree in self.tensors.items()
+        }
+        return replace(self, **moved)
+
+
+def training_batch(batch: Batch) -> TrainingBatch:
+    """See a loaded batch as tensors; they share its memory where they can."""
+    tensors = batch.to_torch() if isinstance(batch.reward, np.ndarray) else batch
+    told = (tensors.extras or {}).get("episode_return")
+    rows, steps, final_obs = _truncated_only(tensors)
+    metadata = [reference.metadata for reference in batch.references]
+    return TrainingBatch(
+        obs=tensors.obs,
+        action=tensors.action,
+        reward=tensors.reward,
+        terminated=tensors.terminated,
+        truncated=tensors.truncated,
+        first=tensors.first,
+        episode_id=tensors.episode_id,
+        next_obs=tensors.next_obs,
+        in_state=tensors.in_state,
+        log_prob=tensors.log_prob,
+        final_row=rows,
+        final_step=steps,
+        final_obs=final_obs,
+        episode_return=None if told is None else told.cpu().numpy(),
+        worker_ids=[each.worker_id for each in metadata],
+        fragment_indices=[each.fragment_index for each in metadata],
+        session_ids=[each.session_id for each in metadata],
+        discontinuities=[each.discontinuity for each in metadata],
+    )
+
+
+def _truncated_only(batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp], Tree]:
+    """Where a truncated episode's true final observation is known, and those observations.
+
+    Terminated episodes are left out: nothing comes after them, so nobody asks for that value.
+    """
+    none = np.zeros(0, dtype=np.intp)
+    row, step = batch.final_obs_row, batch.final_obs_step
+    if row is None or step is None:
+        return none, none, None
+    wanted = batch.truncated[row, step] & ~batch.terminated[row, step]
+    if not bool(wanted.any()):
+        return none, none, None
+    return (
+        row[wanted].cpu().numpy().astype(np.intp),
+        step[wanted].cpu().numpy().astype(np.intp),
+        map_tree(lambda leaf: leaf[wanted], batch.final_obs),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendedSequence:
+    """A batch with `next_obs` and final observations put in their places in time.
+
+    One pass of a recurrent policy over it gives every value that advantage estimation asks for:
+    a final observation stands right after the step it answers, with the state of its episode, and
+    the step behind it resets the state because it is the first of an episode.
+    """
+
+    obs: Tree
+    """Leaves [B, S, ...], S >= T + 1."""
+    action: Tree
+    """Leaves [B, S, ...]; any valid action where there was none."""
+    first: Tensor
+    """bool[B, S]."""
+    step_position: NDArray[np.intp]
+    """intp[B, T]; where each step went."""
+    next_position: NDArray[np.intp]
+    """intp[B]; where `next_obs` went."""
+    final_position: NDArray[np.intp]
+    """intp[K]; where the final observations went, in the row of each."""
+
+
+def extend(batch: TrainingBatch, rows: slice) -> ExtendedSequence:
+    """Put `next_obs` and the final observations of *rows* in their places in time."""
+    reward = batch.reward[rows]
+    row_count, length = reward.shape
+    start = rows.start or 0
+    chosen = np.flatnonzero((batch.final_row >= start) & (batch.final_row < start + row_count))
+    final_row, final_step = batch.final_row[chosen] - start, batch.final_step[chosen]
+    # Position of each final observation among those of its row.
+    slot = np.arange(len(chosen)) - np.searchsorted(final_row, final_row)
+    slots = int(slot.max(initial=-1)) + 1
+
+    # Sort keys: step t is 2t, what answers it 2t + 1, next_obs 2T, empty slots after all.
+    keys = np.full((row_count, length + 1 + slots), 2 * length + 1)
+    keys[:, : length + 1] = 2 * np.arange(length + 1)
+    keys[final_row, length + 1 + slot] = 2 * final_step + 1
+    order = np.argsort(keys, axis=1, kind="stable")
+    position = np.argsort(order, axis=1, kind="stable")
+
+    first = torch.zeros((row_count, order.shape[1]), dtype=torch.bool, device=reward.device)
+    first[:, :length] = batch.first[rows]
+    first[:, length] = (batch.terminated | batch.truncated)[rows, -1]
+    gather = torch.from_numpy(order).to(reward.device)
+    row_index = torch.arange(row_count, device=reward.device)[:, None]
+
+    def with_next_and_final(steps: Tensor, after: Tensor, final: Tensor | None) -> Tensor:
+        parts = [steps[rows], after[rows].unsqueeze(1)]
+        if slots:
+            filler = after[rows].unsqueeze(1).repeat_interleave(slots, 1)
+            if final is not None:
+                filler[final_row, slot] = final[chosen]
+            parts.append(filler)
+        joined = torch.cat(parts, dim=1)
+        return joined[row_index, gather] if slots else joined
+
+    final_obs = batch.final_obs
+    obs = (
+        map_tree(
+            lambda steps, after: with_next_and_final(steps, after, None), batch.obs, batch.next_obs
+        )
+        if final_obs is None
+        else map_tree(with_next_and_final, batch.obs, batch.next_obs, final_obs)
+    )
+    action = map_tree(lambda leaf: with_next_and_final(leaf, leaf[:, -1], None), batch.action)
+    return ExtendedSequence(
+        obs=obs,
+        action=action,
+        first=first[row_index, gather],
+        step_position=position[:, :length],
+        next_position=position[:, length],
+        final_position=position[final_row, length + 1 + slot],
+    )

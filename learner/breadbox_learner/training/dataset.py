@@ -1,0 +1,88 @@
+"""A buffer as a torch dataset: batches for a `DataLoader`, with or without worker processes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Unpack
+from uuid import uuid4
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+import breadbox
+from breadbox.model.errors import InvalidRequestError
+from breadbox.reading.batches import Batch
+from breadbox.reading.loading import LoaderKeywords
+
+
+class FragmentDataset(IterableDataset[Batch]):
+    """Batches of fragments, as torch tensors, fetched as they are asked for.
+
+    Give it to `DataLoader(dataset, batch_size=None)`: it makes the batches itself. Each worker
+    process of a `DataLoader` connects for itself and fetches chunks of its own, so that no two get
+    the same use of a chunk. With worker processes, pass `multiprocessing_context="spawn"`: gRPC
+    does not survive a fork. Workers may be persistent.
+
+    A chunk counts as used once all batches of its fetch were handed out by the process that
+    fetched them; an iteration that is left early gives the use of its last fetch back.
+
+    Args:
+        address: Of the server.
+        fragment_count: Fragments of one fetch.
+        batch_size: Fragments of a batch; the last one of a fetch may be shorter.
+        fetch_count: Fetches of one iteration, shared out over the worker processes; None: endless.
+        max_wait_s: Seconds to wait for one fetch.
+        buffer: Its name.
+        token: Bearer token, where the server asks for one.
+        columns: Names of the arrays wanted; None: all.
+        **options: How to load; see `breadbox.LoaderOptions`.
+
+    Raises (while iterating):
+        WaitElapsedError: No fragments came for `max_wait_s`.
+        ReplayBufferError: The server cannot be reached, or refuses.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        fragment_count: int,
+        batch_size: int,
+        fetch_count: int | None = None,
+        max_wait_s: float = 60.0,
+        buffer: str = "default",
+        token: str | None = None,
+        columns: Sequence[str] | None = None,
+        **options: Unpack[LoaderKeywords],
+    ) -> None:
+        if fetch_count is not None and fetch_count < 0:
+            raise InvalidRequestError("fetch_count", f"must be at least 0, got {fetch_count}")
+        self._address = address
+        self._fragment_count = fragment_count
+        self._batch_size = batch_size
+        self._fetch_count = fetch_count
+        self._max_wait_s = max_wait_s
+        self._buffer = buffer
+        self._token = token
+        self._columns = columns
+        self._options = options
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Connect, and yield batches until the share of this process is done."""
+        left = self._own_fetch_count()
+        with breadbox.connect(self._address, buffer=self._buffer, token=self._token) as client:
+            while left is None or left > 0:
+                yield from self._fetched(client)
+                left = None if left is None else left - 1
+
+    def _own_fetch_count(self) -> int | None:
+        """Fetches that fall to this process; None: endless."""
+        worker = get_worker_info()
+        if self._fetch_count is None or worker is None:
+            return self._fetch_count
+        whole, rest = divmod(self._fetch_count, worker.num_workers)
+        return whole + (worker.id < rest)
+
+    def _fetched(self, client: breadbox.Client) -> Iterator[Batch]:
+        with client.fetch(self._fragment_count, self._max_wait_s, request_id=uuid4().hex) as lease:
+            for batch in lease.batches(self._batch_size, columns=self._columns, **self._options):
+                # Without the memory behind it, which would travel to the main process once more.
+                yield replace(batch.to_torch(), stacked=None)

@@ -1,0 +1,310 @@
+"""Which fragments a learner can train on, and which it leaves out."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from breadbox.model.errors import InvalidRequestError
+from breadbox.model.trees import Tree, child_path, field_of, flatten, is_within
+from breadbox.model.types import ArrayType, FragmentReference
+from breadbox.payload.arrays.dtypes import BFLOAT16
+from breadbox.reading.batches import Batch
+from breadbox_learner.spaces import Spaces
+
+_log = logging.getLogger(__name__)
+
+Arrays = Mapping[str, ArrayType]
+"""What a fragment has at each path."""
+
+_LOOSE_FIELDS = frozenset({"final_obs_step", "final_obs", "model_version"})
+"""Fields that fragments of one batch may have in different lengths, or not at all."""
+_FLAGS = ("terminated", "truncated", "first")
+_NUMBERS = ("reward", "log_prob")
+_STEP_ROWS = dict.fromkeys((*_FLAGS, "reward", "episode_id"), ())
+_RETURN = "extras.episode_return"
+_VALUES_READ = ("obs", "action", "next_obs", "in_state", "final_obs", *_NUMBERS)
+"""Fields whose values go into the policy or its loss."""
+_FIELDS_READ = (*_STEP_ROWS, "obs", "action", "next_obs", "final_obs", "in_state", "extras")
+WARNINGS_MAX = 16
+"""Kinds of misfits that are told; workers of a hundred kinds are told by the first ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why a fragment does not fit."""
+
+    path: str
+    wanted: str
+    got: str
+
+
+def expected_rows(spaces: Spaces, state: Tree) -> dict[str, tuple[int, ...]]:
+    """The shape of a step's part of each array that a policy reads, as far as spaces tell.
+
+    Args:
+        spaces: What goes into the policy and what comes out.
+        state: Its recurrent state for one environment, leaves [1, ...]; None: it has none.
+
+    Raises:
+        InvalidRequestError: The state is a tree without tensors.
+    """
+    # Spaces of no fixed shape, such as text, are left to the policy.
+    rows = {path: tuple(space.shape) for path, space in _parts(spaces) if space.shape is not None}
+    _, leaves = flatten({"in_state": state})
+    if state is not None and not leaves:
+        raise InvalidRequestError(
+            "policy",
+            f"has {state!r} as its initial state, in which no tensor is: "
+            "return None for a policy without memory",
+        )
+    return rows | {path: tuple(leaf.shape[1:]) for path, leaf in leaves}
+
+
+def expected_ranges(spaces: Spaces) -> dict[str, tuple[Any, Any]]:
+    """Least and greatest value of each array that a policy takes for the number of a choice."""
+    ranges: dict[str, tuple[Any, Any]] = {}
+    for path, space in _parts(spaces):
+        if isinstance(space, gymnasium.spaces.Discrete):
+            ranges[path] = (int(space.start), int(space.start + space.n) - 1)
+        elif isinstance(space, gymnasium.spaces.MultiDiscrete):
+            ranges[path] = (space.start, space.start + space.nvec - 1)
+        elif isinstance(space, gymnasium.spaces.MultiBinary):
+            ranges[path] = (0, 1)
+    return ranges
+
+
+def _parts(spaces: Spaces) -> Iterator[tuple[str, "gymnasium.Space[Any]"]]:
+    """Every part that is stored as one array, with its path."""
+    yield from _parts_of(spaces.observation, "obs")
+    yield from _parts_of(spaces.action, "action")
+
+
+def _parts_of(
+    space: "gymnasium.Space[Any]", path: str
+) -> Iterator[tuple[str, "gymnasium.Space[Any]"]]:
+    children: Any = ()
+    if isinstance(space, gymnasium.spaces.Dict):
+        children = space.spaces.items()
+    elif isinstance(space, gymnasium.spaces.Tuple):
+        children = enumerate(space.spaces)
+    else:
+        yield path, space
+    for key, child in children:
+        yield from _parts_of(child, child_path(path, key))
+
+
+class Fitting:
+    """Tells what fits from what does not, and says once of each kind why.
+
+    Args:
+        rows: See `expected_rows`; empty: fragments have to fit one another only.
+        spaces: What goes into the policy and what comes out; None: nothing is known of it.
+    """
+
+    def __init__(
+        self, rows: Mapping[str, tuple[int, ...]] | None = None, spaces: Spaces | None = None
+    ) -> None:
+        self._rows = {**_STEP_ROWS, **rows} if rows else {}
+        self._spaces = spaces
+        self._ranges = {} if spaces is None else expected_ranges(spaces)
+        self._told: set[Misfit] = set()
+        self.misfit_count = 0
+        """Fragments left out so far."""
+
+    def batch_misfit(self, batch: Batch) -> Misfit | None:
+        """Why the policy cannot take a stacked batch, leaves [B, T, ...]; None: it can."""
+        for field in ("obs", "next_obs", "final_obs", "action") if self._spaces else ():
+            assert self._spaces is not None
+            space = self._spaces.action if field == "action" else self._spaces.observation
+            tree = getattr(batch, field)
+            if not (_has_form(space, tree) or (tree is None and field == "final_obs")):
+                return Misfit(field, f"the form of {space}"[:200], "another")
+        _, leaves = flatten({name: getattr(batch, name) for name in _FIELDS_READ})
+        return self.misfit(
+            {
+                path: ArrayType(
+                    _type_name(leaf), tuple(leaf.shape[not path.startswith("final_obs") :])
+                )
+                for path, leaf in leaves
+            }
+        )
+
+    def faulty(self, batch: Batch) -> dict[int, Misfit]:
+        """The rows of a batch, whose shapes fit, that hold what would end the training.
+
+        Choices that do not exist, numbers that are none or infinite, steps that are not there.
+        """
+        found: dict[int, Misfit] = {}
+        for path, leaf in flatten({name: getattr(batch, name) for name in _VALUES_READ})[1]:
+            values = torch.as_tensor(leaf)
+            if values.numel() == 0:
+                continue
+            rows = None if not path.startswith("final_obs") else batch.final_obs_row
+            if values.is_floating_point():
+                wrong = _not_finite(values)
+                self._note(found, wrong, rows, Misfit(path, "finite numbers", "others"))
+            bounds = self._ranges.get(_observed(path))
+            if bounds is not None:
+                low, high = (torch.as_tensor(each, device=values.device) for each in bounds)
+                # A choice has no axis of its own: its `next_obs` is [B], its `final_obs` [F].
+                wrong = ((values < low) | (values > high)).reshape(len(values), -1).any(1)
+                wanted = f"{bounds[0]} to {bounds[1]}"
+                self._note(found, wrong, rows, Misfit(path, wanted, "others"))
+        if batch.final_obs_step is not None:
+            steps = torch.as_tensor(batch.final_obs_step)
+            step_count = batch.reward.shape[1]
+            wrong = (steps < 0) | (steps >= step_count)
+            wanted = f"steps below {step_count}"
+            misfit = Misfit("final_obs_step", wanted, "others")
+            self._note(found, wrong, batch.final_obs_row, misfit)
+        return found
+
+    @staticmethod
+    def _note(found: dict[int, Misfit], wrong: Tensor, rows: Any, misfit: Misfit) -> None:
+        """Blame rows, of the batch or, by `rows`, of the fragments that they belong to."""
+        for row in wrong.nonzero().flatten().tolist():
+            found.setdefault(row if rows is None else int(rows[row]), misfit)
+
+    def kept(
+        self, references: Sequence[FragmentReference], described: Sequence[Arrays]
+    ) -> list[FragmentReference]:
+        """The fragments that the policy can take and that stack with most of the others.
+
+        Of several kinds equally frequent the first is kept. The rest is counted and told.
+
+        Args:
+            references: Of a batch.
+            described: What each has.
+        """
+        misfits = [self.misfit(arrays) for arrays in described]
+        kinds = [_kind_of(arrays) for arrays in described]
+        usable = Counter(k for k, misfit in zip(kinds, misfits, strict=True) if misfit is None)
+        wanted = usable.most_common(1)[0][0] if usable else None
+        kept = []
+        for reference, kind, misfit in zip(references, kinds, misfits, strict=True):
+            if misfit is None and wanted is not None:
+                misfit = _difference(dict(wanted), dict(kind))
+            if misfit is None:
+                kept.append(reference)
+            else:
+                self.leave_out([reference], misfit)
+        return kept
+
+    def leave_out(self, references: Sequence[FragmentReference], misfit: Misfit) -> None:
+        """Count fragments that do not fit, and say why, once for each kind."""
+        self.misfit_count += len(references)
+        if misfit in self._told or len(self._told) >= WARNINGS_MAX:
+            return
+        self._told.add(misfit)
+        _log.warning(
+            "fragments of worker %s and others like it are left out: %s: wanted %s, got %s",
+            references[0].metadata.worker_id,
+            misfit.path,
+            misfit.wanted,
+            misfit.got,
+        )
+
+    def misfit(self, arrays: Arrays) -> Misfit | None:
+        """Why the policy cannot take a fragment that has these arrays; None: it can."""
+        for path, row in self._rows.items():
+            has_steps = not path.startswith("in_state")
+            # Without a state the policy starts from its initial one.
+            misfit = _misfit_at(arrays, path, row, has_rows=has_steps, is_needed=has_steps)
+            if misfit is None and field_of(path) == "obs":
+                rest = path.removeprefix("obs")
+                has_final = any(field_of(each) == "final_obs" for each in arrays)
+                misfit = _misfit_at(
+                    arrays, "next_obs" + rest, row, has_rows=False, is_needed=True
+                ) or _misfit_at(arrays, "final_obs" + rest, row, has_rows=True, is_needed=has_final)
+            if misfit is not None:
+                return misfit
+        if self._rows and any(is_within(path, _RETURN) and path != _RETURN for path in arrays):
+            return Misfit(_RETURN, "an array", "several")
+        return _misfit_at(arrays, _RETURN, (), has_rows=True, is_needed=False)
+
+
+def _misfit_at(
+    arrays: Arrays, path: str, row: tuple[int, ...], *, has_rows: bool, is_needed: bool
+) -> Misfit | None:
+    held = arrays.get(path)
+    if held is None:
+        return Misfit(path, f"an array of {list(row)} a step", "nothing") if is_needed else None
+    if held.shape[has_rows:] != row or len(held.shape) != len(row) + has_rows:
+        wanted = f"shape {['steps', *row] if has_rows else list(row)}"
+        return Misfit(path, wanted.replace("'", ""), f"shape {list(held.shape)}")
+    if not _is_of_kind(path, held.type_name):
+        return Misfit(path, "numbers" if path not in _FLAGS else "flags", held.type_name)
+    return None
+
+
+def _has_form(space: "gymnasium.Space[Any]", tree: Tree) -> bool:
+    """Whether a tree has the nodes of a space, and a leaf for each of its leaves."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return isinstance(tree, dict) and all(
+            key in tree and _has_form(part, tree[key]) for key, part in space.spaces.items()
+        )
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return (
+            isinstance(tree, list | tuple)
+            and len(tree) == len(space.spaces)
+            and all(_has_form(part, child) for part, child in zip(space.spaces, tree, strict=True))
+        )
+    return tree is not None and not isinstance(tree, dict | list | tuple)
+
+
+def _is_of_kind(path: str, type_name: str) -> bool:
+    """Whether a tensor of this type can stand at this path."""
+    if type_name == BFLOAT16:
+        return path not in _STEP_ROWS
+    dtype = np.dtype(type_name)
+    if dtype.kind not in ("b" if path in _FLAGS else "biuf"):
+        return False
+    try:
+        torch.from_numpy(np.empty(0, dtype))
+    except (TypeError, ValueError):  # Of another byte order, or wider than tensors are.
+        return False
+    return True
+
+
+def _type_name(leaf: Any) -> str:
+    """As a payload names the type of a loaded leaf."""
+    if isinstance(leaf, Tensor):
+        if leaf.dtype is torch.bfloat16:
+            return BFLOAT16
+        return torch.empty(0, dtype=leaf.dtype).numpy().dtype.str
+    return str(leaf.dtype.str)
+
+
+def _observed(path: str) -> str:
+    """The path in `obs` of what stands elsewhere, too."""
+    field = field_of(path)
+    return "obs" + path.removeprefix(field) if field in ("next_obs", "final_obs") else path
+
+
+def _not_finite(values: Tensor) -> Tensor:
+    """bool[B]; rows that hold a number that is not finite."""
+    rows = values.reshape(len(values), -1)
+    # One pass where all is well: a sum is finite only if its parts are.
+    wrong = ~rows.sum(1).isfinite()
+    for row in wrong.nonzero().flatten().tolist():
+        wrong[row] = not bool(rows[row].isfinite().all())
+    return wrong
+
+
+def _kind_of(arrays: Arrays) -> tuple[tuple[str, ArrayType], ...]:
+    """What fragments of one batch must have in common."""
+    return tuple(sorted(item for item in arrays.items() if field_of(item[0]) not in _LOOSE_FIELDS))
+
+
+def _difference(wanted: Arrays, got: Arrays) -> Misfit | None:
+    for path in sorted({*wanted, *got}):
+        if wanted.get(path) != got.get(path):
+            return Misfit(path, str(wanted.get(path, "nothing")), str(got.get(path, "nothing")))
+    return None

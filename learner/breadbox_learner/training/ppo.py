@@ -1,0 +1,403 @@
+"""One PPO update on a batch of fragments that may be a few versions old.
+
+Three policies meet in an update: the one that *acted* (its log-probabilities came with the
+fragments), the *proximal* one (the learner's at the start of the update) and the one being trained.
+The clip keeps the trained policy near the proximal one; what separates the proximal policy from
+the one that acted, staleness, enters as a bounded importance weight of its own. With fresh data the
+two coincide and this is plain PPO.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from breadbox.model.trees import Tree, map_tree
+from breadbox.writing.advantages import VTrace, estimate_advantages_torch, find_successors
+from breadbox_learner.ppo_config import PpoConfig
+from breadbox_learner.ranks.ranks import Alone, Ranks
+from breadbox_learner.training.batching import TrainingBatch, extend
+from breadbox_policies import Evaluation, PolicyModule
+
+EPSILON = 1e-8
+
+
+AMP_DTYPES = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(slots=True)
+class UpdateStatistics:
+    """Means over the gradient steps of one update, on this rank."""
+
+    policy_loss: float = 0.0
+    value_loss: float = 0.0
+    entropy: float = 0.0
+    kl: float = 0.0
+    """Divergence of the trained from the proximal policy, in nats."""
+    reference_kl: float = 0.0
+    clip_fraction: float = 0.0
+    """Share of steps at which the clip took the gradient away."""
+    staleness_weight: float = 0.0
+    """Mean importance weight of proximal to acting policy; 1 when fresh."""
+    gradient_norm: float = 0.0
+    explained_variance: float = 0.0
+    """Share of the targets' variance that the value, before the update, explained."""
+    gradient_steps: int = 0
+    skipped_steps: int = 0
+    """Gradient steps not made because the gradient was not finite."""
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A batch with what holds still during an update; tensors [B, T]."""
+
+    batch: TrainingBatch
+    proximal_log_prob: Tensor
+    old_value: Tensor
+    advantage: Tensor
+    target: Tensor
+    weight: Tensor
+    reference_log_prob: Tensor | None
+
+
+class Evaluator(nn.Module):
+    """A policy's `evaluate` as a `forward`, which is what data-parallel wrappers wrap."""
+
+    def __init__(self, policy: PolicyModule) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, obs: Tree, action: Tree, state: Tree, first: Tensor) -> tuple[Tensor, ...]:
+        """Log-probability, entropy and value, float32[B, T] each."""
+        evaluation: Evaluation = self.policy.evaluate(obs, action, state, first)
+        return evaluation.log_prob.float(), evaluation.entropy.float(), evaluation.value.float()
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Statistics being gathered."""
+
+    total: dict[str, float] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, **values: float) -> None:
+        for name, value in values.items():
+            self.total[name] = self.total.get(name, 0.0) + value
+
+    def mean(self, name: str) -> float:
+        return self.total.get(name, 0.0) / max(1, self.count)
+
+
+class PpoUpdater:
+    """Trains a policy, one batch at a time. Not thread-safe.
+
+    Args:
+        policy: Trained in place; on *device*.
+        config: How.
+        device: Where the policy is and batches are moved to.
+        seed: Of the order of minibatches, together with rank and number of the update.
+        reference: Policy that `kl_coefficient` pulls towards; never changed.
+        ranks: The processes that train together; None: this one is alone.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyModule,
+        config: PpoConfig,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        reference: PolicyModule | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        if config.kl_coefficient and reference is None:
+            raise ValueError("kl_coefficient needs a reference policy")
+        self.policy = policy
+        self.config = config
+        self.device = torch.device(device)
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.amp == "float16")
+        self._seed = seed
+        self._order = torch.Generator()
+        self._ranks: Ranks = ranks or Alone()
+        self._evaluator = self._ranks.shared(Evaluator(policy), self.device)
+        self._reference_evaluator = None if reference is None else Evaluator(reference).eval()
+
+    def update(
+        self, batch: TrainingBatch, *, number: int = 0, train_policy: bool = True
+    ) -> UpdateStatistics:
+        """Train on *batch*.
+
+        Args:
+            batch: At least one fragment; every rank the same number.
+            number: Updates before this one; decides step size and order of minibatches.
+            train_policy: False trains the value alone.
+
+        Returns:
+            What happened.
+        """
+        self._set_out(number)
+        prepared = self._prepare(batch.to(self.device))
+        sums = _Sums()
+        steps = skipped = 0
+        for _ in range(self.config.epochs):
+            epoch = _Sums()
+            for rows in self._minibatches(len(batch)):
+                took = self._gradient_step(prepared, rows, epoch, train_policy=train_policy)
+                steps += took
+                skipped += not took
+            for name, value in epoch.total.items():
+                sums.add(**{name: value})
+            sums.count += epoch.count
+            if self._drifted(epoch):
+                break
+        statistics = UpdateStatistics(
+            explained_variance=_explained_variance(prepared.old_value, prepared.target),
+            staleness_weight=float(prepared.weight.mean()),
+            gradient_steps=steps,
+            skipped_steps=skipped,
+        )
+        for entry in fields(UpdateStatistics):
+            if entry.name in sums.total:
+                setattr(statistics, entry.name, sums.mean(entry.name))
+        return statistics
+
+    def _set_out(self, number: int) -> None:
+        """Set what depends on the number of the update alone."""
+        entropy = (self._seed, self._ranks.membership.rank, number)
+        seed = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
+        self._order.manual_seed(int(seed >> np.uint64(1)))
+        decay = self.config.lr_decay_updates
+        share = 1.0 - 0.9 * min(1.0, number / decay) if decay else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr * share
+
+    @torch.no_grad()
+    def _prepare(self, batch: TrainingBatch) -> _Prepared:
+        """Values and log-probabilities under the proximal policy, then advantages."""
+        passes = [self._values_of(batch, rows) for rows in self._slices(len(batch))]
+        value, log_prob, next_value, final = (
+            torch.cat(parts) for parts in zip(*passes, strict=True)
+        )
+        advantage, target = estimate_advantages_torch(
+            value=value,
+            reward=batch.reward,
+            terminated=batch.terminated,
+            truncated=batch.truncated,
+            next_value=next_value,
+            final_value=final,
+            successor=find_successors(
+                batch.worker_ids,
+                batch.fragment_indices,
+                discontinuities=batch.discontinuities,
+                session_ids=batch.session_ids,
+            ),
+            discount=self.config.discount,
+            gae_lambda=self.config.gae_lambda,
+            correction=self._correction(batch, log_prob),
+        )
+        reference = None
+        if self._reference_evaluator is not None:
+            reference = torch.cat(
+                [
+                    self._evaluate(
+                        batch, torch.arange(len(batch))[rows], self._reference_evaluator
+                    )[0]
+                    for rows in self._slices(len(batch))
+                ]
+            )
+        return _Prepared(
+            batch=batch,
+            proximal_log_prob=log_prob,
+            old_value=value,
+            advantage=self._normalized(advantage),
+            target=target,
+            weight=self._staleness_weight(batch, log_prob),
+            reference_log_prob=reference,
+        )
+
+    def _values_of(self, batch: TrainingBatch, rows: slice) -> tuple[Tensor, ...]:
+        """Value, log-probability [R, T], value of next_obs [R] and of final observations [R, T]."""
+        sequence = extend(batch, rows)
+        state = self._state_of(batch, rows)
+        with self._autocast():
+            log_prob, _, value = Evaluator(self.policy)(
+                sequence.obs, sequence.action, state, sequence.first
+            )
+        row_count = len(sequence.next_position)
+        row = torch.arange(row_count, device=self.device)
+        step = torch.from_numpy(sequence.step_position).to(self.device)
+        final = torch.full(step.shape, torch.nan, device=self.device)
+        start = rows.start or 0
+        here = (batch.final_row >= start) & (batch.final_row < start + row_count)
+        final_row, final_step = batch.final_row[here] - start, batch.final_step[here]
+        final[final_row, final_step] = value[final_row, sequence.final_position]
+        return (
+            value[row[:, None], step],
+            log_prob[row[:, None], step],
+            value[row, torch.from_numpy(sequence.next_position).to(self.device)],
+            final,
+        )
+
+    def _staleness_weight(self, batch: TrainingBatch, proximal_log_prob: Tensor) -> Tensor:
+        """Bounded ratio of proximal to acting policy; 1 where the latter is not known."""
+        config = self.config
+        is_vtrace = config.advantages == "vtrace"
+        bound = config.vtrace_rho_max if is_vtrace else config.staleness_weight_max
+        if bound <= 0:
+            return torch.ones_like(proximal_log_prob)
+        return _staleness_ratio(batch, proximal_log_prob).clamp(max=bound)
+
+    def _correction(self, batch: TrainingBatch, proximal_log_prob: Tensor) -> VTrace | None:
+        """How targets are corrected for the policy that acted; None: not at all."""
+        if self.config.advantages == "gae":
+            return None
+        return VTrace(
+            _staleness_ratio(batch, proximal_log_prob).cpu().numpy(),
+            rho_max=self.config.vtrace_rho_max,
+            c_max=self.config.vtrace_c_max,
+        )
+
+    def _normalized(self, advantage: Tensor) -> Tensor:
+        """Mean 0, deviation 1 over the whole batch of all ranks (the ancestor did it per rank)."""
+        wide = advantage.double()
+        count = torch.tensor(float(wide.numel()), dtype=torch.float64, device=wide.device)
+        total, squares, number = self._ranks.sum(
+            torch.stack([wide.sum(), (wide * wide).sum(), count])
+        )
+        mean: Tensor = total / number
+        deviation = (squares / number - mean * mean).clamp(min=0.0).sqrt()
+        normalized: Tensor = ((wide - mean) / (deviation + EPSILON)).float()
+        return normalized
+
+    def _gradient_step(
+        self, prepared: _Prepared, rows: Tensor, sums: _Sums, *, train_policy: bool
+    ) -> bool:
+        """Make one gradient step on some rows; False when the gradient was not finite."""
+        self.optimizer.zero_grad(set_to_none=True)
+        parts = rows.tensor_split(min(self.config.accumulation_count, len(rows)))
+        for number, part in enumerate(parts, 1):
+            is_last = number == len(parts)
+            # Ranks exchange gradients once per step, with the last part.
+            with nullcontext() if is_last else self._ranks.without_exchange(self._evaluator):
+                loss = self._loss(prepared, part, sums, train_policy=train_policy)
+                scaled: Tensor = self.scaler.scale(loss * (len(part) / len(rows)))
+                scaled.backward()  # type: ignore[no-untyped-call]
+        self.scaler.unscale_(self.optimizer)
+        limit = self.config.gradient_norm_max or math.inf
+        norm = float(nn.utils.clip_grad_norm_(self.policy.parameters(), limit))
+        # With float16 the scaler itself skips the step and lowers its scale.
+        if math.isfinite(norm) or self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if math.isfinite(norm):
+            sums.add(gradient_norm=norm)
+        return math.isfinite(norm)
+
+    def _loss(
+        self, prepared: _Prepared, rows: Tensor, sums: _Sums, *, train_policy: bool
+    ) -> Tensor:
+        config = self.config
+        index = rows.to(self.device)
+        log_prob, entropy, value = self._evaluate(prepared.batch, rows, self._evaluator)
+        value_loss = self._value_loss(value, prepared.old_value[index], prepared.target[index])
+        log_ratio = log_prob - prepared.proximal_log_prob[index]
+        ratio = log_ratio.exp()
+        advantage, weight = prepared.advantage[index], prepared.weight[index]
+        clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
+        policy_loss = -(weight * torch.minimum(ratio * advantage, clipped * advantage)).mean()
+        loss = config.value_coefficient * value_loss
+        # Multiplied, not left out: data-parallel wrappers want every parameter in the graph.
+        on = 1.0 if train_policy else 0.0
+        loss = loss + on * (policy_loss - config.entropy_coefficient * entropy.mean())
+        reference_kl = torch.zeros((), device=value.device)
+        if prepared.reference_log_prob is not None:
+            reference_kl = _divergence(log_prob, prepared.reference_log_prob[index])
+            loss = loss + on * config.kl_coefficient * reference_kl
+        with torch.no_grad():
+            sums.add(
+                policy_loss=float(policy_loss),
+                value_loss=float(value_loss),
+                entropy=float(entropy.mean()),
+                kl=float((ratio - 1 - log_ratio).mean()),
+                reference_kl=float(reference_kl),
+                clip_fraction=float(((ratio - 1).abs() > config.clip).float().mean()),
+            )
+            sums.count += 1
+        return loss
+
+    def _value_loss(self, value: Tensor, old_value: Tensor, target: Tensor) -> Tensor:
+        squared = (value - target) ** 2
+        if self.config.value_clip > 0:
+            near = old_value + (value - old_value).clamp(
+                -self.config.value_clip, self.config.value_clip
+            )
+            squared = torch.maximum(squared, (near - target) ** 2)
+        return 0.5 * squared.mean()
+
+    def _evaluate(
+        self, batch: TrainingBatch, rows: Tensor, evaluator: nn.Module
+    ) -> tuple[Tensor, ...]:
+        index = rows.to(self.device)
+        state = self._state_of(batch, index)
+        with self._autocast():
+            result: tuple[Tensor, ...] = evaluator(
+                map_tree(lambda leaf: leaf[index], batch.obs),
+                map_tree(lambda leaf: leaf[index], batch.action),
+                state,
+                batch.first[index],
+            )
+        return result
+
+    def _state_of(self, batch: TrainingBatch, rows: Tensor | slice) -> Tree:
+        """Recurrent states of some rows; where none were stored, initial ones."""
+        if batch.in_state is None:
+            return self.policy.initial_state(len(batch.reward[rows]))
+        return map_tree(lambda leaf: leaf[rows], batch.in_state)
+
+    def _autocast(self) -> torch.autocast:
+        dtype = AMP_DTYPES[self.config.amp]
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+
+    def _slices(self, row_count: int) -> list[slice]:
+        """Rows in pieces that fit where a minibatch fits."""
+        size = self.config.minibatch_fragments
+        return [slice(start, min(start + size, row_count)) for start in range(0, row_count, size)]
+
+    def _minibatches(self, row_count: int) -> Iterator[Tensor]:
+        """Rows in random order, in even parts: a tiny last minibatch would be a noisy step."""
+        order = torch.randperm(row_count, generator=self._order)
+        parts = max(1, round(row_count / self.config.minibatch_fragments))
+        yield from order.tensor_split(parts)
+
+    def _drifted(self, epoch: _Sums) -> bool:
+        """Whether the policy moved further than `target_kl` allows, by all ranks' judgement."""
+        if self.config.target_kl <= 0:
+            return False
+        numbers = torch.tensor(
+            [epoch.total.get("kl", 0.0), float(epoch.count)], dtype=torch.float64
+        )
+        total, count = self._ranks.sum(numbers.to(self.device)).tolist()
+        return bool(total / max(count, 1.0) > 1.5 * self.config.target_kl)
+
+
+def _staleness_ratio(batch: TrainingBatch, proximal_log_prob: Tensor) -> Tensor:
+    """Ratio of proximal to acting policy, [B, T]; 1 where the latter is not known."""
+    if batch.log_prob is None:
+        return torch.ones_like(proximal_log_prob)
+    return (proximal_log_prob - batch.log_prob).clamp(max=20.0).exp()
+
+
+def _divergence(log_prob: Tensor, other: Tensor) -> Tensor:
+    """KL of the policy from another one, estimated on sampled actions; never negative."""
+    log_ratio = other - log_prob
+    return (log_ratio.exp() - 1 - log_ratio).mean()
+
+
+def _explained_variance(value: Tensor, target: Tensor) -> float:
+    variance = float(target.var(correction=0))
+    return 1.0 - float((target - value).var(correction=0)) / variance if variance > 0 else 0.0

@@ -1,0 +1,398 @@
+"""Where a learner's batches come from."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+from uuid import uuid4
+
+from breadbox import Client, Lease
+from breadbox.model.errors import (
+    LeaseExpiredError,
+    PayloadMissingError,
+    ReplayBufferError,
+    SessionEndedError,
+    TreeMismatchError,
+    UnsupportedArrayError,
+    WaitElapsedError,
+)
+from breadbox.model.types import FragmentReference, ReleaseMode
+from breadbox.operations.leasing import UNREADABLE_ERRORS
+from breadbox.reading.batches import Batch, Stack
+from breadbox.reading.cuda_stream import side_stream_for
+from breadbox.reading.loading import LOAD_ERRORS
+from breadbox.transport.run_ahead import run_ahead
+from breadbox_learner.training.batching import TrainingBatch, training_batch
+from breadbox_learner.training.fitting import Fitting, Misfit
+
+_log = logging.getLogger(__name__)
+
+_FAULTS_OF_FRAGMENTS = (*LOAD_ERRORS, TreeMismatchError, UnsupportedArrayError)
+"""A batch cannot be loaded as it is; without some of its fragments it may."""
+
+FAILED_LOADS_MAX = 3
+"""Batches in a row that may be left out because they cannot be loaded; then the run ends."""
+SAY_WAITING_S = 10.0
+"""Between two lines that say what a wait is for."""
+
+
+@dataclass(slots=True)
+class FetchedBatch:
+    """A batch and what is known of how it came."""
+
+    batch: TrainingBatch
+    staleness: list[int]
+    """Versions, one per fragment, at the moment of the grant."""
+    use_count: list[int]
+    """Deliveries of each fragment's chunk, this one included."""
+    load_s: float
+    """Seconds from the grant to the stacked batch."""
+    waiting_reason: str
+    """What the server waited for last, in its words; empty when it granted at once."""
+    release: Callable[[bool], None]
+    """Call it once: True when the batch was trained on, False to give its use back. Nothing of the
+    batch may be used after that: its memory is what a later batch is loaded into."""
+    misfit_count: int = 0
+    """Fragments left out since the batch before because they did not fit."""
+
+
+class UnusableShareError(ReplayBufferError):
+    """Nothing of this rank's share can be trained on, so no rank trains on this draw.
+
+    The share is used up; `next` may be called again, and goes on with the next draw.
+    """
+
+    def __init__(self, misfit_count: int) -> None:
+        super().__init__(
+            f"nothing of this rank's share can be trained on: {misfit_count} fragments do not fit"
+        )
+        self.misfit_count = misfit_count
+        """Fragments left out since the batch before because they did not fit."""
+
+
+class BatchSource(Protocol):
+    """Gives one batch after another."""
+
+    def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
+        """Wait for a batch; None when `stopped()` turned true first.
+
+        Raises:
+            UnusableShareError: Of one rank of several: there is nothing in its share of this draw.
+            ReplayBufferError: The buffer cannot be reached, or refuses.
+        """
+
+    def close(self) -> None:
+        """Give back whatever is held and was not handed out. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which part of each batch this process gets (B12)."""
+
+    rank: int = 0
+    world_size: int = 1
+    run_nonce: str = ""
+    """The same on all ranks, another one for each start of them; empty: this process is alone."""
+
+
+class LeaseSource:
+    """Batches of a buffer, each under a lease that lives until the batch is released.
+
+    The host memory of a released batch is what a later one is loaded into, so that a run allocates
+    for as many batches as it holds at a time and no more.
+
+    Not thread-safe. All ranks of a learner ask with the same request ids, so that they share each
+    draw without a word between them; a rank that is late finds its share waiting.
+
+    Args:
+        client: Connected to the buffer.
+        fragment_count: Of a batch, for all ranks together.
+        share: Which part of it is this process's.
+        prefetch_batches: Batches fetched and loaded ahead, in a thread.
+        device: Where the batch is wanted. For a CUDA device it is copied there from page-locked
+            memory, on a stream of its own, beside what is being trained.
+        session_id: Session that fragments must be of; empty: any.
+        fitting: Tells which fragments can be trained on; None: all that fit one another. The others
+            are left out: the batch is smaller, or on one rank of several filled up with fragments
+            of this rank's share that do fit, since ranks work in step; if none does, `next` says
+            so, for all ranks to skip the draw.
+        while_waiting: Called after each wait that gave nothing, from the fetching thread.
+        wait_slice_s: Longest single wait; `stopped` is asked in between.
+        clock: Monotonic seconds; a wait is told every 10 of them, by rank 0.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        fragment_count: int,
+        share: Share | None = None,
+        prefetch_batches: int = 0,
+        device: str = "cpu",
+        session_id: str = "",
+        fitting: Fitting | None = None,
+        while_waiting: Callable[[], None] = lambda: None,
+        wait_slice_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._fragment_count = fragment_count
+        self._share = share or Share()
+        self._device = device
+        self._side_stream = side_stream_for(device)
+        self._spare: list[Stack] = []
+        """Memory of released batches; as much as was held at a time, since each load takes one."""
+        self._session_id = session_id
+        self._fitting = fitting or Fitting()
+        self._misfits_told = 0
+        self._failed_loads = 0
+        """In a row."""
+        self._while_waiting = while_waiting
+        self._wait_slice_s = wait_slice_s
+        self._clock = clock
+        self._nonce = self._share.run_nonce or uuid4().hex
+        self._closing = threading.Event()
+        self._stopped: Callable[[], bool] = self._closing.is_set
+        self._open: set[Lease] = set()
+        self._open_lock = threading.Lock()
+        self._batches = run_ahead(
+            count(), self._fetch, at_once=1, depth=prefetch_batches, in_order=True
+        )
+
+    def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
+        """See `BatchSource.next`."""
+        self._stopped = stopped
+        fetched = next(self._batches, None)
+        if isinstance(fetched, UnusableShareError):
+            raise fetched
+        if fetched is not None and self._side_stream is not None:
+            self._side_stream.hand_over(fetched.batch.tensors)
+        return fetched
+
+    def close(self) -> None:
+        """See `BatchSource.close`. Waits for a fetch under way, a wait slice at most."""
+        self._closing.set()
+        self._batches.close()
+        with self._open_lock:
+            left, self._open = self._open, set()
+        for lease in left:
+            self._release(lease, ReleaseMode.RETURNED)
+
+    def _fetch(self, number: int) -> FetchedBatch | UnusableShareError | None:
+        """Wait for batch *number* and load it; None when told to stop first.
+
+        What cannot be used is a value here: an iterator that raises is over.
+        """
+        for attempt in count():
+            lease, reason = self._granted(f"{self._nonce}-{number}-{attempt}")
+            if lease is None:
+                return None
+            try:
+                fetched = self._load(lease, reason)
+                self._failed_loads = 0
+                if fetched is not None:
+                    return fetched
+            except _FAULTS_OF_FRAGMENTS as error:
+                if self._failed_loads >= FAILED_LOADS_MAX:
+                    raise
+                self._failed_loads += 1
+                _log.warning("a batch could not be loaded and is left out: %s", error)
+            # Not given back: it would only be served, and fail, again.
+            self._hand_back(lease, trained=True)
+            if self._share.world_size > 1:
+                # Other ranks have their shares of this draw: there is no other one for this rank.
+                return UnusableShareError(self._new_misfits())
+        raise AssertionError("unreachable")
+
+    def _granted(self, request_id: str) -> tuple[Lease | None, str]:
+        """Wait for a lease; also what the server waited for last."""
+        reason = ""
+        say_at = self._clock() + SAY_WAITING_S
+        while not (self._closing.is_set() or self._stopped()):
+            try:
+                lease = self._client.fetch(
+                    self._fragment_count,
+                    self._wait_slice_s,
+                    rank=self._share.rank,
+                    world_size=self._share.world_size,
+                    request_id=request_id,
+                )
+            except WaitElapsedError as elapsed:
+                reason = elapsed.reason
+                if self._share.rank == 0 and self._clock() >= say_at:
+                    say_at = self._clock() + SAY_WAITING_S
+                    _log.info("waiting for workers to fill a batch: %s", reason)
+                self._while_waiting()
+                continue
+            lease.__enter__()  # Renews it from here on.
+            with self._open_lock:
+                self._open.add(lease)
+            # A fetch is served from whatever session is current by then.
+            if self._session_id and lease.grant.session_id != self._session_id:
+                raise SessionEndedError(self._session_id, lease.grant.session_id)
+            return lease, reason
+        return None, reason
+
+    def _load(self, lease: Lease, reason: str) -> FetchedBatch | None:
+        """Load what fits of a lease; None when nothing does."""
+        granted_at = time.monotonic()
+        references: Sequence[FragmentReference] = lease.references
+        while True:
+            try:
+                loaded = self._stacked(self._as_many(references, len(lease.references)))
+            except _FAULTS_OF_FRAGMENTS as error:
+                kept = self._without_faulty(lease, references, error)
+            else:
+                with self._side_stream or nullcontext():
+                    kept = self._usable(lease, loaded)
+                if len(kept) == len(loaded.references):
+                    break
+                if loaded.stacked is not None:
+                    self._spare.append(loaded.stacked)
+            if not kept:
+                return None
+            references = kept
+        references = loaded.references
+        with self._side_stream or nullcontext():
+            batch = training_batch(loaded)
+
+        def release(trained: bool) -> None:
+            if loaded.stacked is not None:
+                self._spare.append(loaded.stacked)
+            self._hand_back(lease, trained)
+
+        return FetchedBatch(
+            batch=batch,
+            staleness=[reference.staleness for reference in references],
+            use_count=[reference.use_count for reference in references],
+            load_s=time.monotonic() - granted_at,
+            waiting_reason=reason,
+            release=release,
+            misfit_count=self._new_misfits(),
+        )
+
+    def _new_misfits(self) -> int:
+        """Fragments left out since this was asked last."""
+        count = self._fitting.misfit_count - self._misfits_told
+        self._misfits_told += count
+        return count
+
+    def _without_faulty(
+        self, lease: Lease, references: Sequence[FragmentReference], error: ReplayBufferError
+    ) -> list[FragmentReference]:
+        """Leave out what a batch could not be loaded for; fewer than there were.
+
+        The server is told with the end of the lease of what nobody can read or use.
+
+        Raises:
+            ReplayBufferError: The one given: no fragment is at fault alone, or none is left.
+        """
+        if isinstance(error, PayloadMissingError):
+            # The server asks the store itself.
+            kept = self._without(references, {error.payload_id}, error)
+        elif isinstance(error, UNREADABLE_ERRORS):
+            kept = self._without(references, set(lease.unreadable()), error)
+        else:
+            try:
+                described = self._client.describe_arrays(references)
+            except LOAD_ERRORS as unreadable:
+                return self._without_faulty(lease, references, unreadable)
+            pairs = zip(references, described, strict=True)
+            lease.refuse([_id_of(each) for each, arrays in pairs if self._fitting.misfit(arrays)])
+            kept = self._fitting.kept(references, described)
+            if len(kept) == len(references):
+                # Arrays alike may stand in trees that differ: a list is not a dict.
+                kept = self._without(references, self._of_the_fewer(references), error)
+        if len(kept) == len(references) or (not kept and isinstance(error, PayloadMissingError)):
+            raise error
+        return kept
+
+    def _without(
+        self,
+        references: Sequence[FragmentReference],
+        payload_ids: set[str],
+        error: ReplayBufferError,
+    ) -> list[FragmentReference]:
+        kept: list[FragmentReference] = []
+        for reference in references:
+            if _id_of(reference) in payload_ids:
+                misfit = Misfit("its payload", "one that can be read", str(error))
+                self._fitting.leave_out([reference], misfit)
+            else:
+                kept.append(reference)
+        return kept
+
+    def _of_the_fewer(self, references: Sequence[FragmentReference]) -> set[str]:
+        """Payloads that do not stack with the first, or all that do, whichever are fewer."""
+        apart = {_id_of(each) for each in references if not self._stack(references[0], each)}
+        together = {_id_of(each) for each in references} - apart
+        return min(apart, together, key=len)
+
+    def _stack(self, *references: FragmentReference) -> bool:
+        try:
+            self._client.load_batch(references, device="cpu", into=None)
+        except _FAULTS_OF_FRAGMENTS:
+            return False
+        return True
+
+    def _usable(self, lease: Lease, loaded: Batch) -> list[FragmentReference]:
+        """Leave out rows that cannot be trained on; the server is told as of unreadable ones."""
+        references = loaded.references
+        misfit = self._fitting.batch_misfit(loaded)
+        if misfit is None:
+            faulty = self._fitting.faulty(loaded)
+        else:
+            # What does not stack, such as final observations, may be of one fragment alone.
+            described = self._client.describe_arrays(references)
+            misfits = [self._fitting.misfit(arrays) for arrays in described]
+            faulty = {row: each for row, each in enumerate(misfits) if each is not None}
+            faulty = faulty or dict.fromkeys(range(len(references)), misfit)
+        if not faulty:
+            return list(references)
+        for row, why in faulty.items():
+            self._fitting.leave_out([references[row]], why)
+        lease.refuse([_id_of(references[row]) for row in faulty])
+        return [each for row, each in enumerate(references) if row not in faulty]
+
+    def _stacked(self, references: Sequence[FragmentReference]) -> Batch:
+        """Load fragments into memory of a released batch, if there is some."""
+        into = self._spare.pop() if self._spare else None
+        try:
+            with self._side_stream or nullcontext():
+                return self._client.load_batch(references, device=self._device, into=into)
+        except _FAULTS_OF_FRAGMENTS:
+            if into is not None:
+                self._spare.append(into)
+            raise
+
+    def _as_many(
+        self, kept: Sequence[FragmentReference], wanted_count: int
+    ) -> Sequence[FragmentReference]:
+        """What to train on in place of a whole share: ranks make the same steps, of like size."""
+        if self._share.world_size == 1:
+            return kept
+        return [kept[position % len(kept)] for position in range(wanted_count)]
+
+    def _hand_back(self, lease: Lease, trained: bool) -> None:
+        with self._open_lock:
+            self._open.discard(lease)
+        self._release(lease, ReleaseMode.CONSUMED if trained else ReleaseMode.RETURNED)
+
+    def _release(self, lease: Lease, mode: ReleaseMode) -> None:
+        """End a lease. One that expired meanwhile costs a repeated use, not the run."""
+        try:
+            lease.release(mode)
+        except LeaseExpiredError as error:
+            _log.warning("%s; its chunks may be served again", error)
+        except ReplayBufferError as error:
+            if mode is ReleaseMode.CONSUMED:
+                raise
+            _log.warning("a lease could not be given back and will expire: %s", error)
+
+
+def _id_of(reference: FragmentReference) -> str:
+    return reference.metadata.payload.payload_id

@@ -1,0 +1,4 @@
+"""Values of recorded files, decoded without executing anything.
+
+Callers: `files`, `rows`, `episodes`.
+"""

@@ -1,0 +1,150 @@
+"""Rows of recorded trees: stacked from samples, picked and compared.
+
+A list is never a container in recorded data: it is an array that was written as JSON.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.model.trees import Tree, child_path, leaves, rows, take
+from breadbox_offline.errors import OfflineDataError
+
+
+def pick_pair(tree: Tree, first: int, second: int) -> Tree:
+    """Two rows of every leaf: a view when they are neighbours, else a copy."""
+    if second == first + 1:
+        return rows(tree, first, second + 1)
+    return take(tree, np.array([first, second]))
+
+
+def stack(samples: Sequence[Any]) -> Tree:
+    """Samples (arrays, numbers, lists, or dicts and tuples of them) as one tree of arrays.
+
+    Raises:
+        OfflineDataError: samples differ in structure or shape, or a leaf is no array.
+    """
+    return _stack(samples, "")
+
+
+def _stack(samples: Sequence[Any], path: str) -> Tree:
+    first = samples[0]
+    if isinstance(first, dict):
+        keys = first.keys()
+        _demand_alike(samples, lambda each: isinstance(each, dict) and each.keys() == keys, path)
+        return {key: _stack([each[key] for each in samples], child_path(path, key)) for key in keys}
+    if isinstance(first, tuple):
+        size = len(first)
+        _demand_alike(samples, lambda each: isinstance(each, tuple) and len(each) == size, path)
+        return tuple(
+            _stack([each[index] for each in samples], child_path(path, index))
+            for index in range(size)
+        )
+    return _stack_leaves(samples, path)
+
+
+def _demand_alike(samples: Sequence[Any], is_alike: Callable[[Any], bool], path: str) -> None:
+    for index, sample in enumerate(samples):
+        if not is_alike(sample):
+            raise OfflineDataError(
+                f"leaf {path or '(root)'}: structure differs from the first row's",
+                row=index,
+            )
+
+
+def _stack_leaves(samples: Sequence[Any], path: str) -> NDArray[Any]:
+    if isinstance(samples, np.ndarray):
+        samples = samples.tolist()  # of objects: a list of them is walked in a third of the time
+    try:
+        stacked = _join_arrays(samples) if _are_arrays(samples) else np.array(samples)
+    except ValueError as error:
+        shape = np.shape(samples[0])
+        row = next((i for i, each in enumerate(samples) if _shape_of(each) != shape), None)
+        where = path or "(root)"
+        raise OfflineDataError(f"leaf {where}: {error}", row=row) from error
+    if stacked.dtype == object:
+        where = path or "(root)"
+        row = next((i for i, each in enumerate(samples) if not _is_plain(each)), None)
+        kind = type(samples[row if row is not None else 0]).__name__
+        raise OfflineDataError(f"leaf {where}: {kind} is no array or number", row=row)
+    return stacked
+
+
+def _are_arrays(samples: Sequence[Any]) -> bool:
+    """Whether the samples are arrays of one length, which is the usual case and the fast one.
+
+    Joining refuses arrays that differ in another axis, so that their lengths are all there is to
+    look at.
+    """
+    first = samples[0]
+    if not isinstance(first, np.ndarray) or not first.ndim:
+        return False
+    if set(map(type, samples)) != {np.ndarray}:
+        return False
+    try:
+        return len(set(map(len, samples))) == 1
+    except TypeError:  # one has no axis
+        return False
+
+
+def _join_arrays(samples: Sequence[Any]) -> NDArray[Any]:
+    # np.stack does the same in three times the time for small arrays.
+    joined: NDArray[Any] = np.concatenate(samples)
+    return joined.reshape(len(samples), *samples[0].shape)
+
+
+def _shape_of(sample: Any) -> tuple[int, ...] | None:
+    try:
+        shape: tuple[int, ...] = np.shape(sample)
+    except ValueError:
+        return None
+    return shape
+
+
+def _is_plain(sample: Any) -> bool:
+    try:
+        return bool(np.asarray(sample).dtype != object)
+    except ValueError:
+        return False
+
+
+def rows_equal(left: Tree, right: Tree) -> NDArray[np.bool_]:
+    """Row by row, whether two trees of one structure hold the same values (NaN equals NaN)."""
+    equal: NDArray[np.bool_] | None = None
+    others = dict(leaves(right))
+    for path, a in leaves(left):
+        b = others[path]
+        same = a == b
+        if a.dtype.kind in "fc":
+            same |= np.isnan(a) & np.isnan(b)
+        same = same.reshape(len(a), -1).all(axis=1)
+        equal = same if equal is None else equal & same
+    assert equal is not None, "a tree has at least one leaf"
+    return equal
+
+
+def as_arrays(convert: Callable[[Any], NDArray[Any] | None], recorded: Any) -> Tree:
+    """A recorded value, its lists too, as a tree of what `convert` makes of each leaf."""
+    if isinstance(recorded, dict):
+        return {key: as_arrays(convert, branch) for key, branch in recorded.items()}
+    if isinstance(recorded, tuple):
+        return tuple(as_arrays(convert, branch) for branch in recorded)
+    return convert(recorded)
+
+
+def row_types(tree: Tree) -> dict[str, tuple[int, ...]]:
+    """The shape of one row of every array of a tree, by path."""
+    return {path: leaf.shape[1:] for path, leaf in leaves(tree)}
+
+
+def length(tree: Tree) -> int:
+    """Rows of the first array of a tree.
+
+    Raises:
+        OfflineDataError: It has none.
+    """
+    for _, leaf in leaves(tree):
+        return len(leaf)
+    raise OfflineDataError("holds no array")

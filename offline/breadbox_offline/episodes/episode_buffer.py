@@ -1,0 +1,366 @@
+"""`EpisodeBuffer`: episodes up to a number of steps, whole ones leaving when there are more.
+
+Keeps:
+  E1  At most `capacity_steps` steps, unless a single episode has more; then it is alone.
+  E2  Episodes leave whole, with all of their agents, the one that came first before others, at a
+      cost of what leaves.
+  E3  Parts of one episode are joined, in whatever order they come; a part that contradicts what is
+      held is refused and nothing changes.
+  E4  A position stands for one step, in the order in which steps came; every sampling ends.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox_offline.episodes.draws import Draws, RandomDraws
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.episodes.multi_agent import MultiAgentEpisode
+from breadbox_offline.episodes.serialized import episode_from_state, episode_to_state
+from breadbox_offline.episodes.step_index import StepIndex
+from breadbox_offline.errors import EpisodeJoinError, EpisodeShapeError, SamplingError
+
+EpisodeKey = tuple[str, str | None]
+
+
+class AddOutcome(Enum):
+    """What became of an added episode."""
+
+    ADDED = "added"
+    """It is a new one."""
+    JOINED = "joined"
+    """It continues, or precedes, a part that was held."""
+    HELD_APART = "held_apart"
+    """Steps between it and the held parts of its episode are missing so far."""
+    TOO_LONG = "too_long"
+    """It has more steps than the buffer may hold, and such episodes are refused."""
+
+
+@dataclass(slots=True)
+class BufferCounters:
+    """What has happened since the buffer was made."""
+
+    added_step_count: int = 0
+    evicted_episode_count: int = 0
+    sampled_step_count: int = 0
+    redrawn_count: int = 0
+    """Draws that fell too near an end and were drawn again."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStep:
+    """One step of a held part."""
+
+    episode: Episode
+    step: int
+    """0 is the first step of the part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One environment step of an episode."""
+
+    time: int
+    steps: list[HeldStep]
+    """The step of every agent that acted, in the order in which agents came."""
+
+
+class _Moments:
+    """Finds moments: by episode, the times at which any of its agents acted.
+
+    Times are gathered when they are asked for, those of episodes that changed since.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[str, list[EpisodeKey]] = {}
+        self._times: dict[str, NDArray[np.int64]] = {}
+        self._ids: list[str] = []
+        self._ends: NDArray[np.int64] | None = None
+
+    def add_key(self, key: EpisodeKey) -> None:
+        self._keys.setdefault(key[0], []).append(key)
+
+    def keys_of(self, episode_id: str) -> list[EpisodeKey]:
+        return self._keys[episode_id]
+
+    def forget_times(self, episode_id: str) -> None:
+        self._times.pop(episode_id, None)
+        self._ends = None
+
+    def pop_oldest(self) -> list[EpisodeKey]:
+        """Remove the episode that came first; the keys of its agents."""
+        episode_id = next(iter(self._keys))
+        self.forget_times(episode_id)
+        return self._keys.pop(episode_id)
+
+    def __len__(self) -> int:
+        """Episodes, however many agents they have."""
+        return len(self._keys)
+
+    def count(self, times_of: Callable[[EpisodeKey], list[NDArray[np.int64]]]) -> int:
+        ends = self._gathered(times_of)
+        return int(ends[-1]) if len(ends) else 0
+
+    def find(
+        self,
+        positions: NDArray[np.int64],
+        times_of: Callable[[EpisodeKey], list[NDArray[np.int64]]],
+    ) -> Iterator[tuple[str, int]]:
+        """Id and time of moments by their positions."""
+        ends = self._gathered(times_of)
+        slots = np.searchsorted(ends, positions, side="right")
+        for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
+            times = self._times[self._ids[slot]]
+            yield self._ids[slot], int(times[position - int(ends[slot]) + len(times)])
+
+    def _gathered(
+        self, times_of: Callable[[EpisodeKey], list[NDArray[np.int64]]]
+    ) -> NDArray[np.int64]:
+        if self._ends is None:
+            for episode_id, keys in self._keys.items():
+                if episode_id not in self._times:
+                    times = [each for key in keys for each in times_of(key)]
+                    self._times[episode_id] = np.unique(np.concatenate(times))
+            self._ids = list(self._keys)
+            self._ends = np.cumsum([len(self._times[each]) for each in self._ids], dtype=np.int64)
+        return self._ends
+
+
+@dataclass(slots=True)
+class _Entry:
+    """All that is held of one episode."""
+
+    parts: list[Episode] = field(default_factory=list)
+    """Ascending, not touching each other."""
+    segments: set[int] = field(default_factory=set)
+    digests: dict[int, bytes] = field(default_factory=dict)
+    """Content of every part as it was added, by first timestep."""
+
+    def step_count(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    def part_at(self, t: int) -> Episode:
+        for part in self.parts:
+            if part.t_started <= t < part.t:
+                return part
+        raise AssertionError(f"no held part has step {t}: the step index is wrong")
+
+
+class EpisodeBuffer:
+    """Holds episodes for sampling. Not thread-safe. Episodes are shared, never changed."""
+
+    def __init__(
+        self,
+        capacity_steps: int = 10_000,
+        *,
+        seed: int | None = None,
+        draws: Draws | None = None,
+        refuses_too_long: bool = False,
+    ) -> None:
+        """Make an empty buffer.
+
+        Args:
+            capacity_steps: Steps held at most; 1 or more.
+            seed: Seed of the draws; None takes one from the system.
+            draws: Another source of draws; `seed` is not used then.
+            refuses_too_long: Refuse an episode longer than the capacity instead of letting it push
+                out all others.
+        """
+        if capacity_steps < 1:
+            raise SamplingError(f"capacity_steps must be at least 1, got {capacity_steps}")
+        self.capacity_steps = capacity_steps
+        self.counters = BufferCounters()
+        self.draws: Draws = draws if draws is not None else RandomDraws(seed)
+        self._refuses_too_long = refuses_too_long
+        self._entries: dict[EpisodeKey, _Entry] = {}
+        self._segments: dict[int, tuple[EpisodeKey, int]] = {}
+        self._index = StepIndex()
+        self._moments = _Moments()
+
+    @property
+    def step_count(self) -> int:
+        """Steps held."""
+        return self._index.step_count
+
+    @property
+    def episode_count(self) -> int:
+        """Episodes held."""
+        return len(self._entries)
+
+    def episodes(self) -> list[Episode]:
+        """Everything held, in the order in which episodes came; parts that do not touch apart."""
+        return [part for entry in self._entries.values() for part in entry.parts]
+
+    def held_digest(self, episode: Episode) -> bytes | None:
+        """Content digest of the part that was added with the same id, agent and first timestep."""
+        entry = self._entries.get(episode.key)
+        return None if entry is None else entry.digests.get(episode.t_started)
+
+    def add_all(self, episodes: Iterable[Episode]) -> list[AddOutcome]:
+        """Add several; those before one that raises stay."""
+        return [self.add(episode) for episode in episodes]
+
+    def add_agents(self, episode: MultiAgentEpisode) -> dict[str, AddOutcome]:
+        """Add what each agent saw and did, with the times at which it did; outcomes by agent.
+
+        Raises:
+            As `add`; agents before the one that was refused stay.
+        """
+        return {
+            agent_id: self.add(replace(part, step_times=episode.clocks[agent_id][:-1]))
+            for agent_id, part in episode.agents.items()
+            if len(part)
+        }
+
+    def add(self, episode: Episode) -> AddOutcome:
+        """Add an episode, or a part of one; then the oldest leave while there are too many steps.
+
+        Raises:
+            EpisodeJoinError: it contradicts the held parts of its episode (an overlap, another
+                observation at the seam, steps after the end). Nothing changes.
+            EpisodeShapeError: it has no steps. Nothing changes.
+        """
+        if not len(episode):
+            raise EpisodeShapeError(f"{episode!r} has no steps")
+        if self._refuses_too_long and len(episode) > self.capacity_steps:
+            return AddOutcome.TOO_LONG
+        entry = self._entries.get(episode.key)
+        if entry is None:
+            entry = self._entries[episode.key] = _Entry([episode])
+            self._moments.add_key(episode.key)
+            outcome = AddOutcome.ADDED
+        else:
+            part_count = len(entry.parts)
+            entry.parts = _with_part(entry.parts, episode)
+            is_apart = len(entry.parts) > part_count
+            outcome = AddOutcome.HELD_APART if is_apart else AddOutcome.JOINED
+        entry.digests[episode.t_started] = episode.content_digest()
+        self._moments.forget_times(episode.id)
+        number = self._index.append(len(episode))
+        entry.segments.add(number)
+        self._segments[number] = (episode.key, episode.t_started)
+        self.counters.added_step_count += len(episode)
+        self._evict()
+        return outcome
+
+    def held_steps(self, positions: NDArray[np.int64]) -> list[HeldStep]:
+        """The steps at positions below `step_count`."""
+        numbers, offsets = self._index.find(positions)
+        found = []
+        for number, offset in zip(numbers.tolist(), offsets.tolist(), strict=True):
+            key, t_started = self._segments[number]
+            parts = self._entries[key].parts
+            t = t_started + offset
+            part = parts[0] if len(parts) == 1 else self._entries[key].part_at(t)
+            found.append(HeldStep(part, t - part.t_started))
+        return found
+
+    @property
+    def moment_count(self) -> int:
+        """Moments held: environment steps of episodes in which at least one agent acted."""
+        return self._moments.count(self._times_of)
+
+    def moments(self, positions: NDArray[np.int64]) -> list["Moment"]:
+        """The moments at positions below `moment_count`, each with all agents that acted in it."""
+        found = []
+        for episode_id, time in self._moments.find(positions, self._times_of):
+            steps: list[HeldStep] = []
+            for key in self._moments.keys_of(episode_id):
+                for part in self._entries[key].parts:
+                    step = part.step_at(time)
+                    if step is not None:
+                        steps.append(HeldStep(part, step))
+            found.append(Moment(time, steps))
+        return found
+
+    def _times_of(self, key: EpisodeKey) -> list[NDArray[np.int64]]:
+        return [part.times() for part in self._entries[key].parts]
+
+    def segment_starts(self) -> list[tuple[HeldStep, int]]:
+        """First step of every segment, and its length, in the order of positions."""
+        numbers, lengths = self._index.lengths()
+        found = []
+        for number, length in zip(numbers.tolist(), lengths.tolist(), strict=True):
+            key, t_started = self._segments[number]
+            part = self._entries[key].part_at(t_started)
+            found.append((HeldStep(part, t_started - part.t_started), length))
+        return found
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything as plain values and arrays (`pack_message` serializes them)."""
+        numbers, lengths = self._index.lengths()
+        return {
+            "capacity_steps": self.capacity_steps,
+            "episodes": [episode_to_state(part) for part in self.episodes()],
+            "segments": [
+                [*self._segments[number], length]
+                for number, length in zip(numbers.tolist(), lengths.tolist(), strict=True)
+            ],
+            "digests": [
+                [*key, t_started, digest]
+                for key, entry in self._entries.items()
+                for t_started, digest in entry.digests.items()
+            ],
+            "counters": {
+                name: getattr(self.counters, name) for name in BufferCounters.__dataclass_fields__
+            },
+            "draws": self.draws.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Become the buffer that `get_state` described; what was held is forgotten."""
+        entries: dict[EpisodeKey, _Entry] = {}
+        for held in state["episodes"]:
+            part = episode_from_state(held)
+            entries.setdefault(part.key, _Entry()).parts.append(part)
+        segments: dict[int, tuple[EpisodeKey, int]] = {}
+        index = StepIndex()
+        for (episode_id, agent_id), t_started, length in state["segments"]:
+            number = index.append(length)
+            segments[number] = ((episode_id, agent_id), t_started)
+            entries[episode_id, agent_id].segments.add(number)
+        for episode_id, agent_id, t_started, digest in state["digests"]:
+            entries[episode_id, agent_id].digests[t_started] = digest
+        self.draws.set_state(state["draws"])
+        self.capacity_steps = state["capacity_steps"]
+        self.counters = BufferCounters(**state["counters"])
+        self._entries, self._segments, self._index = entries, segments, index
+        self._moments = _Moments()
+        for key in entries:
+            self._moments.add_key(key)
+
+    def _evict(self) -> None:
+        while self._index.step_count > self.capacity_steps and len(self._moments) > 1:
+            numbers: set[int] = set()
+            for key in self._moments.pop_oldest():
+                entry = self._entries.pop(key)
+                for number in entry.segments:
+                    del self._segments[number]
+                numbers |= entry.segments
+                self.counters.evicted_episode_count += 1
+            self._index.remove(numbers)
+
+
+def _with_part(parts: list[Episode], new: Episode) -> list[Episode]:
+    """The parts with one more, joined where they touch."""
+    joined = list(parts)
+    place = 0
+    while place < len(joined) and joined[place].t_started < new.t_started:
+        place += 1
+    if place and joined[place - 1].is_done:
+        raise EpisodeJoinError(f"{joined[place - 1]!r} has ended: {new!r} cannot follow")
+    if place and joined[place - 1].t > new.t_started:
+        raise EpisodeJoinError(f"{new!r} overlaps {joined[place - 1]!r}")
+    if place < len(joined) and (new.is_done or new.t > joined[place].t_started):
+        raise EpisodeJoinError(f"{new!r} does not end before {joined[place]!r} starts")
+    if place < len(joined) and new.t == joined[place].t_started:
+        new = new.join(joined.pop(place))
+    if place and joined[place - 1].t == new.t_started:
+        new = joined.pop(place - 1).join(new)
+        place -= 1
+    joined.insert(place, new)
+    return joined

@@ -1,0 +1,4 @@
+"""Readers and writers of files, and datasets of many.
+
+Callers: users, `main.py`.
+"""

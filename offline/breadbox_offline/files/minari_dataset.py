@@ -1,0 +1,249 @@
+"""Minari datasets, when the package minari is installed."""
+
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from breadbox.model import trees
+from breadbox.model.trees import Tree
+from breadbox.shared.extras import how_to_install
+from breadbox_offline.decoding.rows import as_arrays
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.errors import (
+    OfflineDataError,
+    SchemaError,
+    SpaceMismatchError,
+    UnsupportedDatasetError,
+)
+from breadbox_offline.files.minari_checks import demand_sound
+from breadbox_offline.files.writers import WrittenCounts
+from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits
+
+MINARI_SCHEME = "minari:"
+
+_EPISODES_PER_WRITE = 64
+
+
+_UNSOUND = (
+    *(ArithmeticError, AssertionError, AttributeError, KeyError, IndexError, NotImplementedError),
+    *(OSError, RecursionError, RuntimeError, TypeError, ValueError),
+)
+"""What the package raises where a dataset is not as it expects."""
+
+
+def read_minari(path: str, *, limits: DataLimits = DEFAULT_LIMITS) -> Iterator[Episode]:
+    """Episodes of `minari:NAME`, one at a time.
+
+    Raises:
+        UnsupportedDatasetError: minari is not installed, or there is no such local dataset.
+        OfflineDataError: it is malformed, names code or other files, states sizes beyond the
+            limits, or an episode's parts do not fit together.
+    """
+    minari = _import_minari(path)
+    name = path.removeprefix(MINARI_SCHEME)
+    try:
+        from minari.storage.datasets_root_dir import get_dataset_path
+
+        folder = get_dataset_path(name) / "data"
+        if folder.is_dir():
+            demand_sound(folder, limits)
+        dataset = minari.load_dataset(name)
+    except ImportError as error:
+        raise _missing_package(path) from error
+    except OfflineDataError as error:
+        error.add_place(file=path)
+        raise
+    except _UNSOUND as error:
+        raise UnsupportedDatasetError(f"cannot be opened: {error}", file=path) from error
+    for held in _sound_episodes(dataset, path):
+        try:
+            yield episode_from_minari(held, name)
+        except OfflineDataError as error:
+            error.add_place(file=path)
+            raise
+
+
+def _sound_episodes(dataset: Any, path: str) -> Iterator[Any]:
+    try:
+        yield from dataset.iterate_episodes()
+    except OfflineDataError:
+        raise
+    except _UNSOUND as error:
+        raise OfflineDataError(
+            f"cannot be read: {type(error).__name__} {error}".splitlines()[0], file=path
+        ) from error
+
+
+def episode_from_minari(held: Any, dataset_name: str) -> Episode:
+    """One `minari.EpisodeData` as an episode.
+
+    Raises:
+        OfflineDataError: its parts do not fit together.
+    """
+    terminations, truncations = np.asarray(held.terminations), np.asarray(held.truncations)
+    is_empty = not len(terminations)
+    return Episode(
+        id=f"{dataset_name}/{held.id}",
+        observations=_arrays(held.observations),
+        actions=_arrays(held.actions),
+        rewards=np.asarray(held.rewards),
+        terminated=not is_empty and bool(terminations[-1]),
+        truncated=not is_empty and bool(truncations[-1]),
+    )
+
+
+def write_minari(
+    episodes: Iterable[Episode], path: str, *, env_id: str | None = None
+) -> WrittenCounts:
+    """Write episodes to the new local dataset `minari:NAME`; nothing is left of one that fails.
+
+    Images are stored as they are, not as JPEG. Extra model outputs, infos and agent ids have no
+    place in a Minari dataset and stay behind.
+
+    Args:
+        episodes: In any number; a few are held at a time.
+        path: `minari:` and a Minari dataset id, such as `minari:cartpole/expert-v0`.
+        env_id: A Gymnasium environment that the episodes were recorded in: the dataset takes its
+            spaces and can recover it. Without one, the spaces are those of the first episode's
+            arrays: boxes with the limits of their dtypes.
+
+    Raises:
+        UnsupportedDatasetError: minari is not installed, the id is no dataset id, a dataset of
+            that name exists, or there is no such environment.
+        SpaceMismatchError: an episode does not fit the spaces.
+        SchemaError: there is no episode, or one has arrays that Minari has no space for.
+    """
+    minari = _import_minari(path)
+    remaining = iter(episodes)
+    first = next(remaining, None)
+    if first is None:
+        raise SchemaError("there are no episodes to take the spaces from", file=path)
+    dataset = _create_dataset(minari, path, first, env_id)
+    episode_count = step_count = 0
+    everything = chain([first], remaining)
+    try:
+        while group := list(islice(everything, _EPISODES_PER_WRITE)):
+            for episode in group:
+                _demand_spaces(episode, dataset, path)
+            dataset.update_dataset_from_buffer([_to_minari(minari, each) for each in group])
+            episode_count += len(group)
+            step_count += sum(len(episode) for episode in group)
+    except BaseException:
+        shutil.rmtree(Path(dataset.storage.data_path).parent)
+        raise
+    return WrittenCounts(episode_count, step_count)
+
+
+def _import_minari(path: str) -> ModuleType:
+    try:
+        import minari
+    except ImportError as error:
+        raise _missing_package(path) from error
+    module: ModuleType = minari
+    return module
+
+
+def _missing_package(path: str) -> UnsupportedDatasetError:
+    return UnsupportedDatasetError(
+        f"needs the packages minari and h5py: {how_to_install('minari')}",
+        file=path,
+    )
+
+
+def _create_dataset(minari: ModuleType, path: str, first: Episode, env_id: str | None) -> Any:
+    """A new dataset without episodes."""
+    if env_id is None:
+        held: dict[str, Any] = {
+            "observation_space": _space_of(first.observations, path),
+            "action_space": _space_of(first.actions, path),
+        }
+    else:
+        held = {"env": _make_env(env_id, path)}
+    try:
+        with warnings.catch_warnings():
+            # Author, code and so on are wished for; the exporting user may not know them.
+            warnings.simplefilter("ignore", UserWarning)
+            return minari.create_dataset_from_buffers(
+                path.removeprefix(MINARI_SCHEME), [], jpeg_encoding=False, **held
+            )
+    except ImportError as error:
+        raise _missing_package(path) from error
+    except (OSError, ValueError) as error:
+        raise UnsupportedDatasetError(f"cannot be written: {error}", file=path) from error
+
+
+def _make_env(env_id: str, path: str) -> gymnasium.Env[Any, Any]:
+    try:
+        return gymnasium.make(env_id)
+    except gymnasium.error.Error as error:
+        raise UnsupportedDatasetError(
+            f"environment {env_id!r} cannot be made: {error}", file=path
+        ) from error
+
+
+def _space_of(tree: Tree, path: str) -> spaces.Space[Any]:
+    if isinstance(tree, dict):
+        return spaces.Dict({str(key): _space_of(branch, path) for key, branch in tree.items()})
+    if isinstance(tree, tuple):
+        return spaces.Tuple([_space_of(branch, path) for branch in tree])
+    leaf: NDArray[Any] = tree
+    shape, dtype = leaf.shape[1:], leaf.dtype
+    if dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, shape, dtype.type)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return spaces.Box(limits.min, limits.max, shape, dtype.type)
+    if dtype.kind == "b" and shape:
+        return spaces.MultiBinary(shape)
+    if dtype.kind == "b":
+        return spaces.Discrete(2)
+    raise SchemaError(f"there is no Minari space for arrays of {dtype}", file=path)
+
+
+def _demand_spaces(episode: Episode, dataset: Any, path: str) -> None:
+    """Look at the first observation and action; an episode's others have their shape and dtype."""
+    pairs = (
+        ("observation", dataset.observation_space, episode.own_observations()),
+        ("action", dataset.action_space, episode.own_actions()),
+    )
+    for name, space, tree in pairs:
+        sample = trees.map_tree(lambda leaf: _sample(leaf[0]), tree)
+        with warnings.catch_warnings():
+            # What follows is said once, as an error.
+            warnings.simplefilter("ignore", UserWarning)
+            fits = space.contains(sample)
+        if not fits:
+            raise SpaceMismatchError(
+                f"the {name} of episode {episode.id!r} does not fit {space}", file=path
+            )
+
+
+def _sample(value: Any) -> Any:
+    """As an array; a flag as the small whole number that Gymnasium's spaces have in its place."""
+    array = np.asarray(value)
+    return array.astype(np.int8) if array.dtype == np.bool_ else array
+
+
+def _to_minari(minari: ModuleType, episode: Episode) -> Any:
+    last = np.arange(len(episode)) == len(episode) - 1
+    done = episode.as_truncated()
+    return minari.data_collector.EpisodeBuffer(
+        observations=episode.own_observations(),
+        actions=episode.own_actions(),
+        rewards=episode.own_rewards(),
+        terminations=last & done.terminated,
+        truncations=last & done.truncated,
+    )
+
+
+def _arrays(tree: Tree) -> Tree:
+    return as_arrays(np.asarray, tree)

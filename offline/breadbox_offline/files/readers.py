@@ -1,0 +1,194 @@
+"""Readers of files: streamed, bounded, and with errors that name file, row and column."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+import pyarrow.json as arrow_json
+import pyarrow.parquet as parquet
+
+from breadbox.payload.arrays.limits import EXPANSION_MAX
+from breadbox_offline.decoding.arrow import columns_of, demand_type, leaf_count, split_rows
+from breadbox_offline.decoding.json_blocks import demand_places, read_blocks
+from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError
+from breadbox_offline.limits import (
+    DEFAULT_LIMITS,
+    LIMIT_OPTION,
+    DataLimits,
+    demand_bytes,
+)
+from breadbox_offline.rows.columns import row_count
+from breadbox_offline.training.prelearner import ITEM
+
+PARQUET = ".parquet"
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+MSGPACK = (".msgpack", ".mpk")
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Some consecutive rows of a file."""
+
+    columns: dict[str, Any]
+    file: str
+    first_row: int
+    """Row of the file (from 0) that the first row here is."""
+
+
+def read_file(
+    path: Path, *, batch_rows: int = 4096, limits: DataLimits = DEFAULT_LIMITS
+) -> Iterator[RowBatch]:
+    """The rows of one file, in order, at most `batch_rows` at a time.
+
+    Raises:
+        UnsupportedDatasetError: no reader is known for the file's suffix.
+        OfflineDataError: the file is corrupt, or states a size beyond the limits; rows before that
+            have been handed out.
+    """
+    reader = _reader_of(path)
+    if reader is None:
+        known = ", ".join((PARQUET, *JSON_LINES, *MSGPACK))
+        raise UnsupportedDatasetError(f"is none of {known}", file=str(path))
+    row = 0
+    try:
+        for columns in reader(path, batch_rows, limits):
+            yield RowBatch(columns, str(path), row)
+            row += row_count(columns)
+    except OfflineDataError as error:
+        error.add_place(file=str(path), row_offset=row)
+        raise
+    except MemoryError as error:
+        raise OfflineDataError(
+            f"needs more memory than there is ({LIMIT_OPTION})", file=str(path), row=row
+        ) from error
+    except (pa.ArrowException, OSError, RuntimeError, ValueError) as error:
+        raise OfflineDataError(
+            f"cannot be read: {error}".splitlines()[0], file=str(path), row=row
+        ) from error
+
+
+_Reader = Callable[[Path, int, DataLimits], Iterator[dict[str, Any]]]
+
+
+def _reader_of(path: Path) -> _Reader | None:
+    if path.suffix == PARQUET:
+        return _read_parquet
+    if path.suffix in JSON_LINES:
+        return _read_json_lines
+    return _read_msgpack if path.suffix in MSGPACK else None
+
+
+def is_readable(path: Path) -> bool:
+    """Whether some reader is known for the file's suffix."""
+    return _reader_of(path) is not None
+
+
+def _read_parquet(path: Path, batch_rows: int, limits: DataLimits) -> Iterator[dict[str, Any]]:
+    with parquet.ParquetFile(path) as file:
+        shared, rows = _plan_parquet(file, path.stat().st_size, batch_rows, limits)
+    with parquet.ParquetFile(path, read_dictionary=shared) as file:
+        for batch in file.iter_batches(batch_size=rows):
+            for part in split_rows(batch, limits):
+                yield columns_of(part)
+
+
+def _plan_parquet(
+    file: parquet.ParquetFile, file_bytes: int, batch_rows: int, limits: DataLimits
+) -> tuple[list[str], int]:
+    """What a file says of its sizes, before anything of it is decoded.
+
+    Returns:
+        Columns of texts that rows may share, which would expand to more than an array may have if
+        each row got its own; and how many rows to read at a time.
+
+    Raises:
+        OfflineDataError: some size is beyond the limits; with the column. Or all values would take
+            far more than the file does, as runs of one value.
+    """
+    value_bytes = 0
+    fixed = {field.name: demand_type(field, limits) for field in file.schema_arrow}
+    shared: set[str] = set()
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        demand_bytes(f"row group {number}", group.total_byte_size, limits.row_group_bytes_max)
+        row_bytes = sum(each for each in fixed.values() if each is not None)
+        for index in range(group.num_columns):
+            held, described = group.column(index), file.schema.column(index)
+            name = held.path_in_schema
+            is_text = described.physical_type == "BYTE_ARRAY"
+            width = described.length or _PHYSICAL_BYTES.get(described.physical_type, 8)
+            top = next((each for each in fixed if f"{name}.".startswith(f"{each}.")), None)
+            if top is None or fixed[top] is None:
+                # As many values as there are may be those of a single row.
+                try:
+                    demand_bytes(
+                        f"row group {number}", held.num_values * width, limits.memory_bytes_max
+                    )
+                except OfflineDataError as error:
+                    error.add_place(column=name)
+                    raise
+                row_bytes += 8 + held.num_values * width // max(1, group.num_rows)
+            if is_text and held.num_values * held.total_uncompressed_size > limits.array_bytes_max:
+                shared.add(name)
+        value_bytes += row_bytes * group.num_rows
+        batch_rows = max(1, min(batch_rows, limits.batch_bytes // max(1, row_bytes)))
+    limit_bytes = limits.batch_bytes + EXPANSION_MAX * file_bytes
+    demand_bytes(f"a file of {file_bytes} bytes", value_bytes, limit_bytes)
+    return sorted(shared), batch_rows
+
+
+_PHYSICAL_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+
+
+def _read_json_lines(path: Path, batch_rows: int, limits: DataLimits) -> Iterator[dict[str, Any]]:
+    parse = arrow_json.ParseOptions()
+    column_count: int | None = None
+    for block in read_blocks(path, limits):
+        demand_places(block, column_count, limits)
+        table = arrow_json.read_json(
+            pa.BufferReader(block),
+            read_options=arrow_json.ReadOptions(block_size=len(block) + 1),
+            parse_options=parse,
+        )
+        if column_count is None:
+            # What the first lines hold, the others have to hold.
+            parse = arrow_json.ParseOptions(
+                explicit_schema=table.schema, unexpected_field_behavior="error"
+            )
+            column_count = sum(map(leaf_count, table.schema.types))
+        for batch in table.to_batches(max_chunksize=batch_rows):
+            yield columns_of(batch)
+
+
+def _read_msgpack(path: Path, batch_rows: int, limits: DataLimits) -> Iterator[dict[str, Any]]:
+    """A file of serialized episodes one after the other, bare or as byte strings."""
+    items: list[bytes] = []
+    with path.open("rb") as file:
+        unpacker = msgpack.Unpacker(file, max_buffer_size=limits.episode_bytes_max)
+        start = 0
+        while True:
+            try:
+                unpacker.skip()
+            except msgpack.OutOfData:
+                break
+            end = unpacker.tell()
+            items.append(_raw_item(path, start, end))
+            start = end
+            if len(items) == batch_rows:
+                yield {ITEM: items}
+                items = []
+    if items:
+        yield {ITEM: items}
+    if start != path.stat().st_size:
+        raise OfflineDataError(f"ends in the middle of an episode, after byte {start}")
+
+
+def _raw_item(path: Path, start: int, end: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        data = file.read(end - start)
+    # A byte string holds a serialized episode; a map is one.
+    return msgpack.unpackb(data) if data[0] in (0xC4, 0xC5, 0xC6) else data

@@ -1,0 +1,233 @@
+"""Writers of files that every reader here, and RLlib, can read back."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from breadbox.model import trees
+from breadbox_offline.decoding.arrow import to_arrow
+from breadbox_offline.decoding.dtypes import RefusedError, plain_dtype
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.episodes.serialized import pack_episode
+from breadbox_offline.errors import OfflineDataError, SchemaError, UnsupportedDatasetError
+from breadbox_offline.files.readers import MSGPACK, PARQUET
+from breadbox_offline.rows.schema import (
+    ACTIONS,
+    AGENT_ID,
+    EPS_ID,
+    MODULE_ID,
+    NEW_OBS,
+    OBS,
+    REWARDS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    T,
+)
+from breadbox_offline.training.prelearner import ITEM
+
+
+class EpisodeWriter(Protocol):
+    """Writes episodes to a file."""
+
+    def write(self, episode: Episode) -> None:
+        """Add an episode."""
+        ...
+
+    def finish(self) -> None:
+        """Make the file complete and close it."""
+        ...
+
+    def abandon(self) -> None:
+        """Close the file, if it is open; what it holds is of no use. Never fails."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCounts:
+    """What was written."""
+
+    episode_count: int
+    step_count: int
+
+
+def write_episodes(
+    episodes: Iterable[Episode], path: Path, *, layout: str = "steps"
+) -> WrittenCounts:
+    """Write episodes to one file, which appears under its name when it is complete.
+
+    Args:
+        episodes: In any number; one is held at a time.
+        path: Ends `.parquet` or `.msgpack`.
+        layout: In a Parquet file, `steps` (a row is a step, readable by everything) or `episodes`
+            (a row is a serialized episode, readable by RLlib 2.60 and by this package).
+
+    Raises:
+        UnsupportedDatasetError: the suffix or the layout is unknown, or the file cannot be written,
+            such as for want of room; nothing is left of it then.
+        SchemaError: an episode has other columns than the first.
+        OfflineDataError: an episode holds what could not be read back, such as dates; names it.
+    """
+    open_writer = _writer_of(path, layout)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    with _written_to(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer = open_writer(unfinished)
+    episode_count = step_count = 0
+    try:
+        for episode in episodes:
+            with _written_to(path):
+                _demand_readable(episode)
+                writer.write(episode)
+            episode_count += 1
+            step_count += len(episode)
+        with _written_to(path):
+            writer.finish()
+            unfinished.replace(path)
+    finally:
+        writer.abandon()
+        unfinished.unlink(missing_ok=True)
+    return WrittenCounts(episode_count, step_count)
+
+
+@contextmanager
+def _written_to(path: Path) -> Iterator[None]:
+    """Turn what the operating system refuses into an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        # Some of pyarrow's have no text but their message.
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise UnsupportedDatasetError(f"cannot be written: {reason}", file=str(path)) from error
+    except OfflineDataError as error:
+        error.add_place(file=str(path))
+        raise
+
+
+def _demand_readable(episode: Episode) -> None:
+    """Refuse what no reader here takes, before it is in a file.
+
+    Raises:
+        OfflineDataError: an array is of no plain dtype; names its path.
+    """
+    recorded = {OBS: episode.observations, ACTIONS: episode.actions}
+    for name, tree in (recorded | episode.extra_model_outputs).items():
+        for path, leaf in trees.leaves(tree, name):
+            try:
+                plain_dtype(np.asarray(leaf).dtype.str)
+            except RefusedError as error:
+                raise OfflineDataError(f"cannot be exported: {error}", column=path) from None
+
+
+def _writer_of(path: Path, layout: str) -> Callable[[Path], EpisodeWriter]:
+    if path.suffix == PARQUET and layout == "steps":
+        return ParquetStepWriter
+    if path.suffix == PARQUET and layout == "episodes":
+        return ParquetEpisodeWriter
+    if path.suffix in MSGPACK:
+        return MsgpackWriter
+    raise UnsupportedDatasetError(
+        f"cannot be written with layout {layout!r}: wanted .parquet (steps, episodes) or .msgpack",
+        file=str(path),
+    )
+
+
+class _ParquetWriter:
+    """Rows of a Parquet file; the first decides the columns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: parquet.ParquetWriter | None = None
+
+    def finish(self) -> None:
+        """See `EpisodeWriter.finish`; without an episode no columns are known."""
+        if self._writer is None:
+            self._append(pa.table({ITEM: pa.array([], pa.binary())}))
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def abandon(self) -> None:
+        """See `EpisodeWriter.abandon`."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(OSError):
+                writer.close()
+
+    def _append(self, table: pa.Table) -> None:
+        if self._writer is None:
+            self._writer = parquet.ParquetWriter(self._path, table.schema, compression="zstd")
+        if table.schema != self._writer.schema:
+            raise SchemaError(
+                f"an episode has the columns {table.schema.names} of types {table.schema.types}; "
+                f"the first had {self._writer.schema.names} of {self._writer.schema.types}"
+            )
+        self._writer.write_table(table)
+
+
+class ParquetStepWriter(_ParquetWriter):
+    """A row is a step."""
+
+    def write(self, episode: Episode) -> None:
+        """Add an episode."""
+        columns = step_columns(episode)
+        arrays = {name: to_arrow(tree, len(episode), name) for name, tree in columns.items()}
+        self._append(pa.table(arrays))
+
+
+class ParquetEpisodeWriter(_ParquetWriter):
+    """A row is a serialized episode, in the column `item`."""
+
+    def write(self, episode: Episode) -> None:
+        """Add an episode."""
+        self._append(pa.table({ITEM: pa.array([pack_episode(episode)], pa.large_binary())}))
+
+
+class MsgpackWriter:
+    """Serialized episodes one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+
+    def finish(self) -> None:
+        """See `EpisodeWriter.finish`."""
+        self._file.close()
+
+    def abandon(self) -> None:
+        """See `EpisodeWriter.abandon`."""
+        with suppress(OSError):
+            self._file.close()
+
+    def write(self, episode: Episode) -> None:
+        """Add an episode."""
+        self._file.write(pack_episode(episode))
+
+
+def step_columns(episode: Episode) -> dict[str, Any]:
+    """An episode as columns with one row per step, as `map_rows` reads them."""
+    count = len(episode)
+    observations = episode.own_observations()
+    last = np.arange(count) == count - 1
+    extras = episode.own_extra_model_outputs()
+    columns: dict[str, Any] = {
+        EPS_ID: np.full(count, episode.id),
+        T: np.arange(episode.t_started, episode.t),
+        OBS: trees.rows(observations, 0, -1),
+        NEW_OBS: trees.rows(observations, 1, None),
+        ACTIONS: episode.own_actions(),
+        REWARDS: episode.own_rewards(),
+        TERMINATEDS: last & episode.terminated,
+        TRUNCATEDS: last & episode.truncated,
+        # One without leaves has no rows to be a column of.
+        **{name: tree for name, tree in extras.items() if any(trees.leaves(tree))},
+    }
+    for name, value in ((AGENT_ID, episode.agent_id), (MODULE_ID, episode.module_id)):
+        if value is not None:
+            columns[name] = np.full(count, value)
+    return columns

@@ -1,0 +1,4 @@
+"""Recorded columns and rows to episodes.
+
+Callers: `files` and `training`.
+"""

@@ -1,0 +1,259 @@
+"""Turns one recorded column into arrays: unpacking, space conversion, stacking, strict flags."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.model import trees
+from breadbox.model.trees import Tree
+from breadbox_offline.decoding import packing
+from breadbox_offline.decoding.rows import length, stack
+from breadbox_offline.decoding.spaces import SpaceSpec, from_jsonable, is_composite, spec_of
+from breadbox_offline.errors import OfflineDataError, SchemaError
+from breadbox_offline.rows.options import MappingOptions
+from breadbox_offline.rows.schema import ACTIONS, NEW_OBS, OBS
+
+Columns = Mapping[str, Any]
+"""Columns of equal length: arrays, lists, or (already nested) dicts and tuples of arrays."""
+
+
+def row_of(column: Any, row: int) -> Any:
+    """One row of a column; of a nested one, a tree."""
+    return trees.row(column, row) if isinstance(column, dict | tuple) else column[row]
+
+
+def rows_of(column: Any) -> list[Any]:
+    """All rows of a column, one by one."""
+    if isinstance(column, dict | tuple):
+        return [trees.row(column, row) for row in range(length(column))]
+    return list(column)
+
+
+def infos_of(held: Any, name: str) -> list[Mapping[str, Any]]:
+    """One map per entry of a list of infos; empty where there is none.
+
+    Raises:
+        OfflineDataError: it is no list, or an entry is no map.
+    """
+    if not isinstance(held, list | tuple | np.ndarray):
+        raise OfflineDataError(f"holds a {type(held).__name__}, wanted a list of maps", column=name)
+    for info in held:
+        if info is not None and not isinstance(info, Mapping):
+            raise OfflineDataError(f"holds a {type(info).__name__}, wanted a map", column=name)
+    return [{} if info is None else info for info in held]
+
+
+def demand_flat(columns: Columns, names: Iterable[str | None]) -> None:
+    """Refuse nested columns where one value per row is wanted.
+
+    Raises:
+        SchemaError: a column is nested; names it.
+    """
+    for name in names:
+        if name is not None and isinstance(columns[name], dict | tuple):
+            raise SchemaError("is nested; wanted one value per row", column=name)
+
+
+def row_count(columns: Columns) -> int:
+    """Rows of a set of columns.
+
+    Raises:
+        SchemaError: there is no column, or one is longer or shorter than the first.
+    """
+    if not columns:
+        raise SchemaError("there are no columns")
+    first, wanted = None, -1
+    for name, values in columns.items():
+        held = length(values) if isinstance(values, dict | tuple) else len(values)
+        if first is None:
+            first, wanted = name, held
+        elif held != wanted:
+            raise SchemaError(
+                f"has {held} rows, column {first!r} has {wanted}",
+                row=min(held, wanted),
+                column=name,
+            )
+    return wanted
+
+
+def is_packed(values: Any, canonical: str, physical: str, options: MappingOptions) -> bool:
+    """Whether text and bytes in this column are packed arrays."""
+    if isinstance(values, np.ndarray) and values.dtype.kind not in "OUS":
+        return False
+    listed = options.packed_columns
+    if listed is not None:
+        names = {canonical, physical} | ({OBS} if canonical == NEW_OBS else set())
+        if canonical == OBS:
+            names.add(NEW_OBS)
+        return not names.isdisjoint(listed)
+    first_text = next((value for value in values if isinstance(value, str | bytes)), None)
+    return packing.looks_packed(first_text)
+
+
+def space_spec(canonical: str, options: MappingOptions) -> SpaceSpec | None:
+    """The composite space of a column, if one was given; others need no conversion."""
+    space = {
+        OBS: options.observation_space,
+        NEW_OBS: options.observation_space,
+        ACTIONS: options.action_space,
+    }.get(canonical)
+    if space is None:
+        return None
+    spec = spec_of(space)
+    return spec if is_composite(spec) else None
+
+
+def samples_tree(values: Any, canonical: str, physical: str, options: MappingOptions) -> Tree:
+    """One column of samples as a tree of arrays, [rows, ...].
+
+    Raises:
+        OfflineDataError: a value cannot be unpacked, does not fit its space, or has another shape
+            than the first; with row and column.
+    """
+    if isinstance(values, dict | tuple):
+        return _stacked(values, physical)
+    if is_packed(values, canonical, physical, options):
+        values = packing.unpack_column(values, physical, limits=options.limits)
+    spec = space_spec(canonical, options)
+    try:
+        if spec is not None:
+            values = convert_samples(values, spec)
+        return stack_samples(values)
+    except OfflineDataError as error:
+        error.add_place(column=physical)
+        raise
+
+
+def _stacked(tree: Tree, path: str) -> Tree:
+    """A nested column with the texts in it, which come as objects, as arrays.
+
+    Raises:
+        OfflineDataError: a row of a leaf is missing, or no text; with row and path.
+    """
+    if isinstance(tree, dict):
+        return {key: _stacked(each, trees.child_path(path, key)) for key, each in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_stacked(each, trees.child_path(path, at)) for at, each in enumerate(tree))
+    try:
+        return None if tree is None else stack_samples(tree)
+    except OfflineDataError as error:
+        error.add_place(column=path)
+        raise
+
+
+def convert_samples(values: Sequence[Any], spec: SpaceSpec) -> list[Tree]:
+    """Samples out of whichever of the two stored forms each has.
+
+    Raises:
+        OfflineDataError: with the row.
+    """
+    converted = []
+    for row, value in enumerate(values):
+        try:
+            converted.append(from_jsonable(value, spec))
+        except OfflineDataError as error:
+            error.row = row
+            raise
+    return converted
+
+
+def stack_samples(values: Any) -> Tree:
+    """A list or object array of samples as a tree of arrays; a plain array as it is."""
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values
+    if not len(values):
+        return np.zeros(0)
+    return stack(values)
+
+
+def bool_flags(values: Any, physical: str) -> NDArray[np.bool_]:
+    """End flags, from booleans or the numbers 0 and 1.
+
+    Raises:
+        OfflineDataError: a flag is missing, NaN or another number; with row and column.
+    """
+    array = np.asarray(values)
+    if array.dtype == np.bool_:
+        return array
+    if array.dtype == object:
+        for row, value in enumerate(array):
+            if not isinstance(value, bool | np.bool_ | int | float | np.number):
+                raise OfflineDataError(
+                    f"a {type(value).__name__} is no end flag", row=row, column=physical
+                )
+        array = array.astype(np.float64)
+    if array.dtype.kind not in "iuf" or array.ndim != 1:
+        raise OfflineDataError(
+            f"end flags are {array.dtype}{list(array.shape)}; wanted one boolean per row",
+            column=physical,
+        )
+    wrong = np.flatnonzero((array != 0) & (array != 1))
+    if wrong.size:
+        raise OfflineDataError(
+            "is no end flag; wanted true, false, 0 or 1",
+            row=int(wrong[0]),
+            column=physical,
+        )
+    flags: NDArray[np.bool_] = array.astype(np.bool_)
+    return flags
+
+
+def whole_numbers(values: Any, physical: str) -> NDArray[np.int64]:
+    """Timesteps, as int64[rows].
+
+    Raises:
+        OfflineDataError: one is no whole number; with row and column.
+    """
+    array = np.asarray(values)
+    if array.dtype == object or array.dtype.kind == "f":
+        array = float_numbers(array, physical)
+        wrong = np.flatnonzero(~np.isfinite(array) | (array != np.round(array)))
+        if wrong.size:
+            raise OfflineDataError(
+                "is no timestep; wanted a whole number", row=int(wrong[0]), column=physical
+            )
+    if array.ndim != 1 or array.dtype.kind not in "iuf":
+        raise OfflineDataError(
+            f"timesteps are {array.dtype}{list(array.shape)}; wanted one whole number per row",
+            column=physical,
+        )
+    return array.astype(np.int64)
+
+
+def float_numbers(values: Any, physical: str) -> NDArray[Any]:
+    """One number per row, in the dtype it was recorded with.
+
+    Raises:
+        OfflineDataError: it is something else; with the column, and the row where one stands out.
+    """
+    array = np.asarray(values)
+    if array.dtype == object:
+        for row, value in enumerate(array):
+            if not isinstance(value, int | float | np.number | np.bool_):
+                raise OfflineDataError(
+                    f"a {type(value).__name__} is no number", row=row, column=physical
+                )
+        array = array.astype(np.float64)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1 or array.dtype.kind not in "biuf":
+        raise OfflineDataError(
+            f"values are {array.dtype}{list(array.shape)}; wanted one number per row",
+            column=physical,
+        )
+    return array
+
+
+def id_texts(values: Any, physical: str) -> list[str]:
+    """Ids as text; numbers are written out.
+
+    Raises:
+        OfflineDataError: an id is missing; with row and column.
+    """
+    plain = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    for row, value in enumerate(plain):
+        if value is None or isinstance(value, float):
+            raise OfflineDataError(f"a {type(value).__name__} is no id", row=row, column=physical)
+    return [value if type(value) is str else str(value) for value in plain]

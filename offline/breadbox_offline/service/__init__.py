@@ -1,0 +1,4 @@
+"""Episodes into a buffer of the service, and out of one.
+
+Callers: `main.py`, users.
+"""

@@ -1,0 +1,337 @@
+"""Between the service's fragments and episodes, so that offline and online data take one path.
+
+Keeps:
+  F1  A fragment has exactly `step_count` steps; those of one worker, in order of their index, hold
+      the episodes one after the other without loss, but for a tail too short for a fragment.
+  F2  The true final observation of every episode that ended is in a fragment, and comes back.
+  F3  The recurrent state before a fragment's first step goes with it in both directions. The
+      fragments of one cutter have one each, or none has: batches are of fragments of one kind.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.model import trees
+from breadbox.model.fragment import Fragment
+from breadbox.model.trees import Tree
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.errors import EpisodeShapeError, OfflineDataError
+from breadbox_offline.training.stages import STATE_IN, STATE_OUT, recorded_state
+
+LOG_PROB = "log_prob"
+VALUE = "value"
+
+_LOG_PROB_NAMES = (LOG_PROB, "action_logp")
+_VALUE_NAMES = (VALUE, "vf_preds")
+
+
+@dataclass(slots=True, kw_only=True)
+class FragmentCutter:
+    """Cuts episodes into fragments of one worker.
+
+    Attributes:
+        dropped_step_count: Steps at the end that did not fill a fragment, once `finish` was called.
+        assumed_state_count: Fragments that start within an episode at a step before which no
+            recurrent state was recorded, and say zeros, though others of the data have theirs.
+    """
+
+    step_count: int
+    """Steps of a fragment, T."""
+    worker_id: str
+    session_id: str
+    model_version: int = 0
+    next_index: int = 0
+    """Index of the next fragment; continue here when the worker has some already."""
+    dropped_step_count: int = 0
+    assumed_state_count: int = 0
+    _zero_state: Tree = None
+    """What stands for an unknown state, or None if the first episode had no states."""
+    _episode_count: int = 0
+    _waiting: deque["_Stretch"] = field(default_factory=deque)
+    _waiting_step_count: int = 0
+
+    def __post_init__(self) -> None:
+        if self.step_count < 1:
+            raise ValueError(f"step_count must be at least 1, got {self.step_count}")
+
+    def add(self, episode: Episode) -> Iterator[Fragment]:
+        """Fragments that are full with this episode; an unfinished one counts as truncated."""
+        if not self._episode_count:
+            self._zero_state = _zeros_like_states_of(episode)
+        self._waiting.append(_Stretch(self._episode_count, episode.as_truncated(), is_start=True))
+        self._waiting_step_count += len(episode)
+        self._episode_count += 1
+        # A fragment holds the observation that follows it: at least one step must be left over.
+        while self._waiting_step_count > self.step_count:
+            yield self._cut()
+
+    def finish(self) -> Iterator[Fragment]:
+        """The last fragment, if the steps left fill one; a shorter rest is dropped and counted."""
+        if self._waiting_step_count == self.step_count:
+            yield self._cut()
+        self.dropped_step_count += self._waiting_step_count
+        self._waiting.clear()
+        self._waiting_step_count = 0
+
+    def _cut(self) -> Fragment:
+        taken: list[_Stretch] = []
+        missing = self.step_count
+        while missing:
+            stretch = self._waiting.popleft()
+            size = min(missing, len(stretch.steps))
+            front, rest = stretch.split(size)
+            taken.append(front)
+            if rest is not None:
+                self._waiting.appendleft(rest)
+            missing -= size
+        self._waiting_step_count -= self.step_count
+        # At the very end nothing follows: the observation that the last step led to.
+        follower = self._waiting[0].steps if self._waiting else taken[-1].steps
+        place = follower.lookback if self._waiting else -1
+        return self._make_fragment(taken, trees.row(follower.observations, place))
+
+    def _make_fragment(self, taken: list["_Stretch"], following: Tree) -> Fragment:
+        parts = [stretch.steps for stretch in taken]
+        lengths = np.array([len(part) for part in parts])
+        ends = np.cumsum(lengths) - 1
+        starts = ends - lengths + 1
+        ended = [(int(end), part) for end, part in zip(ends, parts, strict=True) if part.is_done]
+        extras = _join_extras(parts)
+        first = np.zeros(self.step_count, dtype=np.bool_)
+        first[starts] = [stretch.is_start for stretch in taken]
+        fragment = Fragment(
+            worker_id=self.worker_id,
+            fragment_index=self.next_index,
+            session_id=self.session_id,
+            model_version_min=self.model_version,
+            model_version_max=self.model_version,
+            obs=_joined("obs", [trees.rows(part.own_observations(), 0, -1) for part in parts]),
+            action=_joined("actions", [part.own_actions() for part in parts]),
+            reward=np.concatenate([part.own_rewards() for part in parts]).astype(np.float32),
+            terminated=_flags(self.step_count, ends, [part.terminated for part in parts]),
+            truncated=_flags(self.step_count, ends, [part.truncated for part in parts]),
+            first=first,
+            episode_id=np.repeat([stretch.number for stretch in taken], lengths).astype(np.int64),
+            next_obs=following,
+            in_state=self._state_before(taken[0]),
+            log_prob=_take_floats(extras, _LOG_PROB_NAMES),
+            value=_take_floats(extras, _VALUE_NAMES),
+            extras=extras,
+        )
+        if ended:
+            fragment.final_obs_step = np.array([end for end, _ in ended], dtype=np.int32)
+            fragment.final_obs = _joined(
+                "obs", [trees.rows(part.observations, -1, None) for _, part in ended]
+            )
+        self.next_index += 1
+        return fragment
+
+    def _state_before(self, stretch: "_Stretch") -> Tree:
+        if self._zero_state is None:
+            return None
+        state = recorded_state(stretch.steps, 0)
+        if state is None:
+            # Policies start an episode from their initial state, whatever is said here.
+            self.assumed_state_count += not stretch.is_start
+            return self._zero_state
+        if _types(self._zero_state) != _types(state):
+            raise OfflineDataError(
+                f"{stretch.steps!r} has recurrent states of other shapes than the first episode"
+            )
+        return state
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Steps of one episode that go into one fragment, or wait for it."""
+
+    number: int
+    """The episode's number within the worker."""
+    steps: Episode
+    is_start: bool
+    """Whether the episode starts here."""
+
+    def split(self, size: int) -> tuple["_Stretch", "_Stretch | None"]:
+        """The first `size` steps, and the rest if there is one."""
+        if size == len(self.steps):
+            return self, None
+        return (
+            _Stretch(self.number, self.steps.slice(0, size), self.is_start),
+            _Stretch(self.number, self.steps.slice(size, len(self.steps)), is_start=False),
+        )
+
+
+def _zeros_like_states_of(episode: Episode) -> Tree:
+    """Zeros in the shape of an episode's recurrent states; None when it has none."""
+    known = (recorded_state(episode, 0), *episode.in_states.values())
+    state = next((each for each in known if each is not None), None)
+    return None if state is None else trees.map_tree(np.zeros_like, state)
+
+
+def _flags(count: int, ends: NDArray[np.int64], values: list[bool]) -> NDArray[np.bool_]:
+    flags = np.zeros(count, dtype=np.bool_)
+    flags[ends] = values
+    return flags
+
+
+def _join_extras(parts: list[Episode]) -> dict[str, Tree]:
+    """The extra outputs of all parts, without the recurrent states of every step.
+
+    Of those, a fragment has the one before its first step.
+
+    Raises:
+        OfflineDataError: a part lacks an output that the first one has.
+    """
+    names = [name for name in parts[0].extra_model_outputs if name not in (STATE_IN, STATE_OUT)]
+    for part in parts:
+        missing = [name for name in names if name not in part.extra_model_outputs]
+        if missing:
+            raise OfflineDataError(f"{part!r} has no column {missing[0]!r}, episodes before it do")
+    return {
+        name: _joined(name, [part.own_extra_model_outputs()[name] for part in parts])
+        for name in names
+    }
+
+
+def _joined(name: str, parts: list[Tree]) -> Tree:
+    """What several parts of a fragment hold, one behind the other.
+
+    Raises:
+        OfflineDataError: they hold other things, or of other shapes; names the column.
+    """
+    try:
+        return trees.concat(parts)
+    except ValueError as error:
+        raise OfflineDataError(f"differs between its episodes: {error}", column=name) from error
+
+
+def _take_floats(extras: dict[str, Tree], names: tuple[str, ...]) -> NDArray[np.float32] | None:
+    """Take the first of some columns out of the extras, if it is one number per step."""
+    for name in names:
+        held = extras.get(name)
+        if isinstance(held, np.ndarray) and held.ndim == 1 and held.dtype.kind == "f":
+            del extras[name]
+            return held.astype(np.float32)
+    return None
+
+
+class FragmentReader:
+    """Puts the fragments of any workers back together as episodes.
+
+    Fragments of one worker that follow each other are joined; where one is missing, what came
+    before ends as it is, unfinished. Feed the fragments of a worker in order of their index.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], tuple[Fragment, Episode | None]] = {}
+
+    def add(self, fragment: Fragment) -> Iterator[Episode]:
+        """Episodes that end in this fragment, or that it shows to be cut off."""
+        worker = fragment.session_id, fragment.worker_id
+        before, pending = self._open.pop(worker, (None, None))
+        follows = (
+            before is not None
+            and fragment.fragment_index == before.fragment_index + 1
+            and not fragment.discontinuity
+        )
+        if pending is not None and not follows:
+            yield pending
+            pending = None
+        for part in _parts_of(fragment):
+            joined = part if pending is None else pending.join(_continuing(pending, part))
+            pending = None
+            if joined.is_done:
+                yield joined
+            else:
+                pending = joined
+        self._open[worker] = fragment, pending
+
+    def finish(self) -> Iterator[Episode]:
+        """What is left unfinished."""
+        for _, pending in self._open.values():
+            if pending is not None:
+                yield pending
+        self._open.clear()
+
+
+def _continuing(pending: Episode, part: Episode) -> Episode:
+    shift = pending.t - part.t_started
+    in_states = {t + shift: state for t, state in part.in_states.items()}
+    return replace(part, id=pending.id, t_started=pending.t, in_states=in_states)
+
+
+def _parts_of(fragment: Fragment) -> Iterator[Episode]:
+    """The runs of steps of one episode each that a fragment holds."""
+    count = fragment.step_count
+    stops = [*(np.flatnonzero(fragment.ended[:-1]) + 1).tolist(), count]
+    start = 0
+    for stop in stops:
+        yield _part(fragment, start, stop)
+        start = stop
+
+
+def _part(fragment: Fragment, start: int, stop: int) -> Episode:
+    extras = {
+        name: trees.rows(as_containers(tree), start, stop) for name, tree in fragment.extras.items()
+    }
+    for name, column in ((LOG_PROB, fragment.log_prob), (VALUE, fragment.value)):
+        if column is not None:
+            extras[name] = column[start:stop]
+    # Where in its episode a part starts is not known when fragments before it are missing; its
+    # place in the worker's sequence still distinguishes parts of one episode.
+    position = fragment.fragment_index * fragment.step_count + start
+    t_started = 0 if fragment.first[start] else position
+    has_state = start == 0 and fragment.in_state is not None
+    in_states = {t_started: as_containers(fragment.in_state)} if has_state else {}
+    return Episode(
+        id=f"{fragment.session_id}/{fragment.worker_id}/{int(fragment.episode_id[start])}",
+        observations=trees.concat(
+            [
+                trees.rows(as_containers(fragment.obs), start, stop),
+                _observation_after(fragment, stop),
+            ]
+        ),
+        actions=trees.rows(as_containers(fragment.action), start, stop),
+        rewards=fragment.reward[start:stop],
+        terminated=bool(fragment.terminated[stop - 1]),
+        truncated=bool(fragment.truncated[stop - 1]),
+        t_started=t_started,
+        extra_model_outputs=extras,
+        in_states=in_states,
+    )
+
+
+def _observation_after(fragment: Fragment, stop: int) -> Tree:
+    """The observation that step `stop - 1` led to, [1, ...].
+
+    Where an episode ended and its final observation was not recorded, the last one stands in: it is
+    only used after a truncated step, as the best guess at what came.
+    """
+    last = stop - 1
+    if fragment.final_obs_step is not None:
+        found = np.flatnonzero(fragment.final_obs_step == last)
+        if found.size:
+            return trees.take(as_containers(fragment.final_obs), found)
+    if fragment.ended[last]:
+        return trees.rows(as_containers(fragment.obs), last, stop)
+    if stop == fragment.step_count:
+        return trees.map_tree(lambda leaf: np.asarray(leaf)[None], as_containers(fragment.next_obs))
+    raise EpisodeShapeError(f"fragment {fragment.fragment_index}: step {last} ends nothing")
+
+
+def as_containers(tree: Any) -> Tree:
+    """A fragment's tree as an episode's: lists are containers there, and tuples here."""
+    if isinstance(tree, dict):
+        return {key: as_containers(branch) for key, branch in tree.items()}
+    if isinstance(tree, list | tuple):
+        return tuple(as_containers(branch) for branch in tree)
+    return tree
+
+
+def _types(tree: Tree) -> list[tuple[str, Any, Any]]:
+    return [(path, leaf.shape, leaf.dtype) for path, leaf in trees.leaves(tree)]

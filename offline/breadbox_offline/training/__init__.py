@@ -1,0 +1,4 @@
+"""Episodes to training batches: pipeline, pre-learner, mixing, cloning.
+
+Callers: users.
+"""

@@ -1,0 +1,184 @@
+"""Batches that mix several buffers by ratio, such as demonstrations and online experience."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from breadbox.client import Client
+from breadbox.lease import Lease
+from breadbox.model.fragment import Fragment
+from breadbox.model.trees import field_of
+from breadbox.model.types import ArrayType, FragmentReference
+from breadbox.payload.fragments import FIELDS
+from breadbox.reading.batches import Batch
+
+_OPTIONAL_FIELDS = frozenset({"in_state", "log_prob", "value", "extras"})
+"""Fields of a fragment that a batch may do without. Not among them are those that fragments of one
+batch may have in different lengths, or not at all: final observations and versions."""
+
+
+@dataclass(slots=True)
+class Apportioner:
+    """Splits batches by shares; what whole chunks do not allow is owed to later batches.
+
+    Raises:
+        ValueError: on construction, if the shares are negative or do not sum to 1.
+    """
+
+    shares: Mapping[str, float]
+    """Per buffer, its part of every batch."""
+    fragments_per_chunk: Mapping[str, int]
+    _owed: dict[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        total = sum(self.shares.values())
+        if min(self.shares.values(), default=0.0) < 0 or not math.isclose(total, 1.0):
+            raise ValueError(f"shares must not be negative and sum to 1, got {dict(self.shares)}")
+        self._owed = dict.fromkeys(self.shares, 0.0)
+
+    def split(self, fragment_count: int) -> dict[str, int]:
+        """Fragments to take from each buffer, in whole chunks, about `fragment_count` together."""
+        counts = {}
+        for buffer, share in self.shares.items():
+            self._owed[buffer] += share * fragment_count
+            chunk = self.fragments_per_chunk[buffer]
+            counts[buffer] = max(0, chunk * math.floor(self._owed[buffer] / chunk + 0.5))
+            self._owed[buffer] -= counts[buffer]
+        return counts
+
+
+class MixedLease:
+    """Leases of several buffers that begin and end together.
+
+    A context manager: left in peace all are consumed, left by an exception all are returned.
+    """
+
+    def __init__(self, client: Client, leases: Mapping[str, Lease], stack: ExitStack) -> None:
+        """Made by `BufferMixer.fetch`."""
+        self._client = client
+        self._leases = dict(leases)
+        self._stack = stack
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(exc_type, exc, traceback)
+
+    @property
+    def references(self) -> list[FragmentReference]:
+        """All granted fragments, buffer by buffer."""
+        return [reference for lease in self._leases.values() for reference in lease.references]
+
+    @property
+    def sources(self) -> list[str]:
+        """The buffer that each of `references` came from."""
+        return [buffer for buffer, lease in self._leases.items() for _ in lease.references]
+
+    def fragments(self) -> Iterator[Fragment]:
+        """Load the fragments, in the order of `references`."""
+        for lease in self._leases.values():
+            yield from lease.fragments()
+
+    def load_batch(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        device: Any = None,
+        seed: int | None = None,
+    ) -> tuple[Batch, list[str]]:
+        """One stacked batch of all fragments, shuffled together, and where each came from.
+
+        Args:
+            columns: Paths of the arrays wanted, such as "reward" or "obs.image". None: what all
+                fragments have. Recorded episodes often lack what rollout workers add:
+                log-probabilities, values, recurrent states, extras; those are left out then, and
+                are None in the batch (keys of `extras`: not there). Observations, actions, rewards
+                and flags are never left out.
+            device: None for numpy arrays, else where torch tensors are wanted: "cpu", "cuda".
+            seed: Seed of the order, or None for a different one each time.
+
+        Raises:
+            TreeMismatchError: the fragments differ in what cannot be left out, or in shape or type
+                of what all have; names the path.
+            ReplayBufferError: as `Client.load_batch`.
+        """
+        references, sources = self.references, self.sources
+        order = np.random.default_rng(seed).permutation(len(references)).tolist()
+        if columns is None:
+            columns = _common_columns(self._client.describe_arrays(references))
+        batch = self._client.load_batch(
+            [references[i] for i in order], device=device, columns=columns
+        )
+        batch.extras = _without_absent(batch.extras)
+        return batch, [sources[i] for i in order]
+
+
+def _common_columns(described: Sequence[Mapping[str, ArrayType]]) -> list[str] | None:
+    """Return the paths to read so that fragments without optional arrays fit, or None for all."""
+    common = set(described[0]).intersection(*described)
+    if all(name in common or not _is_optional(name) for arrays in described for name in arrays):
+        return None
+    required = [name for name in FIELDS if not _is_optional(name)]
+    return required + sorted(filter(_is_optional, common))
+
+
+def _is_optional(name: str) -> bool:
+    return field_of(name) in _OPTIONAL_FIELDS
+
+
+def _without_absent(tree: Any) -> Any:
+    """A tree of dicts without the keys that lead to nothing."""
+    if not isinstance(tree, dict):
+        return tree
+    kept = {key: _without_absent(branch) for key, branch in tree.items() if branch is not None}
+    return {key: branch for key, branch in kept.items() if not isinstance(branch, dict) or branch}
+
+
+class BufferMixer:
+    """Fetches from several buffers by shares."""
+
+    def __init__(self, client: Client, shares: Mapping[str, float]) -> None:
+        """Ask the service how the buffers are chunked.
+
+        Args:
+            client: Connected to the service that has them all.
+            shares: Per buffer, its part of every batch; they sum to 1.
+
+        Raises:
+            BufferNotFoundError: there is no such buffer.
+            ValueError: the shares are negative or do not sum to 1.
+        """
+        self._client = client
+        self._apportioner = Apportioner(
+            shares,
+            {name: client.get_buffer(name).config.fragments_per_chunk or 1 for name in shares},
+        )
+
+    def fetch(self, fragment_count: int, max_wait_s: float) -> MixedLease:
+        """Lease about `fragment_count` fragments; over many batches the shares are exact.
+
+        The buffers are asked one after the other, each for at most `max_wait_s`. If one has
+        nothing to give, what others gave is returned to them.
+
+        Raises:
+            WaitElapsedError: a buffer had too little for all of `max_wait_s`.
+            ReplayBufferError: as `Client.fetch`.
+        """
+        leases: dict[str, Lease] = {}
+        with ExitStack() as stack:
+            for buffer, count in self._apportioner.split(fragment_count).items():
+                if count:
+                    lease = self._client.fetch(count, max_wait_s, buffer=buffer)
+                    leases[buffer] = stack.enter_context(lease)
+            return MixedLease(self._client, leases, stack.pop_all())

@@ -1,0 +1,129 @@
+"""The connector pipeline: from episodes to one batch of arrays per module.
+
+A pipeline is an ordered list of named stages. A stage is any callable `(draft, context)` that adds
+to the draft or replaces what is in it; it may put new episodes into the draft, but never changes
+one, because the episode buffer holds them too. Everything is numpy until the last stage.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from breadbox.model.trees import Tree
+from breadbox_offline.episodes.episode import Episode
+from breadbox_offline.episodes.multi_agent import AnyEpisode, flatten_agents
+
+DEFAULT_MODULE = "default_policy"
+
+ValueFunction = Callable[[Sequence[Episode]], Sequence[NDArray[Any]]]
+"""Values of all T + 1 observations of every episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """The steps of an episode that make one padded row."""
+
+    episode: int
+    """Index in the draft."""
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Draft:
+    """What the stages work on."""
+
+    episodes: list[Episode]
+    """One per agent."""
+    columns: dict[str, list[Tree]] = field(default_factory=dict)
+    """Per column one tree per episode, leaves [T, ...]."""
+    modules: list[str] | None = None
+    """Per episode, the module that it trains; None until a stage decides."""
+    rows: list[RowSpan] | None = None
+    """Padded rows, in the order of episodes, or None if steps are batched without rows."""
+    row_length: int = 0
+    """Steps of a padded row."""
+    row_columns: dict[str, list[Tree]] = field(default_factory=dict)
+    """Per column one tree per row, without a time axis."""
+    batches: dict[str, dict[str, Tree]] = field(default_factory=dict)
+    """The result: per module and column a tree with leaves [N, ...], or [rows, row_length, ...]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineContext:
+    """What stages may need beside the episodes."""
+
+    initial_states: Mapping[str, Tree] = field(default_factory=dict)
+    """Per recurrent module, its state at the start of an episode, without a batch axis."""
+    row_length: int = 0
+    """Steps of a padded row for recurrent modules (max_seq_len)."""
+    burn_in: int = 0
+    """Steps at the start of a row that begins in mid-episode that only warm the state up."""
+    module_of: Mapping[str, str] | Callable[[str], str] | None = None
+    """Module of an agent whose episode names none."""
+    values: ValueFunction | None = None
+    """The value function, for advantages."""
+    model_version: int | None = None
+    """Version of the weights behind `values` and `initial_states`."""
+    device: str = "cpu"
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether some module is recurrent."""
+        return bool(self.initial_states)
+
+
+Stage = Callable[[Draft, PipelineContext], None]
+
+
+class Pipeline:
+    """Ordered, named stages. Names are unique."""
+
+    def __init__(self, stages: Iterable[tuple[str, Stage]] = ()) -> None:
+        self._stages = list(stages)
+        if len({name for name, _ in self._stages}) != len(self._stages):
+            raise ValueError(f"two stages have one name: {self.names}")
+
+    @property
+    def names(self) -> list[str]:
+        """Names in order."""
+        return [name for name, _ in self._stages]
+
+    def __call__(self, episodes: Iterable[AnyEpisode], context: PipelineContext) -> Draft:
+        """Run all stages over some episodes, which stay as they are."""
+        draft = Draft(flatten_agents(episodes))
+        for _, stage in self._stages:
+            stage(draft, context)
+        return draft
+
+    def prepend(self, name: str, stage: Stage) -> None:
+        """Put a stage before all others."""
+        self._insert(0, name, stage)
+
+    def append(self, name: str, stage: Stage) -> None:
+        """Put a stage after all others."""
+        self._insert(len(self._stages), name, stage)
+
+    def insert_before(self, other: str, name: str, stage: Stage) -> None:
+        """Put a stage right before the one called `other`."""
+        self._insert(self._place_of(other), name, stage)
+
+    def insert_after(self, other: str, name: str, stage: Stage) -> None:
+        """Put a stage right after the one called `other`."""
+        self._insert(self._place_of(other) + 1, name, stage)
+
+    def remove(self, name: str) -> None:
+        """Take a stage out."""
+        del self._stages[self._place_of(name)]
+
+    def _place_of(self, name: str) -> int:
+        if name not in self.names:
+            raise ValueError(f"no stage is named {name!r}; there are {', '.join(self.names)}")
+        return self.names.index(name)
+
+    def _insert(self, place: int, name: str, stage: Stage) -> None:
+        if name in self.names:
+            raise ValueError(f"a stage is named {name!r} already")
+        self._stages.insert(place, (name, stage))

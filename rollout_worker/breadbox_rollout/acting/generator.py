@@ -1,0 +1,347 @@
+"""Whole episodes to files: for looking, for evaluation, for learning offline.
+
+    options = GeneratorOptions(env="CartPole-v1", out=Path("episodes"), episode_count=10)
+    with EpisodeGenerator(options, make_policy=..., device=...) as episodes:
+        for episode in episodes:
+            print(episode["return_sum"], episode["video_path"])
+
+Environments run ahead of the consumer by at most `ready_max` episodes. A worker that fails costs
+the episode it was in, and is started again up to a limit.
+"""
+
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from breadbox_policies import PolicyModule, State
+from breadbox_rollout.acting.batching import ReadyQueue
+from breadbox_rollout.acting.inference import Inference
+from breadbox_rollout.acting.rounds import play_round
+from breadbox_rollout.environments.environments import EnvSpec, check_frames, with_frames
+from breadbox_rollout.environments.failures import FailureKind
+from breadbox_rollout.processes.pool import (
+    EnvironmentStartError,
+    EnvProcesses,
+    GroupFailed,
+    GroupReady,
+    PoolOptions,
+)
+from breadbox_rollout.recording.manifest import Recordings
+from breadbox_rollout.recording.recording import RecordingOptions
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorOptions:
+    """Which episodes, and what is written of them."""
+
+    env: EnvSpec
+    out: Path
+    """Folder of the files; made if it is not there. Files of earlier runs stay."""
+    episode_count: int
+    worker_count: int = 1
+    """Environment processes, one environment each."""
+    media: str = "h264"
+    """"h264", "jpeg" or "none"."""
+    fps: int = 30
+    crf: int = 0
+    """Quality of H.264; 0: lossless, to 51: worst."""
+    overlay: bool = False
+    """Write the policy's value into each frame."""
+    episode_steps_max: int | None = None
+    """Steps after which an episode is truncated, or None if the environment decides."""
+    restarts_max: int = 10
+    """Restarts of one worker; the one after that ends it."""
+    ready_max: int = 16
+    """Finished episodes that may wait for the consumer; beyond, environments wait."""
+    seed: int = 0
+    task: str = "default"
+    model_version: int = 0
+    """The policy's model version, for the manifest."""
+    policy_name: str = ""
+    """The policy's name, for the manifest."""
+    build_s_max: float = 300.0
+    reset_s_max: float = 120.0
+    step_s_max: float = 30.0
+    memory_bytes_max: int = 0
+    details: dict[str, Any] = field(default_factory=dict)
+    """Anything else for each line of the manifest."""
+
+
+class EpisodeGenerator:
+    """Iterates over finished episodes, as they finish: the manifest's entries with full paths.
+
+    The iterator ends after `episode_count` episodes. Leave the block, or call `close`, to end
+    earlier: episodes that are finished stay, those under way leave nothing behind.
+
+    Args:
+        options: See there.
+        make_policy: Called with observation and action space.
+        make_inference: Puts the policy on its device.
+
+    Raises:
+        InvalidRequestError: What draws the environment's frames is not installed.
+        EnvironmentStartError: (While iterating) every worker failed more often than it may.
+    """
+
+    def __init__(
+        self,
+        options: GeneratorOptions,
+        *,
+        make_policy: Callable[[Any, Any], PolicyModule],
+        make_inference: Callable[[PolicyModule], Inference],
+    ) -> None:
+        if options.media != "none":
+            check_frames(options.env)
+        # Made absolute here: the thread and the processes may be elsewhere by then.
+        options = replace(options, out=options.out.absolute())
+        options.out.mkdir(parents=True, exist_ok=True)
+        self._options = options
+        self._make_policy = make_policy
+        self._make_inference = make_inference
+        self._finished: queue.Queue[dict[str, Any] | None] = queue.Queue(options.ready_max)
+        self._stop = threading.Event()
+        self._error: Exception | None = None
+        self.failures: Counter[str] = Counter()
+        """Failures by kind."""
+        self.finished_count = 0
+        """Episodes in the manifest; more than were iterated over if the consumer is behind."""
+        # Not a daemon: it must take its environments with it when the interpreter ends.
+        self._thread = threading.Thread(target=self._run, name="episode-generator")
+        self._thread.start()
+
+    def __enter__(self) -> "EpisodeGenerator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stop(self) -> None:
+        """End early: the iterator ends at its next round. From any thread, or a signal handler."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Stop the environments and wait until they are gone. Idempotent."""
+        self.stop()
+        self._thread.join()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while (episode := self._next()) is not None:
+            yield episode
+
+    def _next(self) -> dict[str, Any] | None:
+        # With a timeout, so that a signal is handled while this waits.
+        while True:
+            try:
+                episode = self._finished.get(timeout=_POLL_S)
+            except queue.Empty:
+                if self._stop.is_set():
+                    return None
+                if self._thread.is_alive() or not self._finished.empty():
+                    continue
+                episode = None
+            if episode is None and self._error is not None:
+                raise self._error
+            return episode
+
+    def _run(self) -> None:
+        """Run the environments in a thread that owns them from start to end."""
+        try:
+            run = _Run(self._options, self._stop, self._finish, self.failures)
+            try:
+                with run.pool:
+                    run.loop(self._make_policy, self._make_inference)
+            finally:
+                run.recordings.clean()
+        except Exception as error:  # noqa: BLE001 - raised again where the consumer is
+            self._error = error
+        finally:
+            self._put(None)
+
+    def _finish(self, episode: dict[str, Any]) -> None:
+        self.finished_count += 1
+        self._put(episode)
+
+    def _put(self, episode: dict[str, Any] | None) -> None:
+        """Hand an episode to the consumer, waiting until it has room for it."""
+        while not self._stop.is_set():
+            try:
+                self._finished.put(episode, timeout=_POLL_S)
+            except queue.Full:
+                continue
+            return
+
+
+class _Run:
+    """The loop's own state; lives in the generator's thread."""
+
+    def __init__(
+        self,
+        options: GeneratorOptions,
+        stop: threading.Event,
+        put: Callable[[dict[str, Any]], None],
+        failures: Counter[str],
+    ) -> None:
+        self._options = options
+        self._stop = stop
+        self._put = put
+        self._failures = failures
+        self.recordings = Recordings(
+            _recording_options(options, secrets.token_hex(4)),
+            {"env": options.env.name, "task": options.task, "policy": options.policy_name}
+            | options.details,
+        )
+        self.pool = EnvProcesses(
+            options.env if options.media == "none" else with_frames(options.env),
+            _pool_options(options),
+            recording=asdict(self.recordings.options),
+        )
+        self._ready = ReadyQueue(options.worker_count, 0.02)
+        self._states: list[State] = [None] * options.worker_count
+        self._under_way = [False] * options.worker_count
+        """Whether the worker's current episode is one of those that are wanted."""
+        self._resting: list[int] = []
+        """Workers at the start of an episode that is not wanted, unless another one is lost."""
+        self._failure_counts = [0] * options.worker_count
+        self._finished_count = 0
+
+    def loop(
+        self,
+        make_policy: Callable[[Any, Any], PolicyModule],
+        make_inference: Callable[[PolicyModule], Inference],
+    ) -> None:
+        """Run until every episode is finished, or `stop` is set."""
+        inference: Inference | None = None
+        while self._finished_count < self._options.episode_count and not self._stop.is_set():
+            patience_s = self._ready.patience_s(self._busy_count(), now=time.monotonic())
+            for event in self.pool.poll(_POLL_S if patience_s is None else patience_s):
+                if isinstance(event, GroupReady):
+                    self._group_ready(event)
+                else:
+                    self._group_failed(event)
+            if inference is None and self.pool.parts:
+                (part,) = self.pool.parts
+                policy = make_policy(part.observation_space, part.action_space)
+                inference = make_inference(policy)
+                self._states = [inference.initial_state] * self._options.worker_count
+            now = time.monotonic()
+            if inference and self._ready.patience_s(self._busy_count(), now=now) == 0.0:
+                self._turn(inference)
+
+    def _busy_count(self) -> int:
+        """Environments that a batch can be made of: those with a wanted episode."""
+        return sum(self._under_way)
+
+    def _turn(self, inference: Inference) -> None:
+        groups = self._ready.take()
+        states = [self._states[group] for group in groups]
+        arrays = [self.pool.arrays(group) for group in groups]
+        played = play_round(arrays, inference, states, self._options.model_version)
+        for group, state in zip(groups, played.decision.states, strict=True):
+            self.pool.step(group)
+            self._states[group] = state
+
+    def _group_ready(self, event: GroupReady) -> None:
+        group = event.group
+        self._read_notes(group, event.notes)
+        if self.pool.arrays(group).first[0]:
+            # A new episode: the one before has been finished above, or is lost.
+            self._under_way[group] = False
+            if not self._retired(group):
+                self._resting.append(group)
+            self._begin_wanted()
+        else:
+            self._ready.add(group, 1, now=time.monotonic())
+
+    def _read_notes(self, group: int, notes: dict[str, Any] | None) -> None:
+        if notes is None:
+            return
+        for failure in notes["failures"]:
+            self._note_failure(group, failure["kind"], failure["detail"], failure["trace"])
+        for episode in notes["episodes"]:
+            self._finish(episode)
+
+    def _begin_wanted(self) -> None:
+        """Let as many workers begin as there are episodes left; the others rest."""
+        wanted = self._options.episode_count - self._finished_count - sum(self._under_way)
+        for group in self._resting[:wanted]:
+            self._under_way[group] = True
+            self._ready.add(group, 1, now=time.monotonic())
+        del self._resting[:wanted]
+
+    def _group_failed(self, event: GroupFailed) -> None:
+        group = event.group
+        self._ready.remove(group)
+        self._under_way[group] = False
+        self._resting = [resting for resting in self._resting if resting != group]
+        self.recordings.clean(group)
+        self._read_notes(group, event.notes)
+        self._note_failure(group, event.kind.value, event.detail, event.trace)
+        self._begin_wanted()
+
+    def _retired(self, group: int) -> bool:
+        return self._failure_counts[group] > self._options.restarts_max
+
+    def _finish(self, episode: dict[str, Any]) -> None:
+        entry = self.recordings.add(episode)
+        self._finished_count += 1
+        self._put(entry)
+
+    def _note_failure(self, worker: int, kind: str, detail: str, trace: str) -> None:
+        """Count a failure.
+
+        Raises:
+            EnvironmentStartError: No worker is left that may fail again, or nothing is seen of the
+                environment though frames are wanted.
+        """
+        if kind == FailureKind.NO_FRAMES.value and not self._finished_count:
+            raise EnvironmentStartError(
+                f"{self._options.env.name!r} draws no frames ({detail}); use --media none"
+            )
+        self._failures[kind] += 1
+        if self._failures[kind] == 1 and trace:
+            logger.warning("the first %s, as the environment raised it:\n%s", kind, trace)
+        self._failure_counts[worker] += 1
+        logger.warning("worker %d failed (%s): %s", worker, kind, detail)
+        self.recordings.add_failure({"worker": worker, "kind": kind, "detail": detail})
+        if all(self._retired(group) for group in range(self._options.worker_count)):
+            raise EnvironmentStartError(
+                f"every worker failed more than {self._options.restarts_max} times; "
+                f"last: {kind}: {detail}"
+            )
+
+
+def _pool_options(options: GeneratorOptions) -> PoolOptions:
+    return PoolOptions(
+        env_count=options.worker_count,
+        seed=options.seed,
+        # Each episode can be played again from its seed alone.
+        seed_each_episode=True,
+        build_s_max=options.build_s_max,
+        reset_s_max=options.reset_s_max,
+        step_s_max=options.step_s_max,
+        restarts_max=options.restarts_max,
+        memory_bytes_max=options.memory_bytes_max,
+        episode_steps_max=options.episode_steps_max,
+    )
+
+
+def _recording_options(options: GeneratorOptions, prefix: str) -> RecordingOptions:
+    return RecordingOptions(
+        folder=str(options.out),
+        overlay=options.overlay,
+        media=options.media,
+        fps=options.fps,
+        crf=options.crf,
+        partial_prefix=prefix,
+    )

@@ -1,0 +1,164 @@
+"""Runs a policy on batches of numpy observations, on any device."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from breadbox.model.errors import InvalidRequestError, ReplayBufferError
+from breadbox.model.fragment import Tree
+from breadbox.model.trees import map_tree
+from breadbox_policies import PolicyModule, State, check_greedy
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the policy did with a batch of B observations, as arrays on the CPU."""
+
+    action: Tree
+    """Leaves [B, ...]."""
+    log_prob: NDArray[np.float32]
+    value: NDArray[np.float32]
+    states: list[State]
+    """Recurrent state after the step, one per environment, on the policy's device."""
+
+
+class PolicyOutputError(ReplayBufferError):
+    """The policy's output is not finite: the weights it was given have diverged."""
+
+
+def check_device(name: str) -> torch.device:
+    """Return the device.
+
+    Raises:
+        InvalidRequestError: There is no such device here.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidRequestError("device", f"{name!r} is not a device of torch") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidRequestError(
+            "device", f"{name!r} is not available: torch finds no CUDA device"
+        )
+    return device
+
+
+class Inference:
+    """A policy, its device and its randomness.
+
+    Args:
+        policy: Is moved to the device and stays the caller's to load weights into.
+        device: Where to run.
+        bfloat16: Compute in bfloat16 where torch deems it safe; results stay float32.
+        seed: Of the actions.
+        greedy: Take the likeliest actions instead of drawing them.
+
+    Raises:
+        InvalidRequestError: The policy cannot act greedily, and shall; or its initial state is a
+            tree without tensors.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyModule,
+        device: torch.device,
+        *,
+        bfloat16: bool = False,
+        seed: int = 0,
+        greedy: bool = False,
+    ) -> None:
+        if greedy:
+            check_greedy(policy, "greedy")
+        self.policy = policy.to(device).eval()
+        self._device = device
+        self._bfloat16 = bfloat16
+        self._generator = torch.Generator(device).manual_seed(seed)
+        # Policies of one's own that never act greedily need not know of it.
+        self._choice = {"greedy": True} if greedy else {}
+        self._initial_state = self._split_initial_state()
+
+    def _split_initial_state(self) -> State:
+        initial = self.policy.initial_state(1)
+        if initial is None:
+            return None
+        parts = self.policy.split_state(initial)
+        if not parts:
+            raise InvalidRequestError(
+                "policy",
+                f"has {initial!r} as its initial state, in which no tensor is: "
+                "return None for a policy without memory",
+            )
+        return parts[0]
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the policy has a state."""
+        return self._initial_state is not None
+
+    @property
+    def initial_state(self) -> State:
+        """The state of one environment before its first step; None for a policy without memory."""
+        return self._initial_state
+
+    def act(self, obs: Tree, states: list[State], first: NDArray[np.bool_]) -> Decision:
+        """Choose an action for each of B environments.
+
+        Args:
+            obs: Leaves [B, ...]; only read.
+            states: One per environment; ignored by a policy without memory.
+            first: bool[B].
+
+        Raises:
+            PolicyOutputError: A log-prob or a value is NaN or infinite.
+        """
+        with torch.inference_mode(), self._precision():
+            state = self.policy.merge_state(states) if self.is_recurrent else None
+            result = self.policy.act(
+                map_tree(self._tensor, obs),
+                state,
+                self._tensor(first),
+                generator=self._generator,
+                **self._choice,
+            )
+        batch_size = len(first)
+        log_prob, value = _arrays(result.log_prob.float()), _arrays(result.value.float())
+        if not (np.isfinite(log_prob).all() and np.isfinite(value).all()):
+            raise PolicyOutputError(
+                f"the policy's log-probs {log_prob[:4]} or values {value[:4]} are not finite: "
+                "its weights have diverged"
+            )
+        return Decision(
+            action=_arrays(result.action),
+            log_prob=log_prob,
+            value=value,
+            states=self.policy.split_state(result.state)
+            if self.is_recurrent
+            else [None] * batch_size,
+        )
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if not self._bfloat16:
+            return nullcontext()
+        return torch.autocast(self._device.type, torch.bfloat16)
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def state_arrays(state: State) -> Tree:
+    """Return a recurrent state as arrays, for a fragment."""
+    return _arrays(state)
+
+
+def _arrays(tree: Any) -> Tree:
+    if isinstance(tree, torch.Tensor):
+        return tree.cpu().numpy()
+    if isinstance(tree, dict):
+        return {key: _arrays(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_arrays(value) for value in tree)
+    return tree

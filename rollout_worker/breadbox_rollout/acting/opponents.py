@@ -1,0 +1,167 @@
+"""Agents to play against: they act with earlier versions of a policy and send nothing."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.model.fragment import Fragment, Tree
+from breadbox.model.trees import map_tree
+from breadbox.model.trees import row as tree_row
+from breadbox_policies import PolicyModule, State, set_policy_weights
+from breadbox_rollout.acting.inference import Inference
+from breadbox_rollout.acting.player import Seated
+from breadbox_rollout.acting.rounds import joined, write_actions
+from breadbox_rollout.environments.arrays import GroupArrays
+from breadbox_rollout.processes.pool import Part
+from breadbox_rollout.sending.models import Model, ModelWatcher
+
+PINNED_VERSION = -1
+"""Stands for weights from a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    model_version: int
+    inference: Inference
+
+
+@dataclass(slots=True)
+class _Chair:
+    """A row: the version that plays it in this episode, and that version's state."""
+
+    version: _Version | None = None
+    state: State = None
+
+
+class Opponents(Seated):
+    """Rows of which each episode is played by a version drawn at random.
+
+    Drawn are the latest versions that this worker has seen of a buffer's model, the current one
+    among them, and those that are pinned; all are as likely.
+
+    Args:
+        make_policy: Called with observation and action space once they are known.
+        make_inference: Puts a policy on its device.
+        watcher: Of the buffer; started and closed by the caller.
+        kept_max: Versions to keep, at least 1. Each costs the memory of its weights.
+        pinned: Weights that are drawn for as long as the worker runs.
+        seed: Of the draws.
+    """
+
+    def __init__(
+        self,
+        make_policy: Callable[[Any, Any], PolicyModule],
+        make_inference: Callable[[PolicyModule], Inference],
+        watcher: ModelWatcher,
+        *,
+        kept_max: int,
+        pinned: Sequence[Mapping[str, NDArray[Any]]] = (),
+        seed: int = 0,
+    ) -> None:
+        super().__init__(watcher)
+        self._make_policy = make_policy
+        self._make_inference = make_inference
+        self._pinned_weights = pinned
+        self._pinned: list[_Version] = []
+        self._kept: deque[_Version] = deque(maxlen=kept_max)
+        self._random = random.Random(seed)
+        self._part: Part | None = None
+        self._chairs: list[list[_Chair]] = []
+
+    @property
+    def is_seated(self) -> bool:
+        """See `Seated.is_seated`."""
+        return self._part is not None
+
+    @property
+    def in_session(self) -> bool:
+        """See `Seated.in_session`."""
+        return self.model.in_session and bool(self._kept or self._pinned)
+
+    @property
+    def versions(self) -> list[int]:
+        """Versions that may be drawn, oldest first; `PINNED_VERSION` for each pinned one."""
+        return [version.model_version for version in (*self._pinned, *self._kept)]
+
+    def sit(self, part: Part, groups: Sequence[range]) -> None:
+        """See `Seated.sit`."""
+        self._part = part
+        self._chairs = [
+            [_Chair() for _ in range(len(env_indices) * len(part.labels))] for env_indices in groups
+        ]
+        self._pinned = [self._made(PINNED_VERSION, weights) for weights in self._pinned_weights]
+
+    def take_model(self) -> None:
+        """See `Seated.take_model`."""
+        taken = self.watcher.take()
+        if taken is None:
+            return
+        if taken.session_id != self.model.session_id:
+            self._kept.clear()  # Another run: its policies are not ours to play against.
+        self.model = self._joined(taken, lambda: self._keep(taken))
+
+    def _keep(self, model: Model) -> None:
+        if model.in_session and (model.weights is not None or not self._kept):
+            self._kept.append(self._made(model.model_version, model.weights))
+
+    def _made(self, model_version: int, weights: Mapping[str, NDArray[Any]] | None) -> _Version:
+        assert self._part is not None
+        policy = self._make_policy(self._part.observation_space, self._part.action_space)
+        if weights is not None:
+            set_policy_weights(policy, weights)
+        return _Version(model_version, self._make_inference(policy))
+
+    def read(self, group: int, arrays: GroupArrays) -> list[float]:
+        """See `Seated.read`."""
+        return []
+
+    def read_failed(self, group: int, arrays: GroupArrays | None) -> list[float]:
+        """See `Seated.read_failed`."""
+        return []
+
+    def act(self, groups: list[int], arrays: list[GroupArrays]) -> Callable[[], list[Fragment]]:
+        """See `Seated.act`. Runs every version that plays once, for its rows."""
+        chairs = [chair for group in groups for chair in self._chairs[group]]
+        first = np.concatenate([entry.first for entry in arrays])
+        acts = np.concatenate([entry.acts for entry in arrays])
+        obs = joined([entry.obs for entry in arrays])
+        rows_of: dict[int, list[int]] = {}
+        for row, chair in enumerate(chairs):
+            if not acts[row]:
+                continue
+            if first[row] or chair.version is None:
+                chair.version = self._random.choice([*self._pinned, *self._kept])
+                chair.state = chair.version.inference.initial_state
+            rows_of.setdefault(id(chair.version), []).append(row)
+        action = joined([entry.action for entry in arrays])
+        value = np.zeros(len(chairs), np.float32)
+        for rows in rows_of.values():
+            version = chairs[rows[0]].version
+            assert version is not None
+            decision = version.inference.act(
+                map_tree(lambda array, rows=rows: array[rows], obs),
+                [chairs[row].state for row in rows],
+                first[rows],
+            )
+            for place, row in enumerate(rows):
+                chairs[row].state = decision.states[place]
+                _set_row(action, row, tree_row(decision.action, place))
+            value[rows] = decision.value
+        write_actions(arrays, action, value, self.model.model_version)
+        return list
+
+
+def _set_row(into: Tree, row: int, value: Tree) -> None:
+    if isinstance(into, dict):
+        for key, array in into.items():
+            _set_row(array, row, value[key])
+    elif isinstance(into, tuple):
+        for array, part in zip(into, value, strict=True):
+            _set_row(array, row, part)
+    else:
+        into[row] = value

@@ -1,0 +1,4 @@
+"""Environments as rows of shared arrays: single, grouped, vector, of several agents.
+
+Callers: `processes`, `recording`, `acting`.
+"""

@@ -1,0 +1,147 @@
+"""The memory that an environment process and the worker share.
+
+One anonymous memory file per process and part, which goes when both have let go of it: nothing can
+stay behind in /dev/shm, whichever process is killed. A part is all rows of one pair of spaces: a
+process has one, but where agents with policies of their own share an environment. The writers:
+
+    environment process   obs, final_obs, reward, flags, first, acts, counts, clock
+    worker                action, value, model_version
+
+Both sides alternate (a message hands over), except that the worker reads the clock and
+the counts at any time, to find a process that hangs and to save what it had answered.
+"""
+
+import mmap
+import os
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from breadbox.model.fragment import Tree
+from breadbox_rollout.environments.space_codec import Space
+
+_ALIGNMENT_BYTES = 64
+
+
+class Phase(IntEnum):
+    """What an environment process is doing, each with a time limit of its own."""
+
+    IDLE = 0
+    BUILDING = 1
+    RESETTING = 2
+    STEPPING = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GroupArrays:
+    """Views of the shared memory of N rows; leaves [N, ...]. See `units` for what a row is."""
+
+    obs: Tree
+    """What the policy shall see next."""
+    final_obs: Tree
+    """The last observation of the episode that just ended; valid where one did."""
+    action: Tree
+    """What the policy did."""
+    value: NDArray[np.float32]
+    """float32[N]; what the policy expects, for overlays."""
+    model_version: NDArray[np.int64]
+    """int64[1]; version that chose the action."""
+    reward: NDArray[np.float64]
+    """float64[N]; of the last answer."""
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    first: NDArray[np.bool_]
+    """bool[N]; `obs` starts an episode."""
+    acts: NDArray[np.bool_]
+    """bool[N]; the row waits for an action. What the policy does in the others is ignored."""
+    answer_count: NDArray[np.int64]
+    """int64[N]; answers so far; raised after reward, flags and final observation are complete."""
+    obs_count: NDArray[np.int64]
+    """int64[N]; observations so far; raised after `obs` is complete."""
+    abort_count: NDArray[np.int64]
+    """int64[N]; episodes given up because the environment failed."""
+    phase: NDArray[np.int64]
+    """int64[1]; a `Phase`."""
+    phase_at: NDArray[np.float64]
+    """float64[1]; since when, on the machine's monotonic clock."""
+
+    def enter(self, phase: Phase) -> None:
+        """Note what begins now."""
+        # The instant first: a reader in between sees the old phase as young, never as overdue.
+        self.phase_at[0] = time.monotonic()
+        self.phase[0] = phase
+
+
+class _Layout:
+    """Hands out consecutive, aligned pieces of a buffer; without one it only measures."""
+
+    def __init__(self, buffer: memoryview | mmap.mmap | None) -> None:
+        self._buffer = buffer
+        self.size_bytes = 0
+
+    def array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        dtype = np.dtype(dtype)
+        start = self.size_bytes
+        needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self.size_bytes += -(-needed // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        if self._buffer is None:
+            return np.empty(0, dtype)
+        return np.ndarray(shape, dtype, self._buffer, start)
+
+    def tree(self, space: Space, count: int) -> Tree:
+        if isinstance(space, spaces.Dict):
+            return {key: self.tree(part, count) for key, part in space.items()}
+        if isinstance(space, spaces.Tuple):
+            return tuple(self.tree(part, count) for part in space.spaces)
+        assert space.shape is not None
+        return self.array((count, *space.shape), space.dtype)
+
+    def group(self, observation_space: Space, action_space: Space, count: int) -> GroupArrays:
+        return GroupArrays(
+            obs=self.tree(observation_space, count),
+            final_obs=self.tree(observation_space, count),
+            action=self.tree(action_space, count),
+            value=self.array((count,), np.float32),
+            model_version=self.array((1,), np.int64),
+            reward=self.array((count,), np.float64),
+            terminated=self.array((count,), np.bool_),
+            truncated=self.array((count,), np.bool_),
+            first=self.array((count,), np.bool_),
+            acts=self.array((count,), np.bool_),
+            answer_count=self.array((count,), np.int64),
+            obs_count=self.array((count,), np.int64),
+            abort_count=self.array((count,), np.int64),
+            phase=self.array((1,), np.int64),
+            phase_at=self.array((1,), np.float64),
+        )
+
+
+def create_arrays(
+    observation_space: Space, action_space: Space, count: int
+) -> tuple[GroupArrays, int]:
+    """Make zeroed shared arrays of *count* rows.
+
+    Returns:
+        The arrays, and a file descriptor for `open_arrays` elsewhere; the caller closes it.
+    """
+    measured = _Layout(None)
+    measured.group(observation_space, action_space, count)
+    descriptor = os.memfd_create("breadbox-envs", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, max(1, measured.size_bytes))
+    return open_arrays(descriptor, observation_space, action_space, count), descriptor
+
+
+def open_arrays(
+    descriptor: int, observation_space: Space, action_space: Space, count: int
+) -> GroupArrays:
+    """Map the arrays that another process made for the same spaces and count.
+
+    The mapping lives as long as any of the arrays; the descriptor may be closed at once.
+    """
+    mapped = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+    return _Layout(mapped).group(observation_space, action_space, count)

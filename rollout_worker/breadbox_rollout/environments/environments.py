@@ -1,0 +1,201 @@
+"""Environments by name: any Gymnasium id, or `module:factory` of your own."""
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import load_env_creator
+
+from breadbox.model.errors import InvalidRequestError
+from breadbox.shared.extras import how_to_install
+
+Environment = gymnasium.Env[Any, Any]
+
+_CHEAP_MODULES = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
+"""Entry points of environments whose step costs less than waking another process."""
+_ENVS_PER_CHEAP_PROCESS_MAX = 16
+_DRAWN_BY_PYGAME = (*_CHEAP_MODULES, "gymnasium.envs.box2d")
+"""Entry points of environments that need pygame for a frame, and for nothing else."""
+_OPTIONS_OF_MAKE = frozenset({"max_episode_steps", "disable_env_checker", "render_mode"})
+"""What `gymnasium.make` takes for itself, or asks the environment about before it hands it on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSpec:
+    """How to make one environment; every part is plain JSON."""
+
+    name: str
+    """Gymnasium id, `module:id` of a module that registers it, or `module:factory`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the factory, or of `gymnasium.make`."""
+    vectorize: str | None = None
+    """Make a vector environment of a Gymnasium id, in this mode of `gymnasium.make_vec`: "sync",
+    "async" or "vector_entry_point", or None for environments one by one."""
+
+
+def _factory(name: str) -> Callable[..., Environment] | None:
+    """Return the callable of `module:factory`; None for a Gymnasium id, with or without module."""
+    module_name, _, attribute = name.partition(":")
+    if not attribute:
+        return None
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InvalidRequestError("env", f"{name!r} cannot be loaded: {error}") from error
+    factory = getattr(module, attribute, None)
+    return factory if callable(factory) else None
+
+
+def check_environment(spec: EnvSpec) -> None:
+    """Find out whether the name exists and takes the options, without making the environment.
+
+    Options that an environment hands on to others (`**kwargs`) are not looked into.
+
+    Raises:
+        InvalidRequestError: It does not; says what is wrong with it.
+    """
+    factory = _factory(spec.name)
+    if factory is not None:
+        if spec.vectorize is not None:
+            raise InvalidRequestError(
+                "vectorize",
+                "is for Gymnasium ids; a factory makes vector environments of its own where it has "
+                "an argument num_envs",
+            )
+        # What the worker gives by itself, see `make_environment`.
+        given = {"num_envs", "seed"} & _parameters(spec) if is_vectorized(spec) else set()
+        _check_options(spec, factory, {**dict.fromkeys(given), **spec.options})
+        return
+    _register_atari(spec.name)
+    try:
+        registered = gymnasium.spec(spec.name)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise InvalidRequestError("env", f"{spec.name!r} is not an environment: {error}") from error
+    if not spec.options or spec.vectorize is not None:
+        return
+    own = {key: value for key, value in spec.options.items() if key not in _OPTIONS_OF_MAKE}
+    entry_point = registered.entry_point
+    try:
+        creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    except (ImportError, AttributeError) as error:
+        raise InvalidRequestError("env", f"{spec.name!r} cannot be loaded: {error}") from error
+    if creator is not None:
+        _check_options(spec, creator, {**registered.kwargs, **own})
+
+
+def _check_options(
+    spec: EnvSpec, creator: Callable[..., object], options: Mapping[str, Any]
+) -> None:
+    try:
+        signature = inspect.signature(creator)
+    except (TypeError, ValueError):
+        return  # Written in C, and silent about what it takes.
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise InvalidRequestError("env_options", f"do not fit {spec.name!r}: {error}") from error
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package could be imported."""
+    return importlib.util.find_spec(package) is not None
+
+
+def check_frames(spec: EnvSpec) -> None:
+    """Find out whether what draws the environment's frames is installed, without making it.
+
+    Raises:
+        InvalidRequestError: It is not, and every episode would fail at its first frame; says what
+            to install.
+    """
+    if with_frames(spec).options.get("render_mode") != "rgb_array" or _factory(spec.name):
+        return
+    _register_atari(spec.name)
+    entry_point = gymnasium.spec(spec.name).entry_point
+    is_drawn = isinstance(entry_point, str) and entry_point.startswith(_DRAWN_BY_PYGAME)
+    if is_drawn and not is_installed("pygame"):
+        raise InvalidRequestError(
+            "env",
+            f"{spec.name!r} draws its frames with pygame, which is not installed: "
+            f"{how_to_install('classic-control')}, or record without frames",
+        )
+
+
+def with_frames(spec: EnvSpec) -> EnvSpec:
+    """Ask a Gymnasium environment for frames, unless its user said otherwise."""
+    if _factory(spec.name) is not None:
+        return spec
+    return replace(spec, options={"render_mode": "rgb_array", **spec.options})
+
+
+def is_vectorized(spec: EnvSpec) -> bool:
+    """Whether a vector environment is made: as `vectorize` asks, or by a factory of `num_envs`."""
+    return spec.vectorize is not None or "num_envs" in _parameters(spec)
+
+
+def takes_seed(spec: EnvSpec) -> bool:
+    """Whether a factory of vector environments wants the seed when it makes one."""
+    return spec.vectorize is None and {"num_envs", "seed"} <= _parameters(spec)
+
+
+def _parameters(spec: EnvSpec) -> set[str]:
+    """Return the names of a factory's parameters; none for a Gymnasium id."""
+    factory = _factory(spec.name)
+    if factory is None:
+        return set()
+    try:
+        return set(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def make_environment(spec: EnvSpec, env_count: int = 1, seed: int = 0) -> Any:
+    """Make the environment. May take as long, and raise whatever, the environment does.
+
+    Args:
+        spec: What to make.
+        env_count: Environments inside a vector environment.
+        seed: Seed for a vector environment's factory, if it takes one.
+    """
+    factory = _factory(spec.name)
+    if factory is not None:
+        given: dict[str, Any] = {}
+        if is_vectorized(spec):
+            given["num_envs"] = env_count
+        if takes_seed(spec):
+            given["seed"] = seed % 2**31
+        return factory(**{**given, **spec.options})
+    if spec.vectorize is not None:
+        _register_atari(spec.name)
+        return gymnasium.make_vec(
+            spec.name, num_envs=env_count, vectorization_mode=spec.vectorize, **spec.options
+        )
+    _register_atari(spec.name)
+    # The checker warns of what the worker reports as failures with a count.
+    return gymnasium.make(spec.name, disable_env_checker=True, **spec.options)
+
+
+def envs_per_process(spec: EnvSpec, env_count: int) -> int:
+    """Return how many of *env_count* environments share a process unless the user says otherwise.
+
+    All of a vector environment, which is one object. Else one, so that a crash costs one
+    environment; but Gymnasium's own tiny ones neither crash nor hang, and a process for each would
+    spend its time on being woken.
+    """
+    if is_vectorized(spec):
+        return env_count
+    if _factory(spec.name) is not None:
+        return 1
+    _register_atari(spec.name)
+    entry_point = gymnasium.spec(spec.name).entry_point
+    cheap = isinstance(entry_point, str) and entry_point.startswith(_CHEAP_MODULES)
+    return _ENVS_PER_CHEAP_PROCESS_MAX if cheap else 1
+
+
+def _register_atari(name: str) -> None:
+    if name.startswith("ALE/"):
+        gymnasium.register_envs(importlib.import_module("ale_py"))

@@ -1,0 +1,142 @@
+"""Environments of several agents that act at the same time, as PettingZoo's parallel ones do."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from breadbox.writing.clipping import clipped
+from breadbox_rollout.environments.arrays import GroupArrays
+from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind, Notes
+from breadbox_rollout.environments.rows import row_of, write_checked
+from breadbox_rollout.environments.space_codec import Space
+from breadbox_rollout.environments.units import Unit
+
+
+def is_parallel(env: object) -> bool:
+    """Whether this is an environment of several agents that act at the same time."""
+    return hasattr(env, "possible_agents") and not hasattr(env, "agent_selection")
+
+
+class Seat:
+    """Where an agent's steps go: its row of some arrays."""
+
+    def __init__(self, arrays: GroupArrays, row: int, observations: Space, actions: Space) -> None:
+        self.arrays = arrays
+        self.row = row
+        self.observations = observations
+        self.actions = actions
+
+
+class ParallelUnit(Unit):
+    """An environment of several agents, and a row for each agent that may ever take part.
+
+    An agent's episode ends when it is terminated or truncated; its row then does not act until all
+    agents have ended and the environment has been reset. An agent that joins later begins an
+    episode then.
+
+    Args:
+        env: Made, and not reset yet.
+        seats: By agent; all of `possible_agents`.
+        steps_max: Steps of the environment after which all agents are truncated, or None if never.
+    """
+
+    def __init__(self, env: Any, seats: Mapping[str, Seat], steps_max: int | None) -> None:
+        self._env = env
+        self._seats = seats
+        self._steps_max = steps_max
+        self._step_count = 0
+
+    def begin(self, seed: int | None, notes: Notes) -> None:
+        """See `Unit.begin`."""
+        try:
+            obs, _ = self._env.reset(seed=seed)
+            agents = list(self._env.agents)
+        except Exception as error:
+            raise EnvironmentFailedError(FailureKind.RESET_RAISED, repr(error)) from error
+        if not agents:
+            raise EnvironmentFailedError(FailureKind.RESET_RAISED, "no agent takes part")
+        self._step_count = 0
+        for agent in agents:
+            seat = self._seat(agent)
+            write_checked(seat.arrays.obs, seat.row, self._of(agent, obs), seat.observations)
+        for agent in agents:
+            self._show(self._seat(agent), first=True)
+
+    def answer(self, notes: Notes) -> bool:
+        """See `Unit.answer`."""
+        acting = {agent: seat for agent, seat in self._seats.items() if seat.arrays.acts[seat.row]}
+        actions = {
+            agent: clipped(seat.actions, row_of(seat.arrays.action, seat.row))
+            for agent, seat in acting.items()
+        }
+        try:
+            obs, rewards, terminated, truncated, _ = self._env.step(actions)
+            agents = set(self._env.agents)
+            rewards = {agent: float(rewards[agent]) for agent in acting}
+        except Exception as error:
+            raise EnvironmentFailedError(FailureKind.STEP_RAISED, repr(error)) from error
+        if not all(np.isfinite(reward) for reward in rewards.values()):
+            raise EnvironmentFailedError(FailureKind.NOT_FINITE, f"rewards are {rewards}")
+        self._step_count += 1
+        cut_off = self._steps_max is not None and self._step_count >= self._steps_max
+        over = {agent: bool(terminated.get(agent, False)) for agent in acting}
+        # One that is gone without a word was taken out of the game, not beaten in it.
+        cut = {
+            agent: bool(truncated.get(agent, False))
+            or (cut_off and not over[agent])
+            or (agent not in agents and not over[agent])
+            for agent in acting
+        }
+        for agent, seat in acting.items():
+            into = seat.arrays.final_obs if over[agent] or cut[agent] else seat.arrays.obs
+            write_checked(into, seat.row, self._of(agent, obs), seat.observations)
+        joining = [] if cut_off else sorted(agents - acting.keys())
+        for agent in joining:
+            seat = self._seat(agent)
+            write_checked(seat.arrays.obs, seat.row, self._of(agent, obs), seat.observations)
+        # Nothing is said of any agent before everything has been found right.
+        for agent, seat in acting.items():
+            arrays, row = seat.arrays, seat.row
+            arrays.reward[row] = rewards[agent]
+            arrays.terminated[row], arrays.truncated[row] = over[agent], cut[agent]
+            arrays.answer_count[row] += 1
+            if over[agent] or cut[agent]:
+                arrays.acts[row] = False
+            else:
+                self._show(seat, first=False)
+        for agent in joining:
+            self._show(self._seat(agent), first=True)
+        return not any(seat.arrays.acts[seat.row] for seat in self._seats.values())
+
+    def _show(self, seat: Seat, *, first: bool) -> None:
+        seat.arrays.first[seat.row] = first
+        seat.arrays.acts[seat.row] = True
+        seat.arrays.obs_count[seat.row] += 1
+
+    def _seat(self, agent: str) -> Seat:
+        try:
+            return self._seats[agent]
+        except KeyError:
+            raise EnvironmentFailedError(
+                FailureKind.OBSERVATION_MISMATCH, f"{agent!r} is none of the possible agents"
+            ) from None
+
+    def _of(self, agent: str, obs: Mapping[str, Any]) -> Any:
+        try:
+            return obs[agent]
+        except (KeyError, TypeError):
+            raise EnvironmentFailedError(
+                FailureKind.OBSERVATION_MISMATCH, f"nothing is observed by {agent!r}"
+            ) from None
+
+    def abort(self) -> None:
+        """See `Unit.abort`."""
+        for seat in self._seats.values():
+            if seat.arrays.acts[seat.row]:
+                seat.arrays.abort_count[seat.row] += 1
+                seat.arrays.acts[seat.row] = False
+
+    def close(self) -> None:
+        """See `Unit.close`."""
+        self._env.close()

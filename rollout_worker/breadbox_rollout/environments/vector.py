@@ -1,0 +1,181 @@
+"""Vector environments: several inside one object, which resets those that have ended by itself.
+
+What a step answers for a row whose episode ended depends on the autoreset mode:
+
+    mode        this step            how the next episode begins
+    NEXT_STEP   final observation    the next step ignores the row's action and resets it: the row
+                                     does not act in that round
+    SAME_STEP   first observation    with this step; the final one is in info["final_obs"]
+    DISABLED    final observation    by reset(options={"reset_mask": ...}), which follows at once
+"""
+
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.model.fragment import Tree
+from breadbox.writing.clipping import clipped
+from breadbox_rollout.environments.arrays import GroupArrays
+from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind, Notes
+from breadbox_rollout.environments.rows import write_checked
+from breadbox_rollout.environments.space_codec import Space
+from breadbox_rollout.environments.units import Unit
+
+_EVERY_ROW = slice(None)
+
+
+class AutoresetMode(Enum):
+    """Gymnasium's, which has it since 1.1."""
+
+    NEXT_STEP = "NextStep"
+    SAME_STEP = "SameStep"
+    DISABLED = "Disabled"
+
+
+def is_vector(env: object) -> bool:
+    """Whether this is a vector environment: by what it offers, since not all are subclasses."""
+    return hasattr(env, "num_envs") and hasattr(env, "single_observation_space")
+
+
+class VectorUnit(Unit):
+    """A vector environment of N environments, and all N rows of the arrays.
+
+    Args:
+        env: Made, and not reset yet.
+        arrays: Of N rows.
+        is_seeded: Whether it was made with a seed; else the first reset gives it one.
+
+    Raises:
+        EnvironmentFailedError: (BUILD_RAISED) It has not N environments inside, or does not say how
+            it resets them.
+    """
+
+    can_begin_anew = False
+
+    def __init__(self, env: Any, arrays: GroupArrays, *, is_seeded: bool) -> None:
+        self._env = env
+        self._arrays = arrays
+        self._is_seeded = is_seeded
+        self._count = len(arrays.first)
+        self._space: Space = env.single_observation_space
+        self._action_space: Space = env.single_action_space
+        self._mode = _autoreset_mode(env)
+        self._begun = False
+        if env.num_envs != self._count:
+            raise EnvironmentFailedError(
+                FailureKind.BUILD_RAISED,
+                f"the vector environment has {env.num_envs} environments inside, not "
+                f"{self._count}: give its factory an argument num_envs, or say "
+                f"--envs-per-process {env.num_envs}",
+            )
+
+    def begin(self, seed: int | None, notes: Notes) -> None:
+        """See `Unit.begin`."""
+        arrays = self._arrays
+        options: dict[str, Any] = {}
+        rows: NDArray[np.bool_] = ~arrays.acts if self._begun else np.ones(self._count, np.bool_)
+        if self._begun:
+            options["options"] = {"reset_mask": rows.copy()}
+        elif seed is not None and not self._is_seeded:
+            options["seed"] = seed  # Environment i gets seed + i, by Gymnasium's convention.
+        try:
+            obs, _ = self._env.reset(**options)
+        except Exception as error:
+            raise EnvironmentFailedError(FailureKind.RESET_RAISED, repr(error)) from error
+        write_checked(arrays.obs, rows, obs, self._space)
+        self._show(rows, rows)
+        arrays.acts[:] = True
+        self._begun = True
+
+    def answer(self, notes: Notes) -> bool:
+        """See `Unit.answer`."""
+        acts = self._arrays.acts
+        self._step()
+        if self._mode is AutoresetMode.DISABLED:
+            return not acts.all()
+        if not acts.any():
+            self._step()  # Every row is about to be reset: there is nothing to ask a policy for.
+        return False
+
+    def _step(self) -> None:
+        arrays, acted = self._arrays, self._arrays.acts.copy()
+        try:
+            obs, reward, terminated, truncated, info = self._env.step(
+                clipped(self._action_space, arrays.action)
+            )
+            reward = np.asarray(reward, np.float64).reshape(self._count)
+            terminated = np.asarray(terminated, np.bool_).reshape(self._count)
+            truncated = np.asarray(truncated, np.bool_).reshape(self._count)
+        except Exception as error:
+            raise EnvironmentFailedError(FailureKind.STEP_RAISED, repr(error)) from error
+        if not np.isfinite(reward[acted]).all():
+            raise EnvironmentFailedError(FailureKind.NOT_FINITE, f"rewards are {reward[:8]}")
+        ended = acted & (terminated | truncated)
+        first = ~acted
+        if self._mode is AutoresetMode.SAME_STEP:
+            self._write_final(ended, info)
+            first = ended
+            write_checked(arrays.obs, _EVERY_ROW, obs, self._space)
+        elif not ended.any():
+            write_checked(arrays.obs, _EVERY_ROW, obs, self._space)
+        else:
+            write_checked(arrays.final_obs, ended, obs, self._space)
+            write_checked(arrays.obs, ~ended, obs, self._space)
+        # Nothing is said of any row before everything has been found right.
+        arrays.reward[acted] = reward[acted]
+        arrays.terminated[acted] = terminated[acted]
+        arrays.truncated[acted] = truncated[acted]
+        arrays.answer_count[acted] += 1
+        if self._mode is AutoresetMode.SAME_STEP:
+            self._show(_EVERY_ROW, first)
+        else:
+            self._show(~ended, first)
+            arrays.acts[:] = ~ended
+
+    def _show(self, rows: slice | NDArray[np.bool_], first: NDArray[np.bool_]) -> None:
+        self._arrays.first[rows] = first[rows]
+        self._arrays.obs_count[rows] += 1
+
+    def _write_final(self, ended: NDArray[np.bool_], info: Any) -> None:
+        """Copy final observations from the info of a step that has reset what ended."""
+        if not ended.any():
+            return
+        finals = info.get("final_obs", info.get("final_observation"))
+        if finals is None:
+            raise EnvironmentFailedError(
+                FailureKind.OBSERVATION_MISMATCH,
+                "the vector environment resets in the same step and its info has no final_obs",
+            )
+        for row in np.flatnonzero(ended).tolist():
+            write_checked(self._arrays.final_obs, row, _of_row(finals, row), self._space)
+
+    def abort(self) -> None:
+        """See `Unit.abort`."""
+        self._arrays.abort_count[self._arrays.acts] += 1
+
+    def close(self) -> None:
+        """See `Unit.close`."""
+        self._env.close()
+
+
+def _of_row(finals: Any, row: int) -> Tree:
+    """Return the final observation of a row: finals are an array of trees, or a tree of arrays."""
+    if isinstance(finals, dict):
+        return {key: _of_row(part, row) for key, part in finals.items()}
+    if isinstance(finals, tuple):
+        return tuple(_of_row(part, row) for part in finals)
+    return finals[row]
+
+
+def _autoreset_mode(env: Any) -> AutoresetMode:
+    said = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+    try:
+        return AutoresetMode(getattr(said, "value", said))
+    except ValueError as error:
+        raise EnvironmentFailedError(
+            FailureKind.BUILD_RAISED,
+            'the vector environment does not say how it resets: metadata["autoreset_mode"] is '
+            f"{said!r}, not one of gymnasium.vector.AutoresetMode",
+        ) from error

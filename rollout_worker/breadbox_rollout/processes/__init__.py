@@ -1,0 +1,4 @@
+"""Environment processes under supervision.
+
+Callers: `acting` and `worker.py`.
+"""

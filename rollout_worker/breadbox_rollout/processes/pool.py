@@ -1,0 +1,476 @@
+"""Environment processes under supervision: started, watched, killed when they hang, started again.
+
+What it keeps:
+
+P1  Every failure becomes one `GroupFailed` event; no other part of the worker sees a process.
+P2  A process that hangs is killed within its phase's limit and one check interval.
+P3  Shared arrays of a failed process stay readable until `poll` is called again.
+P4  A process is only asked to step when it said that it is done.
+P5  Where nothing ever answers a step the pool gives up, after a known number of attempts; what has
+    answered once is tried on, ever more slowly.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+from breadbox.model.errors import ReplayBufferError
+from breadbox.shared.child_processes import child_environment
+from breadbox_rollout.environments.arrays import GroupArrays, Phase, open_arrays
+from breadbox_rollout.environments.environments import EnvSpec
+from breadbox_rollout.environments.failures import FailureKind
+from breadbox_rollout.environments.group import GroupOptions
+from breadbox_rollout.environments.space_codec import Space, decode_space
+from breadbox_rollout.processes.host import MESSAGE_BYTES_MAX, PARTS_MAX, send
+
+logger = logging.getLogger(__name__)
+
+CHECK_INTERVAL_S = 0.1
+"""How often limits are looked at; a hanging process lives at most this much longer."""
+_FATAL_FAILURES = 3
+"""One process's failures in a row, before any step was answered, after which the pool gives up."""
+_FRUITLESS_ROUNDS_MAX = 10
+"""Turns in a row in which environments failed and none answered; then the process is replaced."""
+_BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.1, 30.0
+
+
+class EnvironmentStartError(ReplayBufferError):
+    """No environment could be started, none ever answered a step, or none is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolOptions:
+    """How many environments, in how many processes, under which limits."""
+
+    env_count: int
+    envs_per_process: int = 1
+    seed: int = 0
+    build_s_max: float = 300.0
+    """Seconds to start a process and make its first environment; then it is killed."""
+    reset_s_max: float = 120.0
+    """Seconds for one reset."""
+    step_s_max: float = 30.0
+    """Seconds for one step."""
+    restarts_max: int | None = None
+    """Restarts of one process over its life, or None for any number, ever more slowly."""
+    rebuild_interval_s: float = 0.0
+    """Seconds after which an environment is made anew, between episodes; 0: never."""
+    memory_bytes_max: int = 0
+    """Resident bytes at which a process is replaced; 0: no limit."""
+    starts_max: int = field(default_factory=lambda: max(2, os.cpu_count() or 1))
+    """Processes that start at the same time."""
+    seed_each_episode: bool = False
+    episode_steps_max: int | None = None
+    agents: tuple[str, ...] = ("*",)
+    """Patterns of the names of an environment's agents; those of each make a part of the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows that share spaces, and hence may share a policy: those of one pattern of agents."""
+
+    observation_space: Space
+    action_space: Space
+    labels: tuple[str, ...]
+    """Agents; a group has a row for each of them for each of its environments, environment by
+    environment. ("",) where an environment has one agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReady:
+    """A group answered, or has just been started: its arrays are the worker's until `step`."""
+
+    group: int
+    notes: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFailed:
+    """A group's process is gone; it is started again unless *final*."""
+
+    group: int
+    kind: FailureKind
+    detail: str
+    final: bool
+    notes: dict[str, Any] | None = None
+    """What its last round brought besides, as in `GroupReady`."""
+    trace: str = ""
+    """Traceback of what the environment raised; empty: it raised nothing."""
+
+
+Event = GroupReady | GroupFailed
+
+
+class _State(Enum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    BUSY = "busy"
+    READY = "ready"
+    RETIRED = "retired"
+
+
+class _Group:
+    """One process, and what is known of it."""
+
+    def __init__(self, index: int, env_indices: range) -> None:
+        self.index = index
+        self.env_indices = env_indices
+        self.state = _State.WAITING
+        self.start_at = 0.0
+        self.since = 0.0
+        """When it was started or last asked to step."""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.connection: socket.socket | None = None
+        self.parts: list[GroupArrays] = []
+        """Shared arrays; none before it has said hello."""
+        self.start_count = 0
+        self.failures_in_a_row = 0
+        """Ends of the process since an environment of it last answered a step."""
+        self.fruitless_ends = 0
+        """Those of them that happened while it was asked for something."""
+        self.fruitless_rounds = 0
+        self.answer_count = 0
+        """Answers of all its environments, as of its last message."""
+
+    def kill(self) -> int | None:
+        """End the process with everything it started; returns its exit status."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        process, self.process = self.process, None
+        if process is None:
+            return None
+        # Its own process group, so that whatever the environment started goes with it, also where
+        # the process itself has ended already.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
+
+
+class EnvProcesses:
+    """Groups of environments, each in its own process.
+
+    Use it from one thread, which must not end before the pool is closed: the kernel ties the
+    processes to it.
+
+    Args:
+        spec: What to make.
+        options: How many and under which limits.
+        clock: Monotonic seconds, the machine's own.
+        recording: Plain data for the processes' recorders, or None if nothing is recorded.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        options: PoolOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        recording: dict[str, Any] | None = None,
+    ) -> None:
+        self._spec = spec
+        self._options = options
+        self._clock = clock
+        self._recording = recording
+        self._selector = selectors.DefaultSelector()
+        self._checked_at = 0.0
+        self._said_hello = False
+        self._answered = False
+        """Whether any environment has answered a step, ever."""
+        self.parts: list[Part] = []
+        """What rows there are; known as soon as the first process has said hello."""
+        self.restart_count = 0
+        width = options.envs_per_process
+        self._groups = [
+            _Group(index, range(start, min(start + width, options.env_count)))
+            for index, start in enumerate(range(0, options.env_count, width))
+        ]
+
+    def __enter__(self) -> "EnvProcesses":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def groups(self) -> list[range]:
+        """Indices of the environments of each group."""
+        return [group.env_indices for group in self._groups]
+
+    @property
+    def live_env_count(self) -> int:
+        """Environments that are ready or being stepped: not those being started, nor retired."""
+        live = (_State.READY, _State.BUSY)
+        return sum(len(group.env_indices) for group in self._groups if group.state in live)
+
+    def arrays(self, group: int, part: int = 0) -> GroupArrays:
+        """Return shared arrays of a group that was ready at least once since its start."""
+        return self._groups[group].parts[part]
+
+    def arrays_or_none(self, group: int, part: int = 0) -> GroupArrays | None:
+        """Return what `arrays` does, or None if the process never got as far as having some."""
+        parts = self._groups[group].parts
+        return parts[part] if parts else None
+
+    def step(self, group: int) -> None:
+        """Tell a ready group that its actions are in the arrays."""
+        entry = self._groups[group]
+        assert entry.state is _State.READY, f"group {group} is {entry.state.value}"
+        assert entry.connection is not None
+        entry.state, entry.since = _State.BUSY, self._clock()
+        try:
+            send(entry.connection, b"S")
+        except OSError:
+            # It died while it was idle; the selector reports that as the end of the socket.
+            logger.debug("environment process %d is gone before its step", group)
+
+    def poll(self, wait_s: float) -> list[Event]:
+        """Wait for something to happen, for at most *wait_s* seconds.
+
+        Returns:
+            What happened, in order; empty if nothing did.
+
+        Raises:
+            EnvironmentStartError: Nothing could be started, nothing ever answered a step, or every
+                group is retired.
+        """
+        self._start_waiting()
+        events: list[Event] = []
+        until = self._clock() + wait_s
+        while True:
+            left_s = until - self._clock()
+            ready = self._selector.select(max(0.0, min(left_s, CHECK_INTERVAL_S)))
+            for key, _ in ready:
+                self._receive(key.data, events)
+            if self._clock() - self._checked_at >= CHECK_INTERVAL_S:
+                self._checked_at = self._clock()
+                self._check_limits(events)
+                self._start_waiting()
+            if events or self._clock() >= until:
+                return events
+
+    def close(self, grace_s: float = 5.0) -> None:
+        """Let every process close its environments, and kill those that take longer. Idempotent."""
+        for group in self._groups:
+            if group.connection is not None:
+                self._selector.unregister(group.connection)
+                group.connection.close()
+                group.connection = None
+            group.state = _State.RETIRED
+        until = self._clock() + grace_s
+        for group in self._groups:
+            if group.process is not None:
+                try:
+                    group.process.wait(max(0.0, until - self._clock()))
+                except subprocess.TimeoutExpired:
+                    logger.warning("environment process %d does not end; killed", group.index)
+                group.kill()
+            group.parts = []  # The mapping holds a descriptor.
+        self._selector.close()
+
+    # Starting ----------------------------------------------------------------------------------
+
+    def _start_waiting(self) -> None:
+        starting = sum(group.state is _State.STARTING for group in self._groups)
+        for group in self._groups:
+            if starting >= self._options.starts_max:
+                return
+            if group.state is _State.WAITING and self._clock() >= group.start_at:
+                self._start(group)
+                starting += 1
+
+    def _start(self, group: _Group) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            descriptor = theirs.fileno()
+            group.process = subprocess.Popen(
+                [sys.executable, "-m", "breadbox_rollout.processes.host", str(descriptor)],
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                # What environments print belongs to the log, not to our own output.
+                stdout=2,
+                env=child_environment(),
+                start_new_session=True,
+            )
+        group.connection = ours
+        group.state, group.since, group.parts = _State.STARTING, self._clock(), []
+        options = self._options
+        seeds = tuple(_seed(options.seed, index, group.start_count) for index in group.env_indices)
+        config = {
+            "env": asdict(self._spec),
+            "group": asdict(
+                GroupOptions(
+                    seeds=seeds,
+                    seed_each_episode=options.seed_each_episode,
+                    episode_steps_max=options.episode_steps_max,
+                    rebuild_interval_s=options.rebuild_interval_s,
+                )
+            ),
+            "memory_bytes_max": options.memory_bytes_max,
+            "recording": self._recording,
+            "env_indices": list(group.env_indices),
+            "agents": list(options.agents),
+        }
+        group.start_count += 1
+        self._selector.register(ours, selectors.EVENT_READ, group)
+        try:
+            send(ours, b"C", config)
+        except OSError:
+            # It ended at once; the selector reports that as the end of the socket.
+            logger.debug("environment process %d is gone before its configuration", group.index)
+
+    # Hearing -----------------------------------------------------------------------------------
+
+    def _receive(self, group: _Group, events: list[Event]) -> None:
+        assert group.connection is not None
+        try:
+            message, descriptors, _, _ = socket.recv_fds(
+                group.connection, MESSAGE_BYTES_MAX, PARTS_MAX
+            )
+        except OSError as error:
+            message, descriptors = b"", []
+            logger.debug("environment process %d: %s", group.index, error)
+        kind, body = message[:1], message[1:]
+        if kind == b"D":
+            self._done(group, json.loads(body) if body else None, events)
+        elif kind == b"H":
+            self._hello(group, json.loads(body), descriptors)
+        elif kind == b"F":
+            failure = json.loads(body)
+            kind_of_failure = FailureKind(failure["kind"])
+            notes, trace = failure["notes"], failure["trace"]
+            self._fail(group, kind_of_failure, failure["detail"], events, notes, trace)
+        else:
+            self._died(group, events)
+
+    def _hello(self, group: _Group, hello: list[dict[str, Any]], descriptors: list[int]) -> None:
+        parts = [
+            Part(
+                decode_space(part["observation"]), decode_space(part["action"]), (*part["labels"],)
+            )
+            for part in hello
+        ]
+        for part, descriptor in zip(parts, descriptors, strict=True):
+            row_count = len(part.labels) * len(group.env_indices)
+            group.parts.append(
+                open_arrays(descriptor, part.observation_space, part.action_space, row_count)
+            )
+            os.close(descriptor)
+        if not self.parts:
+            self.parts = parts
+        elif parts != self.parts:
+            raise EnvironmentStartError(
+                f"environments disagree on their spaces: {parts} are not {self.parts}"
+            )
+
+    def _done(self, group: _Group, notes: dict[str, Any] | None, events: list[Event]) -> None:
+        if group.state is _State.BUSY and self._is_fruitless(group, notes):
+            kind, detail = FailureKind.FRUITLESS, notes["failures"][-1]["detail"] if notes else ""
+            self._fail(group, kind, detail, events, notes)
+            return
+        group.state = _State.READY
+        self._said_hello = True
+        events.append(GroupReady(group.index, notes))
+
+    def _is_fruitless(self, group: _Group, notes: dict[str, Any] | None) -> bool:
+        """Note whether the round brought an answer; true where too many in a row brought none."""
+        before = group.answer_count
+        group.answer_count = sum(int(arrays.answer_count.sum()) for arrays in group.parts)
+        if group.answer_count != before:
+            group.failures_in_a_row = group.fruitless_ends = group.fruitless_rounds = 0
+            self._answered = True
+        elif notes is not None and notes["failures"]:
+            group.fruitless_rounds += 1
+        return group.fruitless_rounds >= _FRUITLESS_ROUNDS_MAX
+
+    def _died(self, group: _Group, events: list[Event]) -> None:
+        assert group.process is not None
+        try:
+            status: int | None = group.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            status = None
+        if status is None:
+            detail = "closed its connection"
+        elif status < 0:
+            detail = f"killed by {signal.Signals(-status).name}"
+        else:
+            detail = f"ended with exit status {status}"
+        self._fail(group, FailureKind.DIED, detail, events)
+
+    # Failing -----------------------------------------------------------------------------------
+
+    def _check_limits(self, events: list[Event]) -> None:
+        now = self._clock()
+        for group in self._groups:
+            if group.state not in (_State.STARTING, _State.BUSY):
+                continue
+            overdue = self._overdue(group, now)
+            if overdue is not None:
+                kind, limit_s = overdue
+                self._fail(group, kind, f"no end after {limit_s:g} s", events)
+
+    def _overdue(self, group: _Group, now: float) -> tuple[FailureKind, float] | None:
+        options = self._options
+        arrays = group.parts[0] if group.parts else None
+        phase = Phase.BUILDING if arrays is None else Phase(int(arrays.phase[0]))
+        if group.state is _State.STARTING and phase is Phase.IDLE:
+            phase = Phase.BUILDING  # Said hello, and is about to make the rest.
+        since = group.since
+        if arrays is not None and phase is not Phase.IDLE:
+            # The phase may be left over from the step before the one it was asked for last.
+            since = max(since, float(arrays.phase_at[0]))
+        kind, limit_s = {
+            Phase.BUILDING: (FailureKind.BUILD_HUNG, options.build_s_max),
+            Phase.RESETTING: (FailureKind.RESET_HUNG, options.reset_s_max),
+            Phase.STEPPING: (FailureKind.STEP_HUNG, options.step_s_max),
+            Phase.IDLE: (FailureKind.STEP_HUNG, options.step_s_max),
+        }[phase]
+        return (kind, limit_s) if now - since > limit_s else None
+
+    def _fail(
+        self,
+        group: _Group,
+        kind: FailureKind,
+        detail: str,
+        events: list[Event],
+        notes: dict[str, Any] | None = None,
+        trace: str = "",
+    ) -> None:
+        if group.connection is not None:
+            self._selector.unregister(group.connection)
+        group.kill()
+        group.failures_in_a_row += 1
+        # One that died while nobody wanted anything of it proves nothing.
+        group.fruitless_ends += group.state is not _State.READY
+        group.fruitless_rounds = group.answer_count = 0
+        if not self._answered and group.fruitless_ends >= _FATAL_FAILURES:
+            what = "answers a step" if self._said_hello else "starts"
+            raise EnvironmentStartError(f"no environment {what}; {kind.value}: {detail}")
+        limit = self._options.restarts_max
+        final = limit is not None and group.start_count > limit
+        group.state = _State.RETIRED if final else _State.WAITING
+        delay_s = min(_BACKOFF_S_MAX, _BACKOFF_S_MIN * 2 ** (group.failures_in_a_row - 1))
+        group.start_at = self._clock() + delay_s
+        self.restart_count += not final
+        events.append(GroupFailed(group.index, kind, detail, final, notes, trace))
+        if all(entry.state is _State.RETIRED for entry in self._groups):
+            raise EnvironmentStartError(
+                f"every environment failed more than {limit} times; last: {kind.value}: {detail}"
+            )
+
+
+def _seed(seed: int, env_index: int, start_count: int) -> int:
+    """Return a seed below 2^31, which old environments insist on; another after every restart."""
+    # Spreading by hand keeps numpy's generators out of the supervisor; the primes avoid overlaps.
+    return (seed * 1_000_003 + env_index * 7_919 + start_count * 104_729) % (2**31 - 1)

@@ -1,0 +1,4 @@
+"""Episodes into files.
+
+Callers: `processes` and `acting`.
+"""

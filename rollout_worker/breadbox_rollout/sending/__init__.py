@@ -1,0 +1,4 @@
+"""The worker's side of the service: fragments, episode reports, model versions.
+
+Callers: `acting` and `app.py`.
+"""

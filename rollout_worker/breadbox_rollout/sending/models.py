@@ -1,0 +1,211 @@
+"""Which session and model version are current, learned in the background.
+
+A model is one immutable triple (session, version, weights). The watcher's thread makes it whole
+before the worker sees it; the worker takes it between two batches. So a step is never labelled with
+a version whose weights did not choose its action.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from breadbox.model.errors import PERMANENT, ClosedError, ReplayBufferError, TlsError
+from breadbox.model.types import ModelState
+from breadbox_rollout.sending.ports import Service
+
+logger = logging.getLogger(__name__)
+
+WATCH_S = 60.0
+"""Length of one long poll."""
+RETRY_S = 1.0
+"""Between attempts, once the client has given up by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What to act with, and how to label it."""
+
+    session_id: str
+    """Empty: no session is current, or none of which weights were published, so nothing may be
+    produced."""
+    model_version: int
+    weights: Mapping[str, NDArray[Any]] | None
+    """Or None at version 0 of a session: the policy as it was made."""
+    staleness_max: int | None
+    """Versions that a step may be behind before its fragment is refused, or None if unknown."""
+    buffer: str = ""
+    """Name of the buffer."""
+    is_older: bool = False
+    """Whether the session was current before this was followed. It may then be of another run, with
+    its learner gone."""
+
+    @property
+    def in_session(self) -> bool:
+        """Whether anything may be produced."""
+        return bool(self.session_id)
+
+    @property
+    def waits_for(self) -> str:
+        """What has to come before anything may be produced, in words, or empty if nothing."""
+        if self.in_session:
+            return ""
+        if self.model_version:
+            return f"a learner to publish weights; version {self.model_version} has none"
+        return "a learner to start a session"
+
+
+NO_MODEL = Model("", 0, None, None)
+NO_STATE = ModelState("", None, None)
+
+
+class ModelWatcher:
+    """Follows the buffer's model in a thread of its own.
+
+    Args:
+        service: Where to ask. `close` of it ends the thread at once.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._latest = NO_MODEL
+        self._taken = True
+        self._error: Exception | None = None
+        """What ended the thread: a permanent refusal, or a bug."""
+        self._trouble = "no answer yet"
+        self._first_session_id: str | None = None
+        """The session current at the service's first answer, or None if it has not answered yet."""
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="model-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._thread.start()
+
+    def close(self, wait_s: float = 5.0) -> None:
+        """Stop following; close the service first if the thread shall not finish its long poll."""
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join(wait_s)
+
+    @property
+    def trouble(self) -> str:
+        """Why the model is not known, in words; empty while the service answers."""
+        with self._lock:
+            return self._trouble
+
+    @property
+    def latest(self) -> Model:
+        """The newest model, taken or not."""
+        with self._lock:
+            return self._latest
+
+    def take(self) -> Model | None:
+        """Return the newest model if it has not been taken yet; never an older one after it.
+
+        Raises:
+            ReplayBufferError: One of `breadbox.errors.PERMANENT`, or certificates never fitted.
+            Exception: What else ended the watcher's thread, which is a bug.
+        """
+        if self._taken:  # Read without the lock: a model that comes now is taken a batch later.
+            return None
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._taken = True
+            return self._latest
+
+    def wait(self, wait_s: float) -> None:
+        """Wait until there is something to take, for at most *wait_s* seconds."""
+        with self._lock:
+            self._changed.wait_for(lambda: not self._taken, wait_s)
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except ClosedError:
+            return
+        except Exception as error:  # noqa: BLE001 - raised again by `take`, where the worker is
+            with self._lock:
+                self._error, self._taken = error, False
+                self._changed.notify_all()
+
+    def _follow(self) -> None:
+        known: ModelState | None = None
+        while not self._closing.is_set():
+            try:
+                # Knowing nothing, an answer is wanted at once: also that no session is current.
+                wait_s = 0.0 if known is None else WATCH_S
+                state = self._service.watch_model(known, max_wait_s=wait_s)
+                self._say_trouble("")
+                if self._first_session_id is None:
+                    self._first_session_id = "" if state is None else state.session_id
+                if state is None:
+                    if known is None:
+                        known = NO_STATE
+                        self._offer(NO_MODEL)
+                    continue
+                weights = None
+                if state.weights is not None:
+                    newer = self._service.load_model(known)
+                    if newer is None:
+                        continue  # The session ended meanwhile.
+                    state, weights = newer
+                model = self._complete(state, weights)
+            except (ClosedError, *PERMANENT):
+                raise
+            except ReplayBufferError as error:
+                if isinstance(error, TlsError) and self._first_session_id is None:
+                    raise  # As at the start: certificates never fitted.
+                self._say_trouble(" ".join(str(error).split()))
+                self._closing.wait(RETRY_S)
+            else:
+                known = state
+                if model is not None:
+                    self._offer(model)
+
+    def _say_trouble(self, trouble: str) -> None:
+        """Keep why there is no answer, and log it once, not with every attempt."""
+        with self._lock:
+            before, self._trouble = self._trouble, trouble
+        if trouble and trouble != before:
+            logger.warning("cannot learn the current model, asking on: %s", trouble)
+
+    def _complete(self, state: ModelState, weights: Mapping[str, Any] | None) -> Model | None:
+        """Return what to act with from now on, or None if it is what there was.
+
+        Nothing is acted with, and labelled, at a version that has no weights: within a session the
+        weights there are keep their label, and a session that begins at such a version, as that of
+        a resumed learner may, is waited out until some are published. Version 0 is the exception:
+        it is what untrained policies are.
+        """
+        if not state.session_id:
+            return NO_MODEL
+        version = state.model_version or 0
+        if weights is None:
+            if state.session_id == self._latest.session_id:
+                return None
+            if version > 0:
+                return replace(NO_MODEL, model_version=version)
+        # The limit can change while running, and a version comes seldom: ask each time.
+        buffer = self._service.get_buffer()
+        return Model(
+            state.session_id,
+            version,
+            weights,
+            buffer.config.staleness_max,
+            buffer.name,
+            is_older=state.session_id == self._first_session_id,
+        )
+
+    def _offer(self, model: Model) -> None:
+        with self._lock:
+            if model == NO_MODEL and self._latest == NO_MODEL:
+                return
+            self._latest, self._taken = model, False
+            self._changed.notify_all()

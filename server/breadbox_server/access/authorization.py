@@ -1,0 +1,277 @@
+"""Who may call what on which buffer: one table of methods, and the gate in front of every call.
+
+The table is total: `tests/service/test_authorization.py` holds that every method of the service is
+in it, and a method that is not would be refused to everybody once tokens are asked for.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Protocol
+
+from breadbox_server.base.conversion import DEFAULT_BUFFER_NAME
+from breadbox_server.base.errors import PermissionDeniedError, UnauthenticatedError
+from breadbox_server.limits import TOKEN_LENGTH_MAX
+
+SERVICE: Final = "/breadbox.v1.ReplayBufferService/"
+HEALTH: Final = "/grpc.health.v1.Health/"
+REFLECTION: Final = ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",)
+NAME_SHOWN_MAX: Final = 64
+"""Characters of a refused name that its error repeats."""
+
+
+class Role(Enum):
+    """What a caller is here for."""
+
+    PRODUCER = "producer"
+    """A rollout worker: appends, watches the model, reports episodes."""
+    LEARNER = "learner"
+    """Runs sessions, publishes models, fetches, reads."""
+    ADMIN = "admin"
+    """An operator, or a tool that does both: everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """How much of the server the callers with one token may take together; None: no bound."""
+
+    workers_max: int | None = None
+    """Workers that may have appended under the token and be remembered; at least 1."""
+    bytes_held_max: int | None = None
+    """Bytes of payloads that were appended under the token and that a buffer refers to."""
+    appends_per_s_max: float | None = None
+    """Fragments appended per second, on average over a few seconds; above 0. Reports of episodes
+    may come as often."""
+
+
+NO_QUOTAS: Final = Quotas()
+EVERYTHING: Final = ("*",)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The caller of a call, and what of the server it may use."""
+
+    name: str
+    """The token's name, at most 64 of A-Z a-z 0-9 . _ -, or empty if no token was asked for."""
+    role: Role
+    buffers: tuple[str, ...] = EVERYTHING
+    """Patterns of the buffers that it may name and see; see `matches`."""
+    workers: tuple[str, ...] | None = None
+    """Patterns of the workers that it may append as, or None for all."""
+    quotas: Quotas = NO_QUOTAS
+
+    def may_use(self, buffer: str) -> bool:
+        """Whether it may name this buffer, be there one of this name or not."""
+        return matches(self.buffers, buffer)
+
+    def may_append_as(self, worker: str) -> bool:
+        """Whether it may append under this worker's name."""
+        return self.workers is None or matches(self.workers, worker)
+
+    def holder(self, buffer: str) -> str:
+        """Return the holder in whose share of the server's bounds its work on a buffer counts.
+
+        Its token's, or the buffer's where no tokens are asked for.
+        """
+        return self.name or buffer
+
+
+ANONYMOUS: Final = Caller("", Role.ADMIN)
+"""Everybody, where no tokens are asked for."""
+
+_CALLER: Final[ContextVar[Caller]] = ContextVar("caller")
+
+
+def current_caller() -> Caller:
+    """Who made the call that is being answered.
+
+    Raises:
+        LookupError: No call is being answered here.
+    """
+    return _CALLER.get()
+
+
+def caller_name() -> str | None:
+    """Name of the token of the call that is being answered; None where none was asked for.
+
+    None, too, where it was refused for its token or its role.
+    """
+    caller = _CALLER.get(None)
+    return caller.name if caller is not None and caller is not ANONYMOUS else None
+
+
+def calls_as(caller: Caller) -> None:
+    """From here on `current_caller` gives this one, in this task and in those that it starts."""
+    _CALLER.set(caller)
+
+
+def matches(patterns: Iterable[str], name: str) -> bool:
+    """Whether a name fits one of the patterns, in which `*` stands for any run of characters.
+
+    Everything else stands for itself. Takes time in proportion to the name's length.
+    """
+    return any(_matches(pattern, name) for pattern in patterns)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    first, *rest = pattern.split("*")
+    if not rest:
+        return name == pattern
+    *between, last = rest
+    if not name.startswith(first):
+        return False
+    at = len(first)
+    for part in between:
+        found = name.find(part, at)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return len(name) - at >= len(last) and name.endswith(last)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may make a call, and which fields of its request say what it is about."""
+
+    roles: frozenset[Role]
+    buffer: str = ""
+    """The field that names the buffer, empty standing for the default one; none: it names none."""
+    workers: str = ""
+    """The repeated field whose messages name a `worker_id`; none: it names none."""
+
+
+_ALL: Final = frozenset(Role)
+_PRODUCERS: Final = frozenset({Role.PRODUCER, Role.ADMIN})
+_LEARNERS: Final = frozenset({Role.LEARNER, Role.ADMIN})
+_ADMINS: Final = frozenset({Role.ADMIN})
+
+RULES: Final[Mapping[str, Rule]] = {
+    SERVICE + "StartSession": Rule(_LEARNERS, "buffer"),
+    SERVICE + "EndSession": Rule(_LEARNERS, "buffer"),
+    SERVICE + "PublishModel": Rule(_LEARNERS, "buffer"),
+    SERVICE + "WatchModel": Rule(_ALL, "buffer"),
+    SERVICE + "AppendFragments": Rule(_PRODUCERS, "buffer", "fragments"),
+    # Each of its messages is looked at as an AppendFragments.
+    SERVICE + "AppendStream": Rule(_PRODUCERS),
+    SERVICE + "FetchFragments": Rule(_LEARNERS, "buffer"),
+    SERVICE + "GetPreparedFragments": Rule(_LEARNERS, "buffer"),
+    SERVICE + "ReadFragments": Rule(_LEARNERS, "buffer"),
+    SERVICE + "CreateSubscription": Rule(_LEARNERS, "buffer"),
+    SERVICE + "AcknowledgeChunks": Rule(_LEARNERS, "buffer"),
+    SERVICE + "DeleteSubscription": Rule(_LEARNERS, "buffer"),
+    SERVICE + "RenewLease": Rule(_LEARNERS, "buffer"),
+    SERVICE + "ReleaseLease": Rule(_LEARNERS, "buffer"),
+    SERVICE + "UpdatePriorities": Rule(_LEARNERS, "buffer"),
+    SERVICE + "CreateBuffer": Rule(_ADMINS, "name"),
+    SERVICE + "UpdateBuffer": Rule(_ADMINS, "name"),
+    SERVICE + "DeleteBuffer": Rule(_ADMINS, "name"),
+    # Shows those that the caller may use.
+    SERVICE + "ListBuffers": Rule(_ALL),
+    SERVICE + "GetBuffer": Rule(_ALL, "name"),
+    # The answer holds the store's credentials.
+    SERVICE + "GetStoreConfig": Rule(_ALL),
+    SERVICE + "ReportEpisodes": Rule(_PRODUCERS, "buffer", "episodes"),
+    # What a caller may read and discard is decided payload by payload.
+    SERVICE + "WritePayloads": Rule(_ALL),
+    SERVICE + "ReadPayloads": Rule(_ALL),
+    SERVICE + "DiscardPayloads": Rule(_ALL),
+    **dict.fromkeys(REFLECTION, Rule(_ALL)),
+}
+PUBLIC_METHODS: Final = frozenset({HEALTH + "Check", HEALTH + "Watch", HEALTH + "List"})
+"""Open without a token: a load balancer's or a container's probe has none, and learns one bit."""
+
+
+class Tokens(Protocol):
+    """Where tokens are known."""
+
+    def caller_of(self, token: str) -> Caller | None:
+        """Whose a token is, or None where it is not known. Takes the same time for both."""
+
+
+class Gate:
+    """Decides whether a call may pass, before anything of it is looked at.
+
+    Args:
+        tokens: The known tokens, or None if every caller may do everything without one.
+    """
+
+    def __init__(self, tokens: Tokens | None) -> None:
+        self._tokens = tokens
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        """Whether anybody is asked for a token."""
+        return self._tokens is not None
+
+    def admit(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
+        """Let a call pass, or refuse it.
+
+        Args:
+            method: Full path, such as "/breadbox.v1.ReplayBufferService/GetBuffer".
+            metadata: What the caller sent along.
+
+        Returns:
+            Who calls; `ANONYMOUS` where nobody is asked.
+
+        Raises:
+            UnauthenticatedError: There is no token, more than one, or one that is not known.
+            PermissionDeniedError: The token's role may not make this call.
+        """
+        if self._tokens is None or method in PUBLIC_METHODS:
+            return ANONYMOUS
+        token = bearer_token(metadata)
+        caller = self._tokens.caller_of(token) if token else None
+        if caller is None:
+            raise UnauthenticatedError
+        rule = RULES.get(method)
+        if rule is None or caller.role not in rule.roles:
+            called = method.rpartition("/")[2]
+            raise PermissionDeniedError(f"role {caller.role.value!r}", f"call {called}")
+        return caller
+
+
+def check_request(caller: Caller, method: str, request: Any) -> None:
+    """Refuse a request about a buffer or a worker that is not the caller's.
+
+    Whether there is such a buffer makes no difference.
+
+    Args:
+        caller: Whom the gate admitted to the method.
+        method: Full path.
+        request: The message.
+
+    Raises:
+        PermissionDeniedError: The token is not for that buffer or that worker.
+    """
+    rule = RULES.get(method)
+    if rule is None:
+        return
+    if rule.buffer and caller.buffers is not EVERYTHING:
+        buffer = getattr(request, rule.buffer) or DEFAULT_BUFFER_NAME
+        if not caller.may_use(buffer):
+            raise _not_for(caller, "buffer", caller.buffers, buffer)
+    if rule.workers and caller.workers is not None:
+        for worker in {each.worker_id for each in getattr(request, rule.workers)}:
+            if not caller.may_append_as(worker):
+                raise _not_for(caller, "worker", caller.workers, worker)
+
+
+def _not_for(
+    caller: Caller, kind: str, patterns: Iterable[str], named: str
+) -> PermissionDeniedError:
+    return PermissionDeniedError(
+        f"token {caller.name!r}",
+        f"use {kind} {named[:NAME_SHOWN_MAX]!r}; it is for {', '.join(patterns)}",
+    )
+
+
+def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The one bearer token among a call's metadata; empty where there is none, or several."""
+    values = [value for key, value in metadata if key == "authorization"]
+    if len(values) != 1 or not isinstance(values[0], str):
+        return ""
+    scheme, _, token = values[0].partition(" ")
+    token = token.strip()
+    return token if scheme.lower() == "bearer" and len(token) <= TOKEN_LENGTH_MAX else ""

@@ -1,0 +1,157 @@
+"""`breadbox secrets`: everything secret that one installation needs, made once.
+
+A folder for each process that reads it, so that each can be given its own and nothing else. What is
+there stays as it is, so it may be run again, and a secret that was deleted is made anew.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+import yaml
+
+from breadbox.cli.command import command
+from breadbox.cli.group import Unusable
+from breadbox.cli.settings import Settings, of_one_call, setting
+from breadbox.stores.files.private_files import make_private_directory, new_opener, replace_text
+from breadbox_server.access.authorization import Role
+from breadbox_server.access.tokens import add_line, digest_of, new_token
+
+ACL: Final = "redis/users.acl"
+STORE: Final = "admin/store"
+CONFIG: Final = "server/config.yml"
+TOKENS: Final = "server/tokens"
+PASSWORD: Final = "dashboards/password"
+PASSWORD_BYTES: Final = 24
+SERVER_RIGHTS: Final = (
+    "~breadbox:* resetchannels +@all -@dangerous +info +client|setname +cluster|slots "
+    "+cluster|shards +acl|getuser"
+)
+"""What Redis lets the server do. It asks after the user `default` when it starts (see below)."""
+DEFAULT_RIGHTS: Final = "~* &* +@all"
+"""Rights of the user `default`, which is off and lets no client in. Redis reads its append-only
+file as this user, and drops transactions and scripts of which it may not do each part."""
+CLIENT_RIGHTS: Final = (
+    "~breadbox:{[0-9a-f]*}:* resetchannels -@all +get +getrange +set +unlink +strlen +ping +hello "
+    "+auth +client|setname +select +command +cluster|slots +cluster|shards"
+)
+"""What Redis lets clients do: nothing that names a payload of which they do not know the id."""
+PROBE_RIGHTS: Final = "resetchannels -@all +ping"
+"""What it lets every client do, under the name `probe`: ask whether it is there."""
+
+
+class SecretsSettings(Settings):
+    """Where the files go, and where Redis is."""
+
+    directory: Path = of_one_call(positional=True, folder=True)
+    redis: str = setting("redis:6379", metavar="HOST:PORT", environment=False)
+    """Where server and clients reach Redis."""
+
+
+@command(SecretsSettings, "secrets")
+def make_secrets(settings: SecretsSettings) -> None:
+    r"""Make the tokens and passwords of an installation, in DIRECTORY.
+
+    \b
+    server/tokens       for breadbox serve --tokens
+    server/config.yml   for breadbox serve --config: store URLs with passwords
+    redis/users.acl     for redis-server --aclfile; it holds hashes only
+    producer/token      for rollout workers, as BREADBOX_TOKEN=@FILE
+    learner/token       for learners
+    admin/token         for an operator's command line
+    admin/store         the store's URL for clients, for BREADBOX_STORE_URL
+    dashboards/password for Grafana
+
+    What is there stays as it is. A token that was deleted is made anew, and the old one ends; users
+    of Redis that an earlier version made get the rights that they lack.
+    """
+    try:
+        made = write_secrets(settings.directory, settings.redis)
+    except (OSError, ValueError) as error:
+        raise Unusable(f"{settings.directory} cannot be used: {error}") from error
+    for path in made:
+        click.echo(f"made {path}")
+
+
+def write_secrets(directory: Path, redis: str) -> list[Path]:
+    """Make what is not there yet; gives the files that were made, but not those with new lines.
+
+    Args:
+        directory: Is made too, for this user alone.
+        redis: HOST:PORT, as server and clients reach it.
+
+    Raises:
+        OSError: A file cannot be made, or the directory is another user's.
+        ValueError: The token file is none.
+    """
+    make_private_directory(directory, has_parents=True)
+    made: list[Path] = []
+
+    def write(name: str, text: str) -> None:
+        path = directory / name
+        make_private_directory(path.parent)
+        with open(path, "w", opener=new_opener) as file:
+            file.write(text)
+        made.append(path)
+
+    # All of these say the same passwords, so they are made together.
+    if not all((directory / name).exists() for name in (ACL, STORE, CONFIG)):
+        server, client = (secrets.token_hex(PASSWORD_BYTES) for _ in range(2))
+        url = f"redis://breadbox-client:{client}@{redis}/0"
+        write(ACL, _acl(server, client))
+        write(STORE, url)
+        stores = {"store": f"redis://breadbox-server:{server}@{redis}/0", "client-store": url}
+        write(CONFIG, yaml.safe_dump(stores))
+    elif (better := _with_rights(users := (directory / ACL).read_text())) != users:
+        replace_text(directory / ACL, better)
+        made.append(directory / ACL)
+    for role in Role:
+        if not (directory / role.value / "token").exists():
+            token = new_token()
+            make_private_directory(directory / "server")
+            # The old token's line goes: an operator that deletes a token means it to end.
+            line = f"{role.value} {role.value} sha256:{digest_of(token).hex()}"
+            add_line(directory / TOKENS, line, replaces=role.value)
+            write(f"{role.value}/token", token)
+    if not (directory / PASSWORD).exists():
+        write(PASSWORD, secrets.token_hex(PASSWORD_BYTES))
+        # Grafana reads it as a user of its own; the folder above is private.
+        (directory / PASSWORD).chmod(0o644)
+        (directory / PASSWORD).parent.chmod(0o755)
+    return made
+
+
+def _acl(server_password: str, client_password: str) -> str:
+    """Redis' users: none without a password, but for the probe."""
+    users = (
+        f"user default off {DEFAULT_RIGHTS}",
+        f"user probe on nopass {PROBE_RIGHTS}",
+        f"user breadbox-server on #{_hash(server_password)} {SERVER_RIGHTS}",
+        f"user breadbox-client on #{_hash(client_password)} {CLIENT_RIGHTS}",
+    )
+    return "".join(f"{user}\n" for user in users)
+
+
+def _with_rights(users: str) -> str:
+    """An ACL file with the rights that earlier versions of this did not give."""
+    lines = users.splitlines(keepends=True)
+    return "".join(
+        line.replace(line.rstrip(), line.rstrip() + _lacking(line.split()), 1) for line in lines
+    )
+
+
+def _lacking(words: Sequence[str]) -> str:
+    """What a line of an ACL file lacks; empty: nothing."""
+    match words:
+        case ["user", "default", "off", *rules] if "+@all" not in rules:
+            return f" {DEFAULT_RIGHTS}"
+        case ["user", "breadbox-server", *rules] if not {"+acl|getuser", "+@admin"} & {*rules}:
+            return " +acl|getuser"
+    return ""
+
+
+def _hash(password: str) -> str:
+    return hashlib.sha256(password.encode()).hexdigest()

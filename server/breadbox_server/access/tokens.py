@@ -1,0 +1,433 @@
+"""Bearer tokens: a file of their hashes, read again when it changes.
+
+A line is `ROLE NAME sha256:HEX`, and what bounds the token: `buffers=`, `workers=` and quotas, each
+`KEY=VALUE`. `#` begins a comment. `breadbox token` makes a token and its line.
+Taking a line out revokes its token, and a file without any lets nobody in. One that is gone or
+cannot be read or understood says nothing, so what it said last holds for `GRACE_S` more; then
+nobody is let in.
+A token has 256 random bits, so one round of SHA-256 without salt keeps the file from giving any
+away; that would not hold for a password that a person chose.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+import stat
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+import click
+
+from breadbox.cli.command import command
+from breadbox.cli.group import Unusable
+from breadbox.cli.settings import Settings, setting
+from breadbox.model.sizes import parse_size_bytes
+from breadbox.stores.files.private_files import replace_text
+from breadbox_server.access.authorization import Caller, Quotas, Role
+from breadbox_server.base.errors import StartError
+from breadbox_server.limits import PATTERNS_MAX, TOKENS_MAX
+
+log = logging.getLogger(__name__)
+
+FILE_SIZE_BYTES_MAX: Final = 2**20
+RELOAD_PERIOD_S: Final = 1.0
+GRACE_S: Final = 300.0
+"""Seconds for which the old tokens stay when the file is gone or cannot be used: time to fix it,
+and an end to tokens that an operator meant to revoke."""
+PREFIX: Final = "bbx_"
+"""Begins every token, so that scanners of logs and repositories can find one that leaked."""
+_LINE: Final = re.compile(
+    r"(?P<role>\S+)[ \t]+(?P<name>[A-Za-z0-9._-]{1,64})[ \t]+sha256:(?P<digest>[0-9a-f]{64})"
+    r"(?P<bounds>(?:[ \t]+[a-z_]+=[!-~]*)*)"
+)
+_FORM: Final = "`ROLE NAME sha256:HEX [KEY=VALUE ...]`"
+_BUFFER_PATTERN: Final = re.compile(r"[A-Za-z0-9._*-]{1,64}")
+_WORKER_PATTERN: Final = re.compile(r'[!"$-+\--~]{1,128}')
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """One token that is known; the token itself is not."""
+
+    caller: Caller
+    """Who has it. The name is for people, and for taking it out of the file again."""
+    digest: bytes = field(repr=False)
+    """SHA-256 of the token."""
+
+
+def digest_of(token: str) -> bytes:
+    """What the file holds of a token."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+def parse(text: str) -> tuple[TokenEntry, ...]:
+    """Read the lines of a token file.
+
+    Raises:
+        ValueError: A line is malformed, a name or a token stands twice, or there are too many
+            lines; the message names the line's number and never shows the line.
+    """
+    entries: list[TokenEntry] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        content = line.partition("#")[0].strip()
+        if not content:
+            continue
+        match = _LINE.fullmatch(content)
+        if match is None:
+            raise ValueError(f"line {number} is not {_FORM}")
+        try:
+            role = Role(match["role"])
+        except ValueError:
+            roles = ", ".join(role.value for role in Role)
+            raise ValueError(f"line {number} names no role; there are {roles}") from None
+        try:
+            caller = _bounded(Caller(match["name"], role), match["bounds"].split())
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+        entries.append(TokenEntry(caller, bytes.fromhex(match["digest"])))
+    if len(entries) > TOKENS_MAX:
+        raise ValueError(f"it holds {len(entries)} tokens; the limit is {TOKENS_MAX}")
+    for what, values in (
+        ("name", [entry.caller.name for entry in entries]),
+        ("token", [entry.digest.hex() for entry in entries]),
+    ):
+        if len(set(values)) < len(values):
+            raise ValueError(f"a {what} stands in it twice")
+    return tuple(entries)
+
+
+def _bounded(caller: Caller, bounds: Sequence[str]) -> Caller:
+    """The caller of a token within what its line says.
+
+    Raises:
+        ValueError: A bound is malformed, unknown or stands twice.
+    """
+    given: dict[str, Any] = {}
+    for bound in bounds:
+        key, _, text = bound.partition("=")
+        read = _BOUNDS.get(key)
+        if read is None:
+            raise ValueError(f"it has a bound that is none; there are {', '.join(_BOUNDS)}")
+        if key in given:
+            raise ValueError(f"{key} stands in it twice")
+        given[key] = read(key, text)
+    patterns = {key: given.pop(key) for key in ("buffers", "workers") if key in given}
+    return replace(caller, **patterns, quotas=Quotas(**given))
+
+
+def _patterns(form: re.Pattern[str], of: str, key: str, text: str) -> tuple[str, ...]:
+    patterns = tuple(text.split(","))
+    if len(patterns) > PATTERNS_MAX or not all(map(form.fullmatch, patterns)):
+        raise ValueError(
+            f"{key} must be 1 to {PATTERNS_MAX} patterns with commas between them, each of {of}, "
+            "where * stands for any run of characters"
+        )
+    return patterns
+
+
+def _whole(key: str, text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) < 1:
+        raise ValueError(f"{key} must be a whole number of at least 1")
+    return int(text)
+
+
+def _size(key: str, text: str) -> int:
+    try:
+        size_bytes = parse_size_bytes(text)
+    except ValueError:
+        size_bytes = 0
+    if size_bytes < 1:
+        raise ValueError(f"{key} must be a size such as 8GiB, 500MB or 1048576")
+    return size_bytes
+
+
+def _rate(key: str, text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) or float(text) <= 0:
+        raise ValueError(f"{key} must be a number above 0, such as 200 or 0.5")
+    return float(text)
+
+
+_BOUNDS: Final[Mapping[str, Callable[[str, str], Any]]] = {
+    "buffers": partial(_patterns, _BUFFER_PATTERN, "A-Z a-z 0-9 . _ - *"),
+    "workers": partial(_patterns, _WORKER_PATTERN, "printable ASCII without space, comma and #"),
+    "workers_max": _whole,
+    "bytes_held_max": _size,
+    "appends_per_s_max": _rate,
+}
+"""What may stand behind the hash, and how it is read."""
+
+
+class TokenFile:
+    """The tokens of a file, as it was when it was last readable, for at most `GRACE_S`.
+
+    Args:
+        path: The file. It may be a link that is replaced, as a Kubernetes secret is.
+        on_failure: Called when a changed file cannot be used; the old tokens stay for the grace.
+        clock: Monotonic seconds.
+
+    Raises:
+        StartError: The file cannot be used, or holds no token; says why and never shows its
+            content.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        on_failure: Callable[[], None] = lambda: None,
+        *,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._path = path
+        self._on_failure = on_failure
+        self._clock = clock
+        self._seen = self._stamp()
+        self._unusable_since: float | None = None
+        self._was_empty = False
+        try:
+            self._entries = self._read()
+        except (OSError, ValueError) as error:
+            raise _cannot_start(path, _reason(error)) from error
+        if not self._entries:
+            raise _cannot_start(path, "it holds no token, so nobody could call")
+
+    def caller_of(self, token: str) -> Caller | None:
+        """Who has a token; looks at every entry, whichever matches."""
+        digest = digest_of(token)
+        found: Caller | None = None
+        for entry in self._entries:
+            if hmac.compare_digest(entry.digest, digest):
+                found = entry.caller
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """Tokens by role."""
+        counted = Counter(entry.caller.role.value for entry in self._entries)
+        return {role.value: counted[role.value] for role in Role}
+
+    def names(self) -> frozenset[str]:
+        """The names of all tokens."""
+        return frozenset(entry.caller.name for entry in self._entries)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the file could be used when it was last looked at."""
+        return self._unusable_since is None
+
+    async def keep_fresh(
+        self, on_change: Callable[[], None], period_s: float = RELOAD_PERIOD_S
+    ) -> None:
+        """Read the file again whenever it has changed, until cancelled.
+
+        Args:
+            on_change: Called when other tokens are known than before.
+            period_s: Seconds between two looks.
+        """
+        while True:
+            await asyncio.sleep(period_s)
+            known = self._entries
+            self.refresh()
+            if self._entries != known:
+                on_change()
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed.
+
+        One that cannot be used leaves the old tokens for `GRACE_S`. One that is empty counts at the
+        second look: an editor that writes it in place empties it first.
+        """
+        stamp = self._stamp()
+        if stamp == self._seen and not self._was_empty:
+            self._end_grace()
+            return
+        self._seen = stamp
+        try:
+            entries = self._read()
+        except (OSError, ValueError) as error:
+            self._was_empty = False
+            self._on_failure()
+            if self._unusable_since is None:
+                self._unusable_since = self._clock()
+            log.error(  # noqa: TRY400 - the reason says it all
+                "%s cannot be used: %s; the old tokens stay for at most %.0f s",
+                self._path,
+                _reason(error),
+                GRACE_S,
+            )
+            self._end_grace()
+            return
+        if not entries and not self._was_empty:
+            self._was_empty = True
+            return
+        self._was_empty = False
+        self._unusable_since = None
+        self._entries = entries
+        if entries:
+            log.info("%s was read again: %s", self._path, self.counts())
+        else:
+            log.warning("%s holds no token any more: nobody is let in", self._path)
+
+    def _end_grace(self) -> None:
+        since = self._unusable_since
+        if self._entries and since is not None and self._clock() - since >= GRACE_S:
+            self._entries = ()
+            log.error("%s could not be used for %.0f s: nobody is let in", self._path, GRACE_S)
+
+    def _stamp(self) -> tuple[int, ...] | None:
+        try:
+            seen = self._path.stat()
+        except OSError:
+            return None
+        # The last: of a file that could not be read only the mode may have been fixed.
+        return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+
+    def _read(self) -> tuple[TokenEntry, ...]:
+        with self._path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
+                raise ValueError(f"others may write it; chmod o-w {self._path}")
+            content = file.read(FILE_SIZE_BYTES_MAX + 1)
+        if len(content) > FILE_SIZE_BYTES_MAX:
+            raise ValueError(f"it is larger than {FILE_SIZE_BYTES_MAX} bytes")
+        try:
+            text = content.decode("ascii")
+        except UnicodeDecodeError:
+            raise ValueError("it is not plain text") from None
+        return parse(text)
+
+
+def _cannot_start(path: Path, why: str) -> StartError:
+    return StartError(
+        f"--tokens {path} cannot be used: {why}; make lines for it with breadbox token"
+    )
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror or "it cannot be read") if isinstance(error, OSError) else str(error)
+
+
+def new_token() -> str:
+    """A fresh token of 256 random bits."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+_EXAMPLES: Final = """\b
+Examples:
+  breadbox token --role admin --name me --file tokens
+  breadbox token --role producer --name team-a --buffer 'team-a-*' \\
+      --worker 'a-*' --file tokens
+  breadbox token --role producer --name guest --buffer guest --workers-max 8 \\
+      --bytes-held-max 2GiB --appends-per-s-max 200 --file tokens
+"""
+
+
+class TokenSettings(Settings):
+    """Whose token it is, and what it may do."""
+
+    role: Role = setting(environment=False)
+    """What it may do."""
+    name: str = setting(environment=False)
+    """For people and metrics: its owner, or its purpose."""
+    buffers: tuple[str, ...] = setting((), option="buffer", metavar="PATTERN", environment=False)
+    """Buffers that it may name and see; * stands for any run of characters. Repeat it for more. Not
+    given: all."""
+    workers: tuple[str, ...] = setting((), option="worker", metavar="PATTERN", environment=False)
+    """Workers that it may append as; repeat it for more. Not given: all. A worker that was started
+    with --worker-name a-1 appends as a-1-0, a-1-1, and so on."""
+    workers_max: str | None = setting(None, metavar="COUNT", environment=False)
+    """Workers that may append under it."""
+    bytes_held_max: str | None = setting(None, metavar="SIZE", environment=False)
+    """Bytes appended under it that are held."""
+    appends_per_s_max: str | None = setting(None, metavar="RATE", environment=False)
+    """Fragments appended under it per second, on average over a few seconds. Reports of episodes
+    may come as often."""
+    path: Path | None = setting(None, option="file", environment=False)
+    """Add the line to this token file, which is made where there is none; a server that reads it
+    knows the token within a second."""
+
+
+@command(TokenSettings, epilog=_EXAMPLES)
+def token(settings: TokenSettings) -> None:
+    """Make a bearer token.
+
+    The token goes to standard output, for the client that shall use it (BREADBOX_TOKEN). Its line
+    for the server's token file (breadbox serve --tokens) goes to standard error, or with --file
+    into that file; it does not reveal the token.
+    """
+    made = new_token()
+    quotas = ("workers_max", "bytes_held_max", "appends_per_s_max")
+    given = {
+        "buffers": ",".join(settings.buffers),
+        "workers": ",".join(settings.workers),
+        **{name: getattr(settings, name) for name in quotas},
+    }
+    line = f"{settings.role.value} {settings.name} sha256:{digest_of(made).hex()}"
+    for key, text in given.items():
+        if text:
+            try:
+                _BOUNDS[key](key, text)
+            except ValueError as error:
+                option = key.removesuffix("s") if key in ("buffers", "workers") else key
+                raise click.BadParameter(
+                    str(error).removeprefix(f"{key} "),
+                    param_hint=f"--{option.replace('_', '-')}",
+                ) from error
+            line += f" {key}={text}"
+    try:
+        parse(line)
+    except ValueError as error:
+        raise click.BadParameter(
+            "must be 1 to 64 characters of A-Z a-z 0-9 . _ -", param_hint="--name"
+        ) from error
+    if settings.path is None:
+        click.echo(made)
+        click.echo(line, err=True)
+        return
+    try:
+        add_line(settings.path, line)
+    except (OSError, ValueError) as error:
+        raise Unusable(f"{settings.path} stays as it is: {_reason(error)}") from error
+    click.echo(made)
+
+
+def add_line(path: Path, line: str, *, replaces: str = "") -> None:
+    """Add a line to a token file in one step; make the file, for its owner alone, if there is none.
+
+    Args:
+        path: The file, or a link to it.
+        line: Without its end.
+        replaces: Name of a token; its line, if there is one, goes in the same step.
+
+    Raises:
+        OSError: The file cannot be read or replaced.
+        ValueError: It would not be a token file any more, say for a name that stands in it.
+    """
+    path = path.resolve()
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Until it is closed: of two that add a line at once the second waits.
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        _add_line(path, line, replaces)
+    finally:
+        os.close(directory)
+
+
+def _add_line(path: Path, line: str, replaces: str) -> None:
+    try:
+        old = path.read_bytes().decode("ascii")
+    except FileNotFoundError:
+        old = ""
+    except UnicodeDecodeError:
+        raise ValueError("it is not plain text") from None
+    kept = [each for each in old.splitlines() if not replaces or each.split()[1:2] != [replaces]]
+    text = "\n".join([*kept, line, ""])
+    parse(text)
+    replace_text(path, text)

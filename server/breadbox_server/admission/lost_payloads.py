@@ -1,0 +1,194 @@
+"""What the payload store lost: written again where it is in memory, else given up.
+
+A payload that a buffer refers to and that the store lacks is looked for among the recent ones; a
+body that is there is written again. What refers to others goes (`DropPayloads`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from breadbox.model.errors import StoreError, StoreFullError
+from breadbox.model.types import PayloadReference
+from breadbox.stores.common.base import PayloadCustodian
+from breadbox_server.admission.deletions import DeletionQueue
+from breadbox_server.admission.inline_payloads import RecentPayloads
+from breadbox_server.base.conversion import payload_reference
+from breadbox_server.core.model.ids import BufferName, PayloadId
+from breadbox_server.core.model.inputs import DropPayloads, Payload, ReleaseLease
+from breadbox_server.journal.durable_core import DurableCore
+from breadbox_server.metrics.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+RETURN_CHECK_S: Final = 2.0
+"""How long a returned lease waits to hear whether its payloads are there."""
+DROP_BATCH: Final = 1024
+
+
+class LostPayloads:
+    """Looks for payloads in the store, and mends what it lost.
+
+    Args:
+        core: Gives up what refers to lost payloads.
+        custodian: The payload store.
+        deletions: Payloads on their way out.
+        recent: Payloads that are in memory.
+        metrics: Counts what was lost.
+        refers_to: Whether a buffer, or a reader of it, refers to a payload.
+    """
+
+    def __init__(
+        self,
+        core: DurableCore,
+        custodian: PayloadCustodian,
+        deletions: DeletionQueue,
+        recent: RecentPayloads,
+        *,
+        metrics: Metrics,
+        refers_to: Callable[[BufferName, PayloadId], bool],
+    ) -> None:
+        self._core = core
+        self._custodian = custodian
+        self._deletions = deletions
+        self._recent = recent
+        self._metrics = metrics
+        self._refers_to = refers_to
+        self.suspicion_count = 0
+        """Times that a client may have been unable to read a payload, and was not asked."""
+
+    async def drop_missing(self, buffer: BufferName, payloads: Iterable[Payload]) -> int:
+        """Ask the store for payloads, and give up what refers to those that are lost.
+
+        Returns:
+            How many the store lacked, but for those that are in memory and found no room in it.
+
+        Raises:
+            StoreUnavailableError: The store cannot be reached.
+            BufferNotFoundError: The buffer was deleted meanwhile.
+        """
+        looked_at = self._stored(payloads)
+        if not looked_at:
+            return 0
+        with self._metrics.store_trip("present"):
+            missing = await self._custodian.missing(looked_at)
+        return await self._mend(buffer, missing)
+
+    async def confirm_again(self, buffer: BufferName, payloads: Iterable[Payload]) -> int:
+        """Make payloads of a buffer stay, and give up what refers to those that are lost.
+
+        Returns:
+            How many the store lacked, but for those that are in memory and found no room in it.
+
+        Raises:
+            StoreUnavailableError: The store cannot be reached.
+            BufferNotFoundError: The buffer was deleted meanwhile.
+        """
+        references = self._stored(payloads)
+        with self._metrics.store_trip("confirm"):
+            answers = await self._custodian.confirm(references)
+        missing = [each for each, is_there in zip(references, answers, strict=True) if not is_there]
+        return await self._mend(buffer, missing)
+
+    def is_known(self, payload_id: PayloadId) -> bool:
+        """Whether any buffer refers to a payload, or it is on its way out."""
+        return self._deletions.is_leaving(payload_id) or any(
+            self._core.buffers.refers_to(name, payload_id) for name in self._core.buffers.names()
+        )
+
+    async def check_returned(self, command: ReleaseLease) -> None:
+        """Look for the payloads of a lease that is returned, for at most `RETURN_CHECK_S`.
+
+        Raises:
+            DomainError: The buffer or the lease is not there.
+        """
+        async with self._core.durable_refusals():
+            payloads = self._core.buffers.leased_payloads(command.buffer, command.lease_id)
+        try:
+            async with asyncio.timeout(RETURN_CHECK_S):
+                if await self.drop_missing(command.buffer, payloads):
+                    self.suspicion_count += 1
+        except (TimeoutError, StoreError):
+            self.suspicion_count += 1
+
+    def _stored(self, payloads: Iterable[Payload]) -> list[PayloadReference]:
+        """Those that should be in the store by now: some are on their way there with a turn."""
+        carries = self._core.turns.carries
+        return [payload_reference(each) for each in payloads if not carries(each.payload_id)]
+
+    async def _mend(self, buffer: BufferName, missing: list[PayloadReference]) -> int:
+        """Put back what the store lacks and is in memory still; give up what refers to the rest.
+
+        A store that died lost what it had not written out. That came last, and so is here, where it
+        rode along. What finds no room is not given up: it is looked for again before long.
+        """
+        bodies = {}
+        for each in missing:
+            payload_id = PayloadId(each.payload_id)
+            if self._refers_to(buffer, payload_id) and (body := self._recent.get(payload_id)):
+                bodies[payload_id] = body
+        put_back_count = 0
+        if bodies:
+            held = [each for each in missing if each.payload_id in bodies]
+            try:
+                await self._put_back(buffer, held, bodies)
+                put_back_count = len(held)
+            except StoreFullError:
+                self.suspicion_count += 1
+                log.warning(
+                    "the store lost %d payloads of buffer %s that are in memory, and has no room "
+                    "for them: they are written again once it has",
+                    len(held),
+                    buffer,
+                )
+        lost = [each for each in missing if each.payload_id not in bodies]
+        return put_back_count + await self._drop_lost(buffer, lost)
+
+    async def _put_back(
+        self,
+        buffer: BufferName,
+        references: list[PayloadReference],
+        bodies: Mapping[PayloadId, bytes],
+    ) -> None:
+        await self._core.turns.ours()
+        with self._deletions.confirming(bodies), self._metrics.store_trip("keep"):
+            await self._custodian.keep(
+                [(each, bodies[PayloadId(each.payload_id)]) for each in references]
+            )
+        # What was let go meanwhile may have been deleted before it was written.
+        self._deletions.put(
+            Payload(PayloadId(each.payload_id), each.size_bytes, each.piece_size_bytes)
+            for each in references
+            if not self._refers_to(buffer, PayloadId(each.payload_id))
+        )
+        log.warning(
+            "the store lost %d payloads of buffer %s that are in memory: they are written again",
+            len(references),
+            buffer,
+        )
+
+    async def _drop_lost(self, buffer: BufferName, missing: list[PayloadReference]) -> int:
+        # Released and deleted while we asked is not lost.
+        lost = tuple(
+            [
+                PayloadId(each.payload_id)
+                for each in missing
+                if self._core.buffers.refers_to(buffer, PayloadId(each.payload_id))
+            ]
+        )
+        if not lost:
+            return 0
+        dropped = 0
+        for start in range(0, len(lost), DROP_BATCH):
+            dropped += await self._core.apply(
+                DropPayloads(buffer, lost[start : start + DROP_BATCH])
+            )
+        self._metrics.count_lost(buffer, len(lost))
+        log.error(
+            "the store lost %d payloads of buffer %s: %d fragments dropped",
+            len(lost),
+            buffer,
+            dropped,
+        )
+        return len(lost)

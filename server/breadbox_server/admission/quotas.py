@@ -1,0 +1,295 @@
+"""What the holders of each token take of the server together, and where it ends.
+
+An account is charged with what was appended and reported under its token. Rates and workers of a
+session are forgotten with the process; bytes are found again after a restart, or when a quota is
+given later, for a token that is bound to workers: fragments of theirs are its own. For others they
+are counted from then on.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil, inf
+from typing import Final
+
+from breadbox_server.access.authorization import Caller
+from breadbox_server.base.clock import Clock
+from breadbox_server.base.errors import QuotaExceededError, QuotaFullError
+from breadbox_server.core.model.description import AppendCredit
+from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId, WorkerId
+from breadbox_server.core.model.inputs import Fragment, Payload
+from breadbox_server.limits import EPISODES_OF_APPEND, QUOTA_BURST_S, TOKEN_WORKERS_MAX
+from breadbox_server.metrics.metrics import Metrics
+
+
+class Charge:
+    """What one append takes of its account, until it is answered and for what it leaves.
+
+    Args:
+        hold: Charges the account with a payload while it is held; None: nothing is counted.
+        account: Whose append it is.
+        pending_bytes: Of all its payloads.
+    """
+
+    def __init__(
+        self,
+        hold: "Callable[[_Account, Payload], None] | None" = None,
+        account: "_Account | None" = None,
+        pending_bytes: int = 0,
+    ) -> None:
+        self._hold = hold
+        self._account = account
+        self._pending_bytes = pending_bytes
+
+    def admitted(self, payload: Payload) -> None:
+        """A payload of it is held from now on."""
+        account = self._account
+        if account is not None and self._hold is not None:
+            moved_bytes = min(payload.size_bytes, self._pending_bytes)
+            self._pending_bytes -= moved_bytes
+            account.pending_bytes -= moved_bytes
+            self._hold(account, payload)
+
+    def end(self) -> None:
+        """The append is answered; what is admitted of it later still counts. Idempotent."""
+        if self._account is not None:
+            self._account.pending_bytes -= self._pending_bytes
+            self._pending_bytes = 0
+
+
+UNCHARGED: Final = Charge()
+"""Of callers that nothing is counted for."""
+
+
+class _Allowance:
+    """What may come at a rate.
+
+    What was not used for a while may come at once, and a larger request takes it in advance.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._left = inf
+        """Negative after a request of more than there was."""
+        self._earned_at = now
+
+    def left(self, rate: float, now: float) -> float:
+        """What may come at once."""
+        earned = rate * (now - self._earned_at)
+        self._left = min(max(1.0, rate * QUOTA_BURST_S), self._left + earned)
+        self._earned_at = now
+        return self._left
+
+    def take(self, count: int, rate: float, now: float) -> bool:
+        """Let a request come; False: not yet."""
+        if self.left(rate, now) <= 0:
+            return False
+        self._left -= count
+        return True
+
+
+class _Account:
+    """Of one token."""
+
+    def __init__(self, name: str, now: float) -> None:
+        self.name = name
+        self.sessions: dict[BufferName, tuple[SessionId, set[WorkerId]]] = {}
+        self.held_bytes = 0
+        self.pending_bytes = 0
+        """Of appends that are not answered."""
+        self.is_bytes_known = False
+        """Whether what was held before the first look was looked for."""
+        self.fragments = _Allowance(now)
+        self.reports = _Allowance(now)
+        """Its own, so that no report takes the place of a fragment, or waits behind them."""
+
+    def worker_count(self) -> int:
+        return sum(len(workers) for _, workers in self.sessions.values())
+
+
+class Quotas:
+    """The accounts. Not thread-safe.
+
+    Args:
+        clock: Tells the seconds that rates are made of.
+        metrics: Told what each token has in use, and of refusals.
+        held: Every fragment that a buffer refers to, for tokens bound to workers.
+    """
+
+    def __init__(
+        self, clock: Clock, metrics: Metrics, held: Callable[[], Iterable[Fragment]]
+    ) -> None:
+        self._clock = clock
+        self._metrics = metrics
+        self._held = held
+        self._accounts: dict[str, _Account] = {}
+        self._owners: dict[PayloadId, tuple[_Account, int]] = {}
+
+    def charge(
+        self, caller: Caller, buffer: BufferName, session: SessionId, fragments: Sequence[Fragment]
+    ) -> Charge:
+        """Charge an append until the charge is ended; nothing where no token was asked for.
+
+        Args:
+            caller: Whose it is.
+            buffer: Where it goes.
+            session: The one that is current there; workers of others are not remembered.
+            fragments: All of it.
+
+        Raises:
+            QuotaFullError: Bytes or appends per second are used up: try again later.
+            QuotaExceededError: No waiting helps: too many workers, or larger than all bytes.
+        """
+        if not caller.name:
+            return UNCHARGED
+        account = self._account_of(caller)
+        try:
+            self._check_workers(account, caller, buffer, session, fragments)
+            pending_bytes = self._check_bytes(account, caller, fragments)
+            self._check_rate(account.fragments, caller, len(fragments))
+        except (QuotaFullError, QuotaExceededError) as error:
+            self._metrics.quota_refusals.labels(caller.name, error.quota).inc()
+            raise
+        if pending_bytes is None:
+            return UNCHARGED
+        account.pending_bytes += pending_bytes
+        return Charge(self._charge_with, account, pending_bytes)
+
+    def check_written(self, caller: Caller, unannounced_bytes: int, more_bytes: int) -> None:
+        """See that a caller may write payloads, which count as held before they are announced.
+
+        Args:
+            caller: Who.
+            unannounced_bytes: What it has written, or is writing, and not announced.
+            more_bytes: What it wants to write.
+
+        Raises:
+            QuotaFullError: The token's bytes are used up: try again later.
+            QuotaExceededError: No waiting helps: it is more than all of them.
+        """
+        limit = caller.quotas.bytes_held_max
+        if not caller.name or limit is None:
+            return
+        account = self._account_of(caller)
+        try:
+            self._check_held(account, caller, limit, more_bytes, unannounced_bytes)
+        except (QuotaFullError, QuotaExceededError) as error:
+            self._metrics.quota_refusals.labels(caller.name, error.quota).inc()
+            raise
+
+    def charge_report(self, caller: Caller, episode_count: int) -> None:
+        """Charge a report of episodes; nothing where no token was asked for.
+
+        It may come as often as fragments may; one of many episodes counts as several, by what it
+        costs.
+
+        Raises:
+            QuotaFullError: Too many came of late: try again later.
+        """
+        if not caller.name:
+            return
+        count = ceil(episode_count / EPISODES_OF_APPEND)
+        try:
+            self._check_rate(self._account_of(caller).reports, caller, count)
+        except QuotaFullError as error:
+            self._metrics.quota_refusals.labels(caller.name, error.quota).inc()
+            raise
+
+    def left(self, caller: Caller, credit: AppendCredit) -> AppendCredit:
+        """What of a buffer's credit a token's bounds leave to its holders."""
+        account = self._accounts.get(caller.name)
+        if account is None:
+            return credit
+        count, size_bytes = credit
+        if caller.quotas.appends_per_s_max is not None:
+            left = account.fragments.left(caller.quotas.appends_per_s_max, self._clock.now())
+            count = min(count, max(0, ceil(left)))
+        if caller.quotas.bytes_held_max is not None:
+            taken_bytes = account.held_bytes + account.pending_bytes
+            size_bytes = min(size_bytes, max(0, caller.quotas.bytes_held_max - taken_bytes))
+        return AppendCredit(count, size_bytes)
+
+    def let_go(self, payloads: Iterable[Payload]) -> None:
+        """Payloads that no buffer refers to any more are charged to nobody."""
+        if not self._owners:
+            return
+        for payload in payloads:
+            owner = self._owners.pop(payload.payload_id, None)
+            if owner is not None:
+                account, size_bytes = owner
+                account.held_bytes -= size_bytes
+                self._metrics.token_bytes.labels(account.name).set(account.held_bytes)
+
+    def _charge_with(self, account: _Account, payload: Payload) -> None:
+        """Charge an account with a payload that a buffer refers to."""
+        if payload.payload_id not in self._owners:
+            self._owners[payload.payload_id] = (account, payload.size_bytes)
+            account.held_bytes += payload.size_bytes
+            self._metrics.token_bytes.labels(account.name).set(account.held_bytes)
+
+    def _check_workers(
+        self,
+        account: _Account,
+        caller: Caller,
+        buffer: BufferName,
+        session: SessionId,
+        fragments: Sequence[Fragment],
+    ) -> None:
+        """Count the workers of a request that are new."""
+        known_session, workers = account.sessions.get(buffer, ("", set()))
+        if known_session != session:
+            workers = set()
+        new = {
+            each.worker_id
+            for each in fragments
+            if each.session_id == session and each.worker_id not in workers
+        }
+        if not new:
+            return
+        limit = caller.quotas.workers_max or TOKEN_WORKERS_MAX
+        # Other buffers' sessions may have ended meanwhile, and count until their next append.
+        elsewhere = account.worker_count() - len(account.sessions.get(buffer, ("", ()))[1])
+        if elsewhere + len(workers) + len(new) > limit:
+            raise QuotaExceededError(caller.name, "workers_max", limit)
+        account.sessions[buffer] = (session, workers | new)
+        self._metrics.token_workers.labels(caller.name).set(account.worker_count())
+
+    def _check_bytes(
+        self, account: _Account, caller: Caller, fragments: Sequence[Fragment]
+    ) -> int | None:
+        """Bytes of a request; None: they are not counted for this token."""
+        limit = caller.quotas.bytes_held_max
+        if limit is None:
+            return None
+        size_bytes = sum(each.payload.size_bytes for each in fragments)
+        self._check_held(account, caller, limit, size_bytes)
+        return size_bytes
+
+    def _check_held(
+        self,
+        account: _Account,
+        caller: Caller,
+        limit: int,
+        more_bytes: int,
+        unannounced_bytes: int = 0,
+    ) -> None:
+        """See that more fits beside what is held, what is being appended and what is written."""
+        if not account.is_bytes_known:
+            account.is_bytes_known = True
+            if caller.workers is not None:
+                for fragment in self._held():
+                    if caller.may_append_as(fragment.worker_id):
+                        self._charge_with(account, fragment.payload)
+        if more_bytes > limit:
+            raise QuotaExceededError(caller.name, "bytes_held_max", limit)
+        taken_bytes = account.held_bytes + account.pending_bytes + unannounced_bytes
+        if taken_bytes + more_bytes > limit:
+            raise QuotaFullError(caller.name, "bytes_held_max", limit)
+
+    def _check_rate(self, allowance: _Allowance, caller: Caller, count: int) -> None:
+        rate = caller.quotas.appends_per_s_max
+        if rate is not None and not allowance.take(count, rate, self._clock.now()):
+            raise QuotaFullError(caller.name, "appends_per_s_max", rate)
+
+    def _account_of(self, caller: Caller) -> _Account:
+        account = self._accounts.get(caller.name)
+        if account is None:
+            account = self._accounts[caller.name] = _Account(caller.name, self._clock.now())
+        return account

@@ -1,0 +1,204 @@
+"""Every limit of a buffer, with its unit, its default and its behaviour at the limit (B15)."""
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from breadbox_server.core.model.errors import InvalidArgumentError
+
+DAY_S = 86_400.0
+FRAGMENT_INDEX_MAX = 2**48
+"""Largest fragment index accepted; a larger one is a caller's bug, not a long run."""
+MODEL_VERSION_MAX = 2**53
+COUNT_MAX = 2**40
+PRIORITY_DEFAULT = 1.0
+PRIORITY_MAX = 1e30
+"""Largest priority. Raised to `PRIORITY_EXPONENT_MAX`, those of all chunks together are still a
+number."""
+PRIORITY_EXPONENT_MAX = 8.0
+NAME_SIZE_BYTES_MAX = 128
+BUFFER_NAME_LENGTH_MAX = 64
+
+
+class FullPolicy(Enum):
+    """What an append meets when there is no room."""
+
+    EVICT = "evict"
+    BLOCK = "block"
+
+
+class LeaseExpiryPolicy(Enum):
+    """What an expired lease counts as."""
+
+    GIVE_BACK = "give_back"
+    CONSUME = "consume"
+
+
+class SchemaPolicy(Enum):
+    """How alike the fragments of a session must be (B4, B30)."""
+
+    ONE = "one"
+    RAGGED = "ragged"
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class MinimumChunksConfig:
+    """A fetch waits until the buffer holds this many chunks."""
+
+    chunk_count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SampleToInsertRatioConfig:
+    """Keeps deliveries within a band around `ratio` times the insertions, less `lead_chunks`."""
+
+    ratio: float
+    error_chunks: float
+    minimum_chunk_count: int = 1
+    lead_chunks: float = 0.0
+
+
+LimiterConfig = MinimumChunksConfig | SampleToInsertRatioConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferConfig:
+    """The limits of one buffer; checked on construction.
+
+    Raises:
+        InvalidArgumentError: A limit is out of its range, not a number, or contradicts another.
+    """
+
+    fragments_per_chunk: int = 1
+    """Consecutive fragments that make a chunk; 1 to 1024; changes only in an empty buffer."""
+    capacity_chunks: int = 4096
+    """Chunks held for sampling, and under BLOCK those that a lease may bring back; at the limit
+    `full_policy` decides."""
+    capacity_bytes: int = 8 * 2**30
+    """Payload bytes referred to by open chunks, chunks and leases; at the limit `full_policy`
+    decides. Only chunks without a lease are evicted for bytes; where that cannot make room,
+    BYTES_FULL."""
+    staleness_max: int = 2
+    """Versions; a chunk this stale is still served, one version staler is evicted."""
+    uses_max: int = 1
+    """Deliveries after which a chunk leaves the buffer."""
+    full_policy: FullPolicy = FullPolicy.EVICT
+    lease_expiry_policy: LeaseExpiryPolicy = LeaseExpiryPolicy.GIVE_BACK
+    lease_s: float = 60.0
+    """Seconds a lease lives from grant or renewal; then `lease_expiry_policy` decides."""
+    waiters_max: int = 1024
+    """Requests that may wait at a time; the next fetch is refused with WAITERS_FULL."""
+    leases_max: int = 1024
+    """Leases alive at a time; at the limit a fetch waits until one ends."""
+    workers_max: int = 65_536
+    """Workers remembered within a session. The next one takes the place of the longest silent that
+    has nothing here any more; if each has, its fragment is refused with WORKERS_FULL."""
+    outcomes_per_worker_max: int = 64
+    """Indices back from a worker's newest whose first outcome is remembered (B2); an older index
+    is answered DUPLICATE without one."""
+    requests_remembered_max: int = 4096
+    """Ended requests remembered for B12; the oldest is forgotten first."""
+    open_chunk_s: float = 600.0
+    """Seconds of a worker's silence after which its open chunk is discarded."""
+    retry_delay_s: float = 0.25
+    """Seconds for which a producer is asked to wait when there is no room."""
+    sampler: str = "uniform"
+    """Name of the sampler; see `breadbox_server.core.samplers`."""
+    priority_exponent: float = 1.0
+    """Power to which `prioritised` raises priorities; 0 to 8. Others ignore it."""
+    remover: str = "oldest_first"
+    """Name of the sampler that says which chunks leave when there is no room (B19)."""
+    with_replacement: bool = False
+    """Whether a draw may take a chunk several times, each of which is a use."""
+    limiter: LimiterConfig = field(default_factory=MinimumChunksConfig)
+    schema: SchemaPolicy = SchemaPolicy.ONE
+    """How alike the schemas of a session's fragments must be."""
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        self._take_durations()
+        self._check_limiter()
+        exponent = self.priority_exponent
+        if not (isinstance(exponent, int | float) and 0 <= exponent <= PRIORITY_EXPONENT_MAX):
+            raise InvalidArgumentError(
+                "priority_exponent",
+                f"must be from 0 to {PRIORITY_EXPONENT_MAX:g}, got {exponent!r}",
+            )
+        if self.fragments_per_chunk > 1024:
+            raise InvalidArgumentError("fragments_per_chunk", "must be at most 1024")
+
+    def _check_counts(self) -> None:
+        smallest = {
+            "fragments_per_chunk": 1,
+            "capacity_chunks": 1,
+            "capacity_bytes": 1,
+            "staleness_max": 0,
+            "uses_max": 1,
+            "waiters_max": 1,
+            "leases_max": 1,
+            "workers_max": 1,
+            "outcomes_per_worker_max": 1,
+            "requests_remembered_max": 1,
+        }
+        for name, minimum in smallest.items():
+            value = getattr(self, name)
+            largest = 2**62 if name == "capacity_bytes" else COUNT_MAX
+            if type(value) is not int or not minimum <= value <= largest:
+                raise InvalidArgumentError(
+                    name, f"must be a whole number from {minimum} to {largest}, got {value!r}"
+                )
+
+    def _take_durations(self) -> None:
+        """Check the durations, and round them to nanoseconds, as journal and replies hold them."""
+        for name in ("lease_s", "open_chunk_s", "retry_delay_s"):
+            span_s = getattr(self, name)
+            check_duration(name, span_s)
+            rounded_s = round(span_s * 1e9) / 1e9
+            check_duration(name, rounded_s)
+            object.__setattr__(self, name, rounded_s)
+
+    def _check_limiter(self) -> None:
+        limiter = self.limiter
+        if isinstance(limiter, MinimumChunksConfig):
+            self._check_held("limiter.chunk_count", limiter.chunk_count)
+            return
+        ratio, error_chunks = limiter.ratio, limiter.error_chunks
+        if not (math.isfinite(ratio) and ratio > 0):
+            raise InvalidArgumentError("limiter.ratio", f"must be positive, got {ratio!r}")
+        if not (math.isfinite(error_chunks) and error_chunks >= max(1.0, ratio)):
+            raise InvalidArgumentError(
+                "limiter.error_chunks",
+                f"must be at least 1 and at least ratio ({ratio}), got {error_chunks!r}",
+            )
+        self._check_held("limiter.minimum_chunk_count", limiter.minimum_chunk_count)
+        lead_max = ratio * limiter.minimum_chunk_count + error_chunks
+        if not (math.isfinite(limiter.lead_chunks) and limiter.lead_chunks <= lead_max):
+            raise InvalidArgumentError(
+                "limiter.lead_chunks",
+                f"must be at most ratio * minimum_chunk_count + error_chunks ({lead_max:g}), or "
+                f"nothing could ever be drawn; got {limiter.lead_chunks!r}",
+            )
+
+    def _check_held(self, name: str, count: int) -> None:
+        if not 1 <= count <= self.capacity_chunks:
+            raise InvalidArgumentError(
+                name, f"must be from 1 to capacity_chunks ({self.capacity_chunks}), got {count}"
+            )
+
+    @property
+    def capacity_fragments(self) -> int:
+        """Largest fetch, in fragments, that can ever be met (B8)."""
+        return self.capacity_chunks * self.fragments_per_chunk
+
+
+def check_duration(name: str, seconds: float) -> None:
+    """Refuse a duration that is not over 0 and at most a day.
+
+    Raises:
+        InvalidArgumentError: It is zero, negative, NaN, infinite or longer than a day.
+    """
+    if not (isinstance(seconds, int | float) and math.isfinite(seconds) and 0 < seconds <= DAY_S):
+        raise InvalidArgumentError(
+            name, f"must be over 0 and at most {DAY_S:.0f} s, got {seconds!r}"
+        )

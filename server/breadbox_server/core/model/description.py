@@ -1,0 +1,96 @@
+"""What an operator can see of a buffer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.ids import (
+    BufferName,
+    FragmentIndex,
+    PayloadId,
+    RequestId,
+    SessionId,
+    SubscriptionName,
+    WorkerId,
+)
+from breadbox_server.core.model.inputs import ModelState
+from breadbox_server.core.model.schemas import Schema
+
+
+class QuarantinedFragment(NamedTuple):
+    """A fragment that readers could not read, of a chunk that is not served any more."""
+
+    worker_id: WorkerId
+    fragment_index: FragmentIndex
+    session_id: SessionId
+    payload_id: PayloadId
+
+
+class SubscriptionDescription(NamedTuple):
+    """A named cursor, and how far it is behind."""
+
+    name: SubscriptionName
+    is_retaining: bool
+    cursor: int
+    """The chunk up to which its reader has acknowledged; -1: none."""
+    lag_chunks: int
+    """Chunks behind it that can be read."""
+    lag_bytes: int
+    """Payload bytes of these."""
+    missed_count: int
+    """Chunks that a retaining one lost: gone before it had passed them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferDescription:
+    """One buffer at one instant. Gauges are of now, `counters` of the buffer's whole life."""
+
+    name: BufferName
+    config: BufferConfig
+    model: ModelState
+    chunk_count: int
+    """Chunks held for sampling; those that only a lease keeps are not among them."""
+    retained_count: int
+    """Chunks that left the sampler and are kept for subscriptions."""
+    open_chunk_count: int
+    open_fragment_count: int
+    fragment_count: int
+    """Fragments of the chunks held for sampling."""
+    payload_bytes: int
+    """Bytes referred to by open chunks, chunks, leases and for subscriptions: what `capacity_bytes`
+    limits."""
+    weights_bytes: int
+    """Bytes of the model weights referred to; `capacity_bytes` does not count them."""
+    lease_count: int
+    waiter_count: int
+    """Requests that wait, not callers: the ranks and retries of one request are one waiter."""
+    worker_count: int
+    """Workers remembered in the current session."""
+    counters: Mapping[str, int]
+    """By stable names, sorted; see `breadbox_server.core.state.counters`."""
+    chunk_count_by_staleness: Mapping[int, int]
+    """Chunks held for sampling, by staleness in versions, ascending."""
+    inserted_count: int
+    """Chunks that were closed in the session, less those that left without a use: as limiters count
+    them."""
+    delivered_count: int
+    """Chunks granted in the session, one for each use that was not given back."""
+    waiting_reason: str
+    """One sentence with numbers: what the next fetch would wait for; empty when it would not."""
+    quarantined: tuple[QuarantinedFragment, ...]
+    """The latest fragments that readers could not read, oldest first."""
+    latest_request_id: RequestId
+    """The request granted last among those that still have a lease, or empty if none has."""
+    schemas: tuple[Schema, ...]
+    """The session's schemas, in the order in which they were declared."""
+
+
+class AppendCredit(NamedTuple):
+    """What all producers together may send now without having to wait; both at least 0.
+
+    Advice, not a promise: other producers draw on the same credit.
+    """
+
+    fragment_count: int
+    size_bytes: int

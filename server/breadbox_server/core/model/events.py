@@ -1,0 +1,141 @@
+"""What the core reports to its driver; taken with `BufferSet.take_events()`, in order."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from breadbox_server.core.model.errors import DomainError
+from breadbox_server.core.model.ids import BufferName, CallerId, LeaseId, ModelVersion, SessionId
+from breadbox_server.core.model.inputs import AdmissionOutcome, GrantedFragment, ModelState, Payload
+
+
+class EvictionReason(Enum):
+    """Why a chunk left the buffer."""
+
+    CAPACITY = "capacity"
+    STALE = "stale"
+    SESSION_ENDED = "session_ended"
+    USED_UP = "used_up"
+    PAYLOAD_LOST = "payload_lost"
+    QUARANTINED = "quarantined"
+    DELETED = "deleted"
+
+
+class DiscardReason(Enum):
+    """Why fragments of an open chunk were given up."""
+
+    GAP = "gap"
+    DISCONTINUITY = "discontinuity"
+    STALE = "stale"
+    SESSION_ENDED = "session_ended"
+    WORKER_SILENT = "worker_silent"
+    PAYLOAD_LOST = "payload_lost"
+
+
+class LeaseEnd(Enum):
+    """How a lease ended."""
+
+    CONSUMED = "consumed"
+    RETURNED = "returned"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class FetchGranted:
+    """A caller gets its share. Tell it, or answer with `UndeliveredGrant`."""
+
+    buffer: BufferName
+    caller_id: CallerId
+    lease_id: LeaseId
+    expires_at: float
+    fragments: tuple[GrantedFragment, ...]
+    session_id: SessionId
+    model_version: ModelVersion
+    wait_s: float
+    """Seconds since the caller asked."""
+    first_delivery: bool
+    """False when a repeated request_id got the same grant again."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitElapsed:
+    """A caller's deadline passed; it holds nothing."""
+
+    buffer: BufferName
+    caller_id: CallerId
+    reason: str
+    """One sentence with numbers: what it waited for."""
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRefused:
+    """A waiting caller was turned away (buffer deleted, draining, request mismatch)."""
+
+    buffer: BufferName
+    caller_id: CallerId
+    error: DomainError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChanged:
+    """The session, the version or both are new; wake the watchers."""
+
+    buffer: BufferName
+    state: ModelState
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadsDisposable:
+    """Nothing refers to these any more (B13); delete them, off the request path, in batches."""
+
+    buffer: BufferName
+    payloads: tuple[Payload, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentJudged:
+    """An admission was decided."""
+
+    buffer: BufferName
+    outcome: AdmissionOutcome
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunksEvicted:
+    """Chunks left the buffer."""
+
+    buffer: BufferName
+    reason: EvictionReason
+    use_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentsDiscarded:
+    """Fragments of open chunks were given up."""
+
+    buffer: BufferName
+    reason: DiscardReason
+    fragment_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """A lease is over."""
+
+    buffer: BufferName
+    end: LeaseEnd
+    chunk_count: int
+
+
+Event = (
+    FetchGranted
+    | WaitElapsed
+    | FetchRefused
+    | ModelChanged
+    | PayloadsDisposable
+    | FragmentJudged
+    | ChunksEvicted
+    | FragmentsDiscarded
+    | LeaseEnded
+)

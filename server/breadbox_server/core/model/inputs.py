@@ -1,0 +1,366 @@
+"""The core's inputs, one frozen dataclass each, and what it answers.
+
+`BufferSet.apply(input, now=...)` takes any of these. Input that is refused (a `DomainError`)
+changes nothing (B14).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, NamedTuple, TypeVar
+
+from breadbox_server.core.model.config import PRIORITY_DEFAULT, BufferConfig
+from breadbox_server.core.model.ids import (
+    BufferName,
+    CallerId,
+    ChunkId,
+    FragmentIndex,
+    LeaseId,
+    ModelVersion,
+    PayloadId,
+    RequestId,
+    SessionId,
+    SubscriptionName,
+    WorkerId,
+)
+from breadbox_server.core.model.schemas import NO_SCHEMA, Schema
+
+Answer = TypeVar("Answer")
+
+
+class AdmissionOutcome(Enum):
+    """What became of an appended fragment (B1)."""
+
+    ADMITTED = "admitted"
+    DUPLICATE = "duplicate"
+    STALE = "stale"
+    WRONG_SESSION = "wrong_session"
+    BUFFER_FULL = "buffer_full"
+    BYTES_FULL = "bytes_full"
+    SCHEMA_UNKNOWN = "schema_unknown"
+
+    __hash__ = object.__hash__
+    """Enum's own is written in Python, and outcomes are looked up by for every fragment."""
+
+    asks_to_wait: bool
+    """Whether the caller should send the same fragment again later."""
+    asks_again: bool
+    """Whether it should send it again at all."""
+
+    def __init__(self, value: str) -> None:
+        # Asked once per fragment: an attribute, since a property of an enum is slow to look up.
+        self.asks_to_wait = value in ("buffer_full", "bytes_full")
+        self.asks_again = self.asks_to_wait or value == "schema_unknown"
+
+
+class ReleaseMode(Enum):
+    """How a lease ends."""
+
+    CONSUMED = "consumed"
+    RETURNED = "returned"
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Payload:
+    """Where bytes live; opaque to the core but for their size. Never changed once made."""
+
+    payload_id: PayloadId
+    size_bytes: int
+    piece_size_bytes: int = 0
+
+    @property
+    def piece_count(self) -> int:
+        """Pieces that its store is said to have cut it into."""
+        piece_size_bytes = self.piece_size_bytes
+        return -(-self.size_bytes // piece_size_bytes) if piece_size_bytes > 0 else 1
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Fragment:
+    """Metadata of one fragment. Identity: (buffer, session_id, worker_id, fragment_index) (B2).
+
+    Never changed once made. Not frozen: there are very many, and a frozen one takes three times as
+    long to make.
+    """
+
+    worker_id: WorkerId
+    fragment_index: FragmentIndex
+    session_id: SessionId
+    model_version_min: ModelVersion
+    model_version_max: ModelVersion
+    payload: Payload
+    step_count: int = 1
+    discontinuity: bool = False
+    schema_hash: int = NO_SCHEMA
+    priority: float = PRIORITY_DEFAULT
+
+
+class Input(Generic[Answer]):
+    """Base of the core's inputs; the parameter is the type of its answer."""
+
+    __slots__ = ()
+    buffer: BufferName
+    """Which buffer it is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartSession(Input["ModelState"]):
+    """Make a session current; ends the previous one. Answer: `ModelState`.
+
+    `model_version` None is 0. Repeating it with the current session changes nothing.
+    """
+
+    buffer: BufferName
+    session_id: SessionId
+    model_version: ModelVersion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession(Input[None]):
+    """End the session if it is current. Answer: None."""
+
+    buffer: BufferName
+    session_id: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class PublishModel(Input["Published"]):
+    """Move the version forward and evict what that makes stale (B5). Answer: `Published`."""
+
+    buffer: BufferName
+    session_id: SessionId
+    model_version: ModelVersion
+    weights: Payload | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFragment(Input["Appended"]):
+    """Offer one fragment whose payload is confirmed in the store. Answer: `Appended`.
+
+    Only an ADMITTED payload becomes the buffer's. One that was confirmed in vain stays the
+    driver's to delete, and never appears in `PayloadsDisposable`.
+    """
+
+    buffer: BufferName
+    fragment: Fragment
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareSchema(Input[None]):
+    """Declare the schema behind a `schema_hash` of a session's fragments (B30). Answer: None.
+
+    Nothing happens where it is known, where the session is not current, or where as many are
+    remembered as may.
+    """
+
+    buffer: BufferName
+    session_id: SessionId
+    schema_hash: int
+    schema: Schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch(Input[CallerId]):
+    """Ask for fragments (B8, B12). Answer: the `CallerId`; the outcome comes as an event.
+
+    A request that can be met, or whose request_id was granted before, is granted by an event
+    of the same turn. `deadline_at <= now` makes it not wait: it is granted or elapses at once.
+    """
+
+    buffer: BufferName
+    request_id: RequestId
+    fragment_count: int
+    deadline_at: float
+    rank: int = 0
+    world_size: int = 1
+    lease_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelFetch(Input[None]):
+    """The caller went away before its outcome was reported. Answer: None.
+
+    A caller that is unknown, or has had its outcome, is ignored.
+    """
+
+    buffer: BufferName
+    caller_id: CallerId
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLease(Input[float]):
+    """Let a lease live for another `lease_s` from now (None: as granted). Answer: its expiry."""
+
+    buffer: BufferName
+    lease_id: LeaseId
+    lease_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease(Input[None]):
+    """End a lease. Repeating it is a no-op while the request is remembered. Answer: None."""
+
+    buffer: BufferName
+    lease_id: LeaseId
+    mode: ReleaseMode
+
+
+@dataclass(frozen=True, slots=True)
+class UndeliveredGrant(Input[None]):
+    """A grant that its caller never received (it was cancelled in that very tick).
+
+    With one rank the grant is undone and forgotten, so that a retry draws anew; with several, the
+    rank's lease stays for its retry or expires. Answer: None.
+    """
+
+    buffer: BufferName
+    lease_id: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class DropPayloads(Input[int]):
+    """The store lost these payloads: what refers to them goes (PAYLOAD_LOST).
+
+    A chunk goes whole; of an open chunk the fragments after the last lost one stay; of a leased
+    chunk the lease lives on, but the chunk never comes back. Ids that nothing refers to are
+    ignored. What remains of the lost payloads is reported disposable like any other.
+    Answer: fragments dropped, `int`.
+    """
+
+    buffer: BufferName
+    payload_ids: tuple[PayloadId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportUnreadable(Input[None]):
+    """A reader could not read these payloads of its lease, which ends right after (B29).
+
+    Each of their chunks counts it. A chunk with `reports_max` reports is quarantined: it never
+    comes back, its payloads go, and its fragments are named in the description. Payloads that
+    are not of the lease are ignored, as is a lease that is over. Answer: None.
+    """
+
+    buffer: BufferName
+    lease_id: LeaseId
+    payload_ids: tuple[PayloadId, ...]
+    reports_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePriorities(Input["PrioritiesUpdated"]):
+    """Set priorities of held chunks, and evict others (DELETED), by chunk id (B18).
+
+    First those to be deleted go, then priorities are set, in order. Ids of chunks that are not
+    held are counted, not refused. Answer: `PrioritiesUpdated`.
+    """
+
+    buffer: BufferName
+    priorities: tuple[tuple[ChunkId, float], ...]
+    deleted: tuple[ChunkId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe(Input[None]):
+    """Create a named cursor; one of the same name and kind is left as it is (B17).
+
+    `after_chunk_id` None: before the oldest chunk that is held. Answer: None.
+    """
+
+    buffer: BufferName
+    name: SubscriptionName
+    is_retaining: bool
+    after_chunk_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge(Input[None]):
+    """Move a named cursor forward; one that is there or beyond stays. Answer: None."""
+
+    buffer: BufferName
+    name: SubscriptionName
+    chunk_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe(Input[None]):
+    """Delete a named cursor; what was retained for it alone goes. Answer: None."""
+
+    buffer: BufferName
+    name: SubscriptionName
+
+
+@dataclass(frozen=True, slots=True)
+class CreateBuffer(Input[None]):
+    """Answer: None. The same name with equal limits is a no-op."""
+
+    buffer: BufferName
+    config: BufferConfig
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateBuffer(Input[None]):
+    """Replace the limits; what no longer fits is evicted at once. Answer: None."""
+
+    buffer: BufferName
+    config: BufferConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteBuffer(Input[None]):
+    """Answer: None. Waiters are refused with BUFFER_NOT_FOUND; all payloads become disposable."""
+
+    buffer: BufferName
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """What is current in a buffer; no session is ("", None, None)."""
+
+    session_id: SessionId
+    model_version: ModelVersion | None
+    weights: Payload | None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Answer to `PublishModel`."""
+
+    model_version: ModelVersion
+    evicted_chunk_count: int
+    weights_taken: bool = False
+    """Whether the buffer refers to the weights that came with this very input; a retry that
+    brought a second copy gets False, and the copy is the driver's to delete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Answer to `AppendFragment`.
+
+    `first_outcome` is for DUPLICATE only; None when it is no longer remembered.
+    """
+
+    outcome: AdmissionOutcome
+    first_outcome: AdmissionOutcome | None = None
+
+
+class PrioritiesUpdated(NamedTuple):
+    """Answer to `UpdatePriorities`."""
+
+    updated_count: int
+    deleted_count: int
+    unknown_count: int
+    """Ids, of either kind, of chunks that are not held."""
+
+
+class GrantedFragment(NamedTuple):
+    """One fragment of a grant, in the order in which it is to be handed out."""
+
+    fragment: Fragment
+    chunk_id: ChunkId
+    staleness: int
+    use_count: int
+    priority: float
+    """The chunk's priority at the draw."""
+    probability: float
+    """How likely the chunk was to be the first one drawn."""
+    population: int
+    """Chunks that were held at the draw."""

@@ -1,0 +1,120 @@
+"""What the arrays of a session's fragments are, and how two fragments differ in that (B30)."""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from breadbox_server.core.model.errors import SchemaMismatchError
+
+NO_SCHEMA: Final = 0
+"""The `schema_hash` of a fragment whose producer declares no schema."""
+
+SCHEMAS_MAX: Final = 16
+"""Most schemas of a session that are remembered. Beyond them, no producer is asked for its own."""
+
+_KINDS: Final = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
+
+
+class SchemaArray(NamedTuple):
+    """One array."""
+
+    path: str
+    dtype: str
+    """As the payload format writes it, such as "<f4"."""
+    shape: tuple[int, ...]
+    """Shape of one step, or of the whole array where it has no steps."""
+
+    def describe(self) -> str:
+        """As people write it: "float32[84, 84]"."""
+        order, kind, size = self.dtype[:1], self.dtype[1:2], self.dtype[2:]
+        name = self.dtype
+        if order in "<|" and kind in _KINDS and size.isdecimal():
+            name = _KINDS[kind] if kind == "b" else f"{_KINDS[kind]}{8 * int(size)}"
+        return f"{name}{list(self.shape)}"
+
+
+Schema = tuple[SchemaArray, ...]
+"""By path."""
+
+UNSAID: Final[Schema] = ()
+"""The schema of fragments whose producer declares none."""
+
+
+class SessionSchemas:
+    """The schemas of the current session, by hash, in the order in which they were declared.
+
+    Invariants:
+
+    S1  At most `SCHEMAS_MAX` are known, and none without a session.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, Schema] = {}
+
+    def __contains__(self, schema_hash: int) -> bool:
+        """Whether the schema behind a hash is known."""
+        return schema_hash in self._known
+
+    @property
+    def first_hash(self) -> int | None:
+        """The hash of the schema declared first, or None if none was."""
+        return next(iter(self._known), None)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more are remembered."""
+        return len(self._known) >= SCHEMAS_MAX
+
+    def all(self) -> tuple[tuple[int, Schema], ...]:
+        """List hashes and schemas in the order in which they were declared."""
+        return tuple(self._known.items())
+
+    def add(self, schema_hash: int, schema: Schema) -> None:
+        """Remember a schema, behind those that are known."""
+        self._known[schema_hash] = schema
+
+    def restore(self, known: Iterable[tuple[int, Schema]]) -> None:
+        """Remember schemas as a snapshot has them."""
+        self._known = dict(known)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+
+    def require_first(self, schema: Schema, session: str) -> None:
+        """Refuse a schema that is not the first one.
+
+        Raises:
+            SchemaMismatchError: It differs; names the first path at which it does.
+        """
+        first_hash = self.first_hash
+        assert first_hash is not None, "S1: a schema to compare with"
+        first = self._known[first_hash]
+        wanted = {array.path: array for array in first}
+        got = {array.path: array for array in schema}
+        paths = [path for path in wanted | got if wanted.get(path) != got.get(path)]
+        if paths:
+            # What follows a step differs with the observation, which says more.
+            path = min(paths, key=lambda path: (path.startswith("next_obs"), path))
+            is_said = bool(first), bool(schema)
+            raise SchemaMismatchError(
+                session,
+                path,
+                _described(wanted.get(path), is_said[0]),
+                _described(got.get(path), is_said[1]),
+                more_count=len(paths) - 1,
+            )
+
+    def find(self, schema_hash: int) -> Schema | None:
+        """Return the schema for a hash, or None if unknown; `NO_SCHEMA` always resolves."""
+        return UNSAID if schema_hash == NO_SCHEMA else self._known.get(schema_hash)
+
+    def note(self, schema_hash: int) -> None:
+        """Remember of an admitted fragment that its producer does not say its schema."""
+        if schema_hash == NO_SCHEMA and NO_SCHEMA not in self._known and not self.is_full:
+            self._known[NO_SCHEMA] = UNSAID
+
+
+def _described(array: SchemaArray | None, is_said: bool) -> str:
+    if array is not None:
+        return array.describe()
+    return "nothing" if is_said else "no schema said"

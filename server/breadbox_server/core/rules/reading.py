@@ -1,0 +1,143 @@
+"""Reading by a cursor: what came after a chunk, in order of arrival, consuming nothing (B16).
+
+A read changes nothing, so it is no input and stands in no journal. Whoever serves it keeps the
+payloads of what was read for a while, beside the core.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from breadbox_server.core.model.description import SubscriptionDescription
+from breadbox_server.core.model.ids import SessionId, SubscriptionName
+from breadbox_server.core.model.inputs import GrantedFragment, ModelState
+from breadbox_server.core.state.buffer_state import BufferState
+from breadbox_server.core.state.chunks import Chunk
+from breadbox_server.core.state.leases import GrantedChunk, granted_fragments
+from breadbox_server.core.state.subscriptions import Subscription
+
+READ_FRAGMENTS_MAX: Final = 4096
+READ_BYTES_MAX: Final = 256 * 2**20
+"""A read ends with the chunk with which it has so many fragments, or bytes of payloads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """Where a reader stands, and how far it wants to go on."""
+
+    after: int | None
+    """The chunk up to which it has read, or None if it begins with the oldest that is held."""
+    known_session_id: SessionId | None = None
+    """The session that it knows, or None if it does not say."""
+    chunk_count_max: int = 64
+    """At least 1."""
+    subscription: SubscriptionName | None = None
+    """The one that is read: what it retains is given, too, and `after` None begins at it."""
+
+
+class ChunksRead(NamedTuple):
+    """What a reader gets."""
+
+    fragments: tuple[GrantedFragment, ...]
+    chunk_count: int
+    cursor: int
+    """The newest chunk that this read covers."""
+    skipped_count: int
+    """Chunks up to the cursor that had left before they were read."""
+    model: ModelState
+    lease_s: float
+    """Seconds that leases of the buffer live."""
+
+
+def read(state: BufferState, cursor: Cursor) -> ChunksRead:
+    """Give the held chunks after a cursor; a logarithm of what is held, and what is given.
+
+    Raises:
+        SubscriptionNotFoundError: There is no such subscription.
+    """
+    holdings = state.holdings
+    subscription = None
+    if cursor.subscription is not None:
+        subscription = holdings.subscriptions[cursor.subscription]
+    newest = holdings.closed_count - 1
+    after = _start(state, cursor, subscription)
+    version = state.model.version or 0
+    taken: list[GrantedChunk] = []
+    fragment_count, size_bytes = 0, 0
+    told_to = newest
+    for chunk in _readable(state, after, subscription):
+        if (
+            len(taken) >= cursor.chunk_count_max
+            or fragment_count >= READ_FRAGMENTS_MAX
+            or size_bytes >= READ_BYTES_MAX
+        ):
+            told_to = taken[-1].chunk.chunk_id
+            break
+        # Which chunks a reader gets is not left to chance.
+        taken.append(
+            GrantedChunk(chunk, version - chunk.version, chunk.use_count, chunk.priority, 1.0)
+        )
+        fragment_count += len(chunk.fragments)
+        size_bytes += chunk.size_bytes
+    return ChunksRead(
+        fragments=granted_fragments(taken, len(holdings.table)),
+        chunk_count=len(taken),
+        cursor=told_to,
+        skipped_count=told_to - after - len(taken),
+        model=state.model.state,
+        lease_s=state.config.lease_s,
+    )
+
+
+def _readable(state: BufferState, after: int, subscription: Subscription | None) -> Iterator[Chunk]:
+    """Yield what may be read after a chunk: what is held and, if retaining, what left."""
+    table, subscriptions = state.holdings.table, state.holdings.subscriptions
+    held = table.arrived_after(after)
+    if subscription is None or not subscription.is_retaining:
+        yield from (table[chunk_id] for chunk_id in held)
+        return
+    for chunk_id in subscriptions.with_what_left(held, after):
+        yield table[chunk_id] if chunk_id in table else subscriptions.chunk(chunk_id)
+
+
+def describe_subscriptions(state: BufferState) -> tuple[SubscriptionDescription, ...]:
+    """Show the named cursors, at the costs of `ArrivalOrder.behind`."""
+    table, subscriptions = state.holdings.table, state.holdings.subscriptions
+    found = subscriptions.all()
+    if not found:
+        return ()
+    held = table.behind(each.cursor for each in found)
+    left = subscriptions.behind(each.cursor for each in found if each.is_retaining)
+    described = []
+    for each in found:
+        count, size_bytes = held[each.cursor]
+        if each.is_retaining:
+            count += left[each.cursor].chunk_count
+            size_bytes += left[each.cursor].size_bytes
+        described.append(
+            SubscriptionDescription(
+                each.name, each.is_retaining, each.cursor, count, size_bytes, each.missed_count
+            )
+        )
+    return tuple(described)
+
+
+def _start(state: BufferState, cursor: Cursor, subscription: Subscription | None) -> int:
+    """The chunk after which reading begins."""
+    newest = state.holdings.closed_count - 1
+    after = cursor.after
+    # A cursor beyond the newest is of a buffer that was there before this one, under its name or in
+    # its journal; and so may be any that comes from another session.
+    if after is None or after > newest:
+        return _before_all(state, None) if subscription is None else subscription.cursor
+    known = cursor.known_session_id
+    if known is not None and known != state.model.session_id:
+        begin = min(after, _before_all(state, subscription))
+        return begin if subscription is None else max(begin, subscription.cursor)
+    return after
+
+
+def _before_all(state: BufferState, subscription: Subscription | None) -> int:
+    """The chunk before the first that may be read."""
+    first = next(_readable(state, -1, subscription), None)
+    return (state.holdings.closed_count if first is None else first.chunk_id) - 1

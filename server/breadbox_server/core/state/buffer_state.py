@@ -1,0 +1,211 @@
+"""All that one buffer knows, and facts that follow from it.
+
+The parts keep their own invariants; what holds between them is listed in `buffer`.
+"""
+
+import random
+from collections import deque
+from typing import Final
+
+from breadbox_server.core.limiters import Flow, make_limiter
+from breadbox_server.core.model.config import BufferConfig, FullPolicy
+from breadbox_server.core.model.description import QuarantinedFragment
+from breadbox_server.core.model.events import (
+    DiscardReason,
+    Event,
+    EvictionReason,
+    FragmentsDiscarded,
+    PayloadsDisposable,
+)
+from breadbox_server.core.model.ids import BufferName, ModelVersion
+from breadbox_server.core.model.inputs import Fragment
+from breadbox_server.core.samplers import make_remover, make_sampler
+from breadbox_server.core.state.assembly import Assembly
+from breadbox_server.core.state.counters import FRAGMENTS_DISCARDED, Counters
+from breadbox_server.core.state.flow_meter import FlowMeter
+from breadbox_server.core.state.holdings import Holdings
+from breadbox_server.core.state.leases import LeaseBook
+from breadbox_server.core.state.payloads import PayloadLedger
+from breadbox_server.core.state.session import CurrentModel
+from breadbox_server.core.state.waiters import WaiterQueue
+
+QUARANTINED_MAX: Final = 16
+"""Fragments in quarantine that are named; how many chunks there were is counted."""
+
+
+class BufferState:
+    """The parts of one buffer.
+
+    Args:
+        name: Named in every event.
+        config: Its limits.
+        draw_seed: Seed of its draws and lease ids; at least 0.
+        events: Receives everything that happens, in order.
+
+    Raises:
+        InvalidArgumentError: No sampler has the name that `config` says.
+    """
+
+    def __init__(
+        self, name: BufferName, config: BufferConfig, *, draw_seed: int, events: list[Event]
+    ) -> None:
+        self.name = name
+        self.config = config
+        self.draw_seed = draw_seed
+        self.draw_count = 0
+        """Draws ever made."""
+        self.events = events
+        self.counters = Counters()
+        self.payloads = PayloadLedger()
+        self.model = CurrentModel(self.payloads)
+        self.meter = FlowMeter()
+        self.assembly = Assembly(config.fragments_per_chunk)
+        self.holdings = Holdings(
+            name,
+            make_sampler(config.sampler, config.priority_exponent),
+            make_remover(config.remover, config.priority_exponent),
+            removal_seed=draw_seed,
+            payloads=self.payloads,
+            meter=self.meter,
+            counters=self.counters,
+            events=events,
+        )
+        self.limiter = make_limiter(config.limiter)
+        self.waiters = WaiterQueue()
+        self.leases = LeaseBook()
+        self.quarantined: deque[QuarantinedFragment] = deque(maxlen=QUARANTINED_MAX)
+        """The latest fragments of chunks that readers could not read, oldest first."""
+        self.lease_salt = 0
+        """Makes ids of leases others than those of any other process that had the same books."""
+        self._rng = random.Random()
+
+    @property
+    def version_min(self) -> int:
+        """Oldest version that is fresh; not positive while every version is."""
+        return self.model.version_min(self.config.staleness_max)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no fragment is open, held, retained or under a lease."""
+        return (
+            len(self.holdings.table) == 0
+            and self.assembly.open_chunk_count == 0
+            and self.leases.live_count == 0
+            and self.holdings.subscriptions.retained_count == 0
+        )
+
+    @property
+    def flow(self) -> Flow:
+        """What the limiter judges by."""
+        return self.meter.flow(len(self.holdings.table))
+
+    def may_grant(self, chunk_count: int, world_size: int) -> bool:
+        """Whether a request could be granted now, were it its turn."""
+        return (
+            self.holds(chunk_count)
+            and self.has_leases_for(world_size)
+            and self.limiter.may_draw(self.flow, chunk_count)
+        )
+
+    def holds(self, chunk_count: int) -> bool:
+        """Whether so many chunks can be drawn; O(chunks asked for) with replacement, else O(1)."""
+        table, config = self.holdings.table, self.config
+        if chunk_count <= len(table) or not config.with_replacement:
+            return chunk_count <= len(table)
+        uses_left = sum([config.uses_max - chunk.use_count for chunk in table.by_age()])
+        return chunk_count <= uses_left
+
+    def has_leases_for(self, world_size: int) -> bool:
+        """Whether as many more leases may live."""
+        return self.leases.live_count + world_size <= self.config.leases_max
+
+    def bytes_beyond(self, chunk_count: int) -> int:
+        """Bytes that as many chunks would need, if bytes will never let them be held; else 0.
+
+        Judged by the smallest chunk held, and only once there is no room for another one like it:
+        the first few say little of the rest. O(chunks held) then, else O(1).
+        """
+        if self.config.with_replacement:
+            chunk_count = -(-chunk_count // self.config.uses_max)
+        held_count, bytes_max = len(self.holdings.table), self.config.capacity_bytes
+        referred_bytes = self.payloads.referred_bytes
+        # Held chunks have at most these bytes on average, so the smallest has no more.
+        average_bytes = referred_bytes / held_count if held_count else 0.0
+        if (
+            held_count >= chunk_count
+            or average_bytes * chunk_count <= bytes_max
+            or referred_bytes + average_bytes <= bytes_max
+        ):
+            return 0
+        smallest_bytes = self.holdings.table.smallest_bytes()
+        needed_bytes = smallest_bytes * chunk_count
+        is_full = referred_bytes + smallest_bytes > bytes_max
+        return needed_bytes if is_full and needed_bytes > bytes_max else 0
+
+    def waiting_reason(self, chunk_count: int, world_size: int) -> str:
+        """Say in a sentence with numbers why `may_grant` is False; empty when it is True."""
+        held_count = len(self.holdings.table)
+        if self.model.version is None:
+            return "no session is current"
+        if not self.holds(chunk_count):
+            held = f"{held_count} {'chunk is' if held_count == 1 else 'chunks are'} held"
+            needed = f"{chunk_count} {'is' if chunk_count == 1 else 'are'} needed"
+            reason = f"{held} and {needed}"
+            capacity_chunks, place_count = self.config.capacity_chunks, self.holdings.place_count
+            leased_count = place_count - self.holdings.kept_count
+            blocks = self.config.full_policy is FullPolicy.BLOCK
+            if blocks and leased_count and place_count >= capacity_chunks:
+                are = "is" if leased_count == 1 else "are"
+                reason += (
+                    f", and {leased_count} of capacity_chunks ({capacity_chunks}) {are} under "
+                    "leases"
+                )
+            referred_bytes, bytes_max = self.payloads.referred_bytes, self.config.capacity_bytes
+            if held_count and referred_bytes + referred_bytes / held_count > bytes_max:
+                reason += f", and {referred_bytes} bytes of capacity_bytes ({bytes_max}) are in use"
+            return reason
+        if not self.has_leases_for(world_size):
+            return (
+                f"{self.leases.live_count} leases are alive and {world_size} more are needed, "
+                f"but leases_max is {self.config.leases_max}"
+            )
+        if not self.limiter.may_draw(self.flow, chunk_count):
+            return self.limiter.reason(self.flow, chunk_count)
+        return ""
+
+    def is_starved(self) -> bool:
+        """Whether a request waits for chunks, rather than for a lease."""
+        head = self.waiters.head()
+        return head is not None and self.has_leases_for(head.world_size)
+
+    def return_obstacle(self, version: ModelVersion, session_id: str) -> EvictionReason | None:
+        """Say why a used-up chunk that is given back could not return to the table now."""
+        if session_id != self.model.session_id:
+            return EvictionReason.SESSION_ENDED
+        if version < self.version_min:
+            return EvictionReason.STALE
+        if len(self.holdings.table) >= self.config.capacity_chunks:
+            return EvictionReason.CAPACITY
+        return None
+
+    def next_draw_rng(self) -> random.Random:
+        """Give the next draw's generator, good until the next call; `draw_count` counts it.
+
+        The n-th draw depends on the seed and n alone, not on a generator's running state: a journal
+        has no such state to hold, and a restored buffer draws what the lost one would have drawn.
+        """
+        self._rng.seed((self.draw_seed << 64) + self.draw_count)
+        return self._rng
+
+    def discard(self, fragments: list[Fragment], reason: DiscardReason) -> None:
+        """Let go of fragments that are no longer open, and report it."""
+        if fragments:
+            self.payloads.dispose(fragments)
+            self.counters.add(FRAGMENTS_DISCARDED[reason], len(fragments))
+            self.events.append(FragmentsDiscarded(self.name, reason, len(fragments)))
+
+    def tell_disposable(self) -> None:
+        """Tell what was let go of since the last call, at the end of each input (B13)."""
+        if self.payloads.has_disposable:
+            disposable = self.payloads.take_disposable()
+            self.events.append(PayloadsDisposable(self.name, disposable))

@@ -1,0 +1,397 @@
+"""Closed chunks over their whole life: held, drawn, leased, returned, evicted.
+
+Invariants:
+
+H1  A closed chunk is known while it is held, leased or retained (`subscriptions`); when nothing of
+    these, its payloads were let go.
+H2  A held chunk has fewer uses than `uses_max`, is fresh, and is of the current session.
+H3  A chunk is evicted at most once, with one reason: when it leaves the table for good, or, used
+    up, when its last lease ends.
+"""
+
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from breadbox_server.core.model.events import ChunksEvicted, Event, EvictionReason
+from breadbox_server.core.model.ids import BufferName, ChunkId, SessionId, SubscriptionName
+from breadbox_server.core.model.inputs import Fragment
+from breadbox_server.core.samplers import Sampler
+from breadbox_server.core.state.chunks import Chunk, ChunkState, ChunkTable
+from breadbox_server.core.state.counters import CHUNKS_EVICTED, Counters
+from breadbox_server.core.state.flow_meter import FlowMeter
+from breadbox_server.core.state.payloads import PayloadLedger
+from breadbox_server.core.state.subscriptions import Subscription, Subscriptions
+
+RETAINED_AFTER = frozenset({EvictionReason.USED_UP, EvictionReason.STALE})
+"""Reasons for leaving the sampler after which a subscriber's payloads stay readable."""
+
+
+class Holdings:
+    """What a buffer does with closed chunks; its callers decide why.
+
+    Args:
+        buffer: Named in the events.
+        sampler: Draws from what is held.
+        remover: Says which chunks leave for room, or None if the oldest do.
+        removal_seed: Seed of its choices.
+        payloads: Notified of every payload that is let go.
+        meter: Notified of chunks that leave without a use.
+        counters: Counts what happens.
+        events: Receives evictions.
+    """
+
+    def __init__(
+        self,
+        buffer: BufferName,
+        sampler: Sampler,
+        remover: Sampler | None,
+        *,
+        removal_seed: int,
+        payloads: PayloadLedger,
+        meter: FlowMeter,
+        counters: Counters,
+        events: list[Event],
+    ) -> None:
+        self._buffer = buffer
+        self._removal_seed = removal_seed
+        self._rng = random.Random()
+        self._payloads = payloads
+        self._meter = meter
+        self._counters = counters
+        self._events = events
+        self.table = ChunkTable(sampler, remover)
+        self.subscriptions = Subscriptions(counters)
+        self.closed_count = 0
+        """Chunks ever closed; the next one's id."""
+
+    @property
+    def kept_count(self) -> int:
+        """Chunks held, and those retained: what `capacity_chunks` bounds by evicting."""
+        return len(self.table) + self.subscriptions.retained_count
+
+    @property
+    def place_count(self) -> int:
+        """Places taken where producers wait: `kept_count`, and what a lease may bring back (B7)."""
+        return len(self.table) + self.subscriptions.out_count
+
+    @property
+    def unleased_bytes(self) -> int:
+        """Bytes that could be had by giving up all that has no lease."""
+        return self.table.unleased_bytes + self.subscriptions.unleased_bytes
+
+    def close(self, fragments: Sequence[Fragment]) -> Chunk:
+        """Make a chunk from fragments whose payloads are taken, and hold it."""
+        chunk = Chunk(ChunkId(self.closed_count), tuple(fragments))
+        self.closed_count += 1
+        self._payloads.hand_over(chunk)
+        self.table.add(chunk)
+        self._counters.add("chunks_closed")
+        return chunk
+
+    def close_each(self, fragments: Iterable[Fragment]) -> None:
+        """Make a chunk from each fragment, whose payload is not taken yet, and hold it."""
+        chunks = [
+            Chunk(ChunkId(chunk_id), (fragment,))
+            for chunk_id, fragment in enumerate(fragments, self.closed_count)
+        ]
+        self.closed_count += len(chunks)
+        for chunk in chunks:
+            self._payloads.take_chunk(chunk)
+        self.table.add_new(chunks)
+        self._counters.add("chunks_closed", len(chunks))
+
+    def restore(
+        self,
+        chunks: Collection[Chunk],
+        removed_in: Iterable[ChunkId],
+        closed_count: int,
+        subscriptions: Iterable[Subscription],
+        session_id: SessionId,
+    ) -> None:
+        """Take chunks as a snapshot has them, whose states, uses and leases are set.
+
+        Args:
+            chunks: In the order in which the sampler is to take them.
+            removed_in: Those held, in that in which the remover is.
+            closed_count: Chunks ever closed.
+            subscriptions: The named cursors, for which some chunks are retained.
+            session_id: The current one.
+
+        Raises:
+            KeyError: `removed_in` has others.
+        """
+        self.closed_count = closed_count
+        held = []
+        for chunk in chunks:
+            if chunk.state is ChunkState.HELD:
+                held.append(chunk)
+                self._payloads.take_chunk(chunk)
+            elif chunk.lease_count > 0 or chunk.state is ChunkState.RETAINED:
+                self._payloads.take_chunk(chunk)
+        self.table.restore(held, removed_in)
+        self.subscriptions.restore(subscriptions, chunks, session_id)
+
+    def use(self, chunks: Sequence[Chunk], uses_max: int) -> list[int]:
+        """Count a use and a lease of held chunks, which leave the table at `uses_max` (B10).
+
+        Args:
+            chunks: Each at most as often as it has uses left.
+            uses_max: Limit of uses.
+
+        Returns:
+            Uses of each, this one included.
+        """
+        self.table.add_leases(chunks)
+        self._counters.add("uses", len(chunks))
+        use_counts = []
+        used_up = []
+        for chunk in chunks:
+            chunk.use_count += 1
+            use_counts.append(chunk.use_count)
+            if chunk.use_count >= uses_max:
+                used_up.append(chunk)
+        self.table.remove_many(used_up, ChunkState.USED_UP)
+        for chunk in used_up:
+            self.subscriptions.hold_used_up(chunk)
+        return use_counts
+
+    def give_back(self, chunk: Chunk) -> None:
+        """Take a use back, before the lease that gave it ends (B11)."""
+        chunk.use_count -= 1
+        self._counters.add("chunks_returned")
+
+    def end_leases(
+        self,
+        chunks: Iterable[Chunk],
+        uses_max: int,
+        obstacle: Callable[[Chunk], EvictionReason | None],
+    ) -> None:
+        """End a lease on each of several chunks, and decide what becomes of them.
+
+        A chunk that was used up and has a use left again returns to the table at its old age.
+
+        Args:
+            chunks: With a lease each, on one as often as it is given. May be an iterator that looks
+                for the next one when the last has its place.
+            uses_max: Limit of uses.
+            obstacle: Why a chunk could not return now; None when nothing stands in the way.
+        """
+        given_up: dict[EvictionReason, list[int]] = {}
+        for chunk in chunks:
+            reason = self._end_lease(chunk, uses_max, obstacle)
+            if reason is not None:
+                self._leave(chunk, reason)
+                given_up.setdefault(reason, []).append(chunk.use_count)
+        for reason, use_counts in given_up.items():
+            self._tell(reason, use_counts)
+
+    def _end_lease(
+        self, chunk: Chunk, uses_max: int, obstacle: Callable[[Chunk], EvictionReason | None]
+    ) -> EvictionReason | None:
+        """End a lease on a chunk; return why the chunk is to go, or None if it is not.
+
+        A chunk that was used up and may be used again goes back into the table.
+        """
+        self.table.end_lease(chunk)
+        if chunk.state is ChunkState.USED_UP:
+            if chunk.use_count >= uses_max:
+                return None if chunk.lease_count else EvictionReason.USED_UP
+            reason = obstacle(chunk)
+            if reason is None:
+                self.subscriptions.take_back(chunk)
+                self.table.add(chunk)
+            return reason
+        if chunk.lease_count == 0:
+            if chunk.state is ChunkState.RETAINED:
+                self.subscriptions.add_unleased(chunk)
+            elif chunk.state is ChunkState.GONE:
+                self._payloads.dispose(chunk.fragments)
+        return None
+
+    def evict(self, chunks: Iterable[Chunk], reason: EvictionReason) -> int:
+        """Evict held chunks.
+
+        Args:
+            chunks: May be an iterator that looks for the next one when the last has gone.
+            reason: Told and counted.
+
+        Returns:
+            How many there were.
+        """
+        use_counts = []
+        for chunk in chunks:
+            self.table.remove(chunk, ChunkState.GONE)
+            self._let_go(chunk, reason)
+            use_counts.append(chunk.use_count)
+        self._tell(reason, use_counts)
+        return len(use_counts)
+
+    def evict_all(self, reason: EvictionReason) -> int:
+        """Evict everything held.
+
+        Returns:
+            How many chunks there were.
+        """
+        chunks = self.table.clear()
+        for chunk in chunks:
+            self._let_go(chunk, reason)
+        self._tell(reason, [chunk.use_count for chunk in chunks])
+        return len(chunks)
+
+    def evict_stale(self, version_min: int) -> int:
+        """Evict every held chunk older than a version, wherever it stands (B5).
+
+        Returns:
+            How many there were.
+        """
+        return self.evict(self._older_than(version_min), EvictionReason.STALE)
+
+    def evict_to_count(self, count_max: int) -> None:
+        """Evict, leased or not, until at most so many chunks are held and retained.
+
+        Those that are only retained go first, but for those with a lease.
+        """
+        while self.kept_count > count_max and self._miss_oldest_retained():
+            pass
+        if len(self.table) > count_max:
+            self.evict(self._beyond_count(count_max), EvictionReason.CAPACITY)
+
+    def evict_to_bytes(self, referred_bytes_max: int) -> None:
+        """Evict chunks without a lease until few enough bytes are referred to.
+
+        Those that are only retained go first. Stops early when no chunk without a lease is left;
+        check `unleased_bytes` first where the room is needed.
+        """
+        while self._payloads.referred_bytes > referred_bytes_max and self._miss_oldest_retained():
+            pass
+        self.evict(self._beyond_bytes(referred_bytes_max), EvictionReason.CAPACITY)
+
+    def evict_used_up(self, uses_max: int) -> None:
+        """Evict the chunks that have no use left under a lower limit; O(chunks held).
+
+        Those that a lease refers to leave the table, and go when their last lease ends.
+        """
+        used_up = [chunk for chunk in self.table.by_age() if chunk.use_count >= uses_max]
+        for chunk in used_up:
+            if chunk.lease_count > 0:
+                self.table.remove(chunk, ChunkState.USED_UP)
+                self.subscriptions.hold_used_up(chunk)
+        unleased = [chunk for chunk in used_up if chunk.lease_count == 0]
+        self.evict(unleased, EvictionReason.USED_UP)
+
+    def lose(self, chunk: Chunk, reason: EvictionReason) -> bool:
+        """Give up a chunk that cannot be read, unless it is given up already.
+
+        Returns:
+            Whether it was held or could have come back.
+        """
+        if chunk.state is ChunkState.HELD:
+            self.evict([chunk], reason)
+            return True
+        if chunk.state is ChunkState.USED_UP:
+            self._leave(chunk, reason)
+            self._tell(reason, [chunk.use_count])
+            return True
+        if chunk.state is ChunkState.RETAINED:
+            self._miss_retained(chunk)
+            return True
+        return False
+
+    def pass_to(self, name: SubscriptionName, chunk_id: int) -> None:
+        """Move the cursor of a subscription forward, and let go of what nobody has to pass."""
+        self._let_retained_go(self.subscriptions.acknowledge(name, chunk_id))
+
+    def unsubscribe(self, name: SubscriptionName) -> None:
+        """Delete a subscription, and let go of what it alone had to pass.
+
+        Raises:
+            SubscriptionNotFoundError: There is none of this name.
+        """
+        self._let_retained_go(self.subscriptions.remove(name))
+
+    def end_session(self) -> None:
+        """Evict everything held, and let subscriptions miss that and all that they could read."""
+        self.evict_all(EvictionReason.SESSION_ENDED)
+        for chunk in self.subscriptions.out():
+            if chunk.state is ChunkState.RETAINED:
+                self._miss_retained(chunk)
+            else:
+                # Now, and not when its leases end: readers learn now that it is not theirs.
+                self.subscriptions.take_back(chunk)
+                if self.subscriptions.wants(chunk):
+                    self.subscriptions.miss(chunk)
+
+    def _older_than(self, version_min: int) -> Iterator[Chunk]:
+        while (chunk := self.table.oldest_version()) is not None and chunk.version < version_min:
+            yield chunk
+
+    def _beyond_count(self, count_max: int) -> Iterator[Chunk]:
+        rng = self._removal_rng()
+        while len(self.table) > count_max:
+            chunk = self.table.first_to_leave(rng)
+            assert chunk is not None
+            yield chunk
+
+    def _beyond_bytes(self, referred_bytes_max: int) -> Iterator[Chunk]:
+        rng = self._removal_rng()
+        while self._payloads.referred_bytes > referred_bytes_max:
+            chunk = self.table.first_unleased_to_leave(rng)
+            if chunk is None:
+                return
+            yield chunk
+
+    def _removal_rng(self) -> random.Random:
+        """The generator of one removal, good until the next.
+
+        As that of a draw it depends on a seed and a number alone, here of chunks evicted for room
+        before: what is evicted is not written down, but follows.
+        """
+        if self.table.remover is not None:
+            evicted_count = self._counters[CHUNKS_EVICTED[EvictionReason.CAPACITY]]
+            self._rng.seed((self._removal_seed << 64) + (1 << 63) + evicted_count)
+        return self._rng
+
+    def _leave(self, chunk: Chunk, reason: EvictionReason) -> None:
+        """Evict a used-up chunk, which is out of the table already; `_tell` is the caller's."""
+        chunk.state = ChunkState.GONE
+        could_be_read = self.subscriptions.take_back(chunk)
+        self._let_go(chunk, reason, could_be_read=could_be_read)
+
+    def _let_go(self, chunk: Chunk, reason: EvictionReason, *, could_be_read: bool = True) -> None:
+        """Retain a chunk that is gone from the table, if a subscription wants it and may have it.
+
+        Else dispose of its payloads, unless a lease still refers to it.
+        """
+        if could_be_read and self.subscriptions.wants(chunk):
+            if reason in RETAINED_AFTER:
+                self.subscriptions.retain(chunk)
+                return
+            self.subscriptions.miss(chunk)
+        if chunk.lease_count == 0:
+            self._payloads.dispose(chunk.fragments)
+
+    def _let_retained_go(self, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
+            if chunk.lease_count == 0:
+                self._payloads.dispose(chunk.fragments)
+
+    def _miss_oldest_retained(self) -> bool:
+        """Give up the oldest retained chunk without a lease; whether there was one."""
+        chunk = self.subscriptions.oldest_unleased()
+        if chunk is None:
+            return False
+        self._miss_retained(chunk)
+        return True
+
+    def _miss_retained(self, chunk: Chunk) -> None:
+        self.subscriptions.let_go(chunk)
+        self.subscriptions.miss(chunk)
+        self._let_retained_go([chunk])
+
+    def _tell(self, reason: EvictionReason, use_counts: list[int]) -> None:
+        if use_counts:
+            self._counters.add(CHUNKS_EVICTED[reason], len(use_counts))
+            # Of an ended session nothing is counted any more.
+            if reason is not EvictionReason.SESSION_ENDED:
+                self._meter.drop(use_counts.count(0))
+            self._events.append(ChunksEvicted(self._buffer, reason, tuple(use_counts)))

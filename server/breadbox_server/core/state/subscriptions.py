@@ -1,0 +1,279 @@
+"""Named cursors of readers, and what retaining ones keep for them (B17).
+
+Invariants:
+
+N1  A cursor moves forward only, and never beyond the newest chunk.
+N2  A chunk is RETAINED if and only if it has left the table for its uses or its version, no lease
+    can bring it back, and a retaining subscription has not passed it, nor has it been let go since.
+N3  `unleased_bytes` is the bytes of the retained chunks to which no lease refers.
+N4  Those that retain stand in the order of their cursors.
+
+Who asks for what is retained pays for it: a chunk that leaves the table costs the same however many
+subscriptions there are, and one that is missed a logarithm of how many.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from heapq import merge
+from math import inf
+from typing import Final
+
+from breadbox_server.core.model.errors import (
+    SubscriptionExistsError,
+    SubscriptionNotFoundError,
+    SubscriptionsFullError,
+)
+from breadbox_server.core.model.ids import ChunkId, SessionId, SubscriptionName
+from breadbox_server.core.model.lazy_heap import LazyHeap
+from breadbox_server.core.state.arrivals import ArrivalOrder, Behind
+from breadbox_server.core.state.chunks import Chunk, ChunkState
+from breadbox_server.core.state.counters import Counters
+
+SUBSCRIPTIONS_MAX: Final = 256
+"""Most subscriptions of one buffer."""
+
+
+@dataclass(slots=True)
+class Subscription:
+    """A reader's cursor, kept for it."""
+
+    name: SubscriptionName
+    is_retaining: bool
+    """Whether chunks that leave the sampler are kept until it has passed them."""
+    cursor: int
+    """The chunk up to which its reader has acknowledged; -1: none."""
+    missed_count: int = 0
+    """Chunks that a retaining one lost: gone before it had passed them; as `all` returns it."""
+
+
+class Subscriptions:
+    """The subscriptions of one buffer, and the chunks out of the table that are kept for them.
+
+    Chunks of the session that are used up and still leased are kept here, too, whether anybody
+    asked or not: they may come to be retained, and are read meanwhile.
+
+    Args:
+        counters: Told of each chunk that some retaining subscription misses.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._by_name: dict[SubscriptionName, Subscription] = {}
+        self._retaining: list[Subscription] = []
+        """Those that retain, the one that is farthest behind first."""
+        self._retaining_cursors: list[int] = []
+        """Where these stand."""
+        self._retaining_min: float = inf
+        """The first of these; inf: there is none."""
+        self._missed_by_first: Counter[int] = Counter()
+        """Chunks that the first so many of them missed, for `_settle` to count for each."""
+        self._out: dict[ChunkId, Chunk] = {}
+        """Chunks of the session, out of the table, that are retained, or used up and leased."""
+        self._arrived = ArrivalOrder(self._out)
+        self._unleased: LazyHeap[ChunkId] = LazyHeap(self._is_unleased)
+        self.retained_count = 0
+        self.unleased_bytes = 0
+
+    # Subscriptions ---------------------------------------------------------------------------
+
+    def all(self) -> tuple[Subscription, ...]:
+        """List them, by name."""
+        self._settle()
+        return tuple([self._by_name[name] for name in sorted(self._by_name)])
+
+    def __getitem__(self, name: SubscriptionName) -> Subscription:
+        """Give one.
+
+        Raises:
+            SubscriptionNotFoundError: There is none of this name.
+        """
+        found = self._by_name.get(name)
+        if found is None:
+            raise SubscriptionNotFoundError(name)
+        return found
+
+    def add(self, subscription: Subscription) -> bool:
+        """Take one in; whether it was not there.
+
+        Raises:
+            SubscriptionExistsError: One of this name is of the other kind.
+            SubscriptionsFullError: There are as many as may be.
+        """
+        found = self._by_name.get(subscription.name)
+        if found is not None:
+            if found.is_retaining != subscription.is_retaining:
+                raise SubscriptionExistsError(subscription.name, found.is_retaining)
+            return False
+        if len(self._by_name) >= SUBSCRIPTIONS_MAX:
+            raise SubscriptionsFullError(SUBSCRIPTIONS_MAX)
+        self._by_name[subscription.name] = subscription
+        self._line_up()
+        return True
+
+    def remove(self, name: SubscriptionName) -> list[Chunk]:
+        """Delete one; gives the chunks that nobody has to pass any more.
+
+        Raises:
+            SubscriptionNotFoundError: There is none of this name.
+        """
+        del self._by_name[self[name].name]
+        return self._passed()
+
+    def acknowledge(self, name: SubscriptionName, chunk_id: int) -> list[Chunk]:
+        """Move a cursor forward; gives the chunks that nobody has to pass any more."""
+        moved = self[name]
+        if moved.is_retaining:
+            self._settle()
+        moved.cursor = chunk_id
+        return self._passed() if moved.is_retaining else []
+
+    def wants(self, chunk: Chunk) -> bool:
+        """Whether a retaining subscription has not passed a chunk."""
+        return chunk.chunk_id > self._retaining_min
+
+    def _line_up(self) -> None:
+        """Put those that retain in order anew, after one came, left or moved."""
+        self._settle()
+        retaining = [each for each in self._by_name.values() if each.is_retaining]
+        self._retaining = sorted(retaining, key=lambda each: each.cursor)
+        self._retaining_cursors = [each.cursor for each in self._retaining]
+        self._retaining_min = self._retaining_cursors[0] if self._retaining else inf
+
+    def _settle(self) -> None:
+        """Count for each subscription what it missed since this was done last.
+
+        To be called before any cursor moves: a cursor behind a chunk that went has missed it.
+        """
+        missed = 0
+        if self._missed_by_first:
+            for place in reversed(range(len(self._retaining))):
+                missed += self._missed_by_first[place + 1]
+                self._retaining[place].missed_count += missed
+            self._missed_by_first.clear()
+
+    def _passed(self) -> list[Chunk]:
+        """Let go of what every retaining subscription has passed now."""
+        before = self._retaining_min
+        self._line_up()
+        if self._retaining_min == before:
+            return []
+        passed = []
+        # What is retained was wanted until now: it all stands behind the cursor of before.
+        for chunk_id in () if before == inf else self._arrived.after(int(before)):
+            if chunk_id > self._retaining_min:
+                break
+            if self._out[chunk_id].state is ChunkState.RETAINED:
+                passed.append(self._out[chunk_id])
+        for chunk in passed:
+            self.let_go(chunk)
+        return passed
+
+    # Chunks ----------------------------------------------------------------------------------
+
+    def hold_used_up(self, chunk: Chunk) -> None:
+        """Take note of a chunk that has left the table for its uses, and is leased."""
+        self._out[chunk.chunk_id] = chunk
+        self._arrived.add(chunk)
+
+    def take_back(self, chunk: Chunk) -> bool:
+        """Forget such a chunk: it is in the table again, or nowhere; whether it could be read."""
+        is_known = self._out.pop(chunk.chunk_id, None) is not None
+        if is_known:
+            self._arrived.remove(chunk)
+        return is_known
+
+    @property
+    def out_count(self) -> int:
+        """Chunks of the session, out of the table, that are retained, or used up and leased."""
+        return len(self._out)
+
+    def out(self) -> list[Chunk]:
+        """List the chunks out of the table that can be read, by age."""
+        return [self._out[chunk_id] for chunk_id in sorted(self._out)]
+
+    def retain(self, chunk: Chunk) -> None:
+        """Keep a chunk that has left the table for good, until `_passed` or a caller lets it go."""
+        chunk.state = ChunkState.RETAINED
+        self.hold_used_up(chunk)
+        self.retained_count += 1
+        if chunk.lease_count == 0:
+            self.add_unleased(chunk)
+
+    def let_go(self, chunk: Chunk) -> None:
+        """Keep a retained chunk no longer; its payloads are the caller's to dispose of."""
+        chunk.state = ChunkState.GONE
+        self.retained_count -= 1
+        self.take_back(chunk)
+        if chunk.lease_count == 0:
+            self.unleased_bytes -= chunk.size_bytes
+        self._unleased.compact(self.retained_count)
+
+    def add_unleased(self, chunk: Chunk) -> None:
+        """Take note that no lease refers to a retained chunk any more."""
+        self.unleased_bytes += chunk.size_bytes
+        self._unleased.push(chunk.chunk_id)
+
+    def miss(self, chunk: Chunk) -> None:
+        """Count a chunk that is gone before every retaining subscription has passed it."""
+        self._counters.add("chunks_missed")
+        self._missed_by_first[bisect_left(self._retaining_cursors, chunk.chunk_id)] += 1
+
+    def oldest_unleased(self) -> Chunk | None:
+        """Return the first to arrive of the retained chunks without a lease, or None if none."""
+        chunk_id = self._unleased.first()
+        return None if chunk_id is None else self._out[chunk_id]
+
+    def retained(self) -> list[Chunk]:
+        """List the retained chunks, by age."""
+        return [chunk for chunk in self.out() if chunk.state is ChunkState.RETAINED]
+
+    def with_what_left(self, held: Iterator[ChunkId], after: int) -> Iterator[ChunkId]:
+        """Go through chunks that are held, and those that left and can be read, in one order."""
+        return merge(held, self._arrived.after(after))
+
+    def behind(self, chunk_ids: Iterable[int]) -> dict[int, Behind]:
+        """Count what left and can be read after each of several chunks, and its bytes."""
+        return self._arrived.behind(chunk_ids)
+
+    def chunk(self, chunk_id: ChunkId) -> Chunk:
+        """Return a chunk that `with_what_left` listed, and that is not held."""
+        return self._out[chunk_id]
+
+    def restore(
+        self,
+        subscriptions: Iterable[Subscription],
+        chunks: Iterable[Chunk],
+        session_id: SessionId,
+    ) -> None:
+        """Take subscriptions as a snapshot has them, and the chunks that they can read."""
+        for each in subscriptions:
+            self._by_name[each.name] = each
+        self._line_up()
+        for chunk in chunks:
+            if chunk.state is ChunkState.RETAINED:
+                self.retain(chunk)
+            elif chunk.state is ChunkState.USED_UP and chunk.fragments[0].session_id == session_id:
+                self.hold_used_up(chunk)
+
+    def check_invariants(self, newest: int) -> None:
+        """Assert N1 to N4; O(chunks out of the table)."""
+        for each in self._by_name.values():
+            assert -1 <= each.cursor <= newest, "N1: cursor"
+        cursors = sorted(each.cursor for each in self._by_name.values() if each.is_retaining)
+        assert self._retaining_cursors == cursors, "N4: order"
+        retained = self.retained()
+        for chunk in retained:
+            assert self.wants(chunk), "N2: retained for nobody"
+        assert self.retained_count == len(retained), "N2: count"
+        unleased = [chunk for chunk in retained if chunk.lease_count == 0]
+        assert self.unleased_bytes == sum(chunk.size_bytes for chunk in unleased), "N3: bytes"
+        self._arrived.check_invariants()
+        for chunk in self._out.values():
+            is_leased = chunk.state is ChunkState.USED_UP and chunk.lease_count > 0
+            assert is_leased or chunk.state is ChunkState.RETAINED, "N2: state"
+
+    def _is_unleased(self, chunk_id: ChunkId) -> bool:
+        chunk = self._out.get(chunk_id)
+        return chunk is not None and chunk.lease_count == 0 and chunk.state is ChunkState.RETAINED

@@ -1,0 +1,4 @@
+"""Payload bytes through the server, for clients that must not see the store.
+
+Callers: `rpc`.
+"""

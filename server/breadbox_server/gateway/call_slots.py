@@ -1,0 +1,192 @@
+"""Places of the calls that move payloads: a share for each caller, and the largest gives way."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from math import inf
+from typing import Final
+
+from breadbox_server import limits
+from breadbox_server.base.errors import GatewayFullError
+
+PATIENCE_S: Final = 1.0
+"""Seconds without a part after which a call of the largest holder may have to make room."""
+
+Key = tuple[str, str]
+"""What is bounded, and which of its kind: see `limits.GATEWAY_CALLS_OF`."""
+_ALL: Final[Key] = ("all", "")
+
+
+class Slot:
+    """The place of one call.
+
+    Args:
+        caller: The name of its token; empty: it has none.
+        peer: Its connection.
+    """
+
+    __slots__ = ("_limit", "_loop", "holder", "keys", "moved_at")
+
+    def __init__(self, caller: str, peer: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limit = asyncio.timeout(None)
+        self.keys: tuple[Key, ...] = (_ALL, ("token", caller), ("connection", peer))
+        self.holder = caller or peer
+        """Whose share it is of."""
+        self.moved_at = self._loop.time()
+        """When it last moved a part; infinite: it gives way."""
+
+    def moved(self) -> None:
+        """A part has come, or was taken."""
+        if self.moved_at != inf:
+            self.moved_at = self._loop.time()
+
+    def give_way(self) -> None:
+        """End the call: another needs what it holds. Idempotent."""
+        if self.moved_at != inf:
+            self.moved_at = inf
+            self._limit.reschedule(self._loop.time())
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Around what the call does.
+
+        Raises:
+            GatewayFullError: It had to give way.
+        """
+        try:
+            async with self._limit:
+                yield
+        except TimeoutError:
+            if not self._limit.expired():
+                raise
+            raise GatewayFullError(
+                "other callers need the room of this call, the slowest of the caller with the most"
+            ) from None
+
+
+class CallSlots:
+    """How many calls move payloads at a time: of a connection, of a caller, and altogether (G4).
+
+    A call that finds no room waits. A free slot goes to the caller that holds the fewest, then in
+    order of arrival. If all are taken and a caller with fewer waits, the largest holder's call that
+    has not moved a part for longest gives way.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[Slot, None] = {}
+        self._counts: Counter[Key] = Counter()
+        self._waiting: dict[Slot, asyncio.Future[None]] = {}
+
+    @property
+    def count(self) -> int:
+        """Calls in progress."""
+        return len(self._running)
+
+    @asynccontextmanager
+    async def taken(self, caller: str, peer: str) -> AsyncIterator[Slot]:
+        """Hold a place inside the block.
+
+        Raises:
+            GatewayFullError: None was free for `limits.GATEWAY_WAIT_S`, too many wait, or it had to
+                be given to others.
+        """
+        slot = Slot(caller, peer)
+        await self._take(slot)
+        try:
+            async with slot.held():
+                yield slot
+        finally:
+            self._leave(slot)
+
+    async def _take(self, slot: Slot) -> None:
+        if self._has_room(slot):
+            self._let(slot)
+            return
+        if len(self._waiting) >= limits.GATEWAY_WAITERS_MAX:
+            self._shorten_queue(slot)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[slot] = turn
+        try:
+            async with asyncio.timeout(limits.GATEWAY_WAIT_S):
+                while not turn.done():
+                    self._make_room(slot)
+                    await asyncio.wait((turn,), timeout=PATIENCE_S)
+        except BaseException as error:
+            if slot in self._running:
+                self._leave(slot)  # Let in within the tick that ended the wait.
+            if isinstance(error, TimeoutError):
+                raise GatewayFullError("too many calls move payloads already") from None
+            raise
+        finally:
+            self._waiting.pop(slot, None)
+        turn.result()
+
+    def _let(self, slot: Slot) -> None:
+        self._running[slot] = None
+        self._counts.update(slot.keys)
+        slot.moved()
+
+    def _leave(self, slot: Slot) -> None:
+        del self._running[slot]
+        for key in slot.keys:
+            self._counts[key] -= 1
+            if not self._counts[key]:
+                del self._counts[key]
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self.count < limits.GATEWAY_CALLS_OF["all"]:
+            held = _by_holder(self._running)
+            able = [
+                slot
+                for slot, turn in self._waiting.items()
+                if not turn.done() and self._has_room(slot)
+            ]
+            if not able:
+                return
+            slot = min(able, key=lambda each: held[each.holder])
+            self._let(slot)
+            self._waiting[slot].set_result(None)
+
+    def _has_room(self, slot: Slot, *, is_alone: bool = False) -> bool:
+        keys = slot.keys[1:] if is_alone else slot.keys
+        return all(self._counts[key] < limits.GATEWAY_CALLS_OF[key[0]] for key in keys)
+
+    def _make_room(self, wanted: Slot) -> None:
+        """Have a call of the largest holder give way, if only that keeps another from its share."""
+        if self.count < limits.GATEWAY_CALLS_OF["all"] or not self._has_room(wanted, is_alone=True):
+            return
+        slow = _of_largest(self._running, wanted)
+        slowest = min(slow, key=lambda each: each.moved_at, default=None)
+        if slowest is not None and slowest.moved_at <= _now() - PATIENCE_S:
+            slowest.give_way()
+
+    def _shorten_queue(self, wanted: Slot) -> None:
+        """Refuse the newest waiting call of the holder with the most, or else the one wanted."""
+        others = _of_largest(self._waiting, wanted)
+        refused = GatewayFullError("too many calls wait to move payloads")
+        if not others:
+            raise refused
+        turn = self._waiting.pop(others[-1])
+        if not turn.done():
+            turn.set_exception(refused)
+
+
+def _by_holder(slots: Iterable[Slot]) -> Counter[str]:
+    return Counter(slot.holder for slot in slots)
+
+
+def _of_largest(slots: Iterable[Slot], wanted: Slot) -> list[Slot]:
+    """List the slots of the largest holder, or none if one more would give the caller as many."""
+    slots = list(slots)
+    held = _by_holder(slots)
+    largest, count = held.most_common(1)[0] if held else ("", 0)
+    if held[wanted.holder] + 1 >= count:
+        return []
+    return [slot for slot in slots if slot.holder == largest]
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,163 @@
+"""Accounting of what was written through the gateway and is not announced yet, by caller (G5).
+
+A caller's own bound counts what it says that it will write, so that it begins nothing that it may
+not finish. The bound of all counts what has come of it, and a part more: a caller that says much
+and sends little takes nothing from others.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from breadbox.model.types import PayloadReference
+from breadbox_server import limits
+from breadbox_server.base.errors import GatewayFullError
+from breadbox_server.core.model.ids import PayloadId
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    expires_at: float
+    caller: str
+    reference: PayloadReference
+    give_up: Callable[[PayloadReference], None]
+    """Ends its write, or deletes it."""
+    arrived_bytes: int = 0
+    counted_bytes: int = 0
+    """The part of these that the bound of all counts."""
+
+
+class Unannounced:
+    """The accounts of unannounced payloads.
+
+    Args:
+        bytes_max: Of one caller; `limits.UNANNOUNCED_CALLERS` times that altogether.
+        keep_s: Seconds after which it has expired.
+    """
+
+    def __init__(self, bytes_max: int, *, keep_s: float) -> None:
+        self.bytes_max = bytes_max
+        self._keep_s = keep_s
+        self._held: dict[PayloadId, _Held] = {}
+        """In order of the time at which they expire."""
+        self._of: dict[str, dict[PayloadId, _Held]] = {}
+        """The same, of each caller."""
+        self._bytes: Counter[str] = Counter()
+        """That callers have said they will write."""
+        self._arrived: Counter[str] = Counter()
+        """The part of these that has come."""
+        self.total_bytes = 0
+        """That have come, altogether."""
+
+    def bytes_of(self, caller: str) -> int:
+        """What a caller has written, or is writing."""
+        return self._bytes[caller]
+
+    def add(
+        self,
+        caller: str,
+        references: Sequence[PayloadReference],
+        now: float,
+        give_up: Callable[[PayloadReference], None],
+    ) -> None:
+        """Count what a caller is about to write.
+
+        Args:
+            caller: Who.
+            references: What.
+            now: Seconds that never go back.
+            give_up: Called where one of them has to make room for others'.
+
+        Raises:
+            GatewayFullError: It would be too much of this caller.
+        """
+        self._forget_overdue(now)
+        wanted = written_bytes(references)
+        if self._bytes[caller] + wanted > self.bytes_max:
+            raise GatewayFullError(
+                f"{self._bytes[caller]} bytes are written with this token and not announced; "
+                f"{self.bytes_max} may be"
+            )
+        self._bytes[caller] += wanted
+        of_caller = self._of.setdefault(caller, {})
+        for each in references:
+            held = _Held(now + self._keep_s, caller, each, give_up)
+            self._held[PayloadId(each.payload_id)] = of_caller[PayloadId(each.payload_id)] = held
+
+    def arrive(self, payload_id: PayloadId, size_bytes: int) -> None:
+        """Count bytes of a payload that are about to come.
+
+        Raises:
+            GatewayFullError: There is no room for them altogether, and nobody holds more than their
+                sender would.
+        """
+        held = self._held.get(payload_id)
+        if held is None:
+            raise GatewayFullError("others needed the room of this payload")
+        arrived_bytes = held.arrived_bytes + size_bytes
+        more = max(arrived_bytes, limits.PAYLOAD_BYTES_COUNTED_MIN) - held.counted_bytes
+        bytes_max = self.bytes_max * limits.UNANNOUNCED_CALLERS
+        while self.total_bytes + more > bytes_max:
+            self._make_room(held.caller, more)
+        held.arrived_bytes = arrived_bytes
+        held.counted_bytes += more
+        self._arrived[held.caller] += more
+        self.total_bytes += more
+
+    def keep(
+        self, references: Sequence[PayloadReference], give_up: Callable[[PayloadReference], None]
+    ) -> None:
+        """Take note that payloads are stored whole, and of what gives them up from now on.
+
+        Raises:
+            GatewayFullError: One of them has made room for others'.
+        """
+        for each in references:
+            held = self._held.get(PayloadId(each.payload_id))
+            if held is None:
+                raise GatewayFullError("others needed the room of this payload")
+            held.give_up = give_up
+
+    def of(self, caller: str, payload_id: PayloadId) -> PayloadReference | None:
+        """A payload, if this caller wrote it and it is not announced yet."""
+        held = self._of.get(caller, {}).get(payload_id)
+        return None if held is None else held.reference
+
+    def is_anothers(self, caller: str, payload_id: PayloadId) -> bool:
+        """Whether another caller wrote a payload that is not announced yet."""
+        return payload_id in self._held and self.of(caller, payload_id) is None
+
+    def forget(self, payload_id: PayloadId) -> None:
+        """Count a payload no more: it is announced, or deleted, or another's."""
+        held = self._held.pop(payload_id, None)
+        if held is None:
+            return
+        caller = held.caller
+        self._bytes[caller] -= written_bytes([held.reference])
+        self._arrived[caller] -= held.counted_bytes
+        self.total_bytes -= held.counted_bytes
+        del self._of[caller][payload_id]
+        if not self._of[caller]:
+            del self._of[caller], self._bytes[caller], self._arrived[caller]
+
+    def _make_room(self, caller: str, more: int) -> None:
+        """Give up the oldest of the largest holder.
+
+        Raises:
+            GatewayFullError: The caller itself would be the largest holder.
+        """
+        ((largest, arrived_bytes),) = self._arrived.most_common(1)
+        if self._arrived[caller] + more >= arrived_bytes:
+            raise GatewayFullError(f"{self.total_bytes} bytes are written and not announced")
+        oldest = next(each for each in self._of[largest].values() if each.counted_bytes)
+        self.forget(PayloadId(oldest.reference.payload_id))
+        oldest.give_up(oldest.reference)
+
+    def _forget_overdue(self, now: float) -> None:
+        while self._held and next(iter(self._held.values())).expires_at <= now:
+            self.forget(next(iter(self._held)))
+
+
+def written_bytes(references: Sequence[PayloadReference]) -> int:
+    """Bytes that payloads count as: a small one costs the store more than itself."""
+    return sum(max(each.size_bytes, limits.PAYLOAD_BYTES_COUNTED_MIN) for each in references)

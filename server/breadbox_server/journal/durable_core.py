@@ -1,0 +1,237 @@
+"""The core behind the journal: what it decides takes effect once that is durable.
+
+Only this module and those that are handed a `DurableCore` touch the core, only from the loop's
+thread, and every input runs to its end without an `await`, so there is no lock. What the core
+decides takes effect in turns: the effects of a turn (replies, grants, wake-ups, deletions) happen
+once the turn is durable, at once where there is no journal.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from breadbox_server.base.clock import Clock, TimerHandle
+from breadbox_server.base.errors import AppendsFullError, QuotaExceededError, QuotaFullError
+from breadbox_server.core.buffers import BufferSet
+from breadbox_server.core.model.description import BufferDescription
+from breadbox_server.core.model.errors import DomainError, DrainingError, WaitersFullError
+from breadbox_server.core.model.events import Event
+from breadbox_server.core.model.ids import BufferName
+from breadbox_server.core.model.inputs import (
+    AdmissionOutcome,
+    Answer,
+    Appended,
+    Fragment,
+    Input,
+    ModelState,
+)
+from breadbox_server.core.snapshot import BufferSnapshot
+from breadbox_server.journal.turns import Journal, Turns
+from breadbox_server.metrics.metrics import Metrics
+
+TOLD_AT_ONCE: Final = (
+    AppendsFullError,
+    DrainingError,
+    QuotaExceededError,
+    QuotaFullError,
+    WaitersFullError,
+)
+"""Refusals that rest on nothing but what this server has room for, and that it ends."""
+
+
+class DurableCore:
+    """A `BufferSet` with its journal and its timer. Not thread-safe: for the loop's thread only.
+
+    Args:
+        buffers: The core; this is its only owner from now on.
+        clock: Source of instants and wake-ups.
+        metrics: Takes the core's events.
+        journal: Where decisions are made durable; None: they take effect at once.
+        on_events: Called with what the core decided, before it is durable; effects belong into
+            `turns.when_settled`.
+        on_pumped: Called after each `pump`: anything may have changed.
+    """
+
+    def __init__(
+        self,
+        buffers: BufferSet,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        journal: Journal | None,
+        on_events: Callable[[Sequence[Event]], None],
+        on_pumped: Callable[[], None],
+    ) -> None:
+        self.buffers = buffers
+        """The core, for looks at it; inputs go through `apply`, `apply_now` or `decide`."""
+        self.clock = clock
+        self._metrics = metrics
+        self._on_events = on_events
+        self._on_pumped = on_pumped
+        self._timer: TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._is_draining = False
+        self._used_at: dict[BufferName, float] = {}
+        """When a call last used a buffer; it is missing for those that none has used yet."""
+        self._started_at = clock.now()
+        self.undurable_models = 0
+        """Changes of models that are not durable yet."""
+        self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
+
+    # --- inputs --------------------------------------------------------------------------------
+
+    async def apply(self, command: Input[Answer]) -> Answer:
+        """Give the core one input; return its answer once it is durable.
+
+        A cancel leaves the input applied: a caller that tries again meets the core's own rules
+        for repeated inputs.
+
+        Raises:
+            DomainError: The core refuses the input, which changed nothing.
+            StoreUnavailableError: The journal has not kept up for long.
+        """
+        self.turns.check_room()
+        async with self.durable_refusals():
+            answer = self.apply_now(command)
+        await self.turns.settled()
+        return answer
+
+    def apply_now(self, command: Input[Answer]) -> Answer:
+        """Give the core one input and carry out, or queue, what comes of it.
+
+        Raises:
+            DomainError: The core refuses the input, which changed nothing.
+        """
+        try:
+            answer = self.decide(command)
+        finally:
+            self.pump()
+        if buffer := getattr(command, "buffer", None):
+            self.use(buffer)
+        return answer
+
+    def decide(self, command: Input[Answer]) -> Answer:
+        """Give the core one input of several; `pump` after the last is the caller's to call.
+
+        Raises:
+            DomainError: The core refuses the input, which changed nothing.
+        """
+        return self.buffers.apply(command, now=self.clock.now())
+
+    @asynccontextmanager
+    async def durable_refusals(self) -> AsyncIterator[None]:
+        """Delay refusals that are raised inside until what they tell of is durable.
+
+        Else a caller would know of a buffer's end, say, that a crash takes back. And until this
+        server knows that no other one has decided otherwise: it may have been replaced just now.
+        `TOLD_AT_ONCE` pass at once.
+        """
+        try:
+            yield
+        except TOLD_AT_ONCE:
+            raise
+        except DomainError:
+            await self.turns.known()
+            raise
+
+    def use(self, buffer: BufferName) -> None:
+        """Take note that a call uses a buffer now."""
+        self._used_at[buffer] = self.clock.now()
+
+    def forget(self, buffer: BufferName) -> None:
+        """Forget when a buffer that was deleted was used."""
+        self._used_at.pop(buffer, None)
+
+    # --- looks ---------------------------------------------------------------------------------
+
+    def describe(self, buffer: BufferName) -> BufferDescription:
+        """Return limits, gauges and counters of a buffer; see `BufferSet.describe`."""
+        return self.buffers.describe(buffer, now=self.clock.now())
+
+    def judge(self, buffer: BufferName, fragment: Fragment) -> Appended | None:
+        """Return what would be refused, without changing anything; see `BufferSet.judge`."""
+        return self.buffers.judge(buffer, fragment, now=self.clock.now())
+
+    def may_overtake(
+        self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome
+    ) -> bool:
+        """Say whether a fragment leaves an earlier one what it waits for; see `BufferSet`."""
+        return self.buffers.may_overtake(buffer, fragment, waits_for)
+
+    async def durable_model(self, buffer: BufferName) -> ModelState:
+        """Return what is current once that is durable; it waits only right after a change.
+
+        Raises:
+            BufferNotFoundError: No buffer has this name.
+        """
+        async with self.durable_refusals():
+            state = self.buffers.model(buffer)
+        if self.undurable_models:
+            await self.turns.settled()
+        return state
+
+    def when_settled(self, effect: Callable[[], None]) -> None:
+        """Call once everything decided so far is durable; see `Turns.when_settled`."""
+        self.turns.when_settled(effect)
+
+    def unused_s(self, buffer: BufferName) -> float:
+        """Return the seconds since a call last used a buffer, which may be deleted meanwhile."""
+        return self.clock.now() - self._used_at.get(buffer, self._started_at)
+
+    def remaining_s(self, expires_at: float) -> float:
+        """Return the seconds from now to an instant of the core, at least 0."""
+        return max(0.0, expires_at - self.clock.now())
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def check_serving(self) -> None:
+        """See that what begins now may begin.
+
+        Raises:
+            DrainingError: The server is shutting down.
+        """
+        if self._is_draining:
+            raise DrainingError
+
+    def drain(self) -> None:
+        """Refuse new fetches and fragments; `pump` is the caller's to call. Idempotent."""
+        self._is_draining = True
+        self.buffers.drain(now=self.clock.now())
+
+    def pump(self) -> None:
+        """Take what the core decided, have it made durable and carried out, and arm the timer."""
+        while True:
+            # Entries before events: an effect must wait for the entries that it follows from.
+            entries = self.buffers.take_entries()
+            if self.turns.is_journalled:
+                self.turns.add(entries)
+            events = self.buffers.take_events()
+            if not events:
+                break
+            self._metrics.observe(events)
+            self._on_events(events)
+        self._on_pumped()
+        self._rearm_timer()
+
+    def _snapshot(self) -> tuple[tuple[BufferSnapshot, ...], float]:
+        """Return the core's state, and the instant it is of.
+
+        Nothing that the state contains may stand in a later turn: what came due in a mere look
+        (`judge`, `describe`) is taken into the turn that this snapshot replaces.
+        """
+        self.pump()
+        return self.buffers.snapshot(), self.clock.now()
+
+    def _rearm_timer(self) -> None:
+        timer_at = self.buffers.next_timer()
+        if timer_at == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = timer_at
+        self._timer = None if timer_at is None else self.clock.call_at(timer_at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = self._timer_at = None
+        self.buffers.handle_timer(now=self.clock.now())
+        self.pump()

@@ -1,0 +1,331 @@
+"""The core as it was when the server ended: opened at the start, written from then on."""
+
+import asyncio
+import gc
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from time import monotonic, perf_counter, time
+from typing import Final
+
+from breadbox.model.errors import StoreError, StoreUrlError
+from breadbox.stores.common.base import PayloadCustodian
+from breadbox.stores.common.urls import parse_store_url
+from breadbox_server.base.errors import StartError
+from breadbox_server.base.jobs import CLOSE_S_MAX, bounded
+from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.model.errors import InvalidArgumentError
+from breadbox_server.core.model.ids import PayloadId
+from breadbox_server.core.model.inputs import UpdateBuffer
+from breadbox_server.core.snapshot import BufferSnapshot
+from breadbox_server.journal.compaction import SIZE_BYTES_MAX, Compaction
+from breadbox_server.journal.encoding.limits import limits_of_text, limits_to_text
+from breadbox_server.journal.recovery import Recovered, begin, look, recover
+from breadbox_server.journal.standby import Follower, Restore, Standby
+from breadbox_server.journal.storage.claims import Claim, Holder, epoch_after
+from breadbox_server.journal.storage.heartbeats import Heartbeats
+from breadbox_server.journal.storage.interface import JournalArchive, JournalError, JournalHeldError
+from breadbox_server.journal.storage.place import AUTO, NONE, JournalPlace
+from breadbox_server.journal.turn_journal import TurnJournal
+from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_CONFIG_NOTE: Final = "default_config"
+_STORE_NOTE: Final = "store"
+CLAIM_PERIOD_S: Final = 0.05
+"""Between two attempts at a journal that another server holds."""
+ENDING_S_MAX: Final = 2.0
+"""Seconds that a process that holds a directory may take to end, before it is taken to live."""
+
+
+@dataclass(slots=True)
+class JournalState:
+    """The core, and where its decisions go."""
+
+    buffers: BufferSet
+    now: float = 0.0
+    """The latest instant that an earlier process reached; 0: there was none."""
+    journal: TurnJournal | None = None
+    compaction: Compaction | None = None
+    let_go: frozenset[PayloadId] = frozenset()
+    """Payloads that the journal says were about to be deleted when the earlier process ended."""
+    note_settings: Callable[[], None] = lambda: None
+    """To be called once the core's first decisions are durable."""
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of this server's claim of the journal; 0 without a journal."""
+        return 0 if self.journal is None else self.journal.custody.epoch
+
+
+@asynccontextmanager
+async def open_journal_state(
+    settings: Settings,
+    rng: random.Random,
+    metrics: Metrics,
+    custodian: PayloadCustodian,
+    on_standby: Callable[[Standby], Awaitable[None]],
+) -> AsyncIterator[JournalState]:
+    """Build the core: from its journal, or empty; inside the block it can be written.
+
+    Blocks the loop while it reads: nobody is served yet. Before, it waits for a server that may be
+    dead, for at most `STARTING_S`. A standby follows the journal instead, in a thread, for as long
+    as another server leads.
+
+    Args:
+        settings: Where the journal is.
+        rng: Seeds what is drawn.
+        metrics: Shows what becomes of the journal.
+        custodian: The payload store.
+        on_standby: Called before a standby follows.
+
+    Raises:
+        StartError: The journal cannot be reached or read, or is not that of the store; says what,
+            why, what to do.
+    """
+    place = _choose_place(settings)
+    if place is None:
+        yield JournalState(BufferSet(rng, settings.default_config, settings.buffers_max))
+        return
+    try:
+        view = place.open_view() if settings.is_standby else None
+        archive = view or place.open_archive()
+    except JournalError as error:
+        raise _cannot_start(error) from error
+    heartbeats = Heartbeats(archive)
+    heartbeats.start()
+
+    async def close_heartbeats() -> None:
+        close = partial(asyncio.to_thread, heartbeats.close)
+        await bounded(close, CLOSE_S_MAX, "ending the heartbeats")
+
+    try:
+        check = partial(_check_store, archive, settings, custodian)
+        await check()
+        if view is not None:
+            follower = Follower(view, _restorer(settings, rng, epoch_after()))
+            standby = Standby(follower, metrics)
+            await on_standby(standby)
+            claim, found = await standby.lead(check)
+            recovered = found or _begin(archive, settings, rng)
+        else:
+            # Before the rest is read: another server could add to it meanwhile.
+            claim = await _claim(archive, takes_over=settings.takes_over)
+            recovered = _recover(archive, settings, rng, claim.epoch)
+        _apply_new_limits(archive, settings, recovered)
+        writer = place.open_writer(claim, sync=settings.has_journal_sync)
+    except JournalError as error:
+        await close_heartbeats()
+        archive.close()
+        raise _cannot_start(error) from error
+    except BaseException:
+        await close_heartbeats()
+        archive.close()
+        raise
+    journal = TurnJournal(
+        *(writer, recovered.sequence, recovered.chain), grown_entries=recovered.entry_count
+    )
+    journal.learn(recovered.entry_count, recovered.replay_s)
+    compaction = Compaction(
+        place,
+        writer,
+        journal,
+        metrics=metrics,
+        entries_max=settings.snapshot_entries,
+        size_bytes_max=min(SIZE_BYTES_MAX, place.turns_bytes_max()),
+    )
+
+    journal.notes = {
+        _CONFIG_NOTE: limits_to_text(settings.default_config),
+        _STORE_NOTE: settings.store_shown,
+    }
+
+    def note_settings() -> None:
+        heartbeats.end()  # Turns are written, and heartbeats with them.
+        for name, text in journal.notes.items():
+            if archive.read_note(name) != text:
+                archive.write_note(name, text)
+
+    try:
+        yield JournalState(
+            *(recovered.buffers, recovered.now, journal, compaction, recovered.let_go),
+            note_settings,
+        )
+    finally:
+        await close_heartbeats()
+        # The claim first: SQLite's lock goes with the archive.
+        await bounded(writer.close, CLOSE_S_MAX, "closing the journal")
+        archive.close()
+
+
+async def _check_store(
+    archive: JournalArchive, settings: Settings, custodian: PayloadCustodian
+) -> None:
+    """See that the payloads which the journal knows are not given up for a slip of the pen.
+
+    A store of another URL than at the last start in which the journal has not left word is
+    another store. Of the same URL it is the one that was, whatever it may have lost.
+
+    Raises:
+        StartError: It is another store, and the journal knows payloads; nothing was changed. Or it
+            does not answer.
+    """
+    noted = archive.read_note(_STORE_NOTE)
+    if settings.accepts_store or noted in ("", settings.store_shown):
+        return
+    try:
+        is_known = archive.identity() in await custodian.journals()
+    except StoreError as error:
+        raise StartError(f"--store {settings.store_shown} cannot be used: {error}") from error
+    if is_known or not archive.is_begun():
+        return
+    buffers = look(archive).buffers
+    if count := sum(1 for name in buffers.names() for _ in buffers.payloads(name)):
+        raise StartError(
+            f"--store {settings.store_shown} holds nothing of the journal {archive.shown}, which "
+            f"knows {count} payloads in {noted}: all of them would be given up as lost; give that "
+            "store, or start with --accept-store if it is gone"
+        )
+
+
+async def _claim(archive: JournalArchive, *, takes_over: bool) -> Claim:
+    """Claim the right to write the journal.
+
+    A holder that ended without releasing its claim is waited for until its heartbeat has expired.
+    It is displaced immediately if its process is known to be dead.
+
+    Raises:
+        StartError: Another server writes it.
+        JournalUnavailableError: It cannot be reached.
+    """
+    holder = Holder.of_this_process()
+    displaced = ""
+    left_s = inf
+    give_up_at = monotonic() + ENDING_S_MAX
+    while True:
+        try:
+            return archive.claim(holder, displaced)
+        except JournalHeldError as error:
+            other = error.holder
+            is_renewed = error.left_s is not None and error.left_s > left_s
+            is_locked = error.left_s is None and monotonic() >= give_up_at
+            if takes_over or other.is_dead():
+                displaced = other.token
+            elif is_renewed:
+                raise _is_held(archive, error, "start this one with --take-over") from error
+            if is_locked:
+                # Its lock goes with its process, and with nothing else.
+                remedy = "kill it if it hangs (--take-over cannot displace it from a directory)"
+                raise _is_held(archive, error, remedy) from error
+            left_s = inf if error.left_s is None else error.left_s
+            log.debug("%s; waiting for its end", error)
+        await asyncio.sleep(CLAIM_PERIOD_S)
+
+
+def _is_held(archive: JournalArchive, error: JournalHeldError, remedy: str) -> StartError:
+    return StartError(
+        f"--journal {archive.shown} is in use: {error}; stop that one, or {remedy}, "
+        "or name another journal"
+    )
+
+
+def check_standby(settings: Settings) -> None:
+    """See that a standby, if this is to be one, could go on wherever the other server runs.
+
+    Raises:
+        StartError: It could not: journal or payloads are on one machine, or are nowhere.
+    """
+    if not settings.is_standby:
+        return
+    if settings.takes_over:
+        raise StartError("--standby waits for the other server's end; leave --take-over out")
+    place = _choose_place(settings)
+    if place is None:
+        raise StartError(
+            "--standby goes on from a journal, and --journal is none; leave --journal out"
+        )
+    for option, is_shared in (
+        ("--journal", place.is_shared),
+        ("--store", parse_store_url(settings.store).kind != "file"),
+    ):
+        if not is_shared:
+            raise StartError(
+                f"--standby needs a {option[2:]} that both servers can reach, and a directory is "
+                f"of one machine, where one server is restarted instead; give {option} in Redis"
+            )
+
+
+def _choose_place(settings: Settings) -> JournalPlace | None:
+    is_left_open = settings.journal == AUTO
+    journal = NONE if is_left_open and settings.is_ephemeral else settings.journal
+    try:
+        return JournalPlace.choose(journal, settings.store)
+    except StoreUrlError as error:
+        raise StartError(f"--journal cannot be used: {error}") from error
+
+
+def _restorer(settings: Settings, rng: random.Random, epoch: int) -> Restore:
+    # With --seed too, a server that has the journal of an earlier one must not be its twin.
+    restored_rng = random.Random((rng.getrandbits(64) << 64) + epoch)
+
+    def restore(taken: Iterable[BufferSnapshot]) -> BufferSet:
+        return BufferSet.restore(taken, restored_rng, settings.buffers_max, is_recording=True)
+
+    return restore
+
+
+def _begin(archive: JournalArchive, settings: Settings, rng: random.Random) -> Recovered:
+    fresh = BufferSet(rng, settings.default_config, settings.buffers_max, is_recording=True)
+    return begin(archive, fresh, time())
+
+
+def _recover(
+    archive: JournalArchive, settings: Settings, rng: random.Random, epoch: int
+) -> Recovered:
+    restore = _restorer(settings, rng, epoch)
+    if not archive.is_begun():
+        return _begin(archive, settings, rng)
+    started = perf_counter()
+    recovered = recover(archive, restore)
+    # It stays, and has no cycles: not even the first collection needs to walk it.
+    gc.freeze()
+    log.info(
+        "recovered at turn %d, of these %d after the snapshot, in %.2f s; buffers: %d",
+        recovered.sequence,
+        recovered.turn_count,
+        perf_counter() - started,
+        len(recovered.buffers.names()),
+    )
+    return recovered
+
+
+def _apply_new_limits(archive: JournalArchive, settings: Settings, recovered: Recovered) -> None:
+    """Give the default buffer the limits of the command line, if these are new.
+
+    If they are as at the last start, limits that were changed meanwhile by UpdateBuffer stand.
+    """
+    wanted = settings.default_config
+    noted = archive.read_note(_CONFIG_NOTE)
+    # By value: one that this server has and the last start had not is not a change.
+    if noted and limits_of_text(noted) == wanted:
+        return
+    buffers = recovered.buffers
+    if DEFAULT_BUFFER in buffers.names():
+        try:
+            buffers.apply(UpdateBuffer(DEFAULT_BUFFER, wanted), now=recovered.now)
+        except InvalidArgumentError as error:
+            option = "--" + error.field.replace("_", "-")
+            raise StartError(
+                f"{option} {error.problem}; the buffer 'default' exists: start with the value that "
+                "it has, or delete the buffer first"
+            ) from error
+
+
+def _cannot_start(error: JournalError) -> StartError:
+    return StartError(f"--journal cannot be used: {error}")

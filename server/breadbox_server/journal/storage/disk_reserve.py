@@ -1,0 +1,140 @@
+"""Room on the journal's disk that is taken early, so that it can be given up when there is none.
+
+    DIR/reserve/<n>   parts, each a file of allocated blocks with nothing in them
+
+What makes room on a full disk, releases and deletions, goes through the journal and needs a little
+room first. Each part that is deleted gives blocks and an inode. What is on the disk is all the
+state there is: the server and its compactor, which share a reserve, need not talk about it.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Final, TypeVar
+
+from breadbox.stores.files.disk_room import MIB, DiskRoom
+from breadbox.stores.files.private_files import make_private_directory, open_new
+from breadbox_server.journal.storage.interface import JournalFullError
+
+T = TypeVar("T")
+
+FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
+FOLDER_NAME: Final = "reserve"
+PART_COUNT: Final = 8
+ROOM_PARTS: Final = 5
+"""With fewer, nothing more is taken in: what is left is for releases, and for a snapshot."""
+SNAPSHOT_PARTS: Final = 2
+"""Parts that only a snapshot may have: without one no old turn can ever be deleted."""
+SHARE: Final = 8
+"""The reserve takes one part in so many of a small file system."""
+SIZE_BYTES_MAX: Final = 16 * MIB
+"""The most that it takes of a large one."""
+REFILL_PERIOD_S: Final = 0.5
+
+
+def share_bytes(directory: Path) -> int:
+    """What the turns of a journal may take of the file system that it is on, and its log, each.
+
+    Raises:
+        OSError: The directory is not there.
+    """
+    return DiskRoom.of(directory).size_bytes // SHARE
+
+
+class Reserve:
+    """Allocated room beside a journal.
+
+    Args:
+        directory: The journal's.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, directory: Path, *, clock: Callable[[], float] = monotonic) -> None:
+        self._directory = directory
+        self._folder = directory / FOLDER_NAME
+        self._clock = clock
+        self._refill_at = 0.0
+
+    def has_room(self) -> bool:
+        """Whether so much is left that more may be taken in; fills up what can be had again."""
+        count = self._count()
+        if count < PART_COUNT and self._clock() >= self._refill_at:
+            self._refill_at = self._clock() + REFILL_PERIOD_S
+            count = self.refill()
+        return count >= ROOM_PARTS
+
+    def refill(self) -> int:
+        """Allocate parts that are not there, as far as there is room.
+
+        Returns:
+            Parts that are there.
+        """
+        with contextlib.suppress(OSError):
+            make_private_directory(self._folder)
+            part_bytes = min(share_bytes(self._directory), SIZE_BYTES_MAX) // PART_COUNT
+            for number in range(PART_COUNT):
+                if not self._is_whole(number, part_bytes) and not self._allocate(
+                    number, part_bytes
+                ):
+                    break
+        return self._count()
+
+    def with_room(self, write: Callable[[], T], *, is_snapshot: bool = False) -> T:
+        """Write, giving up one part after the other until there is room for it.
+
+        Args:
+            write: What to do; done again from its beginning.
+            is_snapshot: Whether it may have the last parts.
+
+        Raises:
+            JournalFullError: There is no room, and nothing is left to give up.
+        """
+        while True:
+            try:
+                return write()
+            except JournalFullError:
+                if not self._give_up(0 if is_snapshot else SNAPSHOT_PARTS):
+                    raise
+
+    def _give_up(self, keep: int) -> bool:
+        """Delete a part while more than `keep` are left; whether one was deleted."""
+        parts = self._parts()
+        for part in parts[keep:]:
+            with contextlib.suppress(FileNotFoundError):
+                part.unlink()
+                self._refill_at = self._clock() + REFILL_PERIOD_S
+                return True
+        return False
+
+    def _parts(self) -> list[Path]:
+        return [path for n in range(PART_COUNT) if (path := self._folder / str(n)).exists()]
+
+    def _count(self) -> int:
+        return len(self._parts())
+
+    def _is_whole(self, number: int, part_bytes: int) -> bool:
+        try:
+            return (self._folder / str(number)).stat().st_size >= part_bytes
+        except FileNotFoundError:
+            return False
+
+    def _allocate(self, number: int, part_bytes: int) -> bool:
+        """Make a part if some room is left besides it; whether it was made."""
+        room = DiskRoom.of(self._directory)
+        if room.free_bytes - part_bytes < room.kept_bytes // 2:
+            return False
+        # A part has its name only once it is whole: what a crash leaves behind is none.
+        half = self._folder / ".half"
+        descriptor = open_new(half)
+        try:
+            os.posix_fallocate(descriptor, 0, max(1, part_bytes))
+        except OSError:
+            half.unlink(missing_ok=True)
+            return False
+        finally:
+            os.close(descriptor)
+        half.replace(self._folder / str(number))
+        return True

@@ -1,0 +1,253 @@
+"""Compares the core with the payload store, both ways.
+
+A payload that the core refers to and the store lacks was lost: what refers to it goes
+(PAYLOAD_LOST). A payload that the store keeps and the core does not know is what a crash left
+between two steps: confirmed and not yet admitted, or forgotten and not yet deleted. Its producer
+may still be about to announce it, so it is deleted only after a while, if nothing has referred to
+it by then.
+
+Nothing is given up on the word of a list, which may miss what moves between nodes meanwhile: the
+store is asked for every payload by name. Of what is compared a batch at a time is in memory.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from typing import Final
+
+from breadbox.model.errors import StoreError
+from breadbox.shared.outages import OutageLog
+from breadbox.stores.common.base import PayloadCustodian
+from breadbox_server.base.clock import Clock
+from breadbox_server.core.model.errors import BufferNotFoundError
+from breadbox_server.core.model.ids import BufferName, PayloadId
+from breadbox_server.core.model.inputs import Payload
+from breadbox_server.driver import Driver
+from breadbox_server.metrics.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+PERIOD_S: Final = 1.0
+"""Between two looks at a few payloads of each buffer."""
+LOOK_PAYLOADS: Final = 8
+"""Payloads of a buffer looked at: enough to notice a store that was emptied."""
+LOOK_BATCH: Final = 16_384
+"""Payloads asked for at a time: tens of milliseconds of the loop's time. A directory is read once
+for each."""
+BEGIN_BATCH: Final = 2**18
+"""The same while nobody is served yet, and only the time until then counts."""
+CONFIRM_BATCH: Final = 4096
+"""Payloads confirmed again at a time, of which each costs more."""
+ORPHANS_HELD_MAX: Final = 65_536
+"""Orphans that are remembered; once they are deleted, it is looked for more."""
+REST_S: Final = 5.0
+"""Between two comparisons for mere suspicion, at least,"""
+REST_FACTOR: Final = 20.0
+"""and so many times as long as one takes."""
+DELETE_BATCH: Final = 256
+ORPHANS_MAX: Final = 1024
+"""Orphans that a crash may leave without a word in the journal: confirmed and not yet admitted."""
+ORPHANS_SHARE_MAX: Final = 0.5
+"""And the share of everything kept that they may be, where they are more. Beyond both, the journal
+has lost something, and what it knew is not deleted without being asked."""
+
+
+class Reconciler:
+    """Keeps core and store in agreement: at the start, and while the server runs.
+
+    Args:
+        driver: Owner of the core.
+        custodian: The store.
+        clock: Decides when orphans are old enough.
+        metrics: Counts what was lost and what was left over.
+        orphan_s: Seconds for which an unknown payload may still be announced.
+        deletes_orphans: Whether nobody but this server can know what is in the store.
+        is_asked: Whether orphans are to be deleted however many they are.
+        let_go: Payloads that the journal says were about to be deleted when the server ended.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        custodian: PayloadCustodian,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        orphan_s: float,
+        deletes_orphans: bool,
+        is_asked: bool = False,
+        let_go: frozenset[PayloadId] = frozenset(),
+    ) -> None:
+        self._driver = driver
+        self._custodian = custodian
+        self._clock = clock
+        self._metrics = metrics
+        self._orphan_s = orphan_s
+        self._deletes_orphans = deletes_orphans
+        self._is_asked = is_asked
+        self._let_go = let_go
+        self._orphans: set[PayloadId] = set()
+        self._orphans_due_at = 0.0
+        self._has_more = False
+        """Whether there are more orphans than are remembered."""
+        self._is_compared = True
+        self._incarnation = ""
+        """The store's incarnation when it was last compared."""
+        self._suspicion_count = 0
+        """The driver's count of suspicions at that time."""
+        self._rest_until = 0.0
+        self._outage = OutageLog(log, "comparing the buffers and the store")
+
+    async def begin(self, watched: str = "") -> None:
+        """Drop, before anybody is served, what was lost while no server ran.
+
+        So nothing of it is ever granted. What is left over takes longer to find, and is looked for
+        while the server serves.
+
+        Args:
+            watched: Which start of the store there was while another server led and compared. Where
+                it is still the same nothing was lost meanwhile, and no more is looked for than
+                while the server serves. Empty: nobody knows.
+
+        Raises:
+            StoreUnavailableError: The store cannot be reached.
+        """
+        self._incarnation = await self._custodian.incarnation()
+        if not watched or self._incarnation != watched:
+            await self._drop_missing(BEGIN_BATCH)
+        self._is_compared = False
+
+    async def reconcile(self) -> None:
+        """Compare everything; drop what is lost, remember what is left over.
+
+        Raises:
+            StoreUnavailableError: The store cannot be reached.
+        """
+        incarnation = await self._custodian.incarnation()
+        suspicion_count = self._driver.losses.suspicion_count
+        # A store that came back as it was a while ago may have payloads as they were before they
+        # were confirmed: there, and about to expire.
+        await self._each_batch(CONFIRM_BATCH, self._driver.losses.confirm_again)
+        self._suspicion_count = suspicion_count
+        self._orphans = await self._find_orphans() if self._deletes_orphans else set()
+        self._orphans_due_at = self._clock.now() + self._orphan_s
+        self._is_compared = True
+        # As it was before: what came back meanwhile is compared once more.
+        self._incarnation = incarnation
+        if self._orphans:
+            log.info("%d payloads in the store are of no buffer", len(self._orphans))
+
+    async def _each_batch(
+        self, size: int, look: Callable[[BufferName, list[Payload]], Awaitable[int]]
+    ) -> None:
+        """Pass every payload that the core refers to, so many at a time, to `look`."""
+        for buffer in self._driver.core.buffers.names():
+            for payloads in self._driver.core.buffers.payload_batches(buffer, size):
+                if payloads:
+                    await look(buffer, payloads)
+
+    async def _find_orphans(self) -> set[PayloadId]:
+        """Return payloads to delete, or none where so many suggest that the core is wrong.
+
+        At most `ORPHANS_HELD_MAX`, and those that the journal let go of.
+        """
+        orphans: set[PayloadId] = set()
+        kept_count = doubtful_count = 0
+        with self._metrics.store_trip("list"):
+            async for each in self._custodian.confirmed():
+                payload_id = PayloadId(each)
+                kept_count += 1
+                if self._driver.losses.is_known(payload_id):
+                    continue
+                is_doubtful = payload_id not in self._let_go
+                doubtful_count += is_doubtful
+                if not is_doubtful or doubtful_count <= ORPHANS_HELD_MAX:
+                    orphans.add(payload_id)
+        self._has_more = doubtful_count > ORPHANS_HELD_MAX
+        believable_count = max(ORPHANS_MAX, ORPHANS_SHARE_MAX * kept_count)
+        if self._is_asked or doubtful_count <= believable_count:
+            return orphans
+        log.warning(
+            "%d of %d payloads in the store are of no buffer, which is more than a crash leaves: "
+            "they are kept; put the journal back that knows them, or start with --delete-orphans",
+            doubtful_count,
+            kept_count,
+        )
+        self._has_more = False
+        return orphans & self._let_go
+
+    @property
+    def orphan_count(self) -> int:
+        """Payloads of no buffer that are remembered, to be deleted when their time has come."""
+        return len(self._orphans)
+
+    async def run(self) -> None:
+        """Look for ever; a store that cannot be reached is tried again."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            try:
+                await self.look()
+                self._outage.succeeded()
+            except StoreError as error:
+                self._outage.failed(error)
+            except BufferNotFoundError as error:
+                log.debug("%s went while it was compared; trying again", error.buffer)
+
+    async def look(self) -> None:
+        """Compare everything if something may be, or is, missing; delete orphans that are due.
+
+        Raises:
+            StoreUnavailableError: The store cannot be reached.
+            BufferNotFoundError: A buffer went while it was compared.
+        """
+        if await self._may_have_lost():
+            self._is_compared = False
+        if not self._is_compared:
+            await self.reconcile()
+        elif self._is_suspicious():
+            await self._drop_missing()
+        await self._delete_orphans()
+
+    async def _may_have_lost(self) -> bool:
+        """Whether the store is another than before, or lacks one of a few payloads."""
+        if await self._custodian.incarnation() != self._incarnation:
+            log.warning("the payload store was restarted or replaced: comparing buffers and store")
+            return True
+        for buffer in self._driver.core.buffers.names():
+            few = islice(self._driver.core.buffers.payloads(buffer), LOOK_PAYLOADS)
+            if await self._driver.losses.drop_missing(buffer, few):
+                return True
+        return False
+
+    def _is_suspicious(self) -> bool:
+        """Whether a caller may have met a loss, and it is time to look.
+
+        Not every time: comparing costs the store a look at everything that is held.
+        """
+        return (
+            self._driver.losses.suspicion_count != self._suspicion_count
+            and self._clock.now() >= self._rest_until
+        )
+
+    async def _drop_missing(self, batch: int | None = None) -> None:
+        """Ask the store for every payload that the core refers to."""
+        started_at = self._clock.now()
+        suspicion_count = self._driver.losses.suspicion_count
+        await self._each_batch(batch or LOOK_BATCH, self._driver.losses.drop_missing)
+        self._suspicion_count = suspicion_count
+        took_s = self._clock.now() - started_at
+        self._rest_until = self._clock.now() + max(REST_S, REST_FACTOR * took_s)
+
+    async def _delete_orphans(self) -> None:
+        if not self._orphans or self._clock.now() < self._orphans_due_at:
+            return
+        # What came due while the core was only looked at is on its way out, and no orphan.
+        self._driver.core.pump()
+        batch = list(islice(self._orphans, DELETE_BATCH))
+        is_known = self._driver.losses.is_known
+        unknown = [payload_id for payload_id in batch if not is_known(payload_id)]
+        await self._driver.deletions.delete_orphans(unknown)
+        self._orphans.difference_update(batch)
+        if self._has_more and not self._orphans:
+            self._is_compared = False

@@ -1,0 +1,113 @@
+"""Learners' fetches that wait: each gets its grant once that is durable, or it is given back."""
+
+import asyncio
+import logging
+
+from breadbox_server.core.model.errors import BufferNotFoundError
+from breadbox_server.core.model.events import FetchGranted, FetchRefused, WaitElapsed
+from breadbox_server.core.model.ids import BufferName, CallerId, RequestId
+from breadbox_server.core.model.inputs import CancelFetch, Fetch, UndeliveredGrant
+from breadbox_server.journal.durable_core import DurableCore
+
+log = logging.getLogger(__name__)
+
+
+class Fetches:
+    """Has the core grant fragments, and wakes those that wait for them.
+
+    Args:
+        core: Grants them.
+    """
+
+    def __init__(self, core: DurableCore) -> None:
+        self._core = core
+        self._callers: dict[CallerId, asyncio.Future[FetchGranted | WaitElapsed]] = {}
+
+    async def fetch(
+        self,
+        *,
+        buffer: BufferName,
+        request_id: RequestId,
+        fragment_count: int,
+        wait_s: float,
+        rank: int,
+        world_size: int,
+        lease_s: float | None,
+    ) -> FetchGranted | WaitElapsed:
+        """Wait for fragments for at most `wait_s` seconds.
+
+        A cancel before the grant takes the caller out of the queue. A cancel in the tick of the
+        grant, when the grant exists but nobody will ever read it, gives it back.
+
+        Raises:
+            DomainError: The core refuses the fetch, now or while it waits.
+        """
+        self._core.turns.check_room()
+        now = self._core.clock.now()
+        command = Fetch(
+            buffer=buffer,
+            request_id=request_id,
+            fragment_count=fragment_count,
+            deadline_at=now + wait_s,
+            rank=rank,
+            world_size=world_size,
+            lease_s=lease_s,
+        )
+        async with self._core.durable_refusals():
+            try:
+                caller_id = self._core.buffers.apply(command, now=now)
+            except BaseException:
+                self._core.pump()
+                raise
+        future: asyncio.Future[FetchGranted | WaitElapsed]
+        future = self._callers[caller_id] = asyncio.get_running_loop().create_future()
+        self._core.pump()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                cancel = CancelFetch(buffer, caller_id)
+                self._apply_if_buffer_lives(cancel)
+            elif future.exception() is None:
+                # The outcome landed in the tick that cancelled us: nobody else will hold it.
+                self._give_back(future.result())
+            self._core.pump()
+            raise
+        finally:
+            del self._callers[caller_id]
+
+    def take_back(self, granted: FetchGranted) -> None:
+        """Undo a grant whose reply is not sent, since its caller went away."""
+        self._give_back(granted)
+        self._core.pump()
+
+    def tell(self, event: FetchGranted | FetchRefused | WaitElapsed) -> None:
+        """Wake the fetch that an outcome, which is durable, is of."""
+        match event:
+            case FetchGranted() | WaitElapsed():
+                future = self._callers.get(event.caller_id)
+                if future is None or future.done():
+                    self._give_back(event)
+                else:
+                    future.set_result(event)
+            case FetchRefused(caller_id=caller_id, error=error):
+                future = self._callers.get(caller_id)
+                if future is not None and not future.done():
+                    future.set_exception(error)
+
+    def _give_back(self, outcome: FetchGranted | WaitElapsed) -> None:
+        """Undo a grant that its caller never received; a wait that elapsed holds nothing."""
+        if isinstance(outcome, FetchGranted):
+            self._apply_if_buffer_lives(UndeliveredGrant(outcome.buffer, outcome.lease_id))
+
+    def _apply_if_buffer_lives(self, command: CancelFetch | UndeliveredGrant) -> None:
+        """Tell the core, unless the buffer was deleted and everything of it is gone anyway."""
+        try:
+            self._core.decide(command)
+        except BufferNotFoundError:
+            log.debug("buffer %s went before a caller's end was told", command.buffer)
+
+    @property
+    def waiting_count(self) -> int:
+        """Fetches whose outcome has not been read yet."""
+        return len(self._callers)

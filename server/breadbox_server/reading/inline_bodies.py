@@ -1,0 +1,107 @@
+"""Small payloads that ride along with replies: from memory, or else from the store."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from breadbox.model.errors import StoreError
+from breadbox.stores.common.base import PayloadCustodian
+from breadbox_server.admission.inline_payloads import RecentPayloads
+from breadbox_server.admission.store_watch import StoreWatch
+from breadbox_server.base.conversion import payload_reference
+from breadbox_server.core.model.inputs import Payload
+from breadbox_server.journal.turns import OUTAGE_S
+from breadbox_server.limits import INLINE_REPLY_BYTES_MAX
+from breadbox_server.metrics.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+BODIES_S: Final = 1.0
+"""How long a reply waits for payloads that could ride along with it."""
+BODIES_READS_MAX: Final = 4
+"""Replies whose payloads are read at a time: each takes one of the few connections to the store,
+which confirmations and deletions need as well."""
+
+
+class InlineBodies:
+    """Reads the payloads that replies may carry.
+
+    Args:
+        custodian: The payload store.
+        recent: Payloads that are in memory.
+        store_watch: Says whether the store answers.
+        metrics: Takes the time of reads.
+        size_bytes_max: Bytes of a payload that may ride along; 0: none may.
+    """
+
+    def __init__(
+        self,
+        custodian: PayloadCustodian,
+        recent: RecentPayloads,
+        store_watch: StoreWatch,
+        *,
+        metrics: Metrics,
+        size_bytes_max: int,
+    ) -> None:
+        self._custodian = custodian
+        self._recent = recent
+        self._store_watch = store_watch
+        self._metrics = metrics
+        self._size_bytes_max = size_bytes_max
+        self._reads = asyncio.Semaphore(BODIES_READS_MAX)
+
+    async def read(self, payloads: Sequence[Payload], bytes_max: int) -> list[bytes]:
+        """Read small payloads that may ride along with a reply, the first of them first.
+
+        Waits for the store at most `BODIES_S`: who is told of a payload can read it there, too.
+
+        Args:
+            payloads: Somebody holds a lease on them.
+            bytes_max: Bytes that the caller would take.
+
+        Returns:
+            Of each its bytes, empty where they do not ride along; nothing where none do.
+        """
+        bodies, absent = self.at_hand(payloads, min(bytes_max, INLINE_REPLY_BYTES_MAX))
+        await self.add(bodies, payloads, absent)
+        return bodies if any(bodies) else []
+
+    def at_hand(self, payloads: Sequence[Payload], bytes_max: int) -> tuple[list[bytes], list[int]]:
+        """As `bodies`, of what is in memory; and the positions of what only the store has."""
+        left = bytes_max
+        size_max = self._size_bytes_max
+        bodies = [b""] * len(payloads)
+        absent = []
+        for position, payload in enumerate(payloads):
+            size_bytes = payload.size_bytes
+            if size_bytes <= size_max and size_bytes <= left and payload.piece_count == 1:
+                bodies[position] = self._recent.get(payload.payload_id)
+                if not bodies[position]:
+                    absent.append(position)
+                left -= size_bytes
+        return bodies, absent
+
+    async def add(
+        self, bodies: list[bytes], payloads: Sequence[Payload], positions: Sequence[int]
+    ) -> None:
+        """Read what is not at hand, unless the store is away."""
+        if positions and self._store_watch.away_s < OUTAGE_S:
+            for position, body in zip(
+                positions,
+                await self._read([payloads[each] for each in positions]),
+                strict=True,
+            ):
+                bodies[position] = body
+
+    async def _read(self, payloads: Sequence[Payload]) -> list[bytes]:
+        """Read small payloads from the store; of each its bytes, empty where it gives none."""
+        try:
+            async with asyncio.timeout(BODIES_S), self._reads:
+                with self._metrics.store_trip("read"):
+                    return await self._custodian.read(
+                        [payload_reference(each) for each in payloads]
+                    )
+        except (TimeoutError, StoreError) as error:
+            log.debug("payloads do not ride along with a reply: %s", error)
+            return [b""] * len(payloads)

@@ -1,0 +1,261 @@
+"""Leases of those who read without consuming: payloads that they load stay for a while (B16).
+
+Kept here and not in the core, since a read decides nothing: chunks leave the buffer as if nobody
+read, and only the deletion of what a reader is about to load is put off. Not durable: after a
+restart a reader may find a payload gone, and reads on from its cursor.
+
+Invariants:
+
+R1  A payload is pinned while a lease that lives has it.
+R2  What is held back was let go by its buffer, is pinned, and stands among the payloads that are on
+    their way out, so that nobody takes it for an orphan or confirms it.
+R3  Leases that live are at most `leases_max`, and bytes held back at most `kept_bytes_max`: at the
+    limit the oldest lease ends of the holder that has the most, so that none takes another's.
+"""
+
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, NamedTuple
+
+from breadbox_server.base.clock import Clock, TimerHandle
+from breadbox_server.core.model.config import check_duration
+from breadbox_server.core.model.errors import LeaseNotFoundError
+from breadbox_server.core.model.ids import BufferName, LeaseId, PayloadId
+from breadbox_server.core.model.inputs import Payload
+from breadbox_server.core.model.lazy_heap import LazyHeap
+from breadbox_server.metrics.metrics import Metrics
+
+LEASE_ID_BYTES: Final = 16
+RELEASED_REMEMBERED_MAX: Final = 4096
+"""Leases that were released, and may be released again by who did not hear the answer."""
+
+
+class ReadLease(NamedTuple):
+    """What a reader was told of its lease."""
+
+    lease_id: LeaseId
+    expires_at: float
+    lease_s: float
+    buffer: BufferName
+    holder: str
+    payload_ids: tuple[PayloadId, ...]
+
+
+@dataclass(slots=True)
+class _Pinned:
+    """A payload that readers of a buffer hold."""
+
+    buffer: BufferName
+    leases: Counter[str] = field(default_factory=Counter)
+    """Leases that live and have it, by holder."""
+    kept: Payload | None = None
+    """What it was let go as; None: it was not."""
+
+
+class ReadLeases:
+    """Which payloads readers are loading, and what had to wait for them with its deletion.
+
+    Args:
+        clock: Ends leases.
+        metrics: Shows how many there are, and what they hold back.
+        delete: Takes payloads whose deletion was put off, and is due.
+        leases_max: Leases that live at a time.
+        kept_bytes_max: Bytes held back.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        metrics: Metrics,
+        delete: Callable[[Sequence[Payload]], None],
+        leases_max: int,
+        kept_bytes_max: int,
+    ) -> None:
+        self._clock = clock
+        self._metrics = metrics
+        self._delete = delete
+        self._leases_max = leases_max
+        self._kept_bytes_max = kept_bytes_max
+        self._leases: dict[LeaseId, ReadLease] = {}
+        self._leases_of: dict[str, OrderedDict[LeaseId, None]] = {}
+        """By holder, the one first that was taken or renewed the longest ago."""
+        self._kept_bytes_of: Counter[str] = Counter()
+        """Bytes held back, by holder: what two hold counts for both."""
+        self._released: OrderedDict[LeaseId, BufferName] = OrderedDict()
+        self._by_expiry: LazyHeap[tuple[float, LeaseId]] = LazyHeap(self._is_in_order)
+        self._pinned: dict[PayloadId, _Pinned] = {}
+        """It is of one buffer, since no other may take it before it is deleted."""
+        self._kept_bytes = 0
+        self._timer: TimerHandle | None = None
+        self._timer_at = inf
+        metrics.read_leases.set_function(lambda: float(len(self._leases)))
+        metrics.read_kept_bytes.set_function(lambda: float(self._kept_bytes))
+
+    def __len__(self) -> int:
+        """Count the leases that live."""
+        return len(self._leases)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes whose deletion is put off."""
+        return self._kept_bytes
+
+    def knows(self, buffer: BufferName, lease_id: LeaseId) -> bool:
+        """Whether this is, or was a short while ago, a lease of a reader of this buffer."""
+        lease = self._leases.get(lease_id)
+        return buffer == (self._released.get(lease_id) if lease is None else lease.buffer)
+
+    def pins(self, buffer: BufferName, payload_id: PayloadId) -> bool:
+        """Whether a reader of a buffer holds a payload."""
+        pinned = self._pinned.get(payload_id)
+        return pinned is not None and pinned.buffer == buffer
+
+    def take(
+        self, buffer: BufferName, payloads: Iterable[Payload], lease_s: float, holder: str
+    ) -> ReadLease:
+        """Begin a lease on payloads that the buffer refers to now.
+
+        Args:
+            buffer: Whose they are.
+            payloads: What is read.
+            lease_s: Seconds, unless it is renewed.
+            holder: In whose share of the bounds it counts; see `Caller.holder`.
+        """
+        while len(self._leases) >= self._leases_max:
+            self._end_oldest_of_largest(
+                Counter({of: len(has) for of, has in self._leases_of.items()})
+            )
+        lease_id = LeaseId(secrets.token_hex(LEASE_ID_BYTES))
+        payload_ids = tuple([each.payload_id for each in payloads])
+        expires_at = self._clock.now() + lease_s
+        lease = ReadLease(lease_id, expires_at, lease_s, buffer, holder, payload_ids)
+        for payload_id in payload_ids:
+            pinned = self._pinned.get(payload_id)
+            if pinned is None:
+                pinned = self._pinned[payload_id] = _Pinned(buffer)
+            pinned.leases[holder] += 1
+        self._enter(lease)
+        return lease
+
+    def renew(self, lease_id: LeaseId, lease_s: float | None) -> float:
+        """Let a lease live on, and give its new expiry.
+
+        Raises:
+            InvalidArgumentError: The duration is out of range.
+            LeaseNotFoundError: It was released.
+        """
+        if lease_s is not None:
+            check_duration("lease_s", lease_s)
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            raise LeaseNotFoundError(lease_id)
+        expires_at = self._clock.now() + (lease.lease_s if lease_s is None else lease_s)
+        self._enter(lease._replace(expires_at=expires_at))
+        return expires_at
+
+    def release(self, lease_id: LeaseId) -> None:
+        """End a lease; nothing happens if it was released before."""
+        if lease_id not in self._leases:
+            return
+        self._released[lease_id] = self._leases[lease_id].buffer
+        self._end(lease_id, "released")
+        if len(self._released) > RELEASED_REMEMBERED_MAX:
+            self._released.popitem(last=False)
+
+    def hold_back(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Keep those payloads that a reader holds, let go as they are; gives the others."""
+        if not self._pinned:
+            return list(payloads)
+        left = []
+        for payload in payloads:
+            pinned = self._pinned.get(payload.payload_id)
+            if pinned is None:
+                left.append(payload)
+            elif pinned.kept is None:
+                pinned.kept = payload
+                self._kept_bytes += payload.size_bytes
+                for holder in pinned.leases:
+                    self._kept_bytes_of[holder] += payload.size_bytes
+        while self._kept_bytes > self._kept_bytes_max:
+            self._end_oldest_of_largest(self._kept_bytes_of)
+        return left
+
+    def end_of(self, buffer: BufferName) -> None:
+        """End all leases of a buffer, which is no more."""
+        for lease in [each for each in self._leases.values() if each.buffer == buffer]:
+            self._end(lease.lease_id, "ended")
+
+    def end_all(self) -> None:
+        """End all leases, and hold nothing back any more."""
+        for lease_id in list(self._leases):
+            self._end(lease_id, "ended")
+
+    def expire(self) -> None:
+        """End the leases that are over."""
+        now = self._clock.now()
+        while (entry := self._by_expiry.first()) is not None and entry[0] <= now:
+            self._end(entry[1], "expired")
+        self._rearm()
+
+    def _enter(self, lease: ReadLease) -> None:
+        self._leases[lease.lease_id] = lease
+        of_holder = self._leases_of.setdefault(lease.holder, OrderedDict())
+        of_holder[lease.lease_id] = None
+        of_holder.move_to_end(lease.lease_id)
+        self._by_expiry.push((lease.expires_at, lease.lease_id))
+        self._by_expiry.compact(len(self._leases))
+        self._rearm()
+
+    def _end_oldest_of_largest(self, shares: Counter[str]) -> None:
+        ((largest, _),) = shares.most_common(1)
+        self._end(next(iter(self._leases_of[largest])), "crowded")
+
+    def _end(self, lease_id: LeaseId, end: str) -> None:
+        lease = self._leases.pop(lease_id)
+        holder = lease.holder
+        del self._leases_of[holder][lease_id]
+        if not self._leases_of[holder]:
+            del self._leases_of[holder]
+        self._by_expiry.compact(len(self._leases))
+        self._metrics.read_leases_ended.labels(end).inc()
+        due = []
+        for payload_id in lease.payload_ids:
+            pinned = self._pinned[payload_id]
+            pinned.leases[holder] -= 1
+            if pinned.leases[holder]:
+                continue
+            del pinned.leases[holder]
+            if pinned.kept is not None:
+                self._kept_bytes_of[holder] -= pinned.kept.size_bytes
+            if pinned.leases:
+                continue
+            del self._pinned[payload_id]
+            if pinned.kept is not None:
+                self._kept_bytes -= pinned.kept.size_bytes
+                due.append(pinned.kept)
+        if not self._kept_bytes_of[holder]:
+            del self._kept_bytes_of[holder]
+        if due:
+            self._delete(due)
+
+    def _rearm(self) -> None:
+        """Have the clock call no later than the first lease ends; a call too early harms nobody."""
+        entry = self._by_expiry.first()
+        if entry is None or entry[0] >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = entry[0]
+        self._timer = self._clock.call_at(self._timer_at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at = None, inf
+        self.expire()
+
+    def _is_in_order(self, entry: tuple[float, LeaseId]) -> bool:
+        lease = self._leases.get(entry[1])
+        return lease is not None and lease.expires_at == entry[0]

@@ -1,0 +1,247 @@
+"""Reads that use nothing up: of the model, of chunks after a cursor, and of named cursors (B16)."""
+
+from functools import partial
+
+from breadbox_server.access.authorization import ANONYMOUS, Caller
+from breadbox_server.core.model.description import SubscriptionDescription
+from breadbox_server.core.model.errors import DrainingError
+from breadbox_server.core.model.ids import BufferName, ModelVersion, PayloadId, SessionId
+from breadbox_server.core.model.inputs import ModelState
+from breadbox_server.core.rules.reading import Cursor
+from breadbox_server.journal.durable_core import DurableCore
+from breadbox_server.limits import INLINE_REPLY_BYTES_MAX, SHARED_REPLIES_MAX
+from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.reading.inline_bodies import InlineBodies
+from breadbox_server.reading.lag_tracking import Arrivals
+from breadbox_server.reading.read_leases import ReadLeases
+from breadbox_server.reading.shared_replies import Passage, Reading, Reply
+from breadbox_server.reading.watchers import Watchers
+
+
+class Reads:
+    """Answers those that watch or read, and wakes those that wait for news.
+
+    Args:
+        core: What is read.
+        bodies: Payloads that ride along with replies.
+        leases: Keep what readers are about to load.
+        metrics: Counts what was read.
+        watchers_max: Callers that may watch a model at a time, and as many may wait for chunks.
+    """
+
+    def __init__(
+        self,
+        core: DurableCore,
+        bodies: InlineBodies,
+        leases: ReadLeases,
+        *,
+        metrics: Metrics,
+        watchers_max: int,
+    ) -> None:
+        self._core = core
+        self._bodies = bodies
+        self.leases = leases
+        self._metrics = metrics
+        self._watchers = Watchers(core.clock, watchers_max)
+        self._readers = Watchers(core.clock, watchers_max)
+        self._closed_counts: dict[BufferName, int] = {}
+        """Chunks that there were when readers of a buffer were last woken."""
+        self._passages: dict[tuple[BufferName, Cursor], Passage] = {}
+        """What was read since anything changed last, for others who stand at the same place."""
+        self._arrivals: dict[BufferName, Arrivals] = {}
+
+    async def watch(
+        self,
+        buffer: BufferName,
+        *,
+        session_id: SessionId,
+        model_version: ModelVersion | None,
+        lacks_weights: bool,
+        wait_s: float,
+        caller: Caller = ANONYMOUS,
+    ) -> tuple[bool, ModelState]:
+        """Wait until what is current differs from what the caller knows, at most `wait_s`.
+
+        Args:
+            buffer: Name of it.
+            session_id: What the caller knows; empty: none.
+            model_version: What the caller knows; None: none.
+            lacks_weights: Whether weights that come for that version are a difference too.
+            wait_s: Seconds; 0: not at all.
+            caller: In whose share of the callers that may watch it counts.
+
+        Returns:
+            Whether it differs, and what is current.
+
+        Raises:
+            BufferNotFoundError: No buffer has this name, or it was deleted meanwhile.
+            WatchersFullError: Too many callers watch already, and nobody has more of them.
+            DrainingError: The server is shutting down.
+        """
+
+        def differs(state: ModelState) -> bool:
+            return (state.session_id, state.model_version) != (session_id, model_version) or (
+                lacks_weights and state.weights is not None
+            )
+
+        until = self._core.clock.now() + wait_s
+        async with self._core.durable_refusals():
+            state = self._core.buffers.model(buffer)
+        self._core.use(buffer)
+        # Again after a change that is none to this caller.
+        while not differs(state) and (left_s := until - self._core.clock.now()) > 0:
+            self._core.check_serving()
+            await self._watchers.wait(buffer, left_s, caller.holder(buffer))
+            async with self._core.durable_refusals():
+                state = self._core.buffers.model(buffer)
+            self._core.use(buffer)
+        await self._core.turns.settled()
+        return differs(state), state
+
+    async def read(
+        self,
+        buffer: BufferName,
+        cursor: Cursor,
+        *,
+        wait_s: float,
+        lease_s: float | None,
+        inline_bytes_max: int = 0,
+        caller: Caller = ANONYMOUS,
+    ) -> Reading:
+        """Give the chunks after a cursor, under a lease; wait for news for at most `wait_s` (B16).
+
+        Of very many who wait for the next chunk, each gets those that come within a few
+        milliseconds together.
+
+        Raises:
+            BufferNotFoundError: No buffer has this name, or it was deleted meanwhile.
+            SubscriptionNotFoundError: The cursor is of a subscription that is not there.
+            WatchersFullError: Too many callers wait already, and nobody has more of them.
+            DrainingError: The server is shutting down.
+        """
+        self._core.check_serving()
+        until = self._core.clock.now() + wait_s
+        known = cursor.known_session_id
+        has_waited = False
+        while True:
+            async with self._core.durable_refusals():
+                passage = self._passage(buffer, cursor)
+            self._core.use(buffer)
+            found = passage.found
+            is_news = (
+                found.chunk_count > 0
+                or found.skipped_count > 0
+                or (known is not None and known != found.model.session_id)
+                or (cursor.after is not None and found.cursor < cursor.after)
+            )
+            if (left_s := until - self._core.clock.now()) <= 0:
+                break
+            if is_news:
+                is_full = found.chunk_count >= cursor.chunk_count_max
+                if has_waited or is_full or not self._readers.is_gathering(buffer):
+                    break
+                self._readers.wake_in_time(buffer)
+            has_waited = True
+            await self._readers.wait(buffer, left_s, caller.holder(buffer))
+            self._core.check_serving()
+        bytes_max = min(inline_bytes_max, INLINE_REPLY_BYTES_MAX)
+        absent: list[int] = []
+        reply = passage.replies.get(bytes_max)
+        if reply is None:
+            bodies, absent = self._bodies.at_hand(passage.payloads, bytes_max)
+            reply = Reply(bodies)
+            if not absent and reply.is_shared:
+                passage.replies[bytes_max] = reply
+        lease = None
+        if not reply.is_whole:
+            lease = self.leases.take(
+                buffer, passage.payloads, lease_s or found.lease_s, caller.holder(buffer)
+            )
+        try:
+            await self._core.turns.settled()
+            await self._bodies.add(reply.bodies, passage.payloads, absent)
+        except BaseException:
+            # Nobody will hear of it.
+            if lease is not None:
+                self.leases.release(lease.lease_id)
+            raise
+        if lease is not None and reply.is_whole:
+            self.leases.release(lease.lease_id)
+            lease = None
+        self._metrics.count_read(buffer, found.chunk_count, found.skipped_count)
+        return Reading(found, reply, lease)
+
+    def _passage(self, buffer: BufferName, cursor: Cursor) -> Passage:
+        """What comes after a cursor; looked for once for all who stand there."""
+        key = (buffer, cursor)
+        passage = self._passages.get(key)
+        if passage is None:
+            passage = Passage(self._core.buffers.read(buffer, cursor))
+            if len(self._passages) >= SHARED_REPLIES_MAX:
+                self._passages.clear()
+            self._passages[key] = passage
+        return passage
+
+    def subscriptions(self, buffer: BufferName) -> list[tuple[SubscriptionDescription, float]]:
+        """The named cursors of a buffer, each with the seconds for which it has been behind."""
+        now = self._core.clock.now()
+        arrivals = self._arrivals.setdefault(buffer, Arrivals())
+        arrivals.note(self._core.buffers.closed_count(buffer) - 1, now)
+        return [
+            (each, arrivals.lag_s(each.cursor, now))
+            for each in self._core.buffers.subscriptions(buffer)
+        ]
+
+    def look_again(self) -> None:
+        """Wake readers of buffers that closed chunks, once that is durable: anything may be new."""
+        self._passages.clear()
+        for buffer in self._readers.buffers():
+            count = self._core.buffers.closed_count(buffer)
+            if self._closed_counts.get(buffer) != count:
+                self._closed_counts[buffer] = count
+                self._core.turns.when_settled(partial(self._readers.wake_in_time, buffer))
+
+    @property
+    def watcher_count(self) -> int:
+        """Callers that watch a model."""
+        return len(self._watchers)
+
+    @property
+    def reader_count(self) -> int:
+        """Callers that wait for chunks to read."""
+        return len(self._readers)
+
+    def refers_to(self, buffer: BufferName, payload_id: PayloadId) -> bool:
+        """Whether a buffer, or who reads it, refers to a payload."""
+        return self._core.buffers.refers_to(buffer, payload_id) or self.leases.pins(
+            buffer, payload_id
+        )
+
+    def wake(self, buffer: BufferName) -> None:
+        """Let all that wait for news of a buffer look again: its model has changed."""
+        self._watchers.wake(buffer)
+        self._readers.wake(buffer)
+
+    def idle_s(self, buffer: BufferName, *, is_held: bool) -> float:
+        """Return the seconds since a call used a buffer; 0 while one waits there, or it is held.
+
+        Args:
+            buffer: Its name; it may have been deleted meanwhile.
+            is_held: Whether a fetch waits, or a lease is alive.
+        """
+        if is_held or buffer in self._watchers.buffers() or buffer in self._readers.buffers():
+            return 0.0
+        return self._core.unused_s(buffer)
+
+    def forget(self, buffer: BufferName) -> None:
+        """Let go of a buffer that was deleted; those that wait for news of it are told."""
+        self._watchers.forget(buffer)
+        self._readers.forget(buffer)
+        self._closed_counts.pop(buffer, None)
+        self._arrivals.pop(buffer, None)
+        self.leases.end_of(buffer)
+
+    def turn_away(self) -> None:
+        """End every wait with DrainingError."""
+        self._watchers.turn_away(DrainingError())
+        self._readers.turn_away(DrainingError())

@@ -1,0 +1,534 @@
+"""What stands around every call: who may make it, how errors are told, what is counted."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any, Final, NoReturn, TypeAlias
+
+import grpc
+from google.protobuf import descriptor_pool
+from google.protobuf.message import DecodeError
+from grpc_status import rpc_status
+
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.wire.message_parts import require_few_parts
+from breadbox_server.access.authorization import (
+    HEALTH,
+    SERVICE,
+    Caller,
+    Gate,
+    bearer_token,
+    caller_name,
+    calls_as,
+    check_request,
+)
+from breadbox_server.base.errors import PermissionDeniedError, StandbyError
+from breadbox_server.core.model.errors import DomainError, InvalidArgumentError
+from breadbox_server.gateway.transfers import READERS
+from breadbox_server.limits import PARTS_MAX, UNTAKEN_SMALL_BYTES
+from breadbox_server.metrics.clients import ClientCensus, role_of_method
+from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.rpc.append_stream import ItemContext, ItemStream
+from breadbox_server.rpc.failures import NOT_DONE, NotDoneError, answer_s, told
+from breadbox_server.rpc.stream_calls import Begun, House, ItemCalls, Running
+from breadbox_server.rpc.stream_turns import StreamTurns
+from breadbox_server.rpc.traffic import Call, Traffic
+from breadbox_server.rpc.untaken_answers import Held
+
+log = logging.getLogger(__name__)
+
+MaybeHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Behaviour = Callable[[Any, Context], Awaitable[Any]]
+Answer = Callable[[Call, Context], Awaitable[Any]]
+
+_METHODS: Final = frozenset(
+    SERVICE + method.name
+    for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods
+)
+"""Of the service: names that do not exist are nobody's to refuse."""
+RESERVED: Final = frozenset(
+    {
+        HEALTH + "Check",
+        *(SERVICE + name for name in ("ListBuffers", "GetBuffer", "GetStoreConfig")),
+        *(SERVICE + name for name in ("CreateBuffer", "UpdateBuffer", "DeleteBuffer")),
+    }
+)
+"""Methods that have places when all others are taken."""
+
+LARGE: Final = frozenset(
+    SERVICE + name
+    for name in ("FetchFragments", "GetPreparedFragments", "ReadFragments", "ReadPayloads")
+)
+"""Methods whose answers may be large, and take as long to make."""
+
+
+def _readable(method: str, deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """A deserializer that gives an error for what is refused: gRPC would log a traceback."""
+    kind = descriptor_pool.Default().FindMethodByName(method[1:].replace("/", ".")).input_type
+
+    def read(data: bytes) -> Any:
+        try:
+            require_few_parts(data, kind, PARTS_MAX)
+            return deserialize(data) if deserialize is not None else data
+        except DecodeError:
+            return InvalidArgumentError("request", "is no message of this method")
+        except ValueError as error:
+            return InvalidArgumentError("request", str(error))
+
+    return read
+
+
+def _sendable(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+    """A serializer that takes what is serialized already."""
+
+    def write(message: Any) -> bytes:
+        return message if type(message) is bytes or serialize is None else serialize(message)
+
+    return write
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A call in progress."""
+
+    method: str
+    request: Any
+    metadata: Iterable[tuple[str, str | bytes]]
+    limit: asyncio.Timeout
+    refusal: Exception | None = None
+
+    def refuse(self, error: Exception | None) -> None:
+        """End it with an error; None: let it go on. Idempotent."""
+        if error is not None and not self.limit.expired():
+            self.refusal = error
+            self.limit.reschedule(asyncio.get_running_loop().time())
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """The outermost interceptor: nothing that a handler raises passes it untold.
+
+    See `telling.told` for what the caller gets.
+
+    Args:
+        metrics: Takes count and latency of calls, by method and code.
+        gate: Asked about every call before its request is even read; None: all may pass.
+        census: Told of every caller whose call says what it is here for.
+        outage: Says what does not answer the server, if anything; a call that is about to run out
+            of time is told.
+        traffic: Asked whether there is a place for a call, and for its message.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        gate: Gate | None = None,
+        census: ClientCensus | None = None,
+        outage: Callable[[], Exception | None] = lambda: None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._gate = gate or Gate(None)
+        self._census = census or ClientCensus(perf_counter)
+        self._outage = outage
+        self._traffic = traffic or Traffic(metrics)
+        self._held: Callable[[], DomainError] | None = None
+        """What refuses every call of the service; None: nothing does."""
+        self._stream_turns = StreamTurns()
+        self._known: dict[str, MaybeHandler] = {}
+        self._running: set[Running] = set()
+
+    def hold(self, refusal: Callable[[], DomainError], cut_off: Exception | None = None) -> None:
+        """Refuse the calls of the service from now on, though not those that ask for health.
+
+        Args:
+            refusal: Gives what each of them is told.
+            cut_off: Ends those in progress, of which it is not known what they have done; None:
+                there are none.
+        """
+        self._held = refusal
+        for call in tuple(self._running):
+            if call.method in _METHODS:
+                call.refuse(cut_off)
+
+    def _check_held(self, method: str) -> None:
+        """See that calls are let in still: a message may have come long after its headers.
+
+        Raises:
+            DomainError: They are not.
+        """
+        if self._held is not None and method in _METHODS:
+            raise self._held()
+
+    def serve(self, outage: Callable[[], Exception | None]) -> None:
+        """Let calls in from now on, and ask `outage` what does not answer the server."""
+        self._outage = outage
+        self._held = None
+
+    def recheck(self) -> None:
+        """End the calls in progress that would not be let in any more; others' tokens changed."""
+        callers: dict[tuple[str, str], Caller | DomainError] = {}
+        for call in tuple(self._running):
+            key = (call.method, bearer_token(call.metadata))
+            if key not in callers:
+                callers[key] = self._caller_of(call)
+            call.refuse(_verdict(call, callers[key]))
+
+    def _caller_of(self, call: Running) -> Caller | DomainError:
+        try:
+            return self._gate.admit(call.method, call.metadata)
+        except DomainError as error:
+            return error
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[MaybeHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> MaybeHandler:
+        """Wrap every method, in a form in which its message is asked for by us, or never."""
+        method = handler_call_details.method
+        if self._held is not None and method in _METHODS:
+            return self._refusal(method, self._refusal_of(handler_call_details, self._held))
+        known = self._known.get(method)
+        handler = known or await continuation(handler_call_details)
+        if handler is None:
+            return None
+        try:
+            calls_as(self._gate.admit(method, handler_call_details.invocation_metadata or ()))
+        except DomainError as error:
+            return self._refusal(method, error)
+        if known is None:
+            # Methods that exist are few; names that do not exist never get here.
+            known = self._known[method] = self._wrapped(method, handler)
+        return known
+
+    def _refusal_of(
+        self, details: grpc.HandlerCallDetails, refusal: Callable[[], DomainError]
+    ) -> DomainError:
+        """Who may not call is told that alone."""
+        try:
+            calls_as(self._gate.admit(details.method, details.invocation_metadata or ()))
+        except DomainError as error:
+            return error
+        return refusal()
+
+    def _refusal(self, method: str, error: DomainError) -> MaybeHandler:
+        """A handler that refuses one call at once; its request stays unread."""
+
+        async def refuse(call: Call, context: Context) -> NoReturn:
+            if isinstance(error, PermissionDeniedError | StandbyError):
+                call.weight = 1
+            raise error
+
+        # In this form whether one answer was asked for or many: a refusal comes with none.
+        return grpc.stream_unary_rpc_method_handler(self._told(method, refuse))
+
+    def _wrapped(self, method: str, handler: Any) -> MaybeHandler:
+        parse = READERS.get(method.removeprefix(SERVICE), handler.request_deserializer)
+        read, write = _readable(method, parse), _sendable(handler.response_serializer)
+        if handler.unary_unary is not None:
+            answer = self._encoded(self._on_message(method, handler.unary_unary), write)
+            return grpc.stream_unary_rpc_method_handler(self._told(method, answer), read, write)
+        if method == SERVICE + "AppendStream":
+            answer = self._on_items(method, SERVICE + "AppendFragments", handler.stream_stream)
+        elif handler.unary_stream is not None:
+            behaviour = _writing(handler.unary_stream)
+            answer = self._counted(self._on_message(method, behaviour), write)
+        else:
+            behaviour = _writing(handler.stream_stream)
+            answer = self._counted(self._on_messages(method, behaviour), write)
+        return grpc.stream_stream_rpc_method_handler(self._told(method, answer), read, write)
+
+    def _encoded(self, answer: Answer, encode: Callable[[Any], bytes]) -> Answer:
+        """Counts the answer of a call until it is taken."""
+
+        async def encoded(call: Call, context: Context) -> bytes:
+            data = encode(await answer(call, context))
+            if len(data) > UNTAKEN_SMALL_BYTES:
+                call.held = self._traffic.hold(call, len(data))
+            return data
+
+        return encoded
+
+    def _counted(self, answer: Answer, encode: Callable[[Any], bytes]) -> Answer:
+        """Counts each answer of a call until it is taken."""
+
+        async def counted(call: Call, context: Context) -> Any:
+            counting: Any = _CountingContext(context, encode, partial(self._traffic.hold, call))
+            return await answer(call, counting)
+
+        return counted
+
+    def _on_message(self, method: str, behaviour: Behaviour) -> Answer:
+        """Answers the one message of a call."""
+        answer = self._in_time_of(method)
+
+        async def on_message(call: Call, context: Context) -> Any:
+            request = await self._receive(method, call, context)
+            if request is grpc.aio.EOF:
+                raise InvalidArgumentError("request", "is missing")
+            return await answer(method, behaviour, request, context)
+
+        return on_message
+
+    def _on_messages(self, method: str, behaviour: Behaviour) -> Answer:
+        """Answers the messages of a call, one after the other."""
+        answer = self._in_time_of(method)
+
+        async def messages(first: Any, call: Call, context: Context) -> AsyncIterator[Any]:
+            message = first
+            while message is not grpc.aio.EOF:
+                yield message
+                if method.startswith(SERVICE):
+                    # The gateway knows for how long, and how much of them may be on its way.
+                    message = _checked(await context.read())
+                else:
+                    message = await self._receive(method, call, context)
+
+        async def on_messages(call: Call, context: Context) -> Any:
+            first = await self._receive(method, call, context)
+            return await answer(method, behaviour, messages(first, call, context), context)
+
+        return on_messages
+
+    def _on_items(
+        self, method: str, item_method: str, behaviour: Callable[[Any, ItemContext], Begun]
+    ) -> Answer:
+        """Answers the messages of a stream, each as a call of its own would be."""
+
+        async def on_items(call: Call, context: Context) -> None:
+            async def receive() -> Any:
+                message = _checked(await self._traffic.next_message(call, context))
+                if not call.was_admitted and message is not None and message is not grpc.aio.EOF:
+                    self._traffic.admit(call, caller_name() or "")
+                return message
+
+            metadata = context.invocation_metadata() or ()
+            calls = ItemCalls(item_method, behaviour, metadata, call, self._house())
+            turn = partial(self._stream_turns.turn, caller_name() or call.peer)
+            hold = partial(self._traffic.hold, call)
+            untaken = partial(self._traffic.note_untaken, call)
+            with self._metrics.append_streams.track_inprogress(), closing(calls):
+                stream = ItemStream(context, receive, turn, calls.start, hold, untaken)
+                await self._while_admitted(method, context, stream.run())
+
+        return on_items
+
+    def _house(self) -> House:
+        return House(
+            self._gate, self._traffic, self._census, self._metrics, self._running, self._outage
+        )
+
+    async def _while_admitted(
+        self, method: str, context: Context, running: Coroutine[Any, Any, None]
+    ) -> None:
+        """Let a stream run until its caller's token is taken back, or calls are held off."""
+        self._check_held(method)
+        limit = asyncio.timeout(None)
+        call = _Running(method, None, context.invocation_metadata() or (), limit)
+        self._running.add(call)
+        try:
+            async with limit:
+                await running
+        except TimeoutError:
+            if call.refusal is None:
+                raise
+            raise call.refusal from None
+        finally:
+            self._running.discard(call)
+
+    async def _receive(self, method: str, call: Call, context: Context) -> Any:
+        """The next message of a call, which has a place then."""
+        request = _checked(await self._traffic.receive(call, context))
+        if request is not grpc.aio.EOF:  # As it is of a call that was given up.
+            self._traffic.admit(call, caller_name() or "", is_reserved=method in RESERVED)
+        if method in LARGE:
+            self._traffic.check_untaken(call)
+        return request
+
+    def _in_time_of(self, method: str) -> Callable[..., Awaitable[Any]]:
+        """Who answers a method: those of health and reflection may take as long as they want."""
+        is_long = not method.startswith(SERVICE) and method != HEALTH + "Check"
+        return _at_leisure if is_long else self._in_time
+
+    async def _in_time(
+        self,
+        method: str,
+        behaviour: Behaviour,
+        request: Any,
+        context: Any,
+    ) -> Any:
+        """Answer before the caller's time is up: else nobody would say what it waited for.
+
+        For the handler it is the end that the deadline itself would bring a moment later. So is
+        that of a call whose token is taken back while it waits, or of all when they are held off.
+        """
+        self._check_held(method)
+        limit = asyncio.timeout(answer_s(context.time_remaining()))
+        call = _Running(method, request, (), limit)
+        if self._gate.asks_for_tokens:
+            call.metadata = context.invocation_metadata() or ()
+            # Again: its message may have come long after its headers.
+            caller = self._gate.admit(method, call.metadata)
+            check_request(caller, method, request)
+            calls_as(caller)
+        self._running.add(call)
+        try:
+            async with limit:
+                return await behaviour(request, context)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if call.refusal is not None:
+                raise call.refusal from None
+            raise self._outage() or NotDoneError from None
+        finally:
+            self._running.discard(call)
+
+    def _told(self, path: str, answer: Answer) -> Behaviour:
+        """Gives an answer, or tells why there is none, and counts either."""
+        method = path.rpartition("/")[2]
+        role = role_of_method(path)
+        seconds = self._metrics.rpc_seconds.labels(method)
+        answered = {
+            code: self._metrics.rpcs.labels(method, code.name)
+            for code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
+        }
+
+        async def carry_out(unread: Any, context: Context) -> Any:
+            started = perf_counter()
+            code = grpc.StatusCode.OK
+            peer = context.peer()
+            call = self._traffic.begin(peer)
+            if role is not None:
+                self._census.seen(peer, role)
+            try:
+                return await answer(call, context)
+            except asyncio.CancelledError:
+                code = grpc.StatusCode.CANCELLED
+                raise
+            except grpc.aio.AbortError:
+                code = context.code() or grpc.StatusCode.UNKNOWN
+                raise
+            except NotDoneError:
+                code = grpc.StatusCode.CANCELLED
+                late = grpc.StatusCode.DEADLINE_EXCEEDED
+                try:
+                    await _end(context.abort(late, NOT_DONE))
+                except grpc.aio.AbortError:
+                    code = late
+                    raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
+                code, refusal = told(error, method)
+                await _end(context.abort_with_status(rpc_status.to_status(refusal)))
+            finally:
+                # gRPC keeps the error that ended a call beside its context: a cycle, which would
+                # keep the request as well until somebody looks for cycles.
+                del unread, context
+                self._traffic.answered(call)
+                elapsed_s = perf_counter() - started
+                seconds.observe(elapsed_s)
+                counter = answered.get(code)
+                if counter is None:
+                    counter = self._metrics.rpcs.labels(method, code.name)
+                counter.inc()
+                if (name := caller_name()) is not None:
+                    self._metrics.count_token_call(name, code.name)
+                if log.isEnabledFor(logging.DEBUG):
+                    log.debug("%s %s %.1f ms", method, code.name, elapsed_s * 1e3)
+
+        return carry_out
+
+
+class _CountingContext:
+    """The context of a call that is answered by messages, each of them counted until it is taken.
+
+    Args:
+        context: As gRPC gives it.
+        encode: Makes bytes of a message.
+        hold: Counts bytes, unless there is no room for them.
+    """
+
+    def __init__(
+        self, context: Context, encode: Callable[[Any], bytes], hold: Callable[[int], Held]
+    ) -> None:
+        self._context = context
+        self._encode = encode
+        self._hold = hold
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        """Send a message; returns once it is taken, or on its way behind others that are.
+
+        Raises:
+            ServerBusyError: There is no room for it.
+        """
+        data = self._encode(message)
+        if len(data) <= UNTAKEN_SMALL_BYTES:
+            await self._context.write(data)
+            return
+        with closing(self._hold(len(data))):
+            await self._context.write(data)
+
+
+def _checked(request: Any) -> Any:
+    """A message that could be read.
+
+    Raises:
+        InvalidArgumentError: It could not.
+    """
+    if isinstance(request, InvalidArgumentError):
+        raise request
+    return request
+
+
+async def _at_leisure(method: str, behaviour: Behaviour, request: Any, context: Context) -> Any:
+    return await behaviour(request, context)
+
+
+def _writing(behaviour: Any) -> Behaviour:
+    """What answers with a stream, as a coroutine that writes to its context."""
+    if not inspect.isasyncgenfunction(behaviour):
+        return behaviour  # type: ignore[no-any-return]  # gRPC's other form of the same
+
+    async def write(request: Any, context: Context) -> None:
+        async for answer in behaviour(request, context):
+            await context.write(answer)
+
+    return write
+
+
+def _verdict(call: Running, caller: Caller | DomainError) -> DomainError | None:
+    """Why a call in progress would not be let in any more; None: it would."""
+    if isinstance(caller, DomainError):
+        return caller
+    try:
+        check_request(caller, call.method, call.request)
+    except DomainError as error:
+        return error
+    return None
+
+
+async def _end(aborting: Awaitable[NoReturn]) -> NoReturn:
+    """Tell a caller how its call ended.
+
+    Raises:
+        AbortError: It was told; gRPC wants to see this.
+        asyncio.CancelledError: It has gone, and gRPC, which can send it nothing any more, is only
+            about to cancel the call: a server that was stopped for a while sees both at once.
+    """
+    try:
+        await aborting
+    except grpc.aio.AbortError as told:
+        told.__context__ = None  # It leads to the request as well.
+        raise
+    except grpc.aio.InternalError as error:
+        log.debug("nobody could be told how a call ended: %s", error)
+        raise asyncio.CancelledError from None

@@ -1,0 +1,639 @@
+"""The gRPC methods: convert, call the driver, convert back. No decision is made here.
+
+Whatever a method raises is told to the caller by `breadbox_server.rpc.interceptors`.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any, Final
+
+import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from breadbox.stores.gateway.frames import pack
+from breadbox.v1 import buffer_pb2, replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
+from breadbox_server.access.authorization import Role, current_caller
+from breadbox_server.admission.appends import Appending
+from breadbox_server.base import conversion as convert
+from breadbox_server.base.errors import GatewayOffError
+from breadbox_server.core.model.config import BufferConfig
+from breadbox_server.core.model.description import BufferDescription
+from breadbox_server.core.model.errors import InvalidArgumentError
+from breadbox_server.core.model.events import FetchGranted
+from breadbox_server.core.model.ids import (
+    BufferName,
+    LeaseId,
+    ModelVersion,
+    RequestId,
+    SessionId,
+    SubscriptionName,
+)
+from breadbox_server.core.model.inputs import (
+    Acknowledge,
+    AdmissionOutcome,
+    Appended,
+    CreateBuffer,
+    DeleteBuffer,
+    EndSession,
+    GrantedFragment,
+    ModelState,
+    PublishModel,
+    ReleaseLease,
+    RenewLease,
+    StartSession,
+    Subscribe,
+    Unsubscribe,
+    UpdateBuffer,
+)
+from breadbox_server.core.model.validation import check_buffer_name, check_int
+from breadbox_server.driver import Driver
+from breadbox_server.gateway.transfers import Gateway, Incoming, Message, first_message
+from breadbox_server.limits import (
+    EPISODES_MAX,
+    GATEWAY_PAYLOADS_MAX,
+    PAGE_SIZE,
+    PAGE_SIZE_MAX,
+    SHARED_REPLY_BYTES_MAX,
+)
+from breadbox_server.metrics.episodes import totals_of
+from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.rpc.append_stream import ItemContext
+
+pb = replay_buffer_service_pb2
+Context = grpc.aio.ServicerContext[Any, Any]
+
+WAIT_S_MAX: Final = 300.0
+"""Longest wait of a fetch or a watch; callers that want to wait longer ask again."""
+REPLY_MARGIN_S: Final = 0.25
+"""Kept free before a call's deadline, so that "elapsed" still reaches the caller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAdvice:
+    """What clients are told about the payload store. `repr` would show the URL; never log it."""
+
+    url: str
+    producers_url: str
+    """The same, for tokens of producers."""
+    unannounced_s: float
+    piece_size_bytes: int
+    inline_size_bytes_max: int
+    producers_inline_size_bytes_max: int
+    """The same, for tokens of producers."""
+    server_version: str
+    journal_epoch: Callable[[], int] = int
+    """Of the server's claim of its journal, as it is now; 0: it has none."""
+    concerns: Sequence[str] = ()
+    """Settings under which the store may lose payloads, or the journal turns."""
+
+
+class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServicer):
+    """All methods, on one driver.
+
+    Args:
+        driver: Runs the core.
+        metrics: Takes reported episodes.
+        store_advice: The answer to GetStoreConfig.
+        default_config: What CreateBuffer takes for limits that are not given.
+        gateway: Moves payloads; None: this server hands none on.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        metrics: Metrics,
+        store_advice: StoreAdvice,
+        default_config: BufferConfig,
+        gateway: Gateway | None = None,
+    ) -> None:
+        self._gateway = gateway
+        self._driver = driver
+        self._metrics = metrics
+        self._store_advice = store_advice
+        self._default_config = default_config
+
+    async def StartSession(
+        self, request: pb.StartSessionRequest, context: Context
+    ) -> pb.StartSessionResponse:
+        """Make a session current."""
+        version = ModelVersion(request.model_version) if request.HasField("model_version") else None
+        state = await self._driver.core.apply(
+            StartSession(
+                convert.buffer_name(request.buffer), convert.session_id(request.session_id), version
+            )
+        )
+        return pb.StartSessionResponse(
+            session_id=state.session_id, model_version=state.model_version
+        )
+
+    async def EndSession(
+        self, request: pb.EndSessionRequest, context: Context
+    ) -> pb.EndSessionResponse:
+        """End a session."""
+        await self._driver.core.apply(
+            EndSession(convert.buffer_name(request.buffer), SessionId(request.session_id))
+        )
+        return pb.EndSessionResponse()
+
+    async def PublishModel(
+        self, request: pb.PublishModelRequest, context: Context
+    ) -> pb.PublishModelResponse:
+        """Move the model version forward."""
+        if not request.HasField("model_version"):
+            raise InvalidArgumentError("model_version", "must be given")
+        weights = None
+        if request.HasField("weights"):
+            weights = convert.weights(request.weights)
+        published = await self._driver.publishing.publish(
+            PublishModel(
+                convert.buffer_name(request.buffer),
+                SessionId(request.session_id),
+                ModelVersion(request.model_version),
+                weights,
+            ),
+            current_caller(),
+        )
+        if self._gateway is not None and weights is not None and published.weights_taken:
+            self._gateway.unannounced.forget(weights.payload_id)
+        return pb.PublishModelResponse(
+            model_version=published.model_version,
+            evicted_chunk_count=published.evicted_chunk_count,
+        )
+
+    async def WatchModel(
+        self, request: pb.WatchModelRequest, context: Context
+    ) -> pb.WatchModelResponse:
+        """Wait for a session, version or weights that the caller does not know."""
+        # Looked up first: what is told is durable once the watch has come back.
+        has_ended = self._driver.core.buffers.has_ended(
+            convert.buffer_name(request.buffer), SessionId(request.known_session_id)
+        )
+        changed, state = await self._driver.reading.watch(
+            convert.buffer_name(request.buffer),
+            session_id=SessionId(request.known_session_id),
+            model_version=(
+                ModelVersion(request.known_model_version)
+                if request.HasField("known_model_version")
+                else None
+            ),
+            lacks_weights=request.HasField("known_weights") and not request.known_weights,
+            wait_s=_wait_s(request, context),
+            caller=current_caller(),
+        )
+        return pb.WatchModelResponse(
+            known_session_ended=has_ended,
+            changed=changed,
+            session_id=state.session_id,
+            model_version=state.model_version,
+            weights=None if state.weights is None else convert.to_payload(state.weights),
+        )
+
+    async def AppendFragments(
+        self, request: pb.AppendFragmentsRequest, context: Context
+    ) -> pb.AppendFragmentsResponse:
+        """Admit fragments, one result each: as an append of a stream that has but one."""
+        append = self.AppendStream(request, context)
+        try:
+            await append.wait()
+            return append.answer()
+        finally:
+            append.end()
+
+    def AppendStream(
+        self, request: pb.AppendFragmentsRequest, context: Context | ItemContext
+    ) -> "_Append":
+        """Begin to answer one append of a stream; the interceptor takes them one by one."""
+        wanted = _WantedAppend(request, context)
+        appending = self._driver.appends.begin(
+            *(wanted.buffer, wanted.fragments, wanted.caller, wanted.schemas, wanted.bodies),
+            wait_s=wanted.wait_s,
+        )
+        return _Append(appending, partial(self._append_response, wanted))
+
+    def _append_response(
+        self, wanted: "_WantedAppend", results: Sequence[Appended | None], state: ModelState
+    ) -> pb.AppendFragmentsResponse:
+        buffer = wanted.buffer
+        if self._gateway is not None:
+            for fragment, result in zip(wanted.fragments, results, strict=True):
+                if result is not None and result.outcome is AdmissionOutcome.ADMITTED:
+                    self._gateway.unannounced.forget(fragment.payload.payload_id)
+        credit = self._driver.appends.credit(buffer, wanted.caller)
+        retry_delay = None
+        if any(result is not None and result.outcome.asks_to_wait for result in results):
+            delay_s = self._driver.core.describe(buffer).config.retry_delay_s
+            # Who has waited here need not do so again.
+            waited_s = min(perf_counter() - wanted.began_at, wanted.wait_s)
+            retry_delay = convert.to_duration(max(0.0, delay_s - waited_s))
+        response = pb.AppendFragmentsResponse(
+            session_id=state.session_id,
+            model_version=state.model_version,
+            append_credit_count=credit.fragment_count,
+            append_credit_bytes=credit.size_bytes,
+            retry_delay=retry_delay,
+        )
+        convert.add_append_results(results, response.results)
+        return response
+
+    async def FetchFragments(
+        self, request: pb.FetchFragmentsRequest, context: Context
+    ) -> pb.FetchFragmentsResponse:
+        """Wait for fragments."""
+        inline_bytes_max = convert.inline_bytes_max(request)
+        outcome = await self._driver.fetches.fetch(
+            buffer=convert.buffer_name(request.buffer),
+            request_id=RequestId(request.request_id),
+            fragment_count=request.fragment_count,
+            wait_s=_wait_s(request, context),
+            rank=request.rank,
+            world_size=request.world_size or 1,
+            lease_s=convert.lease_s(request),
+        )
+        if not isinstance(outcome, FetchGranted):
+            return pb.FetchFragmentsResponse(
+                wait_elapsed=pb.FetchWaitElapsed(waiting_reason=outcome.reason)
+            )
+        try:
+            bodies = await self._bodies(outcome.fragments, inline_bytes_max)
+        except asyncio.CancelledError:
+            self._driver.fetches.take_back(outcome)
+            raise
+        response = pb.FetchFragmentsResponse()
+        # In place: what is handed to a constructor is copied, payloads and all.
+        grant = response.grant
+        grant.lease.CopyFrom(self._lease(outcome.lease_id, outcome.expires_at))
+        grant.session_id = outcome.session_id
+        grant.model_version = outcome.model_version
+        grant.payloads.extend(bodies)
+        convert.add_references(outcome.fragments, grant.fragments)
+        return response
+
+    async def GetPreparedFragments(
+        self, request: pb.GetPreparedFragmentsRequest, context: Context
+    ) -> pb.GetPreparedFragmentsResponse:
+        """List all shares of a granted request."""
+        async with self._driver.core.durable_refusals():
+            granted = self._driver.core.buffers.prepared(
+                convert.buffer_name(request.buffer), RequestId(request.request_id)
+            )
+        await self._driver.turns.settled()
+        response = pb.GetPreparedFragmentsResponse()
+        convert.add_references(granted, response.fragments)
+        return response
+
+    async def ReadFragments(self, request: pb.ReadFragmentsRequest, context: Context) -> bytes:
+        """Tell what came after a cursor; a ReadFragmentsResponse, encoded once for all like it."""
+        inline_bytes_max = convert.inline_bytes_max(request)
+        found, reply, lease = await self._driver.reading.read(
+            convert.buffer_name(request.buffer),
+            convert.cursor(request),
+            wait_s=_wait_s(request, context),
+            lease_s=convert.lease_s(request),
+            inline_bytes_max=inline_bytes_max if self._inline_size_bytes_max() else 0,
+            caller=current_caller(),
+        )
+        encoded = reply.encoded
+        if not encoded:
+            response = pb.ReadFragmentsResponse(
+                cursor=found.cursor,
+                skipped_chunk_count=found.skipped_count,
+                session_id=found.model.session_id,
+                model_version=found.model.model_version,
+                payloads=reply.bodies if any(reply.bodies) else (),
+            )
+            convert.add_references(found.fragments, response.fragments)
+            encoded = response.SerializeToString()
+            if len(encoded) <= SHARED_REPLY_BYTES_MAX:
+                reply.encoded = encoded
+        if lease is None:
+            return encoded
+        # Encoded messages that stand one after the other are one message with the fields of both.
+        told = pb.ReadFragmentsResponse(lease=self._lease(lease.lease_id, lease.expires_at))
+        return encoded + told.SerializeToString()
+
+    async def _bodies(self, granted: Sequence[GrantedFragment], bytes_max: int) -> list[bytes]:
+        """Payloads that ride along with a reply; none where the caller asks for none.
+
+        Nor where it has the store nearer than this server.
+        """
+        if not bytes_max or not granted or not self._inline_size_bytes_max():
+            return []
+        return await self._driver.bodies.read(
+            [each.fragment.payload for each in granted], bytes_max
+        )
+
+    def _inline_size_bytes_max(self) -> int:
+        """Bytes of a payload up to which it rides along with this caller's calls."""
+        if current_caller().role is Role.PRODUCER:
+            return self._store_advice.producers_inline_size_bytes_max
+        return self._store_advice.inline_size_bytes_max
+
+    async def CreateSubscription(
+        self, request: pb.CreateSubscriptionRequest, context: Context
+    ) -> pb.CreateSubscriptionResponse:
+        """Make a named cursor."""
+        buffer, name = convert.buffer_name(request.buffer), SubscriptionName(request.name)
+        after = request.after_chunk_id if request.HasField("after_chunk_id") else None
+        await self._driver.core.apply(Subscribe(buffer, name, request.retaining, after))
+        async with self._driver.core.durable_refusals():
+            found = self._driver.reading.subscriptions(buffer)
+        created = [convert.to_subscription(*each) for each in found if each[0].name == name]
+        return pb.CreateSubscriptionResponse(subscription=created[0] if created else None)
+
+    async def AcknowledgeChunks(
+        self, request: pb.AcknowledgeChunksRequest, context: Context
+    ) -> pb.AcknowledgeChunksResponse:
+        """Move a named cursor forward."""
+        await self._driver.core.apply(
+            Acknowledge(
+                convert.buffer_name(request.buffer),
+                SubscriptionName(request.subscription),
+                request.chunk_id,
+            )
+        )
+        return pb.AcknowledgeChunksResponse()
+
+    async def DeleteSubscription(
+        self, request: pb.DeleteSubscriptionRequest, context: Context
+    ) -> pb.DeleteSubscriptionResponse:
+        """Delete a named cursor."""
+        buffer, name = convert.buffer_name(request.buffer), SubscriptionName(request.name)
+        await self._driver.core.apply(Unsubscribe(buffer, name))
+        self._metrics.forget_subscription(buffer, name)
+        return pb.DeleteSubscriptionResponse()
+
+    async def RenewLease(
+        self, request: pb.RenewLeaseRequest, context: Context
+    ) -> pb.RenewLeaseResponse:
+        """Let a lease live on."""
+        lease_id = LeaseId(request.lease_id)
+        expires_at = await self._driver.renew(
+            RenewLease(convert.buffer_name(request.buffer), lease_id, convert.lease_s(request))
+        )
+        return pb.RenewLeaseResponse(lease=self._lease(lease_id, expires_at))
+
+    async def ReleaseLease(
+        self, request: pb.ReleaseLeaseRequest, context: Context
+    ) -> pb.ReleaseLeaseResponse:
+        """End a lease."""
+        await self._driver.release(
+            ReleaseLease(
+                convert.buffer_name(request.buffer),
+                LeaseId(request.lease_id),
+                convert.release_mode(request.mode),
+            ),
+            convert.unreadable(request.unreadable_payload_ids),
+        )
+        return pb.ReleaseLeaseResponse()
+
+    async def UpdatePriorities(
+        self, request: pb.UpdatePrioritiesRequest, context: Context
+    ) -> pb.UpdatePrioritiesResponse:
+        """Set priorities of chunks, and evict others."""
+        done = await self._driver.core.apply(convert.priorities(request))
+        return pb.UpdatePrioritiesResponse(**done._asdict())
+
+    async def CreateBuffer(
+        self, request: pb.CreateBufferRequest, context: Context
+    ) -> pb.CreateBufferResponse:
+        """Make a buffer."""
+        name = BufferName(request.name)
+        await self._driver.create_buffer(
+            CreateBuffer(name, convert.config(request.config, self._default_config)),
+            current_caller(),
+        )
+        return pb.CreateBufferResponse(buffer=self._buffer(name))
+
+    async def UpdateBuffer(
+        self, request: pb.UpdateBufferRequest, context: Context
+    ) -> pb.UpdateBufferResponse:
+        """Change the limits of a buffer."""
+        name = convert.buffer_name(request.name)
+        async with self._driver.core.durable_refusals():
+            current = self._driver.core.describe(name).config
+        wanted = convert.updated_config(request, current, self._default_config)
+        await self._driver.core.apply(UpdateBuffer(name, wanted))
+        return pb.UpdateBufferResponse(buffer=self._buffer(name))
+
+    async def DeleteBuffer(
+        self, request: pb.DeleteBufferRequest, context: Context
+    ) -> pb.DeleteBufferResponse:
+        """Delete a buffer with everything in it; there is no default for the name."""
+        await self._driver.delete_buffer(DeleteBuffer(BufferName(request.name)))
+        return pb.DeleteBufferResponse()
+
+    async def ListBuffers(
+        self, request: pb.ListBuffersRequest, context: Context
+    ) -> pb.ListBuffersResponse:
+        """Show a page of the buffers that the caller may use."""
+        check_int("page_size", request.page_size, 0, 2**31 - 1)
+        if request.page_token:
+            check_buffer_name("page_token", request.page_token)
+        size = min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
+        caller = current_caller()
+        listed = self._driver.listed()
+        # The token is the last name of the page before: what comes and goes meanwhile moves nobody.
+        names = [name for name in listed if name > request.page_token and caller.may_use(name)]
+        buffers = [
+            to_buffer(listed[name] or self._driver.core.describe(name)) for name in names[:size]
+        ]
+        await self._driver.turns.settled_or_away()
+        self._tell_problems(buffers)
+        return pb.ListBuffersResponse(
+            buffers=buffers, next_page_token=names[size - 1] if len(names) > size else ""
+        )
+
+    async def GetBuffer(
+        self, request: pb.GetBufferRequest, context: Context
+    ) -> pb.GetBufferResponse:
+        """Show one buffer."""
+        async with self._driver.core.durable_refusals():
+            seen = self._driver.core.describe(convert.buffer_name(request.name))
+            buffer = to_buffer(seen)
+            buffer.schemas.extend(map(convert.to_schema, seen.schemas))
+            buffer.subscriptions.extend(
+                [
+                    convert.to_subscription(*each)
+                    for each in self._driver.reading.subscriptions(seen.name)
+                ]
+            )
+        await self._driver.turns.settled_or_away()
+        self._tell_problems([buffer])
+        return pb.GetBufferResponse(buffer=buffer)
+
+    async def GetStoreConfig(
+        self, request: pb.GetStoreConfigRequest, context: Context
+    ) -> pb.GetStoreConfigResponse:
+        """Say where payloads live."""
+        advice = self._store_advice
+        is_producer = current_caller().role is Role.PRODUCER
+        server_time = Timestamp()
+        server_time.FromNanoseconds(time.time_ns())
+        return pb.GetStoreConfigResponse(
+            store_url=advice.producers_url if is_producer else advice.url,
+            unannounced_duration=convert.to_duration(advice.unannounced_s),
+            piece_size_bytes=advice.piece_size_bytes,
+            inline_size_bytes_max=self._inline_size_bytes_max(),
+            server_version=advice.server_version,
+            server_time=server_time,
+            journal_epoch=advice.journal_epoch(),
+            store_concerns=advice.concerns,
+        )
+
+    async def ReportEpisodes(
+        self, request: pb.ReportEpisodesRequest, context: Context
+    ) -> pb.ReportEpisodesResponse:
+        """Count finished episodes; either all of them or, if one is malformed, none."""
+        async with self._driver.core.durable_refusals():
+            self._driver.core.buffers.model(convert.buffer_name(request.buffer))
+        check_int("episodes", len(request.episodes), 1, EPISODES_MAX)
+        caller = current_caller()
+        self._driver.appends.quotas.charge_report(caller, len(request.episodes))
+        self._metrics.count_report(caller.name, totals_of(request.episodes))
+        return pb.ReportEpisodesResponse()
+
+    async def WritePayloads(self, requests: AsyncIterator[Message], context: Context) -> None:
+        """Write payloads on behalf of the caller; answers by way of the context."""
+        gateway = self._open_gateway()
+
+        async def tell() -> None:
+            await context.write(pb.WritePayloadsResponse())
+
+        first = await first_message(requests)
+        references = await gateway.write(
+            current_caller(), context.peer(), first.size_bytes, Incoming(first, requests), tell
+        )
+        await context.write(pb.WritePayloadsResponse(payloads=map(convert.to_payload, references)))
+
+    async def ReadPayloads(self, request: pb.ReadPayloadsRequest, context: Context) -> None:
+        """Read payloads on behalf of the caller; answers by way of the context."""
+
+        async def send(part: memoryview) -> None:
+            await context.write(pack([part]))
+
+        await self._open_gateway().read(
+            current_caller(), context.peer(), convert.ranges(request.ranges), send
+        )
+
+    async def DiscardPayloads(
+        self, request: pb.DiscardPayloadsRequest, context: Context
+    ) -> pb.DiscardPayloadsResponse:
+        """Delete payloads that the caller wrote and will not announce."""
+        check_int("payload_ids", len(request.payload_ids), 0, GATEWAY_PAYLOADS_MAX)
+        discarded = self._open_gateway().discard(current_caller(), request.payload_ids)
+        self._driver.deletions.put([convert.payload_of(each) for each in discarded])
+        return pb.DiscardPayloadsResponse()
+
+    def _open_gateway(self) -> Gateway:
+        if self._gateway is None:
+            raise GatewayOffError
+        self._driver.core.check_serving()
+        return self._gateway
+
+    def _buffer(self, name: BufferName) -> buffer_pb2.Buffer:
+        return to_buffer(self._driver.core.describe(name))
+
+    def _tell_problems(self, buffers: Sequence[buffer_pb2.Buffer]) -> None:
+        """Say with what was read what the whole server suffers from, and who is not used.
+
+        That journal or store do not answer: what was read may not be durable yet. And that
+        producers are held back.
+        """
+        outage = self._driver.outage()
+        for buffer in buffers:
+            is_held = bool(buffer.state.waiter_count or buffer.state.lease_count)
+            idle_s = self._driver.reading.idle_s(BufferName(buffer.name), is_held=is_held)
+            buffer.state.idle_duration.CopyFrom(convert.to_duration(idle_s))
+            buffer.state.outage = "" if outage is None else str(outage)
+            buffer.state.hold = self._driver.appends.hold()
+
+    def _lease(self, lease_id: LeaseId, expires_at: float) -> pb.Lease:
+        remaining_s = self._driver.core.remaining_s(expires_at)
+        return pb.Lease(lease_id=lease_id, remaining_duration=convert.to_duration(remaining_s))
+
+
+def to_buffer(seen: BufferDescription) -> buffer_pb2.Buffer:
+    """One buffer as it is now."""
+    return buffer_pb2.Buffer(
+        name=seen.name,
+        config=convert.to_config(seen.config),
+        session_id=seen.model.session_id,
+        model_version=seen.model.model_version,
+        state=buffer_pb2.BufferState(
+            chunk_count=seen.chunk_count,
+            retained_chunk_count=seen.retained_count,
+            open_chunk_count=seen.open_chunk_count,
+            open_fragment_count=seen.open_fragment_count,
+            fragment_count=seen.fragment_count,
+            payload_bytes=seen.payload_bytes,
+            lease_count=seen.lease_count,
+            waiter_count=seen.waiter_count,
+            worker_count=seen.worker_count,
+            counters=seen.counters,
+            chunk_count_by_staleness=seen.chunk_count_by_staleness,
+            inserted_chunk_count=seen.inserted_count,
+            delivered_chunk_count=seen.delivered_count,
+            waiting_reason=seen.waiting_reason,
+            quarantined=[
+                buffer_pb2.QuarantinedFragment(**each._asdict()) for each in seen.quarantined
+            ],
+            latest_request_id=seen.latest_request_id,
+        ),
+    )
+
+
+class _WantedAppend:
+    """What an AppendFragmentsRequest asks for.
+
+    Raises:
+        InvalidArgumentError: Something in it is malformed.
+    """
+
+    __slots__ = ("began_at", "bodies", "buffer", "caller", "fragments", "schemas", "wait_s")
+
+    def __init__(self, request: pb.AppendFragmentsRequest, context: Context | ItemContext) -> None:
+        self.buffer = convert.buffer_name(request.buffer)
+        self.bodies = list(request.payloads)
+        self.fragments = convert.fragments(request.fragments, self.bodies)
+        self.schemas = convert.schemas(request.schemas) if request.schemas else {}
+        self.began_at = perf_counter()
+        self.wait_s = _wait_s(request, context)
+        self.caller = current_caller()
+
+
+class _Append:
+    """An append on its way to its answer: of a call, or of a stream, where it needs no task."""
+
+    __slots__ = ("_appending", "_respond", "done", "end", "is_settled", "settle", "wait")
+
+    def __init__(
+        self,
+        appending: Appending,
+        respond: Callable[[Sequence[Appended | None], ModelState], pb.AppendFragmentsResponse],
+    ) -> None:
+        self._appending = appending
+        self._respond = respond
+        # See `stream_calls.Begun`.
+        self.done: asyncio.Future[Any] = appending.done
+        self.is_settled = appending.is_settled
+        self.settle = appending.settle
+        self.wait = appending.wait
+        self.end = appending.end
+
+    def answer(self) -> pb.AppendFragmentsResponse:
+        """See `stream_calls.Begun`."""
+        return self._respond(*self._appending.answer())
+
+
+def _wait_s(request: convert.WaitingRequest, context: Context | ItemContext) -> float:
+    """Least of what the caller wants, our cap, and the call's deadline less a margin."""
+    wait_s = convert.wait_s(request, WAIT_S_MAX)
+    remaining_s = context.time_remaining()
+    if remaining_s is None:
+        return wait_s
+    return min(wait_s, max(0.0, remaining_s - REPLY_MARGIN_S))

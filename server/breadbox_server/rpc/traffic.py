@@ -1,0 +1,374 @@
+"""Calls in progress, by connection: how many there may be, and which connections are hung up on.
+
+A call costs memory before anything is known of it. gRPC receives a message once it is asked for, so
+that few messages are on their way at a time: whoever is slowest makes room for the next. Nobody
+waits for a place here: what is honest is there already when it is asked for.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+import grpc
+
+from breadbox_server.base.errors import ServerBusyError
+from breadbox_server.base.memory import give_memory_back
+from breadbox_server.limits import (
+    ANSWER_TAKEN_S,
+    ARRIVAL_S,
+    ARRIVALS_MAX,
+    ARRIVALS_OF_CONNECTION_MAX,
+    CALLS_MAX,
+    CALLS_OF_TOKEN_MAX,
+    CALLS_RESERVED,
+    FRUITLESS_MAX,
+    FRUITLESS_S,
+)
+from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.rpc.untaken_answers import Held, Untaken
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks at the connections."""
+SLOW_WEIGHT: Final = 64
+"""For how many fruitless calls one counts that has held a place in vain."""
+STRANGER_WEIGHT: Final = 16
+"""For how many one counts that was given up, or whose caller is not known; 1: who is known, and may
+not make it."""
+TOLD_S: Final = 10.0
+"""Seconds between two lines of the log about connections that were hung up on."""
+RELEASED_BYTES_KEPT: Final = 16 * 2**20
+"""Of answers that were taken, after which the system gets memory back."""
+_UNTAKEN: Final = "too many bytes of answers are not taken"
+FULL_HOUSE: Final = 0.9
+"""Share of the connections there may be, above which those that ask for nothing make room."""
+
+
+class Connections(Protocol):
+    """The connections of the server's port, named as gRPC names peers."""
+
+    def peers(self) -> set[str]:
+        """All there are. From any thread."""
+
+    def close(self, peers: Iterable[str]) -> None:
+        """Hang up on some. From any thread."""
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One call, from its headers to its answer."""
+
+    peer: str
+    """What gRPC names its connection."""
+    task: asyncio.Task[Any]
+    """Ends when the answer has been sent."""
+    since: float = 0.0
+    """When it began to wait for its message, or for its answer to be taken; on the loop's clock."""
+    is_slow: bool = False
+    """Whether its message has not come in time."""
+    was_admitted: bool = False
+    """Whether its message has come."""
+    token: str = ""
+    """Under whose name it counts once it is admitted; empty: under nobody's."""
+    weight: int = STRANGER_WEIGHT
+    """For how many fruitless calls it counts if its message never comes."""
+    held: Held | None = None
+    """Its answer, until it is sent; None: there is none, or a small one."""
+
+
+class Traffic:
+    """What is in progress, and what may be. Used from the loop's thread only.
+
+    Args:
+        metrics: Shows what is in progress and what is refused.
+        connections: Looked at, and hung up on; None: neither.
+        connections_max: As many as there may be.
+    """
+
+    def __init__(
+        self, metrics: Metrics, connections: Connections | None = None, connections_max: int = 0
+    ) -> None:
+        self._metrics = metrics
+        self._connections = connections
+        self._connections_max = connections_max
+        self._loop = asyncio.get_running_loop()
+        self._arriving: dict[Call, None] = {}
+        self._between: dict[Call, None] = {}
+        """Of these, streams that may end here."""
+        self._admitted: dict[Call, None] = {}
+        self._answered: dict[Call, None] = {}
+        """Whose answers are on their way."""
+        self._of_token: Counter[str] = Counter()
+        """Calls that are admitted, by token."""
+        self._fruitless: Counter[str] = Counter()
+        self._hung_up: set[str] = set()
+        """Connections that are being closed, since fruitless calls were last forgotten: what they
+        had sent before still arrives, and is no reason to hang up on them again."""
+        self._useful: set[str] = set()
+        """Connections on which a call was admitted, ever."""
+        self._idle: set[str] = set()
+        """Those on which none was, at the last look."""
+        self._unwanted: dict[str, str] = {}
+        """To be hung up on, and why."""
+        self._wake = asyncio.Event()
+        self._is_ending = False
+        self._told_until = 0.0
+        self._untaken = Untaken(self._loop.time, partial(self._hang_up, reason="untaken"))
+        self._given_back_bytes = 0
+        """Of what was taken, when the system got memory back."""
+        metrics.untaken_bytes.set_function(lambda: float(self._untaken.total_bytes))
+        metrics.calls.set_function(lambda: len(self._admitted))
+        metrics.messages_arriving.set_function(lambda: len(self._arriving))
+
+    def begin(self, peer: str) -> Call:
+        """Take note of the call that the current task answers."""
+        task = asyncio.current_task()
+        assert task is not None
+        return Call(peer, task)
+
+    async def receive(self, call: Call, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        """The call's next message, or `grpc.aio.EOF`; waits about `ARRIVAL_S` at most.
+
+        Raises:
+            ServerBusyError: It has not come in time, or others needed its place.
+        """
+        if len(self._arriving) >= ARRIVALS_OF_CONNECTION_MAX:
+            self._make_room(call.peer)
+        call.since = self._loop.time()
+        self._arriving[call] = None
+        try:
+            return await context.read()
+        except asyncio.CancelledError:
+            if not call.is_slow or call.task.uncancel():
+                raise
+            raise self._busy("arrivals", "the request did not arrive in time") from None
+        finally:
+            self._arriving.pop(call, None)
+
+    async def next_message(
+        self, call: Call, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> Any | None:
+        """The next message of a stream that may end before any; None: it has to, now.
+
+        Who sends nothing for about `ARRIVAL_S`, and who is slowest while others need its place, is
+        not refused: what it sent was answered, and it opens another stream for its next message.
+        """
+        if self._is_ending:
+            return None
+        if len(self._arriving) >= ARRIVALS_OF_CONNECTION_MAX:
+            self._make_room(call.peer)
+        call.since = self._loop.time()
+        self._arriving[call] = None
+        self._between[call] = None
+        try:
+            return await context.read()
+        except asyncio.CancelledError:
+            if not call.is_slow or call.task.uncancel():
+                raise
+            call.is_slow = False
+            return None
+        finally:
+            self._arriving.pop(call, None)
+            self._between.pop(call, None)
+
+    def end_streams(self) -> None:
+        """Have streams end once what they took is answered: the server ends."""
+        self._is_ending = True
+        for call in tuple(self._between):
+            if call in self._arriving:
+                self._refuse_slow(call)
+
+    def _make_room(self, peer: str) -> None:
+        """Refuse the slowest of those on the way, if there are too many."""
+        of_peer = [call for call in self._arriving if call.peer == peer]
+        if len(of_peer) >= ARRIVALS_OF_CONNECTION_MAX and is_told_apart(peer):
+            self._refuse_slow(of_peer[0])
+        elif len(self._arriving) >= ARRIVALS_MAX:
+            self._refuse_slow(next(iter(self._arriving)))
+
+    def _refuse_slow(self, call: Call) -> None:
+        del self._arriving[call]
+        call.is_slow = True
+        call.task.cancel()
+
+    def admit(self, call: Call, token: str = "", *, is_reserved: bool = False) -> None:
+        """Let a call whose message is here be carried out. Idempotent.
+
+        Args:
+            call: Which.
+            token: The name of the caller's, if it has one.
+            is_reserved: Whether it is one that operators need when all places are taken.
+
+        Raises:
+            ServerBusyError: All places are taken, or all that one token may have.
+        """
+        call.was_admitted = True
+        self._useful.add(call.peer)
+        if call in self._admitted:
+            return
+        # One useful call makes up for a fruitless one: a proxy has those of many callers.
+        self._fruitless[call.peer] -= STRANGER_WEIGHT
+        if token and not is_reserved and self._of_token[token] >= CALLS_OF_TOKEN_MAX:
+            raise self._busy("token", f"{self._of_token[token]} calls of {token!r} are in progress")
+        places = CALLS_MAX + CALLS_RESERVED * is_reserved
+        if len(self._admitted) + len(self._answered) >= places:
+            raise self._busy("calls", f"{places} calls are in progress already")
+        self._admitted[call] = None
+        if token:
+            call.token = token
+            self._of_token[token] += 1
+
+    def check_untaken(self, call: Call) -> None:
+        """See that a large answer of this call would be given.
+
+        Raises:
+            ServerBusyError: It would not, as too much is not taken already.
+        """
+        if self._untaken.is_full(_told_apart(call.peer), call.token):
+            raise self._busy("untaken", _UNTAKEN)
+
+    def hold(self, call: Call, size_bytes: int) -> Held:
+        """Count an answer that is about to leave, until it is released.
+
+        Raises:
+            ServerBusyError: Too much is not taken already, and this is not given.
+        """
+        held = self._untaken.hold(_told_apart(call.peer), call.token, size_bytes)
+        if held is None:
+            raise self._busy("untaken", _UNTAKEN)
+        return held
+
+    def answered(self, call: Call) -> None:
+        """Take note that all that is left of a call is to send its answer."""
+        if not call.was_admitted:
+            self._note_fruitless(call.peer, SLOW_WEIGHT if call.is_slow else call.weight)
+        self.leave(call)
+        call.since = self._loop.time()
+        self._answered[call] = None
+        call.task.add_done_callback(partial(self._on_sent, call))
+
+    def leave(self, call: Call) -> None:
+        """Give the place of a call back whose answer goes the way of others."""
+        self._admitted.pop(call, None)
+        if call.token:
+            self._of_token[call.token] -= 1
+            if not self._of_token[call.token]:
+                del self._of_token[call.token]
+
+    def note_untaken(self, call: Call) -> None:
+        """Take note that a caller does not take what it is told while its call goes on."""
+        self._hang_up(call.peer, "untaken")
+
+    def _on_sent(self, call: Call, _: asyncio.Task[Any]) -> None:
+        del self._answered[call]
+        if call.held is not None:
+            call.held.close()
+
+    def _note_fruitless(self, peer: str, weight: int) -> None:
+        if is_told_apart(peer):
+            self._fruitless[peer] += weight
+            if self._fruitless[peer] >= FRUITLESS_MAX:
+                del self._fruitless[peer]
+                self._hang_up(peer, "flood")
+
+    def _busy(self, limit: str, text: str) -> ServerBusyError:
+        self._metrics.calls_refused.labels(limit).inc()
+        return ServerBusyError(text)
+
+    def _hang_up(self, peer: str, reason: str) -> None:
+        if self._connections is not None and peer not in self._hung_up:
+            self._hung_up.add(peer)
+            self._unwanted[peer] = reason
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Hang up on connections that deserve it, for ever."""
+        counts_until = self._loop.time() + FRUITLESS_S
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._find_slow()
+                self._find_untaken()
+                await self._look_around()
+                await self._give_back()
+            if self._loop.time() >= counts_until:
+                self._fruitless.clear()
+                self._hung_up.clear()
+                counts_until = self._loop.time() + FRUITLESS_S
+            await self._close_unwanted()
+
+    def _find_slow(self) -> None:
+        since = self._loop.time() - ARRIVAL_S
+        for call in tuple(self._arriving):
+            if call.since > since:
+                return
+            self._refuse_slow(call)
+
+    def _find_untaken(self) -> None:
+        """Find connections whose answers are not taken; no other end of such calls would come."""
+        since = self._loop.time() - ANSWER_TAKEN_S
+        for call in self._answered:
+            if call.since > since:
+                return
+            self._hang_up(call.peer, "untaken")
+
+    async def _give_back(self) -> None:
+        """Let the system have what large answers took."""
+        if self._untaken.released_bytes - self._given_back_bytes >= RELEASED_BYTES_KEPT:
+            self._given_back_bytes = self._untaken.released_bytes
+            await asyncio.to_thread(give_memory_back)
+
+    async def _look_around(self) -> None:
+        """Let those that have asked for nothing yet make room, when the house is almost full."""
+        if self._connections is None:
+            return
+        peers = await asyncio.to_thread(self._connections.peers)
+        self._metrics.connections.set(len(peers))
+        self._useful &= peers
+        idle = peers - self._useful
+        if len(peers) >= FULL_HOUSE * self._connections_max:
+            # Those that came since the last look may just be about to ask.
+            for peer in idle & self._idle:
+                self._hang_up(peer, "idle")
+        self._idle = idle
+
+    async def _close_unwanted(self) -> None:
+        self._wake.clear()
+        unwanted, self._unwanted = self._unwanted, {}
+        if not unwanted or self._connections is None:
+            return
+        reasons = Counter(unwanted.values())
+        for reason, count in reasons.items():
+            self._metrics.connections_closed.labels(reason).inc(count)
+        level = logging.WARNING if self._loop.time() >= self._told_until else logging.DEBUG
+        if level == logging.WARNING:
+            # Whoever makes us hang up again and again must not fill the log by it.
+            self._told_until = self._loop.time() + TOLD_S
+        log.log(
+            level,
+            "hung up on %d connections: %s; one of them was %s",
+            len(unwanted),
+            ", ".join(f"{count} for {reason}" for reason, count in reasons.items()),
+            next(iter(unwanted)),
+        )
+        await asyncio.to_thread(self._connections.close, unwanted)
+
+
+def is_told_apart(peer: str) -> bool:
+    """Whether gRPC's name of a connection is its own; all of a unix socket have one name.
+
+    Those are of this user, or of somebody else with access to its files.
+    """
+    return not peer.startswith("unix")
+
+
+def _told_apart(peer: str) -> str:
+    """A connection's name, if it is its own; else none."""
+    return peer if is_told_apart(peer) else ""
