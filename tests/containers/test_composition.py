@@ -192,6 +192,22 @@ def test_workers_can_be_scaled(composition: Composition, client: breadbox.Client
     eventually_sync(lambda: workers() >= 12, "twelve workers", within_s=START_S)
 
 
+def test_fsck_is_run_beside_the_server_as_the_page_says(
+    composition: Composition, client: breadbox.Client
+) -> None:
+    """Before anything is killed: Redis' last second may have been the deletion of payloads."""
+    running = json.loads(
+        composition.docker(
+            "exec", composition.container("server"), "breadbox", "fsck", "--json", "--settle-s", "9"
+        )
+    )
+    command = ("run", "--rm", "--no-deps", "-T", "server", "fsck", "--json", "--no-checksums")
+    beside = json.loads(composition.compose(*command, "--settle-s", "9"))
+
+    for report in (running, beside):
+        assert [0, 0, 0] == [report[each] for each in ("missing", "orphans", "corrupt")]
+
+
 def test_training_goes_on_after_the_server_was_killed(
     composition: Composition, client: breadbox.Client
 ) -> None:
@@ -224,21 +240,6 @@ def test_acknowledged_fragments_survive_the_death_of_redis(
 
     with client.fetch(fragment_count=8, max_wait_s=BACK_S, buffer=own_buffer) as lease:
         assert list(range(8)) == sorted(one.fragment_index for one in lease.fragments())
-
-
-def test_fsck_is_run_beside_the_server_as_the_page_says(
-    composition: Composition, client: breadbox.Client
-) -> None:
-    running = json.loads(
-        composition.docker(
-            "exec", composition.container("server"), "breadbox", "fsck", "--json", "--settle-s", "9"
-        )
-    )
-    command = ("run", "--rm", "--no-deps", "-T", "server", "fsck", "--json", "--no-checksums")
-    beside = json.loads(composition.compose(*command, "--settle-s", "9"))
-
-    for report in (running, beside):
-        assert [0, 0, 0] == [report[each] for each in ("missing", "orphans", "corrupt")]
 
 
 def test_nothing_acknowledged_is_lost_when_everything_is_stopped_and_started(
