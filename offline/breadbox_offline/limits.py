@@ -54,11 +54,7 @@ LIMIT_OPTION = "--memory-max of `breadbox import`, `DataLimits` in code"
 
 
 def demand_bytes(what: str, size_bytes: int, limit_bytes: int) -> None:
-    """Refuse what is larger than its limit.
-
-    Raises:
-        OfflineDataError: it is; names what raises the limit.
-    """
+    """Refuse what is larger than its limit."""
     if not 0 <= size_bytes <= limit_bytes:
         raise OfflineDataError(
             f"{what} states {size_bytes} bytes; the limit is {limit_bytes} ({LIMIT_OPTION})"
@@ -80,9 +76,6 @@ def bounded_memory(memory_bytes: int, file: str) -> Iterator[None]:
 
     The last bound, for files that lie about their sizes; for programs of their own only, since all
     threads share it. It holds where the system counts what was written to (Linux).
-
-    Raises:
-        OfflineDataError: it was not enough.
     """
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     held_bytes = _data_bytes()

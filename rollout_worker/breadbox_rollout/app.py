@@ -98,10 +98,6 @@ def check_spaces(settings: RolloutSettings, spec: EnvSpec, entries: Sequence[Age
     """Make an environment in a process of its own, and the policies for its spaces.
 
     Takes as long as the environment does, `--build-s` at most for each of three attempts.
-
-    Raises:
-        EnvironmentStartError: It does not start, or a part of its spaces is not supported.
-        InvalidRequestError: A policy does not fit its spaces.
     """
     options = replace(_pool_options(settings, spec, entries), env_count=1, envs_per_process=1)
     with EnvProcesses(spec, options) as pool:
@@ -116,10 +112,6 @@ def check_service(settings: RolloutSettings, buffer: str) -> None:
     """Ask the server once, before anything is started, whether this worker may append.
 
     What may come yet (the server, the buffer) is said and waited for; it takes 10 s at most.
-
-    Raises:
-        TlsError: Certificates do not fit.
-        ReplayBufferError: One of `breadbox.errors.PERMANENT`.
     """
     with _connect(settings, buffer, reconnect_s=0.0) as client:
         try:
@@ -224,10 +216,6 @@ def run_worker(
     """Build a worker around *clients*, one for each entry, and run it until a signal comes.
 
     Closes the clients.
-
-    Raises:
-        EnvironmentStartError: No environment starts or ever answers a step, or none is left.
-        InvalidRequestError: A learner's policy is another one.
     """
     chains = [
         _Chain(client, entry, settings, device)

@@ -17,11 +17,7 @@ _QUEUE_FRAGMENTS_PER_ENV = 2
 
 
 def check_worker_name(name: str) -> None:
-    """Find out whether the name can begin the ids of workers.
-
-    Raises:
-        InvalidRequestError: It is empty, too long, or has characters that ids may not have.
-    """
+    """Find out whether the name can begin the ids of workers."""
     if re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name) is None:
         raise InvalidRequestError(
             "worker_name", f"must be 1 to 100 letters, digits, '.', '_' and '-', got {name!r}"

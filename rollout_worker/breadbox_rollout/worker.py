@@ -72,16 +72,7 @@ class WorkerStats:
 
 
 class RolloutWorker:
-    """Runs environments against the current models until it is stopped.
-
-    Args:
-        pool: Started by the loop; closed by it.
-        players: One for each part of the pool's rows, in that order; logs report the first.
-        options: See there.
-        clock: Monotonic seconds.
-        recordings: Where the processes record episodes, or None for nowhere.
-        heartbeat: Called at every round, or None.
-    """
+    """Runs environments against the current models until it is stopped."""
 
     def __init__(
         self,

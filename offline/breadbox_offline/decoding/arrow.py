@@ -26,9 +26,6 @@ def columns_of(batch: pa.RecordBatch) -> dict[str, Any]:
     """Every column of a batch: arrays [N, ...], lists of values, or dicts and tuples of these.
 
     Lists of one length become another axis; lists of different lengths, an object array of arrays.
-
-    Raises:
-        OfflineDataError: a column is of a type that holds no training data; names it.
     """
     columns = {}
     for field, array in zip(batch.schema, batch.columns, strict=True):
@@ -42,12 +39,7 @@ def columns_of(batch: pa.RecordBatch) -> dict[str, Any]:
 
 
 def demand_type(field: pa.Field, limits: DataLimits) -> int | None:
-    """Bytes of a row of a column, as far as its type says; None when rows may be of any length.
-
-    Raises:
-        OfflineDataError: a row would be larger than an array may be, or the type is nested too
-            deeply; names the column.
-    """
+    """Bytes of a row of a column, as far as its type says; None when rows may be of any length."""
     try:
         size_bytes = _row_bytes(field.type, limits.depth_max)
         demand_bytes("a row", abs(size_bytes or 0), limits.array_bytes_max)
@@ -86,10 +78,6 @@ def leaf_count(kind: pa.DataType) -> int:
 
 def split_rows(batch: pa.RecordBatch, limits: DataLimits) -> Iterator[pa.RecordBatch]:
     """A batch in parts of about `batch_bytes`, were each row to have its own copy of all it names.
-
-    Raises:
-        OfflineDataError: a single row would have more than an array may have; with the row of the
-            batch and the column.
     """
     yield from _split_rows(batch, 0, limits)
 
@@ -224,10 +212,6 @@ def to_arrow(tree: Tree, count: int, path: str) -> pa.Array:
 
     A tuple becomes a struct of `0`, `1` and so on, marked so that it comes back as one; so does
     what has no leaves within another tree.
-
-    Raises:
-        OfflineDataError: a leaf is of a dtype that Arrow has no column for, or has an axis of
-            length 0; names it.
     """
     if isinstance(tree, dict | tuple):
         named = enumerate(tree) if isinstance(tree, tuple) else tree.items()

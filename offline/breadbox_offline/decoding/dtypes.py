@@ -19,12 +19,7 @@ _PLAIN = re.compile(r"[<>|=]?(?:\?|[biufcSU]\d{1,9})")
 
 
 def plain_dtype(name: object) -> np.dtype[np.generic]:
-    """The dtype that a file names.
-
-    Raises:
-        RefusedError: it is not a plain one; object and structured dtypes are refused, because the
-            bytes of the first would be addresses and of the second an unbounded grammar.
-    """
+    """The dtype that a file names."""
     if isinstance(name, bytes):
         name = name.decode("ascii", errors="replace")
     if not isinstance(name, str) or not _PLAIN.fullmatch(name):
@@ -38,11 +33,7 @@ def plain_dtype(name: object) -> np.dtype[np.generic]:
 
 
 def plain_shape(shape: object) -> tuple[int, ...]:
-    """A shape as a file states it.
-
-    Raises:
-        RefusedError: it is no sequence of at most 32 whole numbers from 0.
-    """
+    """A shape as a file states it."""
     if not isinstance(shape, Sequence) or isinstance(shape, str | bytes) or len(shape) > 32:
         raise RefusedError("a shape is malformed: wanted at most 32 whole numbers from 0")
     if not all(type(size) is int and size >= 0 for size in shape):
@@ -58,11 +49,7 @@ def array_from_bytes(
     order: Literal["C", "F"] = "C",
     bytes_max: int,
 ) -> NDArray[Any]:
-    """An array over `contents`, read-only and without a copy unless the byte order is foreign.
-
-    Raises:
-        RefusedError: the claimed size is not that of the contents, or beyond `bytes_max`.
-    """
+    """An array over `contents`, read-only and without a copy unless the byte order is foreign."""
     size_bytes = dtype.itemsize * math.prod(shape)  # exact, however large the shape claims to be
     if not isinstance(contents, bytes | bytearray):
         raise RefusedError(f"array contents are a {type(contents).__name__}, wanted bytes")

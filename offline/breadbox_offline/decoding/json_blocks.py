@@ -23,12 +23,7 @@ _DEEPER[list(b"]}")] = -1
 
 
 def read_blocks(path: Path, limits: DataLimits) -> Iterator[bytes]:
-    """The lines of a file, as many at a time as fit a block.
-
-    Raises:
-        OfflineDataError: a line is longer than a block, or nested too deeply; with its place
-            behind the blocks that were handed out.
-    """
+    """The lines of a file, as many at a time as fit a block."""
     rest = b""
     with path.open("rb") as file:
         while piece := file.read(limits.json_block_bytes - len(rest)):
@@ -72,14 +67,6 @@ def demand_places(block: bytes, column_count: int | None, limits: DataLimits) ->
     """Refuse lines of which each object would have a place for every key that any of them has.
 
     Lines that name their columns themselves have fewer places than bytes.
-
-    Args:
-        block: Whole lines.
-        column_count: Known keys of all objects, or None for those of these lines.
-        limits: `json_block_bytes` is how many places there may be.
-
-    Raises:
-        OfflineDataError: there would be more.
     """
     objects = block.count(b"{")
     if column_count is None:

@@ -15,11 +15,7 @@ from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits
 
 
 def unpack_message(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Any:
-    """The plain value in `data`; its arrays are read-only views.
-
-    Raises:
-        EpisodeStateError: corrupt, truncated, too large, or with contents that are refused.
-    """
+    """The plain value in `data`; its arrays are read-only views."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise EpisodeStateError(f"a serialized episode is bytes, not {type(data).__name__}")
     if len(data) > limits.episode_bytes_max:
@@ -40,11 +36,7 @@ def unpack_message(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Any:
 
 
 def pack_message(value: Any) -> bytes:
-    """`value` (plain values, arrays and numpy scalars) as msgpack.
-
-    Raises:
-        EpisodeStateError: it holds something else, such as an object array or a callable.
-    """
+    """`value` (plain values, arrays and numpy scalars) as msgpack."""
     try:
         packed: bytes = msgpack.packb(value, default=_encode)
     except (TypeError, ValueError, OverflowError) as error:

@@ -24,12 +24,7 @@ def looks_packed(value: object) -> bool:
 
 
 def unpack(value: str | bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Any:
-    """What was packed: an array (read-only), a numpy scalar or a plain number.
-
-    Raises:
-        PackedValueError: not base64, not an lz4 frame, larger than `limits`, or a pickle of
-            anything but numpy data (which is refused without executing it).
-    """
+    """What was packed: an array (read-only), a numpy scalar or a plain number."""
     return read_numpy_pickle(_decompress(value, limits), limits=limits)
 
 
@@ -72,11 +67,7 @@ def _decompress(value: str | bytes, limits: DataLimits) -> bytes:
 def unpack_column(
     values: Any, name: str, *, first_row: int = 0, limits: DataLimits = DEFAULT_LIMITS
 ) -> list[Any] | Any:
-    """Unpack what is packed in one column; a numeric array is returned as it is.
-
-    Raises:
-        PackedValueError: with the row and the column.
-    """
+    """Unpack what is packed in one column; a numeric array is returned as it is."""
     if isinstance(values, np.ndarray) and values.dtype.kind not in "OUS":
         return values
     unpacked = []

@@ -21,11 +21,7 @@ def pick_pair(tree: Tree, first: int, second: int) -> Tree:
 
 
 def stack(samples: Sequence[Any]) -> Tree:
-    """Samples (arrays, numbers, lists, or dicts and tuples of them) as one tree of arrays.
-
-    Raises:
-        OfflineDataError: samples differ in structure or shape, or a leaf is no array.
-    """
+    """Samples (arrays, numbers, lists, or dicts and tuples of them) as one tree of arrays."""
     return _stack(samples, "")
 
 
@@ -140,11 +136,7 @@ def row_types(tree: Tree) -> dict[str, tuple[int, ...]]:
 
 
 def length(tree: Tree) -> int:
-    """Rows of the first array of a tree.
-
-    Raises:
-        OfflineDataError: It has none.
-    """
+    """Rows of the first array of a tree."""
     for _, leaf in leaves(tree):
         return len(leaf)
     raise OfflineDataError("holds no array")

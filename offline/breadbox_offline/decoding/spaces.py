@@ -30,11 +30,7 @@ SpaceSpec = LeafSpec | dict[str, Any] | tuple[Any, ...]
 
 
 def spec_of(space: Any) -> SpaceSpec:
-    """Describe a Gymnasium space, or a space as RLlib's recorders write it in a file.
-
-    Raises:
-        SpaceMismatchError: a kind of space that has no fixed structure, or an unknown one.
-    """
+    """Describe a Gymnasium space, or a space as RLlib's recorders write it in a file."""
     if isinstance(space, dict) and isinstance(space.get("space"), str):
         return _spec_of_written(space)
     if isinstance(space, LeafSpec | dict | tuple):
@@ -77,20 +73,12 @@ def is_composite(spec: SpaceSpec) -> bool:
 
 
 def from_jsonable(value: Any, spec: SpaceSpec, path: str = "") -> Tree:
-    """One sample, from itself or from a JSON-able batch of one.
-
-    Raises:
-        SpaceMismatchError: it is neither; names the leaf.
-    """
+    """One sample, from itself or from a JSON-able batch of one."""
     return _convert(value, spec, (), path)
 
 
 def batch_from_jsonable(value: Any, spec: SpaceSpec, count: int) -> Tree:
-    """A batch of `count` samples stacked, from the JSON-able form.
-
-    Raises:
-        SpaceMismatchError: it is no such batch; names the leaf.
-    """
+    """A batch of `count` samples stacked, from the JSON-able form."""
     return _convert(value, spec, (count,), "")
 
 

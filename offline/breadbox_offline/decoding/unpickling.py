@@ -296,10 +296,6 @@ def read_numpy_pickle(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> An
     """The array, scalar or plain value that `data` holds; arrays are read-only views of it.
 
     Nothing in `data` is executed, imported or looked up.
-
-    Raises:
-        PackedValueError: it is truncated or corrupt, uses any other instruction or name, or asks
-            for more than `limits` allow.
     """
     usual = read_usual_array(data, limits)
     return run_machine(data, limits) if usual is None else usual

@@ -54,10 +54,6 @@ class RandomDraws:
         return json.dumps(self._generator.bit_generator.state)
 
     def set_state(self, state: str) -> None:
-        """Continue where `get_state` was called.
-
-        Raises:
-            ValueError: the state is not of this kind of generator.
-        """
+        """Continue where `get_state` was called."""
         held: Any = json.loads(state)
         self._generator.bit_generator.state = held

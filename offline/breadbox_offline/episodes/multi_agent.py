@@ -210,15 +210,7 @@ def flatten_agents(episodes: Iterable[AnyEpisode]) -> list[Episode]:
 def group_agents(
     episodes: Iterable[Episode], clocks: Mapping[tuple[str, str], NDArray[np.int64]] | None = None
 ) -> list[MultiAgentEpisode]:
-    """Agents' episodes put together by id, in order of first appearance.
-
-    Args:
-        episodes: One per agent and id.
-        clocks: By (id, agent), or None if agents act at every step.
-
-    Raises:
-        EpisodeShapeError: an agent occurs twice in an episode, or a clock does not fit.
-    """
+    """Agents' episodes put together by id, in order of first appearance."""
     groups: dict[str, list[Episode]] = {}
     for episode in episodes:
         groups.setdefault(episode.id, []).append(episode)

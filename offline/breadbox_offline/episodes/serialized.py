@@ -33,11 +33,7 @@ _DEPTH_MAX = 16
 def map_serialized(
     items: Iterable[bytes], report: ValidationReport, *, limits: DataLimits = DEFAULT_LIMITS
 ) -> list[Episode]:
-    """Episodes of serialized ones, in order; what cannot be read is reported, others are used.
-
-    Raises:
-        ValidationError: an item is malformed and the policy for that is to raise.
-    """
+    """Episodes of serialized ones, in order; what cannot be read is reported, others are used."""
     episodes = []
     for row, item in enumerate(items):
         try:
@@ -124,12 +120,7 @@ def _custom_data(episode: Episode) -> dict[str, Any]:
 
 
 def episode_from_state(state: Mapping[str, Any]) -> Episode:
-    """The episode that a state describes.
-
-    Raises:
-        EpisodeStateError: a key is missing or holds something unexpected; names it.
-        EpisodeShapeError: its buffers do not fit together.
-    """
+    """The episode that a state describes."""
     observation_space = state.get("_observation_space")
     action_space = state.get("_action_space")
     observations = _read_buffer(state, "observations", observation_space)

@@ -32,9 +32,6 @@ def validate_episodes(
 
     Duplicates are recognised by key and content: the same content again is skipped as read twice,
     other content under the same key is a conflict.
-
-    Raises:
-        ValidationError: a finding's policy is to raise.
     """
     digests: dict[EpisodeKey, bytes] = {}
     accepted = []

@@ -28,10 +28,6 @@ def read_manifest(
 
     Observations are those recorded beside the frames, with the frames as their image; where only
     frames were recorded, an observation is a frame.
-
-    Raises:
-        OfflineDataError: the manifest itself cannot be read.
-        ValidationError: an episode is malformed and the policy for that is to raise.
     """
     manifest = path / MANIFEST_NAME if path.is_dir() else path
     report.file = str(manifest)
@@ -147,14 +143,7 @@ def _read_video(path: Path, limits: DataLimits) -> NDArray[np.uint8]:
 
 
 def _decode(path: Path, form: str, limits: DataLimits) -> NDArray[np.uint8]:
-    """All frames of a file.
-
-    Args:
-        path: Of the file.
-        form: Its container. It is not found out from the contents: others than these can name
-            further files, which would be opened.
-        limits: `array_bytes_max` is what all frames together may have.
-    """
+    """All frames of a file."""
     import av
 
     frames: list[NDArray[np.uint8]] = []

@@ -22,16 +22,7 @@ _JPEG = b"\xff\xd8\xff"
 
 
 def demand_sound(folder: Path, limits: DataLimits) -> None:
-    """Refuse a dataset that must not be opened.
-
-    Args:
-        folder: With the dataset's metadata and episodes.
-        limits: Of what an array and an episode may state.
-
-    Raises:
-        OfflineDataError: with what is wrong, and where.
-        OSError: it cannot be read.
-    """
+    """Refuse a dataset that must not be opened."""
     metadata = _read_metadata(folder)
     for name in ("observation_space", "action_space"):
         space = metadata.get(name)

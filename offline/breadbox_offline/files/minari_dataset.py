@@ -84,11 +84,7 @@ def _sound_episodes(dataset: Any, path: str) -> Iterator[Any]:
 
 
 def episode_from_minari(held: Any, dataset_name: str) -> Episode:
-    """One `minari.EpisodeData` as an episode.
-
-    Raises:
-        OfflineDataError: its parts do not fit together.
-    """
+    """One `minari.EpisodeData` as an episode."""
     terminations, truncations = np.asarray(held.terminations), np.asarray(held.truncations)
     is_empty = not len(terminations)
     return Episode(

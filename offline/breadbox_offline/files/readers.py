@@ -41,13 +41,7 @@ class RowBatch:
 def read_file(
     path: Path, *, batch_rows: int = 4096, limits: DataLimits = DEFAULT_LIMITS
 ) -> Iterator[RowBatch]:
-    """The rows of one file, in order, at most `batch_rows` at a time.
-
-    Raises:
-        UnsupportedDatasetError: no reader is known for the file's suffix.
-        OfflineDataError: the file is corrupt, or states a size beyond the limits; rows before that
-            have been handed out.
-    """
+    """The rows of one file, in order, at most `batch_rows` at a time."""
     reader = _reader_of(path)
     if reader is None:
         known = ", ".join((PARQUET, *JSON_LINES, *MSGPACK))
@@ -98,16 +92,7 @@ def _read_parquet(path: Path, batch_rows: int, limits: DataLimits) -> Iterator[d
 def _plan_parquet(
     file: parquet.ParquetFile, file_bytes: int, batch_rows: int, limits: DataLimits
 ) -> tuple[list[str], int]:
-    """What a file says of its sizes, before anything of it is decoded.
-
-    Returns:
-        Columns of texts that rows may share, which would expand to more than an array may have if
-        each row got its own; and how many rows to read at a time.
-
-    Raises:
-        OfflineDataError: some size is beyond the limits; with the column. Or all values would take
-            far more than the file does, as runs of one value.
-    """
+    """What a file says of its sizes, before anything of it is decoded."""
     value_bytes = 0
     fixed = {field.name: demand_type(field, limits) for field in file.schema_arrow}
     shared: set[str] = set()

@@ -111,11 +111,7 @@ def _written_to(path: Path) -> Iterator[None]:
 
 
 def _demand_readable(episode: Episode) -> None:
-    """Refuse what no reader here takes, before it is in a file.
-
-    Raises:
-        OfflineDataError: an array is of no plain dtype; names its path.
-    """
+    """Refuse what no reader here takes, before it is in a file."""
     recorded = {OBS: episode.observations, ACTIONS: episode.actions}
     for name, tree in (recorded | episode.extra_model_outputs).items():
         for path, leaf in trees.leaves(tree, name):

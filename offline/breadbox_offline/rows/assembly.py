@@ -33,11 +33,7 @@ Key = tuple[str | None, str | None]
 
 
 def map_rows(columns: Columns, options: MappingOptions, report: ValidationReport) -> list[Episode]:
-    """Episodes of one set of rows, nothing held back.
-
-    Raises:
-        OfflineDataError: the columns are malformed, or a finding's policy is to raise.
-    """
+    """Episodes of one set of rows, nothing held back."""
     if options.grouping == RowGrouping.ONE_STEP:
         return one_step_episodes(read_rows(columns, options), options)
     assembler = RowAssembler(options, report)
@@ -103,16 +99,7 @@ class RowAssembler:
         self._held: RowTable | None = None
 
     def add(self, columns: Columns, *, first_row: int = 0) -> list[Episode]:
-        """Episodes that these rows complete; the rows of others wait.
-
-        Args:
-            columns: One row per step; the same columns in every call.
-            first_row: What reports call the first of these rows.
-
-        Raises:
-            OfflineDataError: the columns are malformed (then nothing of them is kept), or a
-                finding's policy is to raise.
-        """
+        """Episodes that these rows complete; the rows of others wait."""
         table = read_rows(columns, self._options, first_row=first_row)
         if self._held is not None:
             _demand_same_columns(self._held, table)

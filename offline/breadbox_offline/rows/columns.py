@@ -32,11 +32,7 @@ def rows_of(column: Any) -> list[Any]:
 
 
 def infos_of(held: Any, name: str) -> list[Mapping[str, Any]]:
-    """One map per entry of a list of infos; empty where there is none.
-
-    Raises:
-        OfflineDataError: it is no list, or an entry is no map.
-    """
+    """One map per entry of a list of infos; empty where there is none."""
     if not isinstance(held, list | tuple | np.ndarray):
         raise OfflineDataError(f"holds a {type(held).__name__}, wanted a list of maps", column=name)
     for info in held:
@@ -46,22 +42,14 @@ def infos_of(held: Any, name: str) -> list[Mapping[str, Any]]:
 
 
 def demand_flat(columns: Columns, names: Iterable[str | None]) -> None:
-    """Refuse nested columns where one value per row is wanted.
-
-    Raises:
-        SchemaError: a column is nested; names it.
-    """
+    """Refuse nested columns where one value per row is wanted."""
     for name in names:
         if name is not None and isinstance(columns[name], dict | tuple):
             raise SchemaError("is nested; wanted one value per row", column=name)
 
 
 def row_count(columns: Columns) -> int:
-    """Rows of a set of columns.
-
-    Raises:
-        SchemaError: there is no column, or one is longer or shorter than the first.
-    """
+    """Rows of a set of columns."""
     if not columns:
         raise SchemaError("there are no columns")
     first, wanted = None, -1
@@ -106,12 +94,7 @@ def space_spec(canonical: str, options: MappingOptions) -> SpaceSpec | None:
 
 
 def samples_tree(values: Any, canonical: str, physical: str, options: MappingOptions) -> Tree:
-    """One column of samples as a tree of arrays, [rows, ...].
-
-    Raises:
-        OfflineDataError: a value cannot be unpacked, does not fit its space, or has another shape
-            than the first; with row and column.
-    """
+    """One column of samples as a tree of arrays, [rows, ...]."""
     if isinstance(values, dict | tuple):
         return _stacked(values, physical)
     if is_packed(values, canonical, physical, options):
@@ -127,11 +110,7 @@ def samples_tree(values: Any, canonical: str, physical: str, options: MappingOpt
 
 
 def _stacked(tree: Tree, path: str) -> Tree:
-    """A nested column with the texts in it, which come as objects, as arrays.
-
-    Raises:
-        OfflineDataError: a row of a leaf is missing, or no text; with row and path.
-    """
+    """A nested column with the texts in it, which come as objects, as arrays."""
     if isinstance(tree, dict):
         return {key: _stacked(each, trees.child_path(path, key)) for key, each in tree.items()}
     if isinstance(tree, tuple):
@@ -144,11 +123,7 @@ def _stacked(tree: Tree, path: str) -> Tree:
 
 
 def convert_samples(values: Sequence[Any], spec: SpaceSpec) -> list[Tree]:
-    """Samples out of whichever of the two stored forms each has.
-
-    Raises:
-        OfflineDataError: with the row.
-    """
+    """Samples out of whichever of the two stored forms each has."""
     converted = []
     for row, value in enumerate(values):
         try:
@@ -169,11 +144,7 @@ def stack_samples(values: Any) -> Tree:
 
 
 def bool_flags(values: Any, physical: str) -> NDArray[np.bool_]:
-    """End flags, from booleans or the numbers 0 and 1.
-
-    Raises:
-        OfflineDataError: a flag is missing, NaN or another number; with row and column.
-    """
+    """End flags, from booleans or the numbers 0 and 1."""
     array = np.asarray(values)
     if array.dtype == np.bool_:
         return array
@@ -201,11 +172,7 @@ def bool_flags(values: Any, physical: str) -> NDArray[np.bool_]:
 
 
 def whole_numbers(values: Any, physical: str) -> NDArray[np.int64]:
-    """Timesteps, as int64[rows].
-
-    Raises:
-        OfflineDataError: one is no whole number; with row and column.
-    """
+    """Timesteps, as int64[rows]."""
     array = np.asarray(values)
     if array.dtype == object or array.dtype.kind == "f":
         array = float_numbers(array, physical)
@@ -223,11 +190,7 @@ def whole_numbers(values: Any, physical: str) -> NDArray[np.int64]:
 
 
 def float_numbers(values: Any, physical: str) -> NDArray[Any]:
-    """One number per row, in the dtype it was recorded with.
-
-    Raises:
-        OfflineDataError: it is something else; with the column, and the row where one stands out.
-    """
+    """One number per row, in the dtype it was recorded with."""
     array = np.asarray(values)
     if array.dtype == object:
         for row, value in enumerate(array):
@@ -247,11 +210,7 @@ def float_numbers(values: Any, physical: str) -> NDArray[Any]:
 
 
 def id_texts(values: Any, physical: str) -> list[str]:
-    """Ids as text; numbers are written out.
-
-    Raises:
-        OfflineDataError: an id is missing; with row and column.
-    """
+    """Ids as text; numbers are written out."""
     plain = values.tolist() if isinstance(values, np.ndarray) else list(values)
     for row, value in enumerate(plain):
         if value is None or isinstance(value, float):

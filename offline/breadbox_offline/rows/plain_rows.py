@@ -235,9 +235,6 @@ class _Block:
 
 def fill_infos(infos: Any, count: int, name: str) -> list[Info]:
     """T + 1 infos of T steps, from T + 1 or from those of the observations that the steps led to.
-
-    Raises:
-        OfflineDataError: there are more, or fewer, or one is no map.
     """
     filled = read.infos_of(infos, name)
     if len(filled) not in (count, count + 1):

@@ -48,12 +48,7 @@ class RowLayout:
 
     @classmethod
     def of(cls, columns: Columns, options: MappingOptions) -> "RowLayout":
-        """Find the columns.
-
-        Raises:
-            MissingColumnError: obs, actions or rewards are not there, or agent_id where needed.
-            SchemaError: columns of different lengths, or one that the schema refuses.
-        """
+        """Find the columns."""
         schema = options.schema
         read.row_count(columns)
         terminated, truncated = find_flag_columns(columns, schema)

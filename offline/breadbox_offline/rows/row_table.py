@@ -104,18 +104,7 @@ class RowTable:
 
 
 def read_rows(columns: Columns, options: MappingOptions, *, first_row: int = 0) -> RowTable:
-    """Read column data; nothing is kept when this raises.
-
-    Args:
-        columns: One row per step.
-        options: How to read them.
-        first_row: What reports call the first row.
-
-    Raises:
-        MissingColumnError: a column that is needed is not there.
-        SchemaError: columns of different lengths, or one that the schema refuses.
-        OfflineDataError: a value is malformed; with row and column.
-    """
+    """Read column data; nothing is kept when this raises."""
     schema = options.schema
     count = read.row_count(columns)
     names = {name: schema.require(name, columns) for name in (OBS, ACTIONS, REWARDS)}

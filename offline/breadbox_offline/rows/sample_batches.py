@@ -30,13 +30,7 @@ from breadbox_offline.rows.schema import ACTIONS, NEW_OBS, OBS
 def map_sample_batches(
     columns: Columns, options: MappingOptions, report: ValidationReport
 ) -> list[Episode]:
-    """Episodes of SampleBatch rows, in row order; a malformed row is reported, others are used.
-
-    Raises:
-        MissingColumnError: obs, actions or rewards are not there, or agent_id where needed.
-        SchemaError: columns of different lengths, or one that the schema refuses.
-        ValidationError: a row is malformed and the policy for that is to raise.
-    """
+    """Episodes of SampleBatch rows, in row order; a malformed row is reported, others are used."""
     layout = RowLayout.of(columns, options)
     reader = _RowReader(layout)
     episodes: list[Episode] = []

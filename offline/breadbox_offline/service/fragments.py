@@ -183,9 +183,6 @@ def _join_extras(parts: list[Episode]) -> dict[str, Tree]:
     """The extra outputs of all parts, without the recurrent states of every step.
 
     Of those, a fragment has the one before its first step.
-
-    Raises:
-        OfflineDataError: a part lacks an output that the first one has.
     """
     names = [name for name in parts[0].extra_model_outputs if name not in (STATE_IN, STATE_OUT)]
     for part in parts:
@@ -199,11 +196,7 @@ def _join_extras(parts: list[Episode]) -> dict[str, Tree]:
 
 
 def _joined(name: str, parts: list[Tree]) -> Tree:
-    """What several parts of a fragment hold, one behind the other.
-
-    Raises:
-        OfflineDataError: they hold other things, or of other shapes; names the column.
-    """
+    """What several parts of a fragment hold, one behind the other."""
     try:
         return trees.concat(parts)
     except ValueError as error:

@@ -24,11 +24,7 @@ batch may have in different lengths, or not at all: final observations and versi
 
 @dataclass(slots=True)
 class Apportioner:
-    """Splits batches by shares; what whole chunks do not allow is owed to later batches.
-
-    Raises:
-        ValueError: on construction, if the shares are negative or do not sum to 1.
-    """
+    """Splits batches by shares; what whole chunks do not allow is owed to later batches."""
 
     shares: Mapping[str, float]
     """Per buffer, its part of every batch."""

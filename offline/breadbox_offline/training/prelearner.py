@@ -311,11 +311,7 @@ class OfflinePreLearner:
 
 
 def detect_mode(columns: Columns, mapping: MappingOptions) -> InputMode:
-    """What a set of columns holds: serialized episodes, whole-episode rows, or steps.
-
-    Raises:
-        MissingColumnError: neither `item` nor rewards are there.
-    """
+    """What a set of columns holds: serialized episodes, whole-episode rows, or steps."""
     if ITEM in columns and mapping.schema.find(REWARDS, columns) is None:
         return InputMode.EPISODES
     rewards = columns[mapping.schema.require(REWARDS, columns, "or item, for whole episodes")]

@@ -90,11 +90,7 @@ def add_columns(draft: Draft, _context: PipelineContext) -> None:
 
 
 def cut_rows(draft: Draft, context: PipelineContext) -> None:
-    """For recurrent modules: cut every episode into rows of `row_length` steps.
-
-    Raises:
-        SamplingError: a module is recurrent and no row length was given.
-    """
+    """For recurrent modules: cut every episode into rows of `row_length` steps."""
     if not context.is_stateful or draft.rows is not None:
         return
     if context.row_length < 1:

@@ -38,17 +38,7 @@ _TYPES = {
 def agents_entries(
     given: Mapping[str, Any], *, buffer: str, policy: str, policy_options: Mapping[str, Any]
 ) -> list[AgentsEntry]:
-    """Read `--agents`; what an entry does not say is as it is for the whole worker.
-
-    Args:
-        given: By pattern, mappings with the keys of `AgentsEntry`; empty: one entry for all agents.
-        buffer: Of entries that name none.
-        policy: Likewise.
-        policy_options: Of entries with that policy that have none of their own.
-
-    Raises:
-        InvalidRequestError: An entry is no such mapping, or nothing is learned from any of them.
-    """
+    """Read `--agents`; what an entry does not say is as it is for the whole worker."""
     if len(given) > PARTS_MAX:
         raise InvalidRequestError("agents", f"has {len(given)} entries, more than {PARTS_MAX}")
     entries = []

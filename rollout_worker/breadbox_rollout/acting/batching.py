@@ -17,11 +17,6 @@ class ReadyQueue:
     A batch goes as soon as one of these holds: it is full; everybody alive is in it; the group
     that has waited longest has done so for the maximum. Hence fewer environments than a batch
     holds stall nobody, and neither does one that takes minutes to reset.
-
-    Args:
-        batch_env_count: Environments of a full batch; a group is never split, so that a batch may
-            be larger if a single group is.
-        wait_s_max: Longest time a group waits for others to join it.
     """
 
     def __init__(self, batch_env_count: int, wait_s_max: float) -> None:
@@ -73,9 +68,6 @@ class BatchSize:
     take time. All of them, and the policy runs half as often; that is best where it is slow and a
     larger batch costs it little. Both are tried for a moment, the faster one stays, and both are
     tried again from time to time, since machines and policies change.
-
-    Args:
-        env_count: Environments of the worker.
     """
 
     TRIAL_BATCHES = 16

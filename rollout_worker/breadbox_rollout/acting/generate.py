@@ -24,13 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def generate_episodes(settings: GenerateSettings) -> None:
-    """Play and write episodes until there are as many as wanted, or a signal comes.
-
-    Raises:
-        InvalidRequestError: A setting does not fit the environment, the device or the policy.
-        EnvironmentStartError: No environment starts.
-        SystemExit: With 130, after a signal.
-    """
+    """Play and write episodes until there are as many as wanted, or a signal comes."""
     spec = EnvSpec(name=settings.env, options=settings.env_options)
     check_environment(spec)
     if settings.media != "none":

@@ -298,12 +298,7 @@ class _Run:
         self._put(entry)
 
     def _note_failure(self, worker: int, kind: str, detail: str, trace: str) -> None:
-        """Count a failure.
-
-        Raises:
-            EnvironmentStartError: No worker is left that may fail again, or nothing is seen of the
-                environment though frames are wanted.
-        """
+        """Count a failure."""
         if kind == FailureKind.NO_FRAMES.value and not self._finished_count:
             raise EnvironmentStartError(
                 f"{self._options.env.name!r} draws no frames ({detail}); use --media none"

@@ -31,11 +31,7 @@ class PolicyOutputError(ReplayBufferError):
 
 
 def check_device(name: str) -> torch.device:
-    """Return the device.
-
-    Raises:
-        InvalidRequestError: There is no such device here.
-    """
+    """Return the device."""
     try:
         device = torch.device(name)
     except RuntimeError as error:

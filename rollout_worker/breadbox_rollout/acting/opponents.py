@@ -43,14 +43,6 @@ class Opponents(Seated):
 
     Drawn are the latest versions that this worker has seen of a buffer's model, the current one
     among them, and those that are pinned; all are as likely.
-
-    Args:
-        make_policy: Called with observation and action space once they are known.
-        make_inference: Puts a policy on its device.
-        watcher: Of the buffer; started and closed by the caller.
-        kept_max: Versions to keep, at least 1. Each costs the memory of its weights.
-        pinned: Weights that are drawn for as long as the worker runs.
-        seed: Of the draws.
     """
 
     def __init__(

@@ -41,11 +41,7 @@ class PlayerOptions:
 
 
 class Seated(ABC):
-    """Whoever acts for the rows of a part.
-
-    Args:
-        watcher: Follows the model that is acted with; started and closed by the caller.
-    """
+    """Whoever acts for the rows of a part."""
 
     def __init__(self, watcher: ModelWatcher) -> None:
         self.watcher = watcher
@@ -104,18 +100,10 @@ class Seated(ABC):
         A session of another policy's weights is not entered if it was current before this worker
         came: it may be left over from another run, or the next one may be this worker's. That is
         said once, and waited out.
-
-        Raises:
-            InvalidRequestError: A session that began meanwhile is of another policy.
-            Exception: What ended the watcher's thread, which is a bug.
         """
 
     def _joined(self, model: Model, adopt: Callable[[], None]) -> Model:
-        """Have weights adopted; return the model, or none where its session is waited out.
-
-        Raises:
-            InvalidRequestError: See `take_model`.
-        """
+        """Have weights adopted; return the model, or none where its session is waited out."""
         try:
             adopt()
         except WeightsMismatchError as error:
@@ -150,11 +138,7 @@ class Seated(ABC):
 
     @abstractmethod
     def act(self, groups: list[int], arrays: list[GroupArrays]) -> Callable[[], list[Fragment]]:
-        """Choose and write the actions of the groups' rows.
-
-        Returns:
-            What cuts the round into fragments; to be called once, when the environments step.
-        """
+        """Choose and write the actions of the groups' rows."""
 
     def name_task(self, group: int, row: int, task: str) -> None:
         """Label the episode that begins in a row, if its episodes are reported."""
@@ -170,16 +154,7 @@ class Seated(ABC):
 
 
 class Player(Seated):
-    """Acts with the current model for its rows, and cuts what they do into fragments.
-
-    Args:
-        make_policy: Called with observation and action space once they are known.
-        make_inference: Puts the policy on its device.
-        watcher: Started and closed by the caller, as are sender and reporter.
-        sender: Where fragments go.
-        reporter: Where episodes go.
-        options: See there.
-    """
+    """Acts with the current model for its rows, and cuts what they do into fragments."""
 
     def __init__(
         self,
@@ -311,11 +286,7 @@ class Player(Seated):
     # Turns -------------------------------------------------------------------------------------
 
     def act(self, groups: list[int], arrays: list[GroupArrays]) -> Callable[[], list[Fragment]]:
-        """Choose and write the actions of the groups' rows.
-
-        Returns:
-            What cuts the round into fragments; to be called once, when the environments step.
-        """
+        """Choose and write the actions of the groups' rows."""
         assert self._inference is not None
         slots = [slot for group in groups for slot in self._slots[group]]
         states_before = [slot.state for slot in slots]

@@ -15,11 +15,7 @@ from breadbox_policies import PolicyModule, make_policy, policy_names, set_polic
 
 
 def check_policy_name(name: str) -> None:
-    """Find out whether the name can be a policy, before anything is started.
-
-    Raises:
-        InvalidRequestError: It is none of the known ones, and not of the form module:factory.
-    """
+    """Find out whether the name can be a policy, before anything is started."""
     if name not in policy_names() and ":" not in name:
         known = ", ".join(policy_names())
         raise InvalidRequestError("policy", f"{name!r} is not one of {known}, nor module:factory")
@@ -28,14 +24,7 @@ def check_policy_name(name: str) -> None:
 def policy_factory(
     name: str, options: dict[str, Any], seed: int, weights: Mapping[str, NDArray[Any]] | None = None
 ) -> Callable[[Any, Any], PolicyModule]:
-    """Return a function from observation and action space to the policy.
-
-    Args:
-        name: See `breadbox_policies.make_policy`.
-        options: Likewise.
-        seed: Seed of fresh weights.
-        weights: Weights to load, or None if fresh ones stay.
-    """
+    """Return a function from observation and action space to the policy."""
 
     def make(
         observation_space: "gymnasium.Space[Any]", action_space: "gymnasium.Space[Any]"
@@ -50,11 +39,7 @@ def policy_factory(
 
 
 def read_weights(path: Path) -> Mapping[str, NDArray[Any]]:
-    """Read the weights of a policy from a safetensors file, or from a learner's checkpoint.
-
-    Raises:
-        InvalidRequestError: It cannot be read.
-    """
+    """Read the weights of a policy from a safetensors file, or from a learner's checkpoint."""
     try:
         held = safetensors.numpy.load_file(path)
     except (OSError, ValueError, safetensors.SafetensorError) as error:

@@ -39,14 +39,7 @@ def play_round(
 def write_actions(
     arrays: list[GroupArrays], action: Tree, value: NDArray[np.float32], model_version: int
 ) -> None:
-    """Write what the rows of all *arrays* shall do, for the environments to read.
-
-    Args:
-        arrays: Of B rows together.
-        action: Leaves [B, ...].
-        value: float32[B]; what the policy expects.
-        model_version: That chose the actions.
-    """
+    """Write what the rows of all *arrays* shall do, for the environments to read."""
     start = 0
     for entry in arrays:
         end = start + len(entry.first)

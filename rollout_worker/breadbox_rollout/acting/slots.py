@@ -58,11 +58,7 @@ class Reader:
         return reports
 
     def read_failed(self, arrays: GroupArrays | None) -> list[EpisodeReport]:
-        """Save what a process that is gone had answered, and give up the episodes it was in.
-
-        Args:
-            arrays: Of the process; None if it never got that far.
-        """
+        """Save what a process that is gone had answered, and give up the episodes it was in."""
         reports: list[EpisodeReport] = []
         for index, slot in enumerate(self._slots):
             ended, next_obs = False, None

@@ -124,11 +124,7 @@ class _Layout:
 def create_arrays(
     observation_space: Space, action_space: Space, count: int
 ) -> tuple[GroupArrays, int]:
-    """Make zeroed shared arrays of *count* rows.
-
-    Returns:
-        The arrays, and a file descriptor for `open_arrays` elsewhere; the caller closes it.
-    """
+    """Make zeroed shared arrays of *count* rows."""
     measured = _Layout(None)
     measured.group(observation_space, action_space, count)
     descriptor = os.memfd_create("breadbox-envs", os.MFD_CLOEXEC)

@@ -54,9 +54,6 @@ def check_environment(spec: EnvSpec) -> None:
     """Find out whether the name exists and takes the options, without making the environment.
 
     Options that an environment hands on to others (`**kwargs`) are not looked into.
-
-    Raises:
-        InvalidRequestError: It does not; says what is wrong with it.
     """
     factory = _factory(spec.name)
     if factory is not None:
@@ -106,12 +103,7 @@ def is_installed(package: str) -> bool:
 
 
 def check_frames(spec: EnvSpec) -> None:
-    """Find out whether what draws the environment's frames is installed, without making it.
-
-    Raises:
-        InvalidRequestError: It is not, and every episode would fail at its first frame; says what
-            to install.
-    """
+    """Find out whether what draws the environment's frames is installed, without making it."""
     if with_frames(spec).options.get("render_mode") != "rgb_array" or _factory(spec.name):
         return
     _register_atari(spec.name)
@@ -154,13 +146,7 @@ def _parameters(spec: EnvSpec) -> set[str]:
 
 
 def make_environment(spec: EnvSpec, env_count: int = 1, seed: int = 0) -> Any:
-    """Make the environment. May take as long, and raise whatever, the environment does.
-
-    Args:
-        spec: What to make.
-        env_count: Environments inside a vector environment.
-        seed: Seed for a vector environment's factory, if it takes one.
-    """
+    """Make the environment. May take as long, and raise whatever, the environment does."""
     factory = _factory(spec.name)
     if factory is not None:
         given: dict[str, Any] = {}

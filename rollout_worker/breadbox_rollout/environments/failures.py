@@ -65,13 +65,7 @@ class NoFramesError(InvalidRequestError):
 
 
 class EnvironmentFailedError(Exception):
-    """An environment failed; never leaves the process it happened in.
-
-    Args:
-        kind: What it did wrong.
-        detail: In words.
-        cause: What it raised, where that is not what this is raised from.
-    """
+    """An environment failed; never leaves the process it happened in."""
 
     def __init__(self, kind: FailureKind, detail: str, cause: BaseException | None = None) -> None:
         super().__init__(f"{kind.value}: {detail}")

@@ -30,15 +30,7 @@ class GroupOptions:
 
 
 class EnvGroup:
-    """Environments and the arrays they answer into.
-
-    Args:
-        make: Makes one, by its index; raises whatever its environment raises.
-        count: How many.
-        arrays: Shared; see there for the writer of each. The phase is reported in these.
-        options: How to run them.
-        clock: Monotonic seconds.
-    """
+    """Environments and the arrays they answer into."""
 
     def __init__(
         self,
@@ -63,25 +55,13 @@ class EnvGroup:
         self._built_at[index] = self._clock()
 
     def start(self) -> None:
-        """Make and reset every environment that is not there yet.
-
-        Raises:
-            EnvironmentFailedError: One could not be made or reset.
-        """
+        """Make and reset every environment that is not there yet."""
         for index in range(len(self._units)):
             self._begin(index)
         self._arrays.enter(Phase.IDLE)
 
     def step(self) -> Notes:
-        """Play one round with every environment; an episode that ends is followed by the next.
-
-        Returns:
-            What happened besides.
-
-        Raises:
-            EnvironmentFailedError: An environment failed and could not be made again. The arrays
-                hold what had been answered before.
-        """
+        """Play one round with every environment; an episode that ends is followed by the next."""
         self.notes = Notes()
         for index in range(len(self._units)):
             self._step_one(index)

@@ -34,11 +34,6 @@ class ParallelUnit(Unit):
     An agent's episode ends when it is terminated or truncated; its row then does not act until all
     agents have ended and the environment has been reset. An agent that joins later begins an
     episode then.
-
-    Args:
-        env: Made, and not reset yet.
-        seats: By agent; all of `possible_agents`.
-        steps_max: Steps of the environment after which all agents are truncated, or None if never.
     """
 
     def __init__(self, env: Any, seats: Mapping[str, Seat], steps_max: int | None) -> None:

@@ -20,10 +20,6 @@ def write_checked(arrays: Tree, rows: Rows, obs: Tree, space: Space) -> None:
     """Copy an observation into its row, or observations with a leading axis into several.
 
     Strict about keys and shapes, lenient about the width of floats.
-
-    Raises:
-        EnvironmentFailedError: It is not what the space promises, or not finite. What was written
-            then is undefined.
     """
     try:
         _write(arrays, rows, obs, space, "observation")

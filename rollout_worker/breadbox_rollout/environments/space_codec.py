@@ -17,11 +17,7 @@ _BOUNDS_KEPT_MAX = 4096
 
 
 def encode_space(space: Space, path: str = "") -> dict[str, Any]:
-    """Return plain data for `decode_space`.
-
-    Raises:
-        InvalidRequestError: A part of the space does not hold arrays of one shape; names it.
-    """
+    """Return plain data for `decode_space`."""
     match space:
         case spaces.Box():
             return {

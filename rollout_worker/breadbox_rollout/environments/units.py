@@ -89,16 +89,7 @@ class StepRecord:
 
 
 class SingleUnit(Unit):
-    """A plain environment and its row.
-
-    Args:
-        env: Made, and not reset yet.
-        index: Of the environment in its process; for notes.
-        arrays: Its row is *index*.
-        space: What observations are checked against.
-        steps_max: Steps after which an episode is truncated, or None if the environment decides.
-        recorder: The observer, or None if there is none.
-    """
+    """A plain environment and its row."""
 
     def __init__(
         self,

@@ -40,17 +40,7 @@ def is_vector(env: object) -> bool:
 
 
 class VectorUnit(Unit):
-    """A vector environment of N environments, and all N rows of the arrays.
-
-    Args:
-        env: Made, and not reset yet.
-        arrays: Of N rows.
-        is_seeded: Whether it was made with a seed; else the first reset gives it one.
-
-    Raises:
-        EnvironmentFailedError: (BUILD_RAISED) It has not N environments inside, or does not say how
-            it resets them.
-    """
+    """A vector environment of N environments, and all N rows of the arrays."""
 
     can_begin_anew = False
 

@@ -78,10 +78,6 @@ def row_label(agent: str) -> str:
 
 def assigned(agents: list[str], patterns: list[str]) -> list[list[str]]:
     """Return the agents of each pattern, as a shell would match it; the first that matches has it.
-
-    Raises:
-        EnvironmentFailedError: (BUILD_RAISED) An agent matches none, a pattern has no agent, or two
-            agents would have the same id.
     """
     by_id: dict[str, str] = {}
     for agent in agents:
@@ -112,11 +108,7 @@ def _common_spaces(env: Any, agents: list[str]) -> tuple[Space, Space]:
 
 
 def _encoded(space: Space, path: str) -> dict[str, Any]:
-    """Return the space as plain data, see `encode_space`.
-
-    Raises:
-        EnvironmentFailedError: (BUILD_RAISED) A part of it is none that can be stored as arrays.
-    """
+    """Return the space as plain data, see `encode_space`."""
     try:
         return encode_space(space, path)
     except InvalidRequestError as error:
@@ -143,11 +135,7 @@ class Host:
         self._made_count = -1
 
     def run(self) -> None:
-        """Serve the worker until it hangs up.
-
-        Raises:
-            EnvironmentFailedError: An environment cannot be made, or not go on.
-        """
+        """Serve the worker until it hangs up."""
         group = self._make_group()
         try:
             group.start()

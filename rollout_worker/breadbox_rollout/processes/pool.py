@@ -163,12 +163,6 @@ class EnvProcesses:
 
     Use it from one thread, which must not end before the pool is closed: the kernel ties the
     processes to it.
-
-    Args:
-        spec: What to make.
-        options: How many and under which limits.
-        clock: Monotonic seconds, the machine's own.
-        recording: Plain data for the processes' recorders, or None if nothing is recorded.
     """
 
     def __init__(
@@ -236,15 +230,7 @@ class EnvProcesses:
             logger.debug("environment process %d is gone before its step", group)
 
     def poll(self, wait_s: float) -> list[Event]:
-        """Wait for something to happen, for at most *wait_s* seconds.
-
-        Returns:
-            What happened, in order; empty if nothing did.
-
-        Raises:
-            EnvironmentStartError: Nothing could be started, nothing ever answered a step, or every
-                group is retired.
-        """
+        """Wait for something to happen, for at most *wait_s* seconds."""
         self._start_waiting()
         events: list[Event] = []
         until = self._clock() + wait_s

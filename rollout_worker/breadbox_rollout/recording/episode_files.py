@@ -44,14 +44,7 @@ class FileOptions:
 
 
 class EpisodeFiles:
-    """Writes one episode. End with `finish` or `discard`.
-
-    Args:
-        folder: Where the files shall be; it exists.
-        episode_id: Part of their names.
-        partial: Folder for the time being, on the same file system; made here.
-        options: What to write.
-    """
+    """Writes one episode. End with `finish` or `discard`."""
 
     def __init__(self, folder: Path, episode_id: str, partial: Path, options: FileOptions) -> None:
         self._folder = folder

@@ -14,12 +14,7 @@ PATH_KEYS = ("info_path", "action_path", "video_path", "base_image_path")
 
 
 class Recordings:
-    """The folder that environment processes record into, seen from the worker.
-
-    Args:
-        options: As the processes have them.
-        details: Added to each line.
-    """
+    """The folder that environment processes record into, seen from the worker."""
 
     def __init__(self, options: RecordingOptions, details: dict[str, Any]) -> None:
         self.options = options

@@ -26,13 +26,7 @@ class FrameWriter(Protocol):
 
 
 class VideoWriter:
-    """An MP4 file of H.264.
-
-    Args:
-        path: Of the file. Not made before the first frame.
-        fps: Frames per second of play.
-        crf: 0: lossless, in RGB. 1 to 51: lossy, smaller and worse with the number; plays anywhere.
-    """
+    """An MP4 file of H.264."""
 
     def __init__(self, path: Path, fps: int, crf: int = 0) -> None:
         self._path = path
@@ -93,12 +87,7 @@ class ImageFolderWriter:
 
 
 def as_frame(image: object) -> Frame:
-    """Return an image of an environment as a frame.
-
-    Raises:
-        InvalidRequestError: It is not uint8 with two axes, or three of which the last has 1, 3 or
-            4 channels.
-    """
+    """Return an image of an environment as a frame."""
     array = np.asarray(image)
     if array.dtype == np.uint8 and array.ndim == 2:
         array = array[:, :, None]

@@ -40,14 +40,7 @@ class RecordingOptions:
 
 
 class EpisodeRecorder:
-    """A `Recorder` of one environment.
-
-    Args:
-        options: See there.
-        env_index: The environment's index in the whole worker.
-        arrays: The arrays of its group; they hold the version that acts.
-        row: The environment's row in the group.
-    """
+    """A `Recorder` of one environment."""
 
     def __init__(
         self, options: RecordingOptions, env_index: int, arrays: GroupArrays, row: int
@@ -147,9 +140,6 @@ def find_frame(env: Environment, obs: Tree, info: dict[str, Any]) -> Frame:
 
     The info's "pov" (the ancestor's simulator gives one), else what `render` returns, else an
     observation that is an image, or that has one under "image".
-
-    Raises:
-        NoFramesError: There is none of these, or it is no image.
     """
     image = info.get("pov")
     if image is None and env.render_mode == "rgb_array":

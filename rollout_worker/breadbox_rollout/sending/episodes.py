@@ -15,13 +15,7 @@ _REPORTS_PER_CALL_MAX = 1024
 
 
 class EpisodeTracker:
-    """Sums of the episode that one worker is in. Pure.
-
-    Args:
-        worker_id: Of the reports.
-        task: Of episodes that do not name their own.
-        discount: Gamma of the discounted return.
-    """
+    """Sums of the episode that one worker is in. Pure."""
 
     def __init__(self, worker_id: str, task: str, discount: float) -> None:
         self._worker_id = worker_id
@@ -50,15 +44,7 @@ class EpisodeTracker:
         self._step_count += 1
 
     def end(self, end: EpisodeEnd, next_task: str | None = None) -> EpisodeReport | None:
-        """Finish the episode and begin the next.
-
-        Args:
-            end: How it ended.
-            next_task: Task of the next episode, or None for the default.
-
-        Returns:
-            The report; None if not a single step was answered.
-        """
+        """Finish the episode and begin the next."""
         report = None
         if self._step_count > 0:
             report = EpisodeReport(
@@ -111,11 +97,7 @@ class EpisodeReporter:
         self._thread.start()
 
     def put(self, report: EpisodeReport) -> None:
-        """Queue a report. Does not block.
-
-        Raises:
-            Exception: What ended the reporter's thread, which is a bug; nothing was queued.
-        """
+        """Queue a report. Does not block."""
         with self._lock:
             if self._error is not None:
                 raise self._error

@@ -63,11 +63,7 @@ NO_STATE = ModelState("", None, None)
 
 
 class ModelWatcher:
-    """Follows the buffer's model in a thread of its own.
-
-    Args:
-        service: Where to ask. `close` of it ends the thread at once.
-    """
+    """Follows the buffer's model in a thread of its own."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -106,12 +102,7 @@ class ModelWatcher:
             return self._latest
 
     def take(self) -> Model | None:
-        """Return the newest model if it has not been taken yet; never an older one after it.
-
-        Raises:
-            ReplayBufferError: One of `breadbox.errors.PERMANENT`, or certificates never fitted.
-            Exception: What else ended the watcher's thread, which is a bug.
-        """
+        """Return the newest model if it has not been taken yet; never an older one after it."""
         if self._taken:  # Read without the lock: a model that comes now is taken a batch later.
             return None
         with self._lock:

@@ -29,14 +29,7 @@ _CLOSED_S = 5.0
 
 
 class Sender:
-    """Appends fragments from a thread of its own, until it is closed.
-
-    Args:
-        service: Where to append. `close` of it makes the thread give up what it is waiting for.
-        latest_model: What is current as far as this worker knows.
-        fragments_max: Fragments that may wait, those being sent included.
-        bytes_max: Bytes of them; a single one may be larger.
-    """
+    """Appends fragments from a thread of its own, until it is closed."""
 
     def __init__(
         self,
@@ -63,14 +56,7 @@ class Sender:
         )
 
     def put(self, fragment: Fragment, wait_s: float) -> bool:
-        """Queue a fragment, waiting while the queue is full.
-
-        Returns:
-            False when there was still no room after *wait_s*: nothing was queued, try again.
-
-        Raises:
-            Exception: What ended the sender's thread, which is a bug; nothing was queued.
-        """
+        """Queue a fragment, waiting while the queue is full."""
         try:
             self._appender.append(fragment, max_wait_s=wait_s)
         except TimeoutError:
