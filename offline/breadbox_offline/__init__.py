@@ -3,7 +3,6 @@
 Nothing here imports torch, but `breadbox_offline.training.cloning`.
 """
 
-from breadbox_offline.episodes.batch import OfflineBatch
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.episode_buffer import AddOutcome, EpisodeBuffer
 from breadbox_offline.episodes.multi_agent import MultiAgentEpisode
@@ -27,10 +26,9 @@ from breadbox_offline.report import (
     ValidationPolicy,
     ValidationReport,
 )
-from breadbox_offline.rows.options import MappingOptions, RowGrouping
-from breadbox_offline.rows.schema import OfflineSchema
+from breadbox_offline.rows.options import MappingOptions, OfflineSchema, RowGrouping
 from breadbox_offline.training.mixing import BufferMixer, MixedLease
-from breadbox_offline.training.pipeline import Draft, Pipeline, PipelineContext, Stage
+from breadbox_offline.training.pipeline import Draft, OfflineBatch, Pipeline, PipelineContext, Stage
 from breadbox_offline.training.prefetch import Prefetcher
 from breadbox_offline.training.prelearner import (
     InputMode,

@@ -22,9 +22,8 @@ from breadbox_offline.files.minari_dataset import MINARI_SCHEME, write_minari
 from breadbox_offline.files.writers import write_episodes
 from breadbox_offline.limits import DataLimits, bounded_memory
 from breadbox_offline.report import FindingKind, FindingPolicy, ValidationPolicy
-from breadbox_offline.rows.options import MappingOptions
-from breadbox_offline.rows.schema import OfflineSchema
-from breadbox_offline.service.transfers import (
+from breadbox_offline.rows.options import MappingOptions, OfflineSchema
+from breadbox_offline.service import (
     ImportCounts,
     append_episodes,
     ensure_demo_buffer,

@@ -24,11 +24,16 @@ from breadbox.model.types import FragmentMetadata, PayloadReference
 from breadbox.payload.arrays.codecs import parse_codec
 from breadbox.transport import heartbeat
 from breadbox_policies import PolicyModule
-from breadbox_rollout.acting.agents import AgentsEntry, agents_entries
+from breadbox_rollout.acting.agents import (
+    AgentsEntry,
+    agents_entries,
+    check_policy_name,
+    policy_factory,
+    read_weights,
+)
 from breadbox_rollout.acting.inference import Inference, check_device
 from breadbox_rollout.acting.opponents import Opponents
 from breadbox_rollout.acting.player import Player, PlayerOptions, Seated
-from breadbox_rollout.acting.policy_options import check_policy_name, policy_factory, read_weights
 from breadbox_rollout.environments.environments import (
     EnvSpec,
     check_environment,
@@ -38,11 +43,9 @@ from breadbox_rollout.environments.environments import (
 )
 from breadbox_rollout.metrics import WorkerCollector
 from breadbox_rollout.processes.pool import EnvProcesses, PoolOptions
-from breadbox_rollout.recording.manifest import Recordings
-from breadbox_rollout.recording.recording import RecordingOptions
-from breadbox_rollout.sending.episodes import EpisodeReporter
+from breadbox_rollout.recording.recording import RecordingOptions, Recordings
 from breadbox_rollout.sending.models import ModelWatcher
-from breadbox_rollout.sending.sender import Sender
+from breadbox_rollout.sending.sender import EpisodeReporter, Sender
 from breadbox_rollout.settings import (
     RolloutSettings,
     check_worker_name,

@@ -27,6 +27,6 @@ def generate(settings: GenerateSettings) -> None:
     """
     settings.configure_logs()
     import_from_here()
-    from breadbox_rollout.acting.generate import generate_episodes
+    from breadbox_rollout.acting.generator import generate_episodes
 
     generate_episodes(settings)

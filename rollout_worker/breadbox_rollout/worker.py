@@ -30,7 +30,7 @@ from breadbox_rollout.acting.player import Seated
 from breadbox_rollout.environments.failures import FailureKind
 from breadbox_rollout.metrics import WorkerCounts
 from breadbox_rollout.processes.pool import EnvProcesses, GroupFailed, GroupReady
-from breadbox_rollout.recording.manifest import Recordings
+from breadbox_rollout.recording.recording import Recordings
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from breadbox.operations.leasing import Granted
 from breadbox.payload import write_fragments
 from breadbox.reading.batches import Batch, load_batch
 from breadbox_learner.training.batching import training_batch
-from breadbox_offline.episodes.batch import OfflineBatch
+from breadbox_offline.training.pipeline import OfflineBatch
 from support.fake_store import FakeStore
 from support.fragments import vector_fragment
 from support.operation_world import OperationWorld

@@ -27,8 +27,7 @@ from breadbox_offline.report import (
     ValidationReport,
 )
 from breadbox_offline.rows.assembly import RowAssembler, map_rows
-from breadbox_offline.rows.options import MappingOptions, RowGrouping
-from breadbox_offline.rows.schema import OfflineSchema
+from breadbox_offline.rows.options import MappingOptions, OfflineSchema, RowGrouping
 
 Columns = dict[str, Any]
 

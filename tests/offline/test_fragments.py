@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from breadbox.model.fragment import Fragment
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import OfflineDataError
-from breadbox_offline.service.fragments import FragmentCutter, FragmentReader
+from breadbox_offline.service import FragmentCutter, FragmentReader
 from breadbox_offline.training.mixing import Apportioner
 from support.rllib_cases import make_toy_episode
 

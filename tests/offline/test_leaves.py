@@ -13,7 +13,7 @@ from breadbox_offline import Dataset
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import OfflineDataError
 from breadbox_offline.files.writers import write_episodes
-from breadbox_offline.service.fragments import FragmentCutter, FragmentReader
+from breadbox_offline.service import FragmentCutter, FragmentReader
 
 COUNT = 8
 TEXT = np.array(["up", "left"] * (COUNT // 2))

@@ -15,7 +15,7 @@ from breadbox_offline.files.dataset import Dataset
 from breadbox_offline.limits import DataLimits
 from breadbox_offline.report import FindingKind
 from breadbox_offline.rows.options import MappingOptions
-from breadbox_rollout.recording.episode_files import EpisodeFiles, FileOptions, append_line
+from breadbox_rollout.recording.recording import EpisodeFiles, FileOptions, append_line
 
 STEPS = 3
 

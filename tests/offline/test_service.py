@@ -29,7 +29,7 @@ from breadbox_offline.errors import (
 from breadbox_offline.files.dataset import Dataset
 from breadbox_offline.files.writers import write_episodes
 from breadbox_offline.main import export_episodes, import_episodes
-from breadbox_offline.service.transfers import (
+from breadbox_offline.service import (
     append_episodes,
     ensure_demo_buffer,
     join_session,

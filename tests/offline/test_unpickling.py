@@ -20,8 +20,7 @@ import pytest
 import xxhash
 
 from breadbox_offline.decoding.packing import looks_packed, unpack
-from breadbox_offline.decoding.unpickling import read_numpy_pickle, run_machine
-from breadbox_offline.decoding.usual_pickles import read_usual_array
+from breadbox_offline.decoding.unpickling import read_numpy_pickle, read_usual_array, run_machine
 from breadbox_offline.errors import PackedValueError
 from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits
 

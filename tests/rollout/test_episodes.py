@@ -7,7 +7,7 @@ import pytest
 
 from breadbox.model.errors import BackpressureError, UnavailableError
 from breadbox.model.types import EpisodeEnd, EpisodeReport
-from breadbox_rollout.sending.episodes import EpisodeReporter, EpisodeTracker, ReporterCounts
+from breadbox_rollout.sending.sender import EpisodeReporter, EpisodeTracker, ReporterCounts
 from support.eventually import eventually_sync as eventually
 from support.rollout_service import FakeService
 

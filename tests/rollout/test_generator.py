@@ -20,8 +20,8 @@ from breadbox_rollout.acting.inference import Inference
 from breadbox_rollout.environments import environments
 from breadbox_rollout.environments.environments import EnvSpec, check_frames
 from breadbox_rollout.processes.pool import EnvironmentStartError
-from breadbox_rollout.recording.episode_files import EpisodeFiles, FileOptions, plain
 from breadbox_rollout.recording.media import VideoWriter, with_text
+from breadbox_rollout.recording.recording import EpisodeFiles, FileOptions, plain
 from support.eventually import eventually_sync
 
 

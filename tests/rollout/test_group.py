@@ -11,9 +11,8 @@ from gymnasium import spaces
 
 from breadbox_rollout.environments.arrays import GroupArrays, Phase, create_arrays, open_arrays
 from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind
-from breadbox_rollout.environments.group import EnvGroup, GroupOptions
 from breadbox_rollout.environments.space_codec import decode_space, encode_space
-from breadbox_rollout.environments.units import SingleUnit
+from breadbox_rollout.environments.units import EnvGroup, GroupOptions, SingleUnit
 from support import scripted_env
 from support.scripted_env import ACTION_SPACE, OBSERVATION_SPACE, Process, ScriptedEnv
 

@@ -31,9 +31,8 @@ from breadbox_offline.report import (
     ValidationReport,
 )
 from breadbox_offline.rows.assembly import map_rows
-from breadbox_offline.rows.options import MappingOptions, RowGrouping
+from breadbox_offline.rows.options import MappingOptions, OfflineSchema, RowGrouping
 from breadbox_offline.rows.sample_batches import map_sample_batches
-from breadbox_offline.rows.schema import OfflineSchema
 from breadbox_offline.training.pipeline import DEFAULT_MODULE, PipelineContext
 from breadbox_offline.training.prelearner import (
     InputMode,
@@ -324,7 +323,7 @@ def run_pipeline(case: Case, given: Any) -> Outcome:
 
 def flat_arrays(batches: dict[str, Any]) -> dict[str, Any]:
     """`module/column/leaf` to numpy array."""
-    from breadbox_offline.episodes.batch import OfflineBatch
+    from breadbox_offline.training.pipeline import OfflineBatch
 
     flat = OfflineBatch(modules=batches).flat()
     return {name: tensor.numpy() for name, tensor in flat.items()}

@@ -18,11 +18,9 @@ from breadbox_rollout.acting.opponents import Opponents
 from breadbox_rollout.acting.player import Player, PlayerOptions, Seated
 from breadbox_rollout.environments.environments import EnvSpec
 from breadbox_rollout.processes.pool import EnvProcesses, PoolOptions
-from breadbox_rollout.recording.manifest import Recordings
-from breadbox_rollout.recording.recording import RecordingOptions
-from breadbox_rollout.sending.episodes import EpisodeReporter
+from breadbox_rollout.recording.recording import RecordingOptions, Recordings
 from breadbox_rollout.sending.models import ModelWatcher
-from breadbox_rollout.sending.sender import Sender
+from breadbox_rollout.sending.sender import EpisodeReporter, Sender
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
 from support.rollout_service import FakeService
 

@@ -77,8 +77,7 @@ def leaf_count(kind: pa.DataType) -> int:
 
 
 def split_rows(batch: pa.RecordBatch, limits: DataLimits) -> Iterator[pa.RecordBatch]:
-    """A batch in parts of about `batch_bytes`, were each row to have its own copy of all it names.
-    """
+    """Split a batch into parts of about `batch_bytes`, were each row to own all that it names."""
     yield from _split_rows(batch, 0, limits)
 
 

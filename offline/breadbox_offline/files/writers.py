@@ -18,7 +18,7 @@ from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.serialized import pack_episode
 from breadbox_offline.errors import OfflineDataError, SchemaError, UnsupportedDatasetError
 from breadbox_offline.files.readers import MSGPACK, PARQUET
-from breadbox_offline.rows.schema import (
+from breadbox_offline.rows.options import (
     ACTIONS,
     AGENT_ID,
     EPS_ID,

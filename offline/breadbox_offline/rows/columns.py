@@ -12,8 +12,7 @@ from breadbox_offline.decoding import packing
 from breadbox_offline.decoding.rows import length, stack
 from breadbox_offline.decoding.spaces import SpaceSpec, from_jsonable, is_composite, spec_of
 from breadbox_offline.errors import OfflineDataError, SchemaError
-from breadbox_offline.rows.options import MappingOptions
-from breadbox_offline.rows.schema import ACTIONS, NEW_OBS, OBS
+from breadbox_offline.rows.options import ACTIONS, NEW_OBS, OBS, MappingOptions
 
 Columns = Mapping[str, Any]
 """Columns of equal length: arrays, lists, or (already nested) dicts and tuples of arrays."""

@@ -1,12 +1,120 @@
-"""How rows of recorded data become episodes."""
+"""How rows of recorded data become episodes, and which column holds what."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
+from breadbox_offline.errors import MissingColumnError, SchemaError
 from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits
-from breadbox_offline.rows.schema import OfflineSchema
+
+EPS_ID = "eps_id"
+AGENT_ID = "agent_id"
+MODULE_ID = "module_id"
+OBS = "obs"
+NEW_OBS = "new_obs"
+ACTIONS = "actions"
+REWARDS = "rewards"
+INFOS = "infos"
+TERMINATEDS = "terminateds"
+TRUNCATEDS = "truncateds"
+DONES = "dones"
+DONE = "done"
+T = "t"
+UNROLL_ID = "unroll_id"
+AGENT_INDEX = "agent_index"
+
+CANONICAL_COLUMNS = (
+    EPS_ID,
+    AGENT_ID,
+    MODULE_ID,
+    OBS,
+    ACTIONS,
+    REWARDS,
+    INFOS,
+    NEW_OBS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    T,
+    AGENT_INDEX,
+    DONES,
+    UNROLL_ID,
+)
+"""Every name that a mapping knows; each stands for itself unless the schema says otherwise."""
+
+_NEVER_EXTRA = frozenset({DONES, AGENT_INDEX, "type"})
+"""Columns that recorders write for themselves; they are no model outputs."""
+
+
+@dataclass(frozen=True)
+class OfflineSchema:
+    """Canonical to physical column names, and what becomes of the rest.
+
+    Raises:
+        SchemaError: an unknown canonical name, or one physical column for two.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Overrides `{canonical: physical}`; what is not named here stands for itself."""
+    unmapped: Literal["keep", "drop", "error"] = "keep"
+    """Columns that are neither: extra model outputs, ignored, or refused."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.columns.keys() - set(CANONICAL_COLUMNS))
+        if unknown:
+            raise SchemaError(
+                f"unknown canonical columns {', '.join(unknown)}; known are "
+                f"{', '.join(CANONICAL_COLUMNS)}"
+            )
+        canonical_of: dict[str, str] = {}
+        for canonical, physical in self.columns.items():
+            other = canonical_of.setdefault(physical, canonical)
+            if other != canonical:
+                raise SchemaError(f"column {physical!r} is mapped twice: {other}, {canonical}")
+
+    def physical(self, canonical: str) -> str:
+        """The physical name of a canonical column."""
+        return self.columns.get(canonical, canonical)
+
+    def find(self, canonical: str, held: Mapping[str, object]) -> str | None:
+        """The physical name if the data has that column.
+
+        A column that was given to another canonical name by an override is not found under its
+        own.
+        """
+        physical = self.physical(canonical)
+        if physical not in held:
+            return None
+        if canonical not in self.columns and physical in self.columns.values():
+            return None
+        return physical
+
+    def require(self, canonical: str, held: Mapping[str, object], needed_for: str = "") -> str:
+        """`find`, or an error that names what is missing and what is there.
+
+        Raises:
+            MissingColumnError: the data has no such column.
+        """
+        physical = self.find(canonical, held)
+        if physical is None:
+            raise MissingColumnError(self.physical(canonical), list(held), needed_for=needed_for)
+        return physical
+
+    def extra_columns(self, held: Iterable[str], used: Iterable[str]) -> list[str]:
+        """Columns that become extra model outputs, in their order.
+
+        A column with a canonical name is never one, even when the schema maps that name elsewhere.
+
+        Raises:
+            SchemaError: there are some, and the schema refuses unmapped columns.
+        """
+        mapped = {*CANONICAL_COLUMNS, *self.columns.values(), *used, *_NEVER_EXTRA}
+        extra = [name for name in held if name not in mapped]
+        if self.unmapped == "drop":
+            return []
+        if self.unmapped == "error" and extra:
+            raise SchemaError("is not mapped, and the schema refuses that", column=extra[0])
+        return extra
 
 
 class RowGrouping(StrEnum):

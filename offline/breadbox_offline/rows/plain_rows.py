@@ -234,8 +234,7 @@ class _Block:
 
 
 def fill_infos(infos: Any, count: int, name: str) -> list[Info]:
-    """T + 1 infos of T steps, from T + 1 or from those of the observations that the steps led to.
-    """
+    """Return T + 1 infos of T steps, from T + 1 or from those after the steps."""
     filled = read.infos_of(infos, name)
     if len(filled) not in (count, count + 1):
         raise OfflineDataError(

@@ -10,9 +10,7 @@ from breadbox_offline.decoding import packing
 from breadbox_offline.errors import MissingColumnError
 from breadbox_offline.rows import columns as read
 from breadbox_offline.rows.columns import Columns
-from breadbox_offline.rows.options import MappingOptions
-from breadbox_offline.rows.row_table import find_flag_columns
-from breadbox_offline.rows.schema import (
+from breadbox_offline.rows.options import (
     ACTIONS,
     AGENT_ID,
     EPS_ID,
@@ -21,8 +19,10 @@ from breadbox_offline.rows.schema import (
     NEW_OBS,
     OBS,
     REWARDS,
+    MappingOptions,
     T,
 )
+from breadbox_offline.rows.row_table import find_flag_columns
 
 
 @dataclass(slots=True)

@@ -13,8 +13,7 @@ from breadbox_offline.episodes.episode import Info
 from breadbox_offline.errors import MissingColumnError, SpaceMismatchError
 from breadbox_offline.rows import columns as read
 from breadbox_offline.rows.columns import Columns
-from breadbox_offline.rows.options import MappingOptions
-from breadbox_offline.rows.schema import (
+from breadbox_offline.rows.options import (
     ACTIONS,
     AGENT_ID,
     DONE,
@@ -27,6 +26,7 @@ from breadbox_offline.rows.schema import (
     REWARDS,
     TERMINATEDS,
     TRUNCATEDS,
+    MappingOptions,
     OfflineSchema,
     T,
 )

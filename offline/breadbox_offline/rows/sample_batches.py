@@ -21,10 +21,9 @@ from breadbox_offline.report import FindingKind, ValidationReport
 from breadbox_offline.rows import columns as read
 from breadbox_offline.rows.assembly import step_times
 from breadbox_offline.rows.columns import Columns
-from breadbox_offline.rows.options import MappingOptions
+from breadbox_offline.rows.options import ACTIONS, NEW_OBS, OBS, MappingOptions
 from breadbox_offline.rows.plain_rows import blocks, fill_infos, read_plain_rows
 from breadbox_offline.rows.row_layout import RowLayout
-from breadbox_offline.rows.schema import ACTIONS, NEW_OBS, OBS
 
 
 def map_sample_batches(

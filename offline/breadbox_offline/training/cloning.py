@@ -15,7 +15,7 @@ from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.episode_buffer import EpisodeBuffer
 from breadbox_offline.episodes.sampling import StepSampling, epoch_positions, sample_steps
 from breadbox_offline.errors import SamplingError
-from breadbox_offline.rows.schema import ACTIONS, OBS, REWARDS
+from breadbox_offline.rows.options import ACTIONS, OBS, REWARDS
 from breadbox_offline.training.pipeline import DEFAULT_MODULE, PipelineContext
 from breadbox_offline.training.prefetch import Prefetcher
 from breadbox_offline.training.stages import default_pipeline

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from breadbox.model.trees import Tree
-from breadbox_offline.episodes.batch import OfflineBatch, count_env_steps
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.episode_buffer import AddOutcome, EpisodeBuffer
 from breadbox_offline.episodes.multi_agent import AnyEpisode, flatten_agents
@@ -26,10 +25,16 @@ from breadbox_offline.errors import EpisodeJoinError, SamplingError, SchemaError
 from breadbox_offline.report import FindingKind, ValidationPolicy, ValidationReport
 from breadbox_offline.rows.assembly import RowAssembler, map_rows
 from breadbox_offline.rows.columns import Columns
-from breadbox_offline.rows.options import MappingOptions, RowGrouping
+from breadbox_offline.rows.options import REWARDS, MappingOptions, RowGrouping
 from breadbox_offline.rows.sample_batches import map_sample_batches
-from breadbox_offline.rows.schema import REWARDS
-from breadbox_offline.training.pipeline import Draft, Pipeline, PipelineContext, ValueFunction
+from breadbox_offline.training.pipeline import (
+    Draft,
+    OfflineBatch,
+    Pipeline,
+    PipelineContext,
+    ValueFunction,
+    count_env_steps,
+)
 from breadbox_offline.training.stages import STATE_IN, STATE_OUT, default_pipeline
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from breadbox.writing.advantages import estimate_advantages
 from breadbox_offline.decoding.rows import stack
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import OfflineDataError, SamplingError
-from breadbox_offline.rows.schema import ACTIONS, NEW_OBS, OBS, REWARDS, TERMINATEDS, TRUNCATEDS
+from breadbox_offline.rows.options import ACTIONS, NEW_OBS, OBS, REWARDS, TERMINATEDS, TRUNCATEDS
 from breadbox_offline.training.pipeline import (
     DEFAULT_MODULE,
     Draft,

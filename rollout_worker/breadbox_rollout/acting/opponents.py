@@ -13,9 +13,8 @@ from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.trees import map_tree
 from breadbox.model.trees import row as tree_row
 from breadbox_policies import PolicyModule, State, set_policy_weights
-from breadbox_rollout.acting.inference import Inference
+from breadbox_rollout.acting.inference import Inference, joined, write_actions
 from breadbox_rollout.acting.player import Seated
-from breadbox_rollout.acting.rounds import joined, write_actions
 from breadbox_rollout.environments.arrays import GroupArrays
 from breadbox_rollout.processes.pool import Part
 from breadbox_rollout.sending.models import Model, ModelWatcher

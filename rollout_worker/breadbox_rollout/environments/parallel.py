@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from breadbox.writing.clipping import clipped
-from breadbox_rollout.environments.arrays import GroupArrays
+from breadbox_rollout.environments.arrays import GroupArrays, row_of, write_checked
 from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind, Notes
-from breadbox_rollout.environments.rows import row_of, write_checked
 from breadbox_rollout.environments.space_codec import Space
 from breadbox_rollout.environments.units import Unit
 

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from breadbox.model.fragment import Tree
 from breadbox.writing.clipping import clipped
-from breadbox_rollout.environments.arrays import GroupArrays
+from breadbox_rollout.environments.arrays import GroupArrays, write_checked
 from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind, Notes
-from breadbox_rollout.environments.rows import write_checked
 from breadbox_rollout.environments.space_codec import Space
 from breadbox_rollout.environments.units import Unit
 

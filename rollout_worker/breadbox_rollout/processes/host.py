@@ -29,10 +29,9 @@ from breadbox.model.errors import InvalidRequestError
 from breadbox_rollout.environments.arrays import GroupArrays, create_arrays
 from breadbox_rollout.environments.environments import EnvSpec, make_environment, takes_seed
 from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind
-from breadbox_rollout.environments.group import EnvGroup, GroupOptions
 from breadbox_rollout.environments.parallel import ParallelUnit, Seat, is_parallel
 from breadbox_rollout.environments.space_codec import Space, encode_space
-from breadbox_rollout.environments.units import Recorder, SingleUnit, Unit
+from breadbox_rollout.environments.units import EnvGroup, GroupOptions, Recorder, SingleUnit, Unit
 from breadbox_rollout.environments.vector import VectorUnit, is_vector
 
 MESSAGE_BYTES_MAX = 128 * 1024
@@ -77,8 +76,7 @@ def row_label(agent: str) -> str:
 
 
 def assigned(agents: list[str], patterns: list[str]) -> list[list[str]]:
-    """Return the agents of each pattern, as a shell would match it; the first that matches has it.
-    """
+    """Return the agents of each pattern, matched as a shell would; the first match has it."""
     by_id: dict[str, str] = {}
     for agent in agents:
         other = by_id.setdefault(row_label(agent), agent)

@@ -30,8 +30,8 @@ from breadbox.shared.child_processes import child_environment
 from breadbox_rollout.environments.arrays import GroupArrays, Phase, open_arrays
 from breadbox_rollout.environments.environments import EnvSpec
 from breadbox_rollout.environments.failures import FailureKind
-from breadbox_rollout.environments.group import GroupOptions
 from breadbox_rollout.environments.space_codec import Space, decode_space
+from breadbox_rollout.environments.units import GroupOptions
 from breadbox_rollout.processes.host import MESSAGE_BYTES_MAX, PARTS_MAX, send
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,0 @@
-"""Episodes into a buffer of the service, and out of one.
-
-Callers: `main.py`, users.
-"""
