@@ -19,7 +19,7 @@ PLACES = [
     *("client", "adapters", "server", "rollout_worker", "learner", "offline", "policies", "demo"),
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs"),
 ]
-GENERATED = ("/v1/", "client/breadbox/client.py", "client/breadbox/lease.py", "docs/reference/")
+GENERATED = ("/v1/", "docs/reference/")
 
 HABITS = {
     "unnamed actor": r"\b(who|whoever|whom|whose|somebody|someone)\b",
@@ -32,7 +32,7 @@ HABITS = {
 }
 
 HELD = {
-    "unnamed actor": 313,
+    "unnamed actor": 311,
     "tell": 197,
     "summary that begins with 'Of'": 49,
     "'; None:' for 'or None if'": 79,

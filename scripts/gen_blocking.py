@@ -1,23 +1,28 @@
 """Write the blocking client from the asyncio client, or check that what is committed is current.
 
-Each module of `PAIRS` is the asyncio one without its `async` and `await`. What they call to wait,
-`interpreter` and `run_ahead` of `breadbox.transport`, is written by hand for either. Edit the
-asyncio module, then run `make blocking`.
+The code of each module of `PAIRS` is written in the asyncio one; the blocking one is that without
+its `async` and `await`. Docstrings are written in the blocking module, once for both: this script
+keeps them, and `breadbox.aio` shows them in `help()`. What both call to wait, `interpreter` and
+`run_ahead` of `breadbox.transport`, is written by hand for either.
 
 Usage: python scripts/gen_blocking.py [--check]
 """
 
 import argparse
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "client" / "breadbox"
 PAIRS = {f"aio/{name}.py": f"{name}.py" for name in ("client", "lease", "loader")}
 
-HEADER = "# Made from {source} by scripts/gen_blocking.py; edit that, run `make blocking`.\n"
+HEADER = "# Code: breadbox/{source}, made by scripts/gen_blocking.py. Docstrings: written here.\n"
 
 WORDS = {
     "AsyncGenerator": "Generator",
@@ -31,7 +36,7 @@ WORDS = {
 PATTERNS = {
     r"from breadbox\.transport\.aio\.entering import Entering\n": "",
     r"breadbox\.(transport\.)?aio\.": r"breadbox.\1",
-    r"\b[Aa]n async context manager": "a context manager",
+    r"\bfor (\w+) in (\w+):\n +yield \1$": r"yield from \2",
     r"\basync (?=with|for|def)": "",
     r"\bawait (?=\w)": "",
     r"AsyncGenerator\[(.+), None\]": r"Generator[\1, None, None]",
@@ -39,68 +44,72 @@ PATTERNS = {
     r"\bAwaitable, ": "",
     r"\"Entering\[(\w+)\]\"": r'"\1"',
     r"\bEntering\((.+)\)$": r"\1",
-    r"; awaited several at a time\.": "; called from several threads.",
+    r"    def open_store\(self\)": "    @property\n    def store(self)",
 }
-"""What is written otherwise, wherever it stands: regular expressions, by line."""
-
-PASSAGES = {
-    "aio/client.py": {
-        '"""The asyncio client:': '"""The blocking client:',
-        """\
-    For the loop it was made in, and not thread-safe: `close` makes calls of other tasks fail with
-    ClosedError. `asyncio.CancelledError` and the `TimeoutError` of `asyncio.timeout` are never
-    converted.
-""": """\
-    Thread-safe: any number of threads may call any method at a time; `close` makes calls of other
-    threads fail with ClosedError. Not for use after a fork: gRPC's threads do not survive it, so
-    every call in a child process raises ClosedError; connect in the child, or spawn it.
-""",
-        "    async def open_store(self)": "    @property\n    def store(self)",
-    },
-    "aio/lease.py": {
-        """\
-    A cancellation is an exception like others. Not for several tasks at a time.
-""": """\
-    Not thread-safe but for `released` and `expired`: one thread at a time works on a lease.
-""",
-        """\
-        Leaving the loop early cancels the loads in progress once the generator is closed;
-        `contextlib.aclosing` does that immediately.
-
-""": "",
-        """\
-                for fragment in fragments:
-                    yield fragment
-""": """\
-                yield from fragments
-""",
-    },
-}
-"""What the two say differently: each stands in its module once."""
+"""What is written otherwise, wherever it stands: regular expressions."""
 
 
-def blocking(source: str) -> str:
-    """The blocking twin of a module of the asyncio client.
+def blocking(source: str, docstrings: dict[str, str]) -> str:
+    """Return the blocking twin of a module of the asyncio client.
 
     Raises:
-        ValueError: A passage is not there as it should be, or something of asyncio's is left.
+        ValueError: Something of asyncio's is left.
     """
-    text = (CLIENT / source).read_text()
-    for passage, replacement in PASSAGES.get(source, {}).items():
-        if text.count(passage) != 1:
-            raise ValueError(f"{source} does not have once: {passage}")
-        text = text.replace(passage, replacement)
+    text = without_docstrings((CLIENT / source).read_text())
     for pattern, replacement in PATTERNS.items():
         text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
     for name, replacement in WORDS.items():
         text = re.sub(rf"\b{name}\b", replacement, text)
     if left := re.search(r"(?i)\w*async\w*|\bawait\w*|\w*aio\b|\banext\b|\baiter\b", text):
         raise ValueError(f"{source} has what nothing is said about: {left[0]}")
-    return tidied(HEADER.format(source=f"breadbox/{source}") + text)
+    return tidied(HEADER.format(source=source) + with_docstrings(text, docstrings))
+
+
+def documented(node: Documented, name: str = "") -> Iterator[tuple[str, Documented]]:
+    """Yield what can have a docstring, by qualified name; overloads have none."""
+    yield name, node
+    for each in node.body:
+        if not isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.unparse(each.body[0]) != "...":
+            yield from documented(each, f"{name}.{each.name}")
+
+
+def docstrings_of(text: str) -> dict[str, str]:
+    """Return the docstrings of a module as they are written, by qualified name."""
+    return {
+        name: str(ast.get_source_segment(text, node.body[0]))
+        for name, node in documented(ast.parse(text))
+        if ast.get_docstring(node)
+    }
+
+
+def without_docstrings(text: str) -> str:
+    """Return a module without its docstrings."""
+    lines = text.splitlines(keepends=True)
+    for _, node in documented(ast.parse(text)):
+        if ast.get_docstring(node):
+            first = node.body[0]
+            lines[first.lineno - 1 : first.end_lineno] = [""] * len(
+                lines[first.lineno - 1 : first.end_lineno]
+            )
+    return "".join(lines)
+
+
+def with_docstrings(text: str, docstrings: dict[str, str]) -> str:
+    """Return a module that has no docstrings with these."""
+    lines = text.splitlines(keepends=True)
+    for name, node in documented(ast.parse(text)):
+        if name in docstrings:
+            first = node.body[0]
+            marks = getattr(first, "decorator_list", [])
+            at = min(each.lineno for each in (first, *marks)) - 1
+            lines[at] = f"{' ' * first.col_offset}{docstrings[name]}\n{lines[at]}"
+    return "".join(lines)
 
 
 def tidied(text: str) -> str:
-    """A module as `make fix-format` would have it."""
+    """Return a module as `make fix-format` would have it."""
     ruff = [sys.executable, "-m", "ruff"]
     for options in (["check", "--quiet", "--select", "I", "--fix"], ["format", "--quiet"]):
         done = subprocess.run(
@@ -122,7 +131,8 @@ def main() -> int:
     check = parser.parse_args().check
     stale = []
     for source, target in PAIRS.items():
-        text = blocking(source)
+        docstrings = docstrings_of((CLIENT / target).read_text())
+        text = blocking(source, docstrings)
         if not check:
             (CLIENT / target).write_text(text)
         elif text != (CLIENT / target).read_text():

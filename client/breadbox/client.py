@@ -1,4 +1,5 @@
-# Made from breadbox/aio/client.py by scripts/gen_blocking.py; edit that, run `make blocking`.
+# Code: breadbox/aio/client.py, made by scripts/gen_blocking.py. Docstrings: written here.
+
 """The blocking client: a method per RPC, and `append`, `fetch`, `publish` that move payloads."""
 
 import random

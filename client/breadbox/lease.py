@@ -1,4 +1,5 @@
-# Made from breadbox/aio/lease.py by scripts/gen_blocking.py; edit that, run `make blocking`.
+# Code: breadbox/aio/lease.py, made by scripts/gen_blocking.py. Docstrings: written here.
+
 """Leases: a granted batch whose payloads stay readable while the learner works on it."""
 
 import logging

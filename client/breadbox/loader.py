@@ -1,4 +1,5 @@
-# Made from breadbox/aio/loader.py by scripts/gen_blocking.py; edit that, run `make blocking`.
+# Code: breadbox/aio/loader.py, made by scripts/gen_blocking.py. Docstrings: written here.
+
 """Load granted fragments in the background, so that batches are ready when the learner asks.
 
 `breadbox.reading.loading` has the invariants.

@@ -98,33 +98,11 @@ def run_tail(place: str, _: str, **names: Any) -> None:
     exec(compile(code, place, "exec"), names)
 
 
-def run_async_tail(place: str, address: str, **names: Any) -> None:
-    """The same, where reading awaits."""
-    before = f"async with breadbox.aio.connect({address!r}) as client:\n"
-    code = PYTHON[place].code.replace("tail()", "tail(max_wait_s=0)")
-    assert code != PYTHON[place].code
-    run_in_loop(place, before + textwrap.indent(code, "    "), **names)
-
-
-def run_async(place: str, address: str = ADDRESS, before: str = "", **names: Any) -> None:
-    """Run a block that awaits, as the body of a coroutine, or of a statement in it."""
-    code = PYTHON[place].code.replace(ADDRESS, address)
-    if before:
-        code = before + textwrap.indent(code, "    ")
-    run_in_loop(place, code, **names)
-
-
-def run_in_loop(place: str, code: str, **names: Any) -> None:
-    body = (
-        f"import asyncio\nasync def main():\n{textwrap.indent(code, '    ')}\nasyncio.run(main())"
-    )
+def run_async(place: str, address: str = ADDRESS, **names: Any) -> None:
+    """Run a block that awaits, as the body of a coroutine."""
+    code = textwrap.indent(PYTHON[place].code.replace(ADDRESS, address), "    ")
+    body = f"import asyncio\nasync def main():\n{code}\nasyncio.run(main())"
     exec(compile(body, place, "exec"), names)
-
-
-def run_async_with_client(place: str, address: str, **names: Any) -> None:
-    """The same, where the block has a client already."""
-    before = f"async with breadbox.aio.connect({address!r}) as client:\n"
-    run_async(place, address, before, **names)
 
 
 def fed(count: int) -> tuple[Any, breadbox.Client]:
@@ -291,16 +269,6 @@ HERE: dict[str, Callable[[], None]] = {
     "client/breadbox/__init__.py#1": lambda: with_fragments("client/breadbox/__init__.py#1"),
     "client/breadbox/aio/__init__.py#1": lambda: with_fragments(
         "client/breadbox/aio/__init__.py#1", run_async
-    ),
-    **{
-        place: partial(with_fragments, place, run_async_with_client)
-        for place in (
-            *(f"client/breadbox/aio/client.py#{number}" for number in (1, 2, 3, 4, 5, 7)),
-            *("client/breadbox/aio/lease.py#1", "client/breadbox/aio/loader.py#1"),
-        )
-    },
-    "client/breadbox/aio/client.py#6": lambda: with_fragments(
-        "client/breadbox/aio/client.py#6", run_async_tail
     ),
     **{
         place: partial(with_fragments, place)

@@ -1,4 +1,4 @@
-"""The asyncio client: a method per RPC, and `append`, `fetch`, `publish` that move payloads."""
+"""The asyncio client; docstrings of its methods are in `breadbox.client`."""
 
 import random
 import time
@@ -40,31 +40,6 @@ def connect(
     codecs: str | Mapping[str, str] = "raw",
     store_url: str | None = None,
 ) -> "Entering[Client]":
-    """Return a client. Does not block: the first call makes the connection.
-
-    Args:
-        address: "HOST:PORT" or "unix:PATH". For several servers on one journal, all of them,
-            separated by commas: the client calls the one that leads. "dns:///NAME:PORT" stands for
-            all addresses that the name resolves to.
-        buffer: The buffer of calls that name none.
-        tls: Certificates, or None for an unencrypted connection.
-        token: Bearer token, sent with every call, or None. Without TLS the network can read it.
-            `@FILE` stands for the contents of the file.
-        deadline_s: Seconds for which server or store may be silent, on top of a wait that was
-            asked for. A slow transfer is not silence: while bytes of payloads move, a call goes on.
-        reconnect_s: Seconds for which a call retries after that, and after server or store became
-            unreachable, so that work continues after a restart. 0: no retry. A silent server or
-            store blocks a call for at most `deadline_s` and `reconnect_s` together.
-        append_wait_s: Seconds for which an append waits while nothing is admitted because buffer
-            or store is full. After that it raises BackpressureError.
-        codecs: Codecs of the arrays of appended fragments: one codec ("raw", "lz4", "zstd",
-            "zstd:LEVEL"), or codecs by pattern over array names, such as {"obs*": "zstd"}.
-        store_url: URL of the payload store as seen from this host, or None for the one that the
-            server returns.
-
-    Raises:
-        InvalidRequestError: An argument is out of its range, or a certificate cannot be read.
-    """
     options = ClientOptions(
         buffer=buffer,
         tls=tls,
@@ -83,36 +58,10 @@ async def _made(address: str, options: ClientOptions) -> "Client":
 
 
 class Client:
-    """A connection to one server. Use it as an async context manager, or call `close`.
+    """The client of one event loop: as `breadbox.Client`, awaited.
 
-    ```python
-    import numpy as np
-
-    await client.create_buffer("tour", breadbox.BufferConfig(uses_max=2))
-    session = await client.start_session(buffer="tour")
-    await client.publish(session.session_id, 1, {"bias": np.zeros(8)}, buffer="tour")
-    described = await client.get_buffer("tour")
-    print(described.session_id, described.model_version, described.state.chunk_count)
-    await client.delete_buffer("tour")
-    ```
-
-    Blocks (every call): until the server has answered, for at most `deadline_s` and `reconnect_s`
-    together, on top of a wait that was asked for by `max_wait_s`.
-
-    For the loop it was made in, and not thread-safe: `close` makes calls of other tasks fail with
-    ClosedError. `asyncio.CancelledError` and the `TimeoutError` of `asyncio.timeout` are never
-    converted.
-
-    Raises (every method):
-        InvalidRequestError: An argument is malformed, or can never be satisfied.
-        UnavailableError: The server was unreachable, or draining, for `reconnect_s`.
-        TlsError: Certificates or encryption do not fit. Raised immediately if the server never
-            answered this client before.
-        DeadlineExceededError: The server was silent for `deadline_s`, and then for `reconnect_s`.
-        UnauthenticatedError, PermissionDeniedError: Credentials are missing, unknown, too weak.
-        NotSupportedError: The server does not know the call.
-        InternalError: A bug in the server.
-        ClosedError: The client was closed.
+    Not thread-safe. `close` makes calls of other tasks fail with ClosedError.
+    `asyncio.CancelledError` and the `TimeoutError` of `asyncio.timeout` are never converted.
     """
 
     def __init__(
@@ -124,7 +73,6 @@ class Client:
         rng: random.Random | None = None,
         store: PayloadStore | None = None,
     ) -> None:
-        """Use `connect` instead; the keyword arguments are for tests."""
         self._context = operations.Context(
             address=address,
             options=options,
@@ -140,38 +88,24 @@ class Client:
 
     @property
     def address(self) -> str:
-        """The server's address, as `connect` took it."""
         return self._context.address
 
     @property
     def buffer(self) -> str:
-        """The buffer of calls that name none."""
         return self._context.options.buffer
 
     @property
     def closed(self) -> bool:
-        """True after `close` was called."""
         return self._interpreter.closed
 
     @property
     def outage(self) -> str:
-        """What is failing and being retried, for how long, and why; empty if nothing is."""
         return self._context.outages.words
 
     async def open_store(self) -> PayloadStore:
-        """The payload store. The first use asks the server for its URL, and opens it.
-
-        Raises:
-            StoreUrlError: This host cannot use a store of that URL.
-            StoreUnavailableError: The store cannot be reached from this host.
-        """
         return await self._interpreter.run(operations.opened_store(self._context))
 
     async def close(self) -> None:
-        """Close connections and stop renewing leases. Idempotent.
-
-        Calls in progress raise ClosedError. Open leases end by expiry.
-        """
         await self._interpreter.close()
 
     async def __aenter__(self) -> Self:
@@ -201,33 +135,11 @@ class Client:
         model_version: int | None = None,
         buffer: str | None = None,
     ) -> types.ModelState:
-        """Start a session, and end the current one with all its fragments.
-
-        Args:
-            session_id: A name that no session had before, one for each run, or None for a random
-                one, which is returned. The name of the current session changes nothing.
-            model_version: Version to start at, for a resumed run, or None for 0.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The session that is current now, and its version.
-
-        Raises:
-            BufferNotFoundError: There is no such buffer.
-            SessionEndedError: The session was current before, and ended.
-        """
         return await self._invoke(
             calls.start_session(buffer or self.buffer, session_id, model_version)
         )
 
     async def end_session(self, session_id: str, *, buffer: str | None = None) -> None:
-        """End a session, and drop its fragments; leases stay valid until they end.
-
-        Does nothing if the session is not current.
-
-        Raises:
-            BufferNotFoundError: There is no such buffer.
-        """
         await self._invoke(calls.end_session(buffer or self.buffer, session_id))
 
     async def publish_model(
@@ -238,24 +150,6 @@ class Client:
         *,
         buffer: str | None = None,
     ) -> types.PublishReply:
-        """Publish a version, with weights that are written already, atomically.
-
-        Publishing the current version again changes nothing, so a retry is safe. `publish` writes
-        the weights too.
-
-        Args:
-            session_id: The current session.
-            model_version: The new version, not below the current one.
-            weights: Reference of the written weights, or None for a version without weights.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The version, and how many chunks became stale by it and were evicted.
-
-        Raises:
-            SessionEndedError: The session is not current.
-            VersionRegressedError: The version is lower than the current one.
-        """
         call = calls.publish_model(buffer or self.buffer, session_id, model_version, weights)
         return await self._invoke(call)
 
@@ -267,24 +161,6 @@ class Client:
         *,
         buffer: str | None = None,
     ) -> types.PublishReply:
-        """Write weights, then publish them with their version, atomically.
-
-        Blocks while the weights are written, and while the store is full.
-
-        Args:
-            session_id: The current session.
-            model_version: The new version, not below the current one.
-            weights: Array or tensor by name.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The version, and how many chunks became stale by it and were evicted.
-
-        Raises:
-            ReplayBufferError: As `publish_model`.
-            StoreUnavailableError: The store was unreachable for `reconnect_s`.
-            BackpressureError: The store was full for `append_wait_s`.
-        """
         return await self._interpreter.run(
             operations.publish(
                 self._context, buffer or self.buffer, session_id, model_version, weights
@@ -298,22 +174,6 @@ class Client:
         max_wait_s: float = 0.0,
         buffer: str | None = None,
     ) -> types.ModelState | None:
-        """Wait until a session or version other than the known one is current.
-
-        Weights published for a version that was known without weights count as a change too.
-        `load_model` also reads the weights. Blocks for at most `max_wait_s` and an answer.
-
-        Args:
-            known: The state that the caller has, or None to get a current session immediately.
-            max_wait_s: Seconds to wait for a change; 0 to look once.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The current session, version and weights, or None if `known` is still current.
-
-        Raises:
-            BufferNotFoundError: There is no such buffer.
-        """
         return await self._interpreter.run(
             operations.watch_model(self._context, buffer or self.buffer, known, max_wait_s)
         )
@@ -325,47 +185,11 @@ class Client:
         max_wait_s: float = 0.0,
         buffer: str | None = None,
     ) -> tuple[types.ModelState, dict[str, Any]] | None:
-        """Wait until weights other than the known ones are published, and read the newest.
-
-        If the learner supersedes the weights while they are read, the newer ones are read instead.
-        A session or version without weights does not end the wait: there is nothing to act with
-        yet. Blocks for at most `max_wait_s`, plus `deadline_s` and `reconnect_s`.
-
-        ```python
-        model = None  # The session and version that this actor acts with.
-        if (newer := await client.load_model(model)) is not None:
-            model, weights = newer
-        ```
-
-        Args:
-            newer_than: The state that the caller has, or None to get published weights immediately.
-            max_wait_s: Seconds to wait for weights; 0 to look once.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            Session and version, and the weights: numpy array by name. Or None if no weights are
-            published, or only those that the caller has.
-
-        Raises:
-            PayloadMissingError: The store lost the weights, or the learner publishes faster than
-                this host reads them.
-            StoreUnavailableError: The store was unreachable for `reconnect_s`.
-        """
         return await self._interpreter.run(
             operations.load_model(self._context, buffer or self.buffer, newer_than, max_wait_s)
         )
 
     async def load_weights(self, reference: types.PayloadReference) -> dict[str, Any]:
-        """Read the published weights of a reference. Actors call `load_model` instead.
-
-        Returns:
-            Numpy array by name.
-
-        Raises:
-            PayloadMissingError: The weights are gone: the server keeps those of the latest two
-                versions.
-            StoreUnavailableError: The store was unreachable for `reconnect_s`.
-        """
         return await self._interpreter.run(operations.load_weights(self._context, reference))
 
     # Writing fragments -------------------------------------------------------------------------
@@ -373,16 +197,6 @@ class Client:
     async def append_fragments(
         self, fragments: Sequence[types.FragmentMetadata], *, buffer: str | None = None
     ) -> types.AppendReply:
-        """Announce up to 4096 fragments whose payloads are written; `append_many` also writes them.
-
-        Does not wait for room: results BUFFER_FULL and BYTES_FULL ask the caller to retry.
-
-        Returns:
-            One result per fragment, in order, with session, version and append credit.
-
-        Raises:
-            LimitExceededError: The session has as many workers as the buffer allows.
-        """
         return await self._invoke(calls.append_fragments(buffer or self.buffer, fragments))
 
     async def append(
@@ -392,15 +206,6 @@ class Client:
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
     ) -> types.AppendResult:
-        """Append a fragment: write its payload and announce it. Blocks while the buffer is full.
-
-        Returns:
-            ADMITTED, DUPLICATE, STALE or WRONG_SESSION. Fragments with the last two are not in the
-            buffer.
-
-        Raises:
-            ReplayBufferError: As `append_many`.
-        """
         results = await self.append_many([fragment], buffer=buffer, codecs=codecs)
         return results[0]
 
@@ -411,35 +216,6 @@ class Client:
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
     ) -> list[types.AppendResult]:
-        """Append fragments: write their payloads and announce them.
-
-        ```python
-        results = await client.append_many([fragment])
-        print([result.outcome for result in results])
-        ```
-
-        Blocks while buffer or store is full, for at most `append_wait_s` without an admission.
-
-        Fragments of one worker must be in order of their index. Appending again is safe: the server
-        answers DUPLICATE for those that it admitted. After an error some may have been admitted;
-        payloads that were not announced expire by themselves.
-
-        Args:
-            fragments: Any number; they are written and announced in groups of bounded size.
-            buffer: The buffer's name, or None for the client's buffer.
-            codecs: Codecs of the arrays, or None for the client's codecs.
-
-        Returns:
-            One result per fragment, in order: ADMITTED, DUPLICATE, STALE or WRONG_SESSION.
-
-        Raises:
-            BackpressureError: Nothing was admitted for `append_wait_s`; its `results` has the
-                results so far.
-            LimitExceededError: The session has as many workers as the buffer allows.
-            StoreUnavailableError: The store was unreachable for `reconnect_s`.
-            PayloadMissingError: For `reconnect_s` the store lost each payload that was written.
-            UnsupportedArrayError: An array cannot be stored. Fragments before it may be admitted.
-        """
         return await self._interpreter.run(
             operations.append_many(self._context, buffer or self.buffer, list(fragments), codecs)
         )
@@ -447,11 +223,6 @@ class Client:
     async def report_episodes(
         self, episodes: Sequence[types.EpisodeReport], *, buffer: str | None = None
     ) -> None:
-        """Report 1 to 1024 finished episodes, for metrics. The report is sent once, never retried.
-
-        Raises:
-            BackpressureError: The token's rate is used up; nothing was counted.
-        """
         await self._invoke(calls.report_episodes(buffer or self.buffer, episodes))
 
     # Reading fragments -------------------------------------------------------------------------
@@ -467,32 +238,6 @@ class Client:
         lease_s: float | None = None,
         buffer: str | None = None,
     ) -> types.LeaseGrant:
-        """Fetch fragments under a lease that the caller renews and releases; see `fetch`.
-
-        Blocks until the buffer has them, for at most `max_wait_s`. Fetches are served in the order
-        of their arrival.
-
-        Args:
-            fragment_count: Fragments for all ranks together; a multiple of
-                fragments_per_chunk * world_size.
-            max_wait_s: Seconds to wait for fragments; 0 to look once.
-            rank: Rank of this learner, from 0.
-            world_size: Number of learners that share the fetch.
-            request_id: Name of the fetch, the same for all ranks and for a retry, or None for a
-                random one.
-            lease_s: Seconds until the lease expires, or None for the buffer's `lease_s`.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The lease, and the fragments of this rank in draw order.
-
-        Raises:
-            WaitElapsedError: The wait is over; nothing was taken. The message names what is
-                missing.
-            RequestMismatchError: The request_id was used with another size.
-            LeaseExpiredError: The request_id was granted before, and its lease has ended.
-            BackpressureError: Too many fetches wait already.
-        """
         request = calls.FetchRequest(
             fragment_count=fragment_count,
             max_wait_s=max_wait_s,
@@ -516,15 +261,6 @@ class Client:
         lease_s: float | None = None,
         buffer: str | None = None,
     ) -> "Entering[Lease]":
-        """Fetch fragments under a lease: an async context manager that renews and releases it.
-
-        ```python
-        async with client.fetch(fragment_count=32, max_wait_s=30) as lease:
-            async for batch in lease.batches(batch_size=8): ...
-        ```
-
-        Args, blocking and Raises: as `fetch_fragments`.
-        """
         request = calls.FetchRequest(
             fragment_count=fragment_count,
             max_wait_s=max_wait_s,
@@ -542,15 +278,6 @@ class Client:
     async def get_prepared_fragments(
         self, request_id: str, *, buffer: str | None = None
     ) -> tuple[types.FragmentReference, ...]:
-        """Return the fragments granted to a request for all ranks, rank 0 first. Takes no lease.
-
-        Args:
-            request_id: Name of the fetch; `BufferState.latest_request_id` has the latest.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Raises:
-            RequestNotFoundError: Nothing was granted to it yet, or all its leases have ended.
-        """
         return await self._invoke(calls.get_prepared_fragments(buffer or self.buffer, request_id))
 
     async def read_fragments(
@@ -564,39 +291,6 @@ class Client:
         subscription: str | None = None,
         buffer: str | None = None,
     ) -> types.FragmentRead:
-        """Read the chunks after a cursor, in order of arrival, without using them; see `tail`.
-
-        ```python
-        read = await client.read_fragments(chunk_count_max=8, max_wait_s=30)
-        fragments = await client.load_fragments(read.fragments)
-        if read.lease_id is not None:
-            await client.release_lease(read.lease_id)
-        ```
-
-        The payloads stay readable until the lease of the read is released or expires. If all of
-        them are small, they come inline with the read, which has no lease then. Blocks until there
-        is a chunk, for at most `max_wait_s`.
-
-        Args:
-            after_chunk_id: The `cursor` of the read before, or None to begin with the oldest chunk
-                that is held. A chunk id that the buffer has not reached yet counts as None.
-            chunk_count_max: Most chunks to return, 1 to 4096; large chunks come in smaller numbers.
-            max_wait_s: Seconds to wait for a chunk; 0 to look once.
-            lease_s: Seconds until the lease expires, or None for the buffer's `lease_s`.
-            known_session_id: The `session_id` of the read before, or None to ignore changes. If
-                another session is current, the wait ends and all its chunks that are held are read.
-            subscription: Subscription whose unacknowledged chunks to read, retained ones included,
-                or None for a cursor that the caller keeps. With `after_chunk_id`, begins there.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The read; without fragments if there was no chunk.
-
-        Raises:
-            BackpressureError: Too many readers wait already.
-            BufferNotFoundError: There is no such buffer.
-            SubscriptionNotFoundError: There is no such subscription.
-        """
         request = calls.ReadRequest(
             after_chunk_id=after_chunk_id,
             chunk_count_max=chunk_count_max,
@@ -623,39 +317,6 @@ class Client:
         is_mapped: bool = False,
         buffer: str | None = None,
     ) -> AsyncIterator[LoadedRead]:
-        """Follow a buffer: load the chunks it holds and then new ones, without using them.
-
-        ```python
-        async for read in client.tail():
-            for fragment in read.fragments: ...
-        ```
-
-        Each step blocks until there is a chunk or another session, for at most `max_wait_s`. The
-        iteration survives restarts of server and store of up to `reconnect_s`. It also continues
-        over sessions; each read names its session. Chunks that left the buffer before they were
-        read are counted in the next read, so that no loss goes unnoticed.
-
-        Args:
-            after_chunk_id: The `cursor` of an earlier read, or None to begin with the oldest chunk
-                that is held.
-            chunk_count_max: Most chunks of one read, 1 to 4096; large ones come in smaller numbers.
-            max_wait_s: Seconds to wait for a chunk, after which the iteration ends, or None to wait
-                without a limit.
-            lease_s: Seconds in which a read has to be loaded, or None for the buffer's `lease_s`.
-            known_session_id: The `session_id` of that earlier read, or None.
-            subscription: Subscription to continue from, or None for no cursor on the server. A read
-                is acknowledged when the caller asks for the next one: a reader that dies while it
-                handles a read gets it again.
-            is_acknowledging: False to acknowledge only by `acknowledge_chunks`, such as when a
-                reader asks for reads before it has handled the earlier ones.
-            columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
-            is_mapped: See `load_fragments`.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Raises:
-            ReplayBufferError: As `read_fragments` and `load_fragments`, but payloads that are gone
-                or cannot be read raise nothing: their chunks are counted as skipped.
-        """
         tail = Tail(
             self._context,
             buffer or self.buffer,
@@ -682,31 +343,6 @@ class Client:
         after_chunk_id: int | None = None,
         buffer: str | None = None,
     ) -> types.Subscription:
-        """Create a subscription: a named cursor on the server, moved by `acknowledge_chunks` alone.
-
-        ```python
-        await client.create_subscription("evaluator")
-        read = await client.read_fragments(subscription="evaluator")
-        await client.acknowledge_chunks("evaluator", read.cursor)
-        ```
-
-        An existing one of the same name and kind keeps its position.
-
-        Args:
-            name: 1 to 128 bytes of printable text without path separators.
-            retaining: True to keep payloads of used up or stale chunks until the cursor has passed
-                them, as long as the buffer has room. At capacity, a buffer that evicts evicts these
-                chunks first; in a buffer that blocks, producers wait.
-            after_chunk_id: Chunk to begin after, or None to begin with the oldest one held.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The subscription and its position.
-
-        Raises:
-            SubscriptionExistsError: The subscription of this name is of the other kind.
-            LimitExceededError: The buffer has as many subscriptions as the server allows.
-        """
         call = calls.create_subscription(
             buffer or self.buffer, name, retaining=retaining, after_chunk_id=after_chunk_id
         )
@@ -715,25 +351,10 @@ class Client:
     async def acknowledge_chunks(
         self, subscription: str, chunk_id: int, *, buffer: str | None = None
     ) -> None:
-        """Acknowledge all chunks up to one; a chunk that is acknowledged already changes nothing.
-
-        Args:
-            subscription: Name of the subscription.
-            chunk_id: The `cursor` of a read.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Raises:
-            SubscriptionNotFoundError: There is no such subscription.
-        """
         call = calls.acknowledge_chunks(buffer or self.buffer, subscription, chunk_id)
         await self._invoke(call)
 
     async def delete_subscription(self, name: str, *, buffer: str | None = None) -> None:
-        """Delete a subscription, and the chunks that are retained for it alone.
-
-        Raises:
-            SubscriptionNotFoundError: There is no such subscription.
-        """
         await self._interpreter.run(
             operations.delete_subscription(self._context, buffer or self.buffer, name)
         )
@@ -746,25 +367,6 @@ class Client:
         steps: tuple[int, int] | None = None,
         is_mapped: bool = False,
     ) -> list[Fragment]:
-        """Load the payloads of granted fragments, in order.
-
-        Args:
-            references: Fragments of an open lease.
-            columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
-            steps: Half-open range [start, stop) of the steps to load, or None for all.
-            is_mapped: True to return views of the store's memory instead of copies, in about half
-                the time. It has an effect if the store is a directory of this host, and all columns
-                and steps are loaded. A fragment keeps the store's memory in use until it is garbage
-                collected, even after the lease. Writes into its arrays are private to it.
-
-        Returns:
-            One fragment per reference, in order.
-
-        Raises:
-            PayloadMissingError: A payload is gone.
-            PayloadCorruptError: A payload fails its checksum.
-            StoreUnavailableError: The store was unreachable for `reconnect_s`.
-        """
         return await self._interpreter.run(
             operations.load_fragments(
                 self._context, references, columns, steps, is_mapped=is_mapped
@@ -774,18 +376,6 @@ class Client:
     async def describe_arrays(
         self, references: Sequence[types.FragmentReference]
     ) -> list[dict[str, types.ArrayType]]:
-        """Read types and shapes of the arrays of granted fragments, without loading the arrays.
-
-        Args:
-            references: Fragments of an open lease.
-
-        Returns:
-            For each fragment, in order, type and shape of each array by its path; `str` of one
-            gives "<f4[16, 3]", for example.
-
-        Raises:
-            ReplayBufferError: As `load_fragments`.
-        """
         return await self._interpreter.run(operations.describe_arrays(self._context, references))
 
     @overload
@@ -816,19 +406,6 @@ class Client:
         columns: Sequence[str] | None = None,
         into: Batch | Stack | None = None,
     ) -> Batch:
-        """Load the payloads of granted fragments into one stacked batch [B, T, ...].
-
-        Args:
-            references: Fragments of an open lease; at least one.
-            device: Device of torch tensors, such as "cpu" or "cuda", or None for numpy arrays.
-            columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
-            into: An earlier batch, or its `stacked`, whose host memory is reused where it fits, or
-                None. The caller must not use the earlier batch's arrays on the CPU any more.
-
-        Raises:
-            TreeMismatchError: The fragments differ in structure, shape or type.
-            ReplayBufferError: As `load_fragments`.
-        """
         return await self._interpreter.run(
             operations.read_batch(self._context, references, device, columns, into=into)
         )
@@ -836,14 +413,6 @@ class Client:
     async def renew_lease(
         self, lease_id: str, *, lease_s: float | None = None, buffer: str | None = None
     ) -> float:
-        """Renew a lease for `lease_s` seconds from now, or for its granted time if None.
-
-        Returns:
-            Seconds until the lease expires.
-
-        Raises:
-            LeaseExpiredError: The lease is unknown, or has expired.
-        """
         return await self._invoke(calls.renew_lease(buffer or self.buffer, lease_id, lease_s))
 
     async def release_lease(
@@ -854,18 +423,6 @@ class Client:
         buffer: str | None = None,
         unreadable: Sequence[str] = (),
     ) -> None:
-        """End a lease. Idempotent.
-
-        Args:
-            lease_id: Id of the lease.
-            mode: CONSUMED to count its uses, RETURNED to give them back.
-            buffer: The buffer it was fetched from, or None for the client's buffer.
-            unreadable: Ids of its payloads that are in the store but cannot be read. The server
-                quarantines a payload that readers have named `--poison-after` times.
-
-        Raises:
-            LeaseExpiredError: The lease is unknown, or has expired.
-        """
         await self._invoke(calls.release_lease(buffer or self.buffer, lease_id, mode, unreadable))
 
     async def update_priorities(
@@ -875,23 +432,6 @@ class Client:
         delete: Iterable[int] = (),
         buffer: str | None = None,
     ) -> types.PrioritiesReply:
-        """Set priorities of chunks, which samplers and removers of the buffer may use.
-
-        A buffer never uses a chunk id twice, so a late update changes no other chunk: ids of chunks
-        that are not held any more are counted. More than 2048 take several calls. If one of these
-        fails, earlier ones have been carried out; repeating all is safe.
-
-        Args:
-            priorities: Priority, from 0 to 1e30, by `FragmentReference.chunk_id`.
-            delete: Ids of chunks to evict. Leases keep their payloads readable.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            How many chunks were updated and deleted, and how many ids were unknown.
-
-        Raises:
-            BufferNotFoundError: There is no such buffer.
-        """
         return await self._interpreter.run(
             operations.update_priorities(
                 self._context, buffer or self.buffer, priorities, list(delete)
@@ -903,19 +443,6 @@ class Client:
     async def create_buffer(
         self, name: str, config: types.BufferConfig | None = None
     ) -> types.BufferDescription:
-        """Create a buffer; an existing one of the same name and limits is left as it is.
-
-        Args:
-            name: Name of the buffer.
-            config: Limits, or None for the server's defaults.
-
-        Returns:
-            The buffer with all its limits.
-
-        Raises:
-            BufferExistsError: A buffer of this name has other limits.
-            LimitExceededError: The server has as many buffers as its options allow.
-        """
         return await self._invoke(calls.create_buffer(name, config or types.BufferConfig()))
 
     async def update_buffer(
@@ -925,42 +452,16 @@ class Client:
         *,
         reset: Iterable[str] = (),
     ) -> types.BufferDescription:
-        """Change limits of a buffer; chunks that no longer fit are evicted immediately.
-
-        Args:
-            name: Name of the buffer.
-            config: New limits. A limit that is None stays as it is, as do all if this is None.
-            reset: Names of limits to set to the server's default, such as "uses_max".
-
-        Returns:
-            The buffer with all its limits.
-
-        Raises:
-            BufferNotFoundError: There is no such buffer.
-            InvalidRequestError: A limit is out of range, or `reset` has a name that is no limit.
-        """
         return await self._invoke(calls.update_buffer(name, config or types.BufferConfig(), reset))
 
     async def delete_buffer(self, name: str) -> None:
-        """Delete a buffer with everything in it; fetches that wait for it raise an error.
-
-        Raises:
-            BufferNotFoundError: There is no such buffer.
-        """
         await self._interpreter.run(operations.delete_buffer(self._context, name))
 
     async def list_buffers(self) -> tuple[types.BufferDescription, ...]:
-        """Return all buffers, sorted by name, with their gauges and counters."""
         return await self._interpreter.run(operations.list_buffers(self._context))
 
     async def get_buffer(self, name: str | None = None) -> types.BufferDescription:
-        """Return one buffer, or the client's if None, with its gauges and counters.
-
-        Raises:
-            BufferNotFoundError: There is no such buffer.
-        """
         return await self._invoke(calls.get_buffer(name or self.buffer))
 
     async def get_store_config(self) -> types.StoreConfig:
-        """Return the settings of the payload store. The URL may hold a password: never log it."""
         return await self._invoke(calls.get_store_config())

@@ -1,4 +1,4 @@
-"""Leases: a granted batch whose payloads stay readable while the learner works on it."""
+"""Leases of the asyncio client; docstrings are in `breadbox.lease`."""
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -27,24 +27,14 @@ _log = logging.getLogger(__name__)
 
 
 class Lease(Granted):
-    """A granted batch. Use it as an async context manager: it is renewed while open.
+    """A granted batch, as `breadbox.Lease`: an async context manager that renews it.
 
-    ```python
-    async with client.fetch(fragment_count=32, max_wait_s=30) as lease:
-        async for fragment in lease.fragments(columns=["reward"]):
-            print(fragment.reward.mean())
-    ```
-
-    A clean exit consumes the lease: the use counts. An exception returns it: the use is given back,
-    and the exception propagates. If the exception says that a payload cannot be read, the exit
-    reads each payload by itself and reports the unreadable ones to the server, so that they are not
-    served for ever. Without `async with`, nothing renews it: call `renew` and `release` yourself.
-
-    A cancellation is an exception like others. Not for several tasks at a time.
+    For one task at a time. A cancellation that leaves the block returns the lease. A loop over
+    `fragments` or `batches` that is left early cancels its loads once the generator is closed;
+    `contextlib.aclosing` does that immediately.
     """
 
     def __init__(self, interpreter: Interpreter, buffer: str, grant: LeaseGrant) -> None:
-        """Use `Client.fetch` instead."""
         super().__init__(interpreter.context, buffer, grant)
         self._interpreter = interpreter
         self._renewal: Kept | None = None
@@ -55,19 +45,6 @@ class Lease(Granted):
         columns: Sequence[str] | None = None,
         steps: tuple[int, int] | None = None,
     ) -> AsyncIterator[Fragment]:
-        """Load the granted fragments, in draw order, a few at a time and a few ahead.
-
-        Each step blocks until the next fragments are loaded.
-
-        Args:
-            columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
-            steps: Half-open range [start, stop) of the steps to load, or None for all.
-
-        Raises:
-            LeaseExpiredError: A renewal found that the lease has expired.
-            PayloadMissingError: A payload is gone, which happens only after the lease.
-            StoreUnavailableError: The store was unreachable for `reconnect_s`.
-        """
 
         async def read(references: Sequence[FragmentReference]) -> list[Fragment]:
             self._check_open()
@@ -109,24 +86,6 @@ class Lease(Granted):
         columns: Sequence[str] | None = None,
         **options: Unpack[LoaderKeywords],
     ) -> AsyncGenerator[Batch, None]:
-        """Load the granted fragments as stacked batches [batch_size, T, ...], ahead of their use.
-
-        Leaving the loop early cancels the loads in progress once the generator is closed;
-        `contextlib.aclosing` does that immediately.
-
-        Each step blocks until the next batch is loaded.
-
-        Args:
-            batch_size: Fragments per batch, at least 1; the last batch may be shorter.
-            device: Device of torch tensors, such as "cuda", or None for numpy arrays.
-            columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
-            **options: Fields of `breadbox.LoaderOptions`, such as `prefetch_batches` or `order`. By
-                default batches come in draw order, and two are loaded ahead.
-
-        Raises:
-            ReplayBufferError: As `fragments`.
-            InvalidRequestError: `batch_size` or an option is out of its range.
-        """
         side_stream = side_stream_for(device)
 
         async def load(references: Sequence[FragmentReference]) -> Batch:
@@ -141,38 +100,12 @@ class Lease(Granted):
         return loader.batches(self.references, batch_size)
 
     async def renew(self, lease_s: float | None = None) -> float:
-        """Renew the lease for `lease_s` seconds from now, or for its granted time if None.
-
-        Returns:
-            Seconds until it expires.
-
-        Raises:
-            LeaseExpiredError: It has expired already.
-            ClosedError: It was released.
-        """
         return await self._interpreter.run(self._renewed(lease_s))
 
     async def unreadable(self) -> list[str]:
-        """Read each payload by itself, and return the ids of those that cannot be read.
-
-        So the learner finds out which fragment made a batch fail. `release` reports the ids to the
-        server, which quarantines a payload that readers have named `--poison-after` times. Blocks
-        while all payloads are read. Ends early if the store does not answer. Payloads that are
-        missing are not named.
-        """
         return await self._interpreter.run(self._examined())
 
     async def release(self, mode: ReleaseMode = ReleaseMode.CONSUMED) -> None:
-        """End the lease. Idempotent: a second call does nothing, whatever its mode.
-
-        Reports to the server the payloads that `unreadable()` found and `refuse()` named.
-
-        Args:
-            mode: CONSUMED to count the uses, RETURNED to give them back.
-
-        Raises:
-            LeaseExpiredError: It expired before; the server may serve its chunks again.
-        """
         await self._end(mode, None)
 
     async def _end(self, mode: ReleaseMode, is_left_by: BaseException | None) -> None:

@@ -1,7 +1,4 @@
-"""Load granted fragments in the background, so that batches are ready when the learner asks.
-
-`breadbox.reading.loading` has the invariants.
-"""
+"""Load granted fragments ahead of their use; docstrings are in `breadbox.loader`."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -16,26 +13,7 @@ Loaded = TypeVar("Loaded")
 
 
 class FragmentLoader(Generic[Loaded]):
-    """Load lists of references as batches, ahead of their use.
-
-    ```python
-    from breadbox.aio.loader import FragmentLoader
-
-    async with client.fetch(fragment_count=32, max_wait_s=30) as lease:
-        loader = FragmentLoader(client.load_batch)
-        async for batch in loader.batches(lease.references, batch_size=8): ...
-    ```
-
-    A loader may be iterated any number of times, also concurrently: iterations share only the load
-    function.
-
-    Args:
-        load: Loads some references as one batch, in their order; awaited several at a time.
-        options: Options, or None for the defaults of `LoaderOptions`.
-        side_stream: The CUDA stream on which `load` makes batches, or None. Copies then overlap
-            with the caller's computation, and a returned batch is ready for use on the caller's
-            current stream.
-    """
+    """Load lists of references as batches, ahead of their use, as `breadbox.loader` does."""
 
     def __init__(
         self,
@@ -50,23 +28,11 @@ class FragmentLoader(Generic[Loaded]):
 
     @property
     def skipped(self) -> list[FragmentReference]:
-        """References that could not be loaded, over the loader's life; with "skip" only."""
         return self._plan.skipped
 
     def batches(
         self, references: Sequence[FragmentReference], batch_size: int
     ) -> AsyncGenerator[Loaded, None]:
-        """Load *references* in batches of *batch_size*; the last may be shorter.
-
-        Each step blocks until the next batch is loaded. The lease of the references must not expire
-        before the iteration ends. An error ends the iteration.
-
-        Raises:
-            InvalidRequestError: `batch_size` is below 1.
-            PayloadMissingError, PayloadCorruptError: A load failed after the last retry, and
-                `on_failure` is "raise".
-            StoreUnavailableError: The store was unreachable for `reconnect_s`.
-        """
         options = self._plan.options
         loaded = run_ahead(
             self._plan.jobs(references, batch_size),
@@ -80,7 +46,6 @@ class FragmentLoader(Generic[Loaded]):
     async def _handed_out(
         self, groups: AsyncGenerator[list[Loaded], None]
     ) -> AsyncGenerator[Loaded, None]:
-        """Yield the batches of the lists, without keeping a reference to any."""
         async with aclosing(groups):
             async for group in groups:
                 while group:
@@ -89,7 +54,6 @@ class FragmentLoader(Generic[Loaded]):
                     yield group.pop()
 
     async def _load_job(self, job: Sequence[FragmentReference]) -> list[Loaded]:
-        """Load one batch as the plan asks."""
         asking = self._plan.loaded(job)
         try:
             wanted = next(asking)
