@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from breadbox.payload.arrays.codecs import decode_into, encode, parse_codec
+from breadbox.payload.codecs import decode_into, encode, parse_codec
 
 GAMES = ("Pong", "Breakout", "Seaquest")
 CODECS = ("raw", "lz4", "zstd:1", "zstd:3", "zstd:9", "h264", "h264:23")

@@ -17,7 +17,7 @@ from breadbox.model.types import FragmentReference
 from breadbox.payload import encode_fragment, read_fragments
 from breadbox.reading.batches import Batch, load_batch
 from breadbox.stores import open_store
-from breadbox.stores.common.keys import piece_key
+from breadbox.stores.keys import piece_key
 from breadbox.stores.redis.store import PIECE_SIZE_BYTES_DEFAULT
 from breadbox.wire.conversion import metadata_of
 

@@ -22,7 +22,7 @@ from bench.report import machine
 from bench.workloads import SESSION_ID, WORKLOADS, numbered
 from breadbox.model.types import FragmentReference
 from breadbox.reading.batches import Batch, load_batch
-from breadbox.stores.common.keys import piece_key
+from breadbox.stores.keys import piece_key
 
 NODE_COUNTS = (1, 2, 3)
 LOADED = {"vpt": 6, "atari": 36}

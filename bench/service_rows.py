@@ -15,7 +15,7 @@ from bench.processes import Server, breadbox_server, redis_server
 from bench.workloads import SESSION_ID, numbered, vector_fragment
 from breadbox.model.types import FragmentMetadata
 from breadbox.payload import encode_fragment, write_fragments
-from breadbox.stores.common.keys import piece_key
+from breadbox.stores.keys import piece_key
 from breadbox.wire.conversion import metadata_of
 
 _BATCH = 1024

@@ -41,8 +41,8 @@ LIMITS_PAGE = (
 TOOLS = {
     "Tests of your own": ["breadbox.testing"],
     "Payload stores": [
-        "breadbox.stores.common.base.PayloadStore",
-        "breadbox.stores.factory.open_store",
+        "breadbox.stores.base.PayloadStore",
+        "breadbox.stores.open_store",
     ],
     "Policies": [
         "breadbox_policies.protocol.Policy",

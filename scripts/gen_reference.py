@@ -12,7 +12,6 @@ import click
 from prometheus_client import CollectorRegistry
 
 from breadbox.cli.main import COMMANDS, CONTEXT, load_command
-from breadbox.metrics import CodecCollector
 from breadbox.model import errors
 from breadbox.v1 import errors_pb2
 from breadbox.wire import status
@@ -137,7 +136,6 @@ def series() -> str:
     places = {
         "Of the server": families(registry),
         "Of a rollout worker": WorkerCollector(lambda: nothing).collect(),
-        "Of any process that uses the library": CodecCollector().collect(),
     }
     parts = [
         f"# Metrics\n\n{MARK}\n",

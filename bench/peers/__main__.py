@@ -19,7 +19,7 @@ from bench.peers.rows import ROWS
 from bench.report import machine
 from bench.workloads import WORKLOADS
 from breadbox.model.trees import flatten
-from breadbox.payload.arrays.dtypes import stored_array
+from breadbox.payload.dtypes import stored_array
 from breadbox.payload.fragments import fragment_tree
 
 _ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from bench.bare import BareSocket
 from bench.payload_rows import cut
 from bench.peers.side import held_max, main
 from bench.processes import redis_server
-from breadbox.stores.common.keys import piece_key
+from breadbox.stores.keys import piece_key
 
 
 class Bare:

@@ -20,7 +20,7 @@ from breadbox.operations import calls, operations
 from breadbox.operations.cursor_reads import LoadedRead, Tail
 from breadbox.reading.batches import Batch, Stack
 from breadbox.shared.outages import Outages
-from breadbox.stores.common.base import PayloadStore
+from breadbox.stores.base import PayloadStore
 from breadbox.transport.interpreter import Interpreter
 
 if TYPE_CHECKING:

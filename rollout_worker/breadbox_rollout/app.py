@@ -13,7 +13,6 @@ import torch
 
 import breadbox
 from breadbox.cli.signals import stop_on_signals
-from breadbox.metrics import metrics_served
 from breadbox.model.errors import (
     PERMANENT,
     InvalidRequestError,
@@ -21,7 +20,7 @@ from breadbox.model.errors import (
     TlsError,
 )
 from breadbox.model.types import FragmentMetadata, PayloadReference
-from breadbox.payload.arrays.codecs import parse_codec
+from breadbox.payload.codecs import parse_codec
 from breadbox.transport import heartbeat
 from breadbox_policies import PolicyModule
 from breadbox_rollout.acting.agents import (
@@ -41,7 +40,7 @@ from breadbox_rollout.environments.environments import (
     envs_per_process,
     with_frames,
 )
-from breadbox_rollout.metrics import WorkerCollector
+from breadbox_rollout.metrics import WorkerCollector, metrics_served
 from breadbox_rollout.processes.pool import EnvProcesses, PoolOptions
 from breadbox_rollout.recording.recording import RecordingOptions, Recordings
 from breadbox_rollout.sending.models import ModelWatcher

@@ -1,8 +1,11 @@
 """What a rollout worker shows to Prometheus."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from breadbox.model.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +77,40 @@ class WorkerCollector:
             "Environments that run: not those being started.",
             counts.live_env_count,
         )
+
+
+@contextmanager
+def metrics_served(listen: str, *collectors: Any) -> Iterator[str]:
+    """Serve metrics over HTTP, from a thread, inside the block.
+
+    Args:
+        listen: "HOST:PORT"; port 0 takes a free one.
+        *collectors: What to serve, each with `collect` and `describe` as prometheus_client asks.
+
+    Yields:
+        The address, "HOST:PORT", with the port that was bound.
+
+    Raises:
+        InvalidRequestError: It is no such address, or cannot be listened on.
+        ImportError: prometheus-client is not installed.
+    """
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise InvalidRequestError("metrics_listen", f"must be HOST:PORT, got {listen!r}")
+    registry = CollectorRegistry()
+    for collector in collectors:
+        registry.register(collector)
+    try:
+        server, thread = start_http_server(int(port), host.strip("[]"), registry)
+    except OSError as error:
+        raise InvalidRequestError(
+            "metrics_listen", f"{listen} cannot be listened on: {error}"
+        ) from error
+    try:
+        yield f"{host}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -24,10 +24,9 @@ from prometheus_client import CollectorRegistry
 from breadbox import __version__
 from breadbox.model.errors import StoreError, StoreUrlError
 from breadbox.stores import open_custodian, open_parts
-from breadbox.stores.common.base import PayloadCustodian, PayloadParts
-from breadbox.stores.common.urls import parse_store_url, redact
-from breadbox.stores.files.disk_room import MIB
-from breadbox.stores.files.private_files import UnsafePathError, make_private_directory, opener
+from breadbox.stores.base import PayloadCustodian, PayloadParts
+from breadbox.stores.disk import MIB, UnsafePathError, make_private_directory, opener
+from breadbox.stores.urls import parse_store_url, redact
 from breadbox.v1 import replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server import limits
 from breadbox_server.access.authorization import Gate, Role

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from breadbox.stores.common.base import PayloadCustodian
+from breadbox.stores.base import PayloadCustodian
 from breadbox_server.access.authorization import EVERYTHING, Caller
 from breadbox_server.admission.appends import Appends
 from breadbox_server.admission.deletions import DeletionQueue, UnownedPayloads

@@ -19,7 +19,7 @@ from breadbox.cli.group import Bug
 from breadbox.cli.signals import stop_on_signals
 from breadbox.shared.tasks import end_tasks
 from breadbox.stores import has_secret
-from breadbox.stores.files.private_files import new_opener
+from breadbox.stores.disk import new_opener
 from breadbox_server.app import RunningServer, serving, tune_garbage_collection
 from breadbox_server.base.errors import BugError
 from breadbox_server.settings import Settings

@@ -14,7 +14,7 @@ from breadbox.cli.logs import LogSettings
 from breadbox.cli.settings import Bytes, setting
 from breadbox.model.presets import PRESETS, Preset
 from breadbox.stores import has_secret, redact
-from breadbox.stores.common.urls import GATEWAY_URL
+from breadbox.stores.urls import GATEWAY_URL
 from breadbox_server.access.tls import TlsFiles, tls_files
 from breadbox_server.base.errors import StartError
 from breadbox_server.core.model.config import (

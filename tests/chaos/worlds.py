@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from breadbox.stores.common.keys import payload_id_of_key
+from breadbox.stores.keys import payload_id_of_key
 from support.proxy import Proxy
 from support.redis_server import RedisServer
 from support.small_disk import CannotMountError, fill_up, small_disk

@@ -87,7 +87,7 @@ def snake(name: str) -> str:
 
 
 OF_THE_STORE = {"WritePayloads", "ReadPayloads", "DiscardPayloads"}
-"""Called by `breadbox.stores.gateway.store` alone, behind the face of a store."""
+"""Called by `breadbox.stores.gateway` alone, behind the face of a store."""
 BY_ITSELF = {"AppendStream"}
 """What the library sends other calls by, where that is worth it."""
 RPCS = [

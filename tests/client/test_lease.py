@@ -22,7 +22,7 @@ from breadbox.operations import operations
 from breadbox.operations.leasing import Granted
 from breadbox.reading import batches
 from breadbox.reading.loading import LoaderKeywords, LoadOrder
-from breadbox.stores.common.base import PayloadStore
+from breadbox.stores.base import PayloadStore
 from breadbox.transport import background as keeping
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb

@@ -22,7 +22,7 @@ from breadbox.model.types import (
     StoreConfig,
 )
 from breadbox.operations import calls, operations
-from breadbox.stores.common.base import PayloadStore
+from breadbox.stores.base import PayloadStore
 from breadbox.wire.conversion import metadata_of
 from support.fragments import large_fragment, vector_fragment
 from support.operation_world import OperationWorld

@@ -14,7 +14,7 @@ from pathlib import Path
 import redis
 
 import breadbox
-from breadbox.stores.common.keys import payload_id_of_key
+from breadbox.stores.keys import payload_id_of_key
 from breadbox_server.access.credentials import ACL, CONFIG, write_secrets
 from chaos.servers import Servers
 from crossings.settings import Setting

@@ -27,7 +27,7 @@ import zstandard
 
 from breadbox.model.errors import ReplayBufferError
 from breadbox.payload import decode_tree, encode_tree
-from breadbox.stores.common.urls import parse_store_url, redact
+from breadbox.stores.urls import parse_store_url, redact
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_offline.decoding.packing import unpack

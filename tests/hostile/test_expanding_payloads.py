@@ -10,18 +10,17 @@ import pytest
 from breadbox.model.errors import InvalidRequestError, PayloadCorruptError
 from breadbox.model.types import FragmentMetadata, FragmentReference
 from breadbox.payload import decode_tree, encode_tree
-from breadbox.payload.arrays import video
-from breadbox.payload.arrays.codecs import decode_into
-from breadbox.payload.arrays.limits import (
+from breadbox.payload.codecs import decode_into, encode_frames
+from breadbox.payload.fragments import describe_arrays, read_fragments
+from breadbox.payload.limits import (
     EXPANDED_BYTES_FREE,
     EXPANDED_BYTES_MAX_VARIABLE,
     expanded_bytes_max,
 )
-from breadbox.payload.fragments import describe_arrays, read_fragments
 from breadbox.payload.weights import read_weights
 from breadbox.reading.batches import load_batch
 from breadbox.stores import open_store
-from breadbox.stores.common.base import PayloadStore
+from breadbox.stores.base import PayloadStore
 from breadbox.v1 import payload_pb2
 from support.forged_payloads import MIB, bomb_of, layout_of_parts, zeros_as_zstd
 from support.traced_memory import traced_memory
@@ -128,7 +127,7 @@ DECLARED = (64, 128, 128)
 def _frames_as_h264() -> tuple[bytes, Mapping[str, str]]:
     pytest.importorskip("av")
     frames = np.zeros((EXPANDS_TO // (1024 * 1024), 1024, 1024), np.uint8)
-    return video.encode_frames(frames, None)
+    return encode_frames(frames, None)
 
 
 STREAMS: dict[str, tuple[int, Callable[[], tuple[bytes, Mapping[str, str]]]]] = {

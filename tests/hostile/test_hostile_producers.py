@@ -20,7 +20,7 @@ import pytest
 import breadbox
 from breadbox.model.types import BufferState, PayloadReference
 from breadbox.stores import open_store
-from breadbox.stores.common.base import PayloadStore
+from breadbox.stores.base import PayloadStore
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.access.authorization import SERVICE, Role

@@ -17,7 +17,7 @@ import breadbox
 from breadbox.model.errors import PayloadCorruptError, StoreUnavailableError
 from breadbox.model.types import PayloadReference
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.common.base import Confirmation
+from breadbox.stores.base import Confirmation
 from support.server_process import END_S, ServerProcess, plain_environment, serve_command
 
 pytestmark = pytest.mark.integration

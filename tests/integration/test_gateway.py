@@ -18,8 +18,8 @@ import breadbox
 from breadbox.model import errors
 from breadbox.model.options import ClientOptions
 from breadbox.model.types import AdmissionOutcome, FragmentMetadata, PayloadReference
-from breadbox.stores.common.keys import payload_id_of_key
-from breadbox.stores.gateway.store import GatewayStore
+from breadbox.stores.gateway import GatewayStore
+from breadbox.stores.keys import payload_id_of_key
 from breadbox.testing import ServerProcess, start_server
 from breadbox.wire.route import Route
 from breadbox_server.access.authorization import Role

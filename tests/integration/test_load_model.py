@@ -13,7 +13,7 @@ import breadbox
 from breadbox import payload
 from breadbox.model.errors import PayloadMissingError
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.base import PayloadStore
+from breadbox.stores.base import PayloadStore
 from breadbox.testing import ServerProcess, start_server
 from support.callers import KINDS, make_caller
 from support.redis_server import RedisServer

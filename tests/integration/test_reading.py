@@ -15,7 +15,7 @@ from breadbox.model import errors
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import BufferConfig
 from breadbox.operations.cursor_reads import LoadedRead
-from breadbox.stores.common.base import PayloadStore
+from breadbox.stores.base import PayloadStore
 from breadbox_server.access.authorization import Role
 from support.callers import KINDS, Caller, make_caller
 from support.eventually import eventually_sync

@@ -17,7 +17,7 @@ from redis import Redis
 
 from breadbox.model.types import PayloadReference
 from breadbox.stores import open_store
-from breadbox.stores.common.urls import redact
+from breadbox.stores.urls import redact
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from support.eventually import eventually_sync

@@ -13,7 +13,7 @@ from breadbox.model.types import FragmentReference, PayloadReference
 from breadbox.payload import encode_fragment, read_fragments
 from breadbox.payload.alike import gather
 from breadbox.reading.batches import Batch, load_batch
-from breadbox.stores.common.inline import InlineStore, bodies_at_hand
+from breadbox.stores.reading import InlineStore, bodies_at_hand
 from support.fake_store import FakeStore
 from support.payload_trees import same
 from support.rich_fragments import STEPS, arrays_of, plain_fragment, reference_to, rich_fragment

@@ -18,7 +18,7 @@ from breadbox.model.fragment import Fragment
 from breadbox.payload import describe_arrays
 from breadbox.reading.batches import load_batch
 from breadbox.stores import PayloadStore, open_store
-from breadbox.stores.common.inline import InlineStore
+from breadbox.stores.reading import InlineStore
 from support.fake_store import FakeStore
 from support.payload_trees import same
 from support.rich_fragments import STEPS, plain_fragment, rich_fragment, stored

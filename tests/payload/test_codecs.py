@@ -1,6 +1,4 @@
-"""Codecs: what they keep, what they refuse, and how `auto` picks."""
-
-import logging
+"""Codecs: what they keep, what they refuse."""
 
 import numpy as np
 import pytest
@@ -10,8 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from breadbox.model.errors import PayloadCorruptError
 from breadbox.payload import decode_tree, encode_tree
-from breadbox.payload.arrays import auto
-from breadbox.payload.arrays.codecs import RAW, CodecChoice, decode_into, encode, parse_codec
+from breadbox.payload.codecs import CodecChoice, decode_into, encode, parse_codec
 from breadbox.payload.format import parse_head
 from breadbox.v1 import payload_pb2
 from support.fuzzing import fewer
@@ -44,7 +41,7 @@ def test_video_without_a_quality_is_bit_exact(
 
 def _video(frames: np.ndarray) -> tuple[memoryview, int, dict[str, str]]:
     """As `encode` does, but without giving way to raw."""
-    from breadbox.payload.arrays.video import encode_frames
+    from breadbox.payload.codecs import encode_frames
 
     packed, parameters = encode_frames(frames, None)
     return memoryview(packed), payload_pb2.CODEC_H264, dict(parameters)
@@ -160,35 +157,3 @@ def test_an_array_compressed_to_another_size_is_corrupt() -> None:
         for count in (999, 1001):
             with pytest.raises(PayloadCorruptError):
                 decode_into(np.empty(count), encoded.buffer, encoded.codec, {})
-
-
-def test_auto_settles_after_a_few_arrays_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    picker = auto.AutoPicker()
-    zeros, noise = np.zeros(200_000), np.random.default_rng(0).random(200_000)
-    with caplog.at_level(logging.INFO, logger="breadbox"):
-        for _ in range(5):
-            for_zeros = picker.pick("obs.still", zeros, "<f8", 1)
-            for_noise = picker.pick("obs.noise", noise, "<f8", 100_000)
-    assert for_zeros.name in ("lz4", "zstd")
-    assert RAW == for_noise
-    assert 2 == len(caplog.records)
-    assert {"obs.still", "obs.noise"} == {report.name for report in picker.reports()}
-    still = next(report for report in picker.reports() if report.name == "obs.still")
-    assert str(for_zeros) == still.picked
-    assert 3 * zeros.nbytes == still.raw_bytes
-    assert still.encoded_bytes < still.raw_bytes / 10
-    assert "lz4 saves" in still.reason
-    assert "zstd:1 saves" in still.reason
-
-
-def test_auto_leaves_small_arrays_alone() -> None:
-    picker = auto.AutoPicker()
-    assert RAW == picker.pick("reward", np.zeros(100), "<f8", 1)
-    assert () == picker.reports()
-
-
-def test_auto_never_loses_anything() -> None:
-    frames = moving_square()
-    for _ in range(5):
-        payload = b"".join(encode_tree({"frames": frames}, codecs="auto:1"))
-        assert frames.tobytes() == decode_tree(payload)[0]["frames"].tobytes()

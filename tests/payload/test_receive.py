@@ -13,7 +13,7 @@ from breadbox.model.types import FragmentReference, PayloadReference
 from breadbox.payload import decode_tree, encode_fragment, read_fragments, write_fragments
 from breadbox.payload.format import PRELUDE_BYTES, head_bytes_of, parse_head
 from breadbox.reading.batches import load_batch
-from breadbox.stores.common.base import PayloadReceiver, PayloadStore
+from breadbox.stores.base import PayloadReceiver, PayloadStore
 from breadbox.wire.conversion import metadata_of
 from support.fake_store import FakeStore
 from support.payload_trees import same

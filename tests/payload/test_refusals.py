@@ -22,10 +22,10 @@ from breadbox.model.errors import (
     UnsupportedArrayError,
 )
 from breadbox.payload import decode_tree, encode_tree
-from breadbox.payload.arrays.codecs import Codecs
-from breadbox.payload.arrays.limits import LAYOUTS_BYTES_MAX, LAYOUTS_MAX
+from breadbox.payload.codecs import Codecs
 from breadbox.payload.format import checksums, parse_head
-from breadbox.payload.layouts import LayoutReader
+from breadbox.payload.layout import LayoutReader
+from breadbox.payload.limits import LAYOUTS_BYTES_MAX, LAYOUTS_MAX
 from breadbox.v1 import payload_pb2
 from support.forged_payloads import Parts, assemble, changed, parts_of, sections_of, varint
 from support.fuzzing import fewer

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.base import Confirmation
+from breadbox.stores.base import Confirmation
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import app

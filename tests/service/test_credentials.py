@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.options import ClientOptions
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.common.base import Confirmation
+from breadbox.stores.base import Confirmation
 from breadbox_server.access.authorization import Role
 from breadbox_server.access.credentials import (
     ACL,

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from breadbox.model.errors import StoreFullError, StoreUnavailableError
-from breadbox.stores.common.base import StoreUsage
+from breadbox.stores.base import StoreUsage
 from breadbox_server.admission import store_watch
 from breadbox_server.admission.store_watch import SWEEP_PERIOD_S
 from breadbox_server.core.buffers import BufferSet

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from breadbox.stores.files.disk_room import MIB
+from breadbox.stores.disk import MIB
 from breadbox_server.journal.storage.disk_reserve import (
     FOLDER_NAME,
     PART_COUNT,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 
-from breadbox.stores.common.keys import JOURNALS_KEY, piece_key
+from breadbox.stores.keys import JOURNALS_KEY, piece_key
 from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.journal.storage import claims, sqlite
 from breadbox_server.journal.storage.claims import Claim, Holder

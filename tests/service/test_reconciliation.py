@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.base import Confirmation
+from breadbox.stores.base import Confirmation
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.events import FetchGranted

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from breadbox.model.types import PayloadReference
 from breadbox.operations.retry import RetryPolicy, backoff_s
-from breadbox.stores.common.base import Confirmation
+from breadbox.stores.base import Confirmation
 from breadbox_server.base.errors import AppendsFullError
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import BufferConfig

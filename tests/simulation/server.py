@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from breadbox.model.errors import StoreError
-from breadbox.stores.common.base import StoreTakenError
+from breadbox.stores.base import StoreTakenError
 from breadbox_server.base.errors import AppendsFullError, StartError
 from breadbox_server.base.jobs import Jobs
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet

@@ -17,8 +17,8 @@ from typing import Any
 
 from breadbox.model.errors import StoreFullError, StoreUnavailableError
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.base import Confirmation, Custody, StoreUsage
-from breadbox.stores.files.disk_room import KEPT_SHARE
+from breadbox.stores.base import Confirmation, Custody, StoreUsage
+from breadbox.stores.disk import KEPT_SHARE
 from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.journal.compactor import compact
 from breadbox_server.journal.storage.claims import ALIVE_S, STARTING_S, Claim, Holder

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.base import Custody
+from breadbox.stores.base import Custody
 from breadbox_server.admission.lost_payloads import LostPayloads
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.model.ids import BufferName, ChunkId, PayloadId

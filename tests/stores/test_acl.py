@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.common.base import Confirmation
+from breadbox.stores.base import Confirmation
 from breadbox_server.access.credentials import CLIENT_RIGHTS, SERVER_RIGHTS
 from support.redis_cluster import RedisCluster
 from support.redis_server import RedisServer

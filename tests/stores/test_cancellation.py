@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from breadbox.stores.redis.cancellation import kept_cancellation
+from breadbox.stores.redis.errors import kept_cancellation
 
 
 async def _ask(answer: "asyncio.Future[None]", fails: bool) -> None:

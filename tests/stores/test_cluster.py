@@ -14,7 +14,7 @@ import breadbox
 from breadbox.model.errors import PayloadMissingError, StoreUnavailableError
 from breadbox.model.types import PayloadReference
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.common.base import Confirmation, PayloadStore, Segment
+from breadbox.stores.base import Confirmation, PayloadStore, Segment
 from breadbox.stores.redis import store as redis_store
 from breadbox.stores.redis import wire as redis_wire
 from breadbox_server.journal.storage.claims import Claim, Holder

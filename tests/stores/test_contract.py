@@ -9,7 +9,7 @@ import pytest
 from breadbox.model.options import ClientOptions
 from breadbox.model.types import PayloadReference
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.gateway.store import GatewayStore
+from breadbox.stores.gateway import GatewayStore
 from breadbox.testing import start_server
 from breadbox.wire.route import Route
 from support.eventually import eventually_sync

@@ -11,8 +11,8 @@ import pytest
 
 from breadbox.model.errors import PayloadMissingError, StoreFullError, StoreUnavailableError
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.common.base import Confirmation
-from breadbox.stores.files.store import FileCustodian
+from breadbox.stores.base import Confirmation
+from breadbox.stores.files import FileCustodian
 from support.store_contract import in_buffers, payload_of, read_back
 
 

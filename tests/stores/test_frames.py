@@ -5,7 +5,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breadbox.stores.gateway.frames import pack, unpack_read, unpack_write
+from breadbox.stores.frames import pack, unpack_read, unpack_write
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 
 SIZES = st.lists(st.integers(0, 2**40), max_size=5)

@@ -8,9 +8,9 @@ import pytest
 from breadbox.model.errors import PayloadCorruptError, PayloadMissingError
 from breadbox.model.types import FragmentReference, PayloadReference
 from breadbox.payload import encode_fragment, read_fragments
-from breadbox.stores.common.base import PayloadStore
-from breadbox.stores.common.deadline import Deadline
-from breadbox.stores.common.inline import InlineStore, StoreOnUse
+from breadbox.stores.base import PayloadStore
+from breadbox.stores.deadline import Deadline
+from breadbox.stores.reading import InlineStore, StoreOnUse
 from breadbox.wire.conversion import metadata_of
 from support.fake_store import FakeStore
 from support.fragments import vector_fragment

@@ -17,9 +17,9 @@ from breadbox.model.errors import (
 )
 from breadbox.model.types import PayloadReference
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.common.base import Confirmation
-from breadbox.stores.common.deadline import Deadline
-from breadbox.stores.common.keys import piece_key
+from breadbox.stores.base import Confirmation
+from breadbox.stores.deadline import Deadline
+from breadbox.stores.keys import piece_key
 from support.redis_server import RedisServer
 from support.store_contract import (
     HEAD_BYTES,

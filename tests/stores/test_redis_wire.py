@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from breadbox.model.errors import PayloadCorruptError, StoreUnavailableError
-from breadbox.stores.common.deadline import Deadline
+from breadbox.stores.deadline import Deadline
 from breadbox.stores.redis.wire import Wire, borrowed_wire
 from support.redis_server import RedisServer
 

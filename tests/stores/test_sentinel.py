@@ -13,7 +13,7 @@ import breadbox
 from breadbox.model.errors import StoreUnavailableError
 from breadbox.model.types import PayloadReference
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.common.base import Confirmation, PayloadCustodian
+from breadbox.stores.base import Confirmation, PayloadCustodian
 from breadbox.stores.redis.factory import open_redis_async
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from breadbox.model.errors import StoreUrlError
 from breadbox.stores import open_store
-from breadbox.stores.common.urls import GATEWAY_URL, has_secret, parse_store_url, redact
+from breadbox.stores.urls import GATEWAY_URL, has_secret, parse_store_url, redact
 
 SECRET = "hunter2"
 

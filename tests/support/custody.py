@@ -1,6 +1,6 @@
 """Which journals' payloads a fake store keeps: the rule of `PayloadCustodian.take`, once."""
 
-from breadbox.stores.common.base import Custody, StoreSharedError, StoreTakenError
+from breadbox.stores.base import Custody, StoreSharedError, StoreTakenError
 
 
 class KnownJournals:

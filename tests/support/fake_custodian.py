@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 from breadbox.model.errors import StoreFullError, StoreUnavailableError
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.base import Confirmation, Custody, StoreUsage
+from breadbox.stores.base import Confirmation, Custody, StoreUsage
 from support.custody import KnownJournals
 
 

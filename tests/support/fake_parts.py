@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from breadbox.model.errors import PayloadMissingError
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.base import Part
-from breadbox.stores.common.deadline import Deadline
-from breadbox.stores.common.keys import new_payload_id
+from breadbox.stores.base import Part
+from breadbox.stores.deadline import Deadline
+from breadbox.stores.keys import new_payload_id
 from support.fake_custodian import FakeCustodian
 
 

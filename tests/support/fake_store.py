@@ -11,15 +11,15 @@ from breadbox.model.errors import (
     StoreUnavailableError,
 )
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.base import (
+from breadbox.stores.base import (
     PRELUDE_BYTES,
     Confirmation,
     Custody,
     PayloadReceiver,
     StoreUsage,
 )
-from breadbox.stores.common.deadline import Deadline
-from breadbox.stores.common.keys import is_sound, new_payload_id
+from breadbox.stores.deadline import Deadline
+from breadbox.stores.keys import is_sound, new_payload_id
 from support.custody import KnownJournals
 
 

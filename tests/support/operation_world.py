@@ -19,7 +19,7 @@ from breadbox.operations.operations import (
     StoreSlot,
 )
 from breadbox.shared.outages import Outages
-from breadbox.stores.common.base import PayloadStore
+from breadbox.stores.base import PayloadStore
 from support.clock import ManualClock
 
 

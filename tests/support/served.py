@@ -12,7 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.base import PayloadParts
+from breadbox.stores.base import PayloadParts
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.app import RunningServer, serving

@@ -12,9 +12,9 @@ import pytest
 
 from breadbox.model.errors import ClosedError, PayloadCorruptError, PayloadMissingError
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.abstract import AbstractParts
-from breadbox.stores.common.base import (
+from breadbox.stores.base import (
     PRELUDE_BYTES,
+    AbstractParts,
     Confirmation,
     Custody,
     Part,
@@ -24,7 +24,7 @@ from breadbox.stores.common.base import (
     StoreSharedError,
     StoreTakenError,
 )
-from breadbox.stores.common.keys import new_payload_id
+from breadbox.stores.keys import new_payload_id
 
 HEAD_BYTES = 49
 PIECE_BYTES = 64 * 1024

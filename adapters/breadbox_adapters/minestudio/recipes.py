@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from breadbox.model import errors
 from breadbox.model.fragment import Tree
-from breadbox.payload.arrays.dtypes import is_tensor, parse_dtype
+from breadbox.payload.dtypes import is_tensor, parse_dtype
 
 Recipe = list[Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from breadbox.payload.arrays.dtypes import is_tensor
+from breadbox.payload.dtypes import is_tensor
 
 
 def auto_stack(elems: Sequence[Any]) -> Any:

@@ -18,7 +18,7 @@ from breadbox.operations import calls, operations
 from breadbox.operations.cursor_reads import LoadedRead, Tail
 from breadbox.reading.batches import Batch, Stack
 from breadbox.shared.outages import Outages
-from breadbox.stores.common.base import PayloadStore
+from breadbox.stores.base import PayloadStore
 from breadbox.transport.aio.entering import Entering
 from breadbox.transport.aio.interpreter import Interpreter
 

@@ -59,11 +59,11 @@ from breadbox.operations.retry import (
 )
 from breadbox.reading.batches import Batch, Stack, load_batch
 from breadbox.shared.outages import Outages
-from breadbox.stores.common.base import PayloadStore
-from breadbox.stores.common.deadline import Deadline
-from breadbox.stores.common.inline import InlineStore, StoreOnUse
-from breadbox.stores.common.urls import GATEWAY_URL
-from breadbox.stores.gateway.store import open_gateway_store
+from breadbox.stores.base import PayloadStore
+from breadbox.stores.deadline import Deadline
+from breadbox.stores.gateway import open_gateway_store
+from breadbox.stores.reading import InlineStore, StoreOnUse
+from breadbox.stores.urls import GATEWAY_URL
 from breadbox.wire import conversion as wire
 from breadbox.wire import status
 from breadbox.wire.route import Route

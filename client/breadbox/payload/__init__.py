@@ -1,6 +1,5 @@
 """Payloads: arrays as bytes and back, and straight into place. The format is in `format`."""
 
-from breadbox.payload.arrays.auto import CodecReport, picker
 from breadbox.payload.format import FORMAT_VERSION, decode_tree, encode_tree
 from breadbox.payload.fragments import (
     Written,
@@ -13,17 +12,9 @@ from breadbox.payload.fragments import (
 )
 from breadbox.payload.weights import read_weights, write_weights
 
-
-def codec_reports() -> tuple[CodecReport, ...]:
-    """What the codec `auto` has picked in this process, for metrics."""
-    return picker.reports()
-
-
 __all__ = [
     "FORMAT_VERSION",
-    "CodecReport",
     "Written",
-    "codec_reports",
     "decode_tree",
     "describe_arrays",
     "encode_fragment",

@@ -55,8 +55,7 @@ from breadbox.model.trees import (
     paths_of,
     unflatten,
 )
-from breadbox.payload.arrays.auto import picker
-from breadbox.payload.arrays.codecs import (
+from breadbox.payload.codecs import (
     Codecs,
     Encoded,
     choose,
@@ -64,17 +63,25 @@ from breadbox.payload.arrays.codecs import (
     encode,
     require_plausible,
 )
-from breadbox.payload.arrays.dtypes import as_leaf, byte_view, parse_dtype, stored_array
-from breadbox.payload.arrays.limits import (
+from breadbox.payload.dtypes import as_leaf, byte_view, parse_dtype, stored_array
+from breadbox.payload.layout import (
+    Layout,
+    LayoutReader,
+    Places,
+    StoredArray,
+    aligned,
+    make_layout,
+    pack_figures,
+    parse_attributes,
+    serialize_attributes,
+)
+from breadbox.payload.limits import (
     CHECKSUM_BLOCKS_MAX,
     HEAD_BYTES_MAX,
     LAYOUTS_MAX,
     PAYLOAD_BYTES_MAX,
     Expansion,
 )
-from breadbox.payload.attributes import parse_attributes, serialize_attributes
-from breadbox.payload.layout import Layout, Places, StoredArray, aligned, pack_figures
-from breadbox.payload.layouts import LayoutReader, make_layout
 from breadbox.v1 import payload_pb2
 
 FORMAT_VERSION: Final = 1
@@ -128,7 +135,7 @@ def encode_tree(
     Args:
         tree: Nested dicts, lists and tuples; leaves as `stored_array` takes them, or None.
         attributes: For inspection; never needed to read the arrays.
-        codecs: See `breadbox.payload.arrays.codecs`.
+        codecs: See `breadbox.payload.codecs`.
 
     Returns:
         Buffers that, joined, are the payload.
@@ -415,10 +422,7 @@ def _encode_by_codec(
     paths = paths_of(structure)
     for path, array, type_name in zip(paths, arrays, type_names, strict=True):
         contiguous = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-        choice = choose(codecs, path)
-        if choice.name == "auto":
-            choice = picker.pick(path, contiguous, type_name, choice.setting or 0)
-        encoded.append(encode(contiguous, type_name, choice, expansion))
+        encoded.append(encode(contiguous, type_name, choose(codecs, path), expansion))
     layout = _layout_of(
         structure, arrays, type_names, [(each.codec, each.parameters) for each in encoded]
     )

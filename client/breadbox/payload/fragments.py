@@ -14,15 +14,14 @@ from breadbox.model.fragment import Fragment
 from breadbox.model.trees import Structure, field_of, is_within, map_present, map_tree, rows
 from breadbox.model.types import ArrayType, FragmentReference, PayloadReference
 from breadbox.payload.alike import gather
-from breadbox.payload.arrays.codecs import Codecs
-from breadbox.payload.arrays.dtypes import BFLOAT16, as_leaf
-from breadbox.payload.attributes import serialize_attributes
+from breadbox.payload.codecs import Codecs
+from breadbox.payload.dtypes import BFLOAT16, as_leaf
 from breadbox.payload.format import Head, decode_tree, encode_with_layout
-from breadbox.payload.layout import Layout, StoredArray
+from breadbox.payload.layout import Layout, StoredArray, serialize_attributes
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
-from breadbox.stores.common.base import PayloadStore
-from breadbox.stores.common.inline import bodies_at_hand
+from breadbox.stores.base import PayloadStore
+from breadbox.stores.reading import bodies_at_hand
 from breadbox.v1 import schema_pb2
 from breadbox.wire.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, hash_of, message_of
 

@@ -4,16 +4,38 @@ Fragments of one producer nearly always have the same layout, so layouts are mad
 and shared: `is` finds out quickly that two payloads are alike.
 """
 
+import math
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import xxhash
+from google.protobuf.message import DecodeError
 
-from breadbox.model.trees import Structure
-from breadbox.payload.arrays.limits import ALIGNMENT_BYTES
+from breadbox.model.errors import PayloadCorruptError, UnsupportedArrayError
+from breadbox.model.trees import NODES_MAX, TREE_DEPTH_MAX, Structure, child_path
+from breadbox.payload.codecs import is_video
+from breadbox.payload.dtypes import parse_dtype
+from breadbox.payload.limits import (
+    ALIGNMENT_BYTES,
+    ARRAYS_MAX,
+    ATTRIBUTE_CHARACTERS_MAX,
+    ATTRIBUTES_MAX,
+    CHECKSUM_BLOCK_BYTES,
+    CHECKSUM_BLOCK_BYTES_MIN,
+    CHECKSUM_BLOCKS_MAX,
+    DIMENSIONS_MAX,
+    LAYOUT_PARTS_MAX,
+    LAYOUTS_BYTES_MAX,
+    LAYOUTS_MAX,
+    NAME_CHARACTERS_MAX,
+    PAYLOAD_BYTES_MAX,
+)
 from breadbox.v1 import payload_pb2
+from breadbox.wire.message_parts import require_few_parts
 
 GAP_BYTES_MAX: Final = ALIGNMENT_BYTES - 1
 """Zeros between two arrays, at most."""
@@ -127,3 +149,246 @@ def aligned(offset_bytes: int) -> int:
 def pack_figures(figures: Sequence[int]) -> bytes:
     """The checksums section of these numbers."""
     return struct.pack(f"<{len(figures)}Q", *figures)
+
+
+_PATH_TOO_LONG: Final = "." * (NAME_CHARACTERS_MAX + 1)
+"""Stands for every path that is longer than an array's name may be."""
+
+_KIND: Final = payload_pb2.DESCRIPTOR.message_types_by_name["PayloadLayout"]
+
+_CODECS: Final = frozenset(payload_pb2.Codec.values()) - {payload_pb2.CODEC_UNSPECIFIED}
+
+
+def make_layout(structure: Structure, arrays: Sequence[StoredArray]) -> Layout:
+    """Make the layout of payloads of these arrays, the leaves of a structure.
+
+    Raises:
+        UnsupportedArrayError: It is beyond a limit, or a key is not UTF-8 text.
+    """
+    if len(arrays) > ARRAYS_MAX:
+        raise UnsupportedArrayError("", f"{len(arrays)} arrays; the limit is {ARRAYS_MAX}")
+    for stored in arrays:
+        if len(stored.name) > NAME_CHARACTERS_MAX:
+            raise UnsupportedArrayError(stored.name[:60] + "...", "the path is too long")
+        if len(stored.shape) > DIMENSIONS_MAX:
+            raise UnsupportedArrayError(
+                stored.name, f"{len(stored.shape)} axes; the limit is {DIMENSIONS_MAX}"
+            )
+        if _extent_bytes(stored.shape, stored.dtype) > PAYLOAD_BYTES_MAX:
+            raise UnsupportedArrayError(
+                stored.name, f"shape {stored.shape} is beyond {PAYLOAD_BYTES_MAX}"
+            )
+    block_bytes = CHECKSUM_BLOCK_BYTES
+    raw_bytes = sum(stored.raw_bytes for stored in arrays)
+    while raw_bytes // block_bytes + len(arrays) > CHECKSUM_BLOCKS_MAX:
+        block_bytes *= 2
+    message = payload_pb2.PayloadLayout(checksum_block_bytes=block_bytes)
+    try:
+        _fill_node(message.tree, structure, arrays)
+        raw = message.SerializeToString(deterministic=True)
+    except (UnicodeEncodeError, ValueError) as error:
+        raise UnsupportedArrayError("", "a key is not UTF-8 text") from error
+    return Layout(structure, tuple(arrays), block_bytes, raw, xxhash.xxh3_64_intdigest(raw))
+
+
+class LayoutReader:
+    """Reads layouts; remembers those it met last, of all threads. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[int, Layout] = {}
+        self._known_bytes = 0
+
+    def read(self, raw: bytes, layout_hash: int) -> Layout:
+        """Return the layout of these bytes.
+
+        Args:
+            raw: As it stands in a payload.
+            layout_hash: What the payload says that its hash is.
+
+        Raises:
+            PayloadCorruptError: It has another hash, is no layout, contradicts itself, or is beyond
+                a limit.
+        """
+        known = self._known.get(layout_hash)
+        if known is not None and known.raw == raw:
+            return known
+        if xxhash.xxh3_64_intdigest(raw) != layout_hash:
+            raise PayloadCorruptError("a payload's layout fails its checksum")
+        layout = _parse(raw, layout_hash)
+        self._remember(layout)
+        return layout
+
+    def _remember(self, layout: Layout) -> None:
+        """Keep a layout instead of one of the same hash, or of those kept for longest."""
+        if len(layout.raw) > LAYOUTS_BYTES_MAX:
+            return
+        with self._lock:
+            self._forget(layout.hash)
+            while (
+                len(self._known) >= LAYOUTS_MAX
+                or self._known_bytes + len(layout.raw) > LAYOUTS_BYTES_MAX
+            ):
+                self._forget(next(iter(self._known)))
+            self._known[layout.hash] = layout
+            self._known_bytes += len(layout.raw)
+
+    def _forget(self, layout_hash: int) -> None:
+        known = self._known.pop(layout_hash, None)
+        if known is not None:
+            self._known_bytes -= len(known.raw)
+
+
+def _parse(raw: bytes, layout_hash: int) -> Layout:
+    try:
+        require_few_parts(raw, _KIND, LAYOUT_PARTS_MAX)
+        message = payload_pb2.PayloadLayout.FromString(raw)
+    except DecodeError as error:
+        raise PayloadCorruptError("a payload's layout is not a PayloadLayout") from error
+    except ValueError as error:
+        raise PayloadCorruptError(f"a payload's layout {error}") from error
+    block_bytes = message.checksum_block_bytes
+    if not CHECKSUM_BLOCK_BYTES_MIN <= block_bytes <= PAYLOAD_BYTES_MAX:
+        raise PayloadCorruptError(f"a payload has checksum blocks of {block_bytes} bytes")
+    arrays: list[StoredArray] = []
+    structure = _structure_of(message.tree, arrays)
+    if sum(stored.raw_bytes for stored in arrays if stored.is_raw) > PAYLOAD_BYTES_MAX:
+        raise PayloadCorruptError("a payload's arrays are larger than a payload may be")
+    return Layout(structure, tuple(arrays), block_bytes, raw, layout_hash)
+
+
+def _fill_node(
+    node: payload_pb2.TreeNode, structure: Structure, arrays: Sequence[StoredArray]
+) -> None:
+    if structure is None:
+        node.none.SetInParent()
+    elif isinstance(structure, dict):
+        node.dict.SetInParent()
+        node.dict.keys.extend(structure)
+        for child in structure.values():
+            _fill_node(node.dict.values.add(), child, arrays)
+    elif isinstance(structure, (list, tuple)):
+        items = node.list if isinstance(structure, list) else node.tuple
+        items.SetInParent()
+        for child in structure:
+            _fill_node(items.items.add(), child, arrays)
+    else:
+        stored = arrays[structure]
+        node.array.dtype = stored.type_name
+        node.array.shape.extend(stored.shape)
+        node.array.codec = stored.codec  # type: ignore[assignment]
+        node.array.codec_parameters.update(stored.parameters)
+
+
+def _stored_array_of(name: str, each: payload_pb2.ArrayLayout) -> StoredArray:
+    if len(name) > NAME_CHARACTERS_MAX:
+        raise PayloadCorruptError(f"an array's name is too long: {name[:40]!r}...")
+    dtype = parse_dtype(each.dtype)
+    shape = tuple(each.shape[: DIMENSIONS_MAX + 1])
+    if (
+        len(shape) > DIMENSIONS_MAX
+        or any(length < 0 for length in shape)
+        or _extent_bytes(shape, dtype) > PAYLOAD_BYTES_MAX
+    ):
+        raise PayloadCorruptError(f"array {name!r} has an impossible shape")
+    if each.codec not in _CODECS:
+        raise PayloadCorruptError(
+            f"array {name!r} has codec {each.codec}, which this library does not know"
+        )
+    if each.codec == payload_pb2.CODEC_H264 and not is_video(shape, each.dtype):
+        raise PayloadCorruptError(f"array {name!r} is said to be video, and holds no frames")
+    raw_bytes = math.prod(shape) * dtype.itemsize
+    parameters = dict(each.codec_parameters)
+    return StoredArray(name, each.dtype, dtype, shape, each.codec, raw_bytes, parameters)
+
+
+def _extent_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
+    """Bytes of an array if no axis were empty: numpy bounds this, not only the true size."""
+    return math.prod(max(1, length) for length in shape) * dtype.itemsize
+
+
+def _path_below(path: str, key: str | int) -> str:
+    """Join a key to a path; one that no array can have is not made longer for each node below it.
+
+    Else a key of a megabyte would be copied for each of thousands of nodes.
+    """
+    if len(path) + len(str(key)) > NAME_CHARACTERS_MAX:
+        return _PATH_TOO_LONG
+    return child_path(path, key)
+
+
+def _structure_of(root: payload_pb2.TreeNode, arrays: list[StoredArray]) -> Structure:
+    """Build the structure, and append its arrays, each named after its path."""
+    node_count = 0
+
+    def visit(node: payload_pb2.TreeNode, path: str, depth: int) -> Structure:
+        nonlocal node_count
+        node_count += 1
+        if depth > TREE_DEPTH_MAX or node_count > NODES_MAX:
+            raise PayloadCorruptError("a payload's tree is too deep or too large")
+        kind = node.WhichOneof("node")
+        if kind == "array":
+            if len(arrays) >= ARRAYS_MAX:
+                raise PayloadCorruptError(f"a payload has more than {ARRAYS_MAX} arrays")
+            arrays.append(_stored_array_of(path, node.array))
+            return len(arrays) - 1
+        if kind == "none":
+            return None
+        if kind == "dict":
+            keys = list(node.dict.keys)
+            if len(keys) != len(node.dict.values) or len(set(keys)) != len(keys):
+                raise PayloadCorruptError("a payload's tree has a dict with wrong keys")
+            return {
+                key: visit(child, _path_below(path, key), depth + 1)
+                for key, child in zip(keys, node.dict.values, strict=True)
+            }
+        if kind in ("list", "tuple"):
+            children = node.list.items if kind == "list" else node.tuple.items
+            items = [
+                visit(each, _path_below(path, i), depth + 1) for i, each in enumerate(children)
+            ]
+            return items if kind == "list" else tuple(items)
+        raise PayloadCorruptError("a payload's tree has a node of no known kind")
+
+    return visit(root, "", 0)
+
+
+_ATTRIBUTES_KIND: Final = payload_pb2.DESCRIPTOR.message_types_by_name["PayloadAttributes"]
+
+_PARTS_MAX: Final = 64 * ATTRIBUTES_MAX
+"""So many that those of usual payloads are not counted."""
+
+
+def serialize_attributes(attributes: Mapping[str, str]) -> bytes:
+    """Return the attributes section of a payload; two of them joined are one as well.
+
+    Raises:
+        UnsupportedArrayError: They are beyond a limit, or no UTF-8 text.
+    """
+    try:
+        raw = payload_pb2.PayloadAttributes(values=attributes).SerializeToString(deterministic=True)
+    except (UnicodeEncodeError, ValueError) as error:
+        raise UnsupportedArrayError("", "an attribute is not UTF-8 text") from error
+    if len(attributes) > ATTRIBUTES_MAX:
+        raise UnsupportedArrayError("", f"more than {ATTRIBUTES_MAX} attributes")
+    if len(raw) > ATTRIBUTE_CHARACTERS_MAX:  # Else no single one can be too long.
+        for name, text in attributes.items():
+            if max(len(name), len(text)) > ATTRIBUTE_CHARACTERS_MAX:
+                raise UnsupportedArrayError("", f"attribute {name[:40]!r} is too long")
+    return raw
+
+
+def parse_attributes(raw: bytes) -> dict[str, str]:
+    """Read an attributes section.
+
+    Raises:
+        PayloadCorruptError: It is none, or beyond a limit.
+    """
+    try:
+        require_few_parts(raw, _ATTRIBUTES_KIND, _PARTS_MAX)
+        attributes = payload_pb2.PayloadAttributes.FromString(raw)
+    except (DecodeError, ValueError) as error:
+        raise PayloadCorruptError(f"a payload's attributes cannot be read: {error}") from error
+    if len(attributes.values) > ATTRIBUTES_MAX:
+        raise PayloadCorruptError(f"a payload has {len(attributes.values)} attributes")
+    return dict(attributes.values)

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.model.types import PayloadReference
-from breadbox.payload.arrays.codecs import decode_into
-from breadbox.payload.arrays.dtypes import byte_view
+from breadbox.payload.codecs import decode_into
+from breadbox.payload.dtypes import byte_view
 from breadbox.payload.format import Head, head_bytes_of, parse_head, verify
 from breadbox.payload.layout import GAP_BYTES_MAX, Layout, StoredArray
-from breadbox.stores.common.base import PayloadStore, Segment
+from breadbox.stores.base import PayloadStore, Segment
 
 _SMALL_BYTES: Final = 16 * 1024
 """Neighbouring arrays up to this size are received together and copied to their places: the steps

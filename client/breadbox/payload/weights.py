@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from breadbox.model.errors import PayloadCorruptError, UnsupportedArrayError
 from breadbox.model.types import PayloadReference
-from breadbox.payload.arrays.codecs import Codecs
-from breadbox.payload.arrays.dtypes import BFLOAT16, as_leaf, parse_dtype, stored_array
+from breadbox.payload.codecs import Codecs
+from breadbox.payload.dtypes import BFLOAT16, as_leaf, parse_dtype, stored_array
 from breadbox.payload.format import Head, encode_tree
 from breadbox.payload.receive import Placement, receive
-from breadbox.stores.common.base import PayloadStore
+from breadbox.stores.base import PayloadStore
 
 _ARRAY: Final = "safetensors"
 _KIND: Final = "weights"

@@ -24,7 +24,7 @@ from breadbox.model.trees import (
 )
 from breadbox.model.types import Device, FragmentReference
 from breadbox.payload.alike import Alike, gather
-from breadbox.payload.arrays.dtypes import BFLOAT16, as_leaf, byte_view
+from breadbox.payload.dtypes import BFLOAT16, as_leaf, byte_view
 from breadbox.payload.format import Head
 from breadbox.payload.fragments import (
     FIELDS,
@@ -36,8 +36,8 @@ from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
 from breadbox.reading.devices import check_device
-from breadbox.stores.common.base import PayloadStore
-from breadbox.stores.common.inline import bodies_at_hand
+from breadbox.stores.base import PayloadStore
+from breadbox.stores.reading import bodies_at_hand
 
 if TYPE_CHECKING:
     import torch

@@ -10,20 +10,25 @@ A store is named by a URL:
     redis+sentinel://HOST[:PORT],HOST.../NAME    the primary that Sentinels name
 
 Options of redis-py's connections may follow as a query, such as `?ssl_ca_certs=/path`: those of
-database, user, timeouts and TLS (`breadbox.stores.common.urls` lists them); any other is refused.
+database, user, timeouts and TLS (`breadbox.stores.urls` lists them); any other is refused.
 """
 
-from breadbox.stores.common.base import (
+from typing import Any, Final
+
+from breadbox.model.errors import StoreUrlError
+from breadbox.stores.base import (
     PRELUDE_BYTES,
     PayloadCustodian,
+    PayloadParts,
     PayloadReceiver,
     PayloadStore,
     Segment,
     StoreUsage,
 )
-from breadbox.stores.common.deadline import Deadline
-from breadbox.stores.common.urls import has_secret, redact
-from breadbox.stores.factory import open_custodian, open_parts, open_store
+from breadbox.stores.deadline import Deadline
+from breadbox.stores.files import FileCustodian, FileStore
+from breadbox.stores.keys import PIECE_SIZE_BYTES_MIN
+from breadbox.stores.urls import has_secret, parse_store_url, redact
 
 __all__ = [
     "PRELUDE_BYTES",
@@ -39,3 +44,97 @@ __all__ = [
     "open_store",
     "redact",
 ]
+
+
+UNANNOUNCED_S_DEFAULT: Final = 600.0
+"""Life of a payload between its write and its announcement: long enough for a server restart."""
+
+
+SILENCE_S_DEFAULT: Final = 10.0
+"""Silence that ends a call on a store; that of a client's calls follows its `deadline_s`."""
+
+
+def open_store(
+    url: str,
+    *,
+    unannounced_s: float = UNANNOUNCED_S_DEFAULT,
+    piece_size_bytes: int = 0,
+    deadline: Deadline | None = None,
+    must_exist: bool = False,
+) -> PayloadStore:
+    """Open the store at `url` for writing and reading payloads.
+
+    Redis is connected to on use, but for a cluster, one of whose nodes is asked for the others.
+
+    Args:
+        url: See the package's docstring.
+        unannounced_s: Seconds until a written payload expires unless it is confirmed; over 0.
+        piece_size_bytes: Payloads beyond this are cut into pieces of it; at least 64 KiB.
+            0 takes the default. Only Redis cuts.
+        deadline: By when a cluster must have answered; its silence is that of later calls, too,
+            unless they say otherwise. None: 10 s.
+        must_exist: True to refuse a file:// URL of a directory without a store, for URLs that
+            another party chose; False to create the store.
+
+    Raises:
+        StoreUrlError: The URL, or its options, cannot be used.
+        StoreUnavailableError: The directory of a file:// URL cannot be made, or no node of a
+            cluster answers.
+    """
+    store: PayloadStore = _open(url, unannounced_s, piece_size_bytes, deadline, must_exist)
+    return store
+
+
+def open_parts(url: str, *, unannounced_s: float, piece_size_bytes: int) -> PayloadParts:
+    """Open the store at `url` for handing on payloads of others; see `open_store`."""
+    parts: PayloadParts = _open(url, unannounced_s, piece_size_bytes, None)
+    return parts
+
+
+def _open(
+    url: str,
+    unannounced_s: float,
+    piece_size_bytes: int,
+    deadline: Deadline | None,
+    must_exist: bool = False,
+) -> Any:
+    parsed = parse_store_url(url)
+    if not unannounced_s > 0:
+        raise StoreUrlError(f"unannounced_s must be over 0, not {unannounced_s}")
+    if piece_size_bytes and piece_size_bytes < PIECE_SIZE_BYTES_MIN:
+        raise StoreUrlError(
+            f"piece_size_bytes must be 0 or at least {PIECE_SIZE_BYTES_MIN}, not {piece_size_bytes}"
+        )
+    if parsed.kind == "file":
+        return FileStore(parsed.directory, must_exist=must_exist)
+    # Imported here: redis-py takes long to load, and a directory store does not need it.
+    from breadbox.stores.redis.factory import open_redis_store
+
+    return open_redis_store(
+        parsed,
+        unannounced_s=unannounced_s,
+        piece_size_bytes=piece_size_bytes,
+        deadline=deadline or Deadline(SILENCE_S_DEFAULT),
+    )
+
+
+def open_custodian(
+    url: str, *, unannounced_s: float = UNANNOUNCED_S_DEFAULT, answer_s: float = 5.0
+) -> PayloadCustodian:
+    """Open the store at `url` for confirming and deleting. Redis is connected to on use.
+
+    Args:
+        url: See the package's docstring.
+        unannounced_s: Age in seconds at which files that nobody announced are swept.
+        answer_s: Seconds that Redis may take for one answer.
+
+    Raises:
+        StoreUrlError: The URL, or its options, cannot be used.
+        StoreUnavailableError: The directory of a file:// URL cannot be made.
+    """
+    parsed = parse_store_url(url)
+    if parsed.kind == "file":
+        return FileCustodian(parsed.directory, unannounced_s=unannounced_s)
+    from breadbox.stores.redis.factory import open_redis_custodian
+
+    return open_redis_custodian(url, answer_s=answer_s)

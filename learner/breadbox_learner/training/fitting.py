@@ -14,7 +14,7 @@ from torch import Tensor
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.trees import Tree, child_path, field_of, flatten, is_within
 from breadbox.model.types import ArrayType, FragmentReference
-from breadbox.payload.arrays.dtypes import BFLOAT16
+from breadbox.payload.dtypes import BFLOAT16
 from breadbox.reading.batches import Batch
 from breadbox_learner.spaces import Spaces
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.json as arrow_json
 import pyarrow.parquet as parquet
 
-from breadbox.payload.arrays.limits import EXPANSION_MAX
+from breadbox.payload.limits import EXPANSION_MAX
 from breadbox_offline.decoding.arrow import columns_of, demand_type, leaf_count, split_rows
 from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError
 from breadbox_offline.limits import (

@@ -16,7 +16,7 @@ import yaml
 from breadbox.cli.command import command
 from breadbox.cli.group import Unusable
 from breadbox.cli.settings import Settings, of_one_call, setting
-from breadbox.stores.files.private_files import make_private_directory, new_opener, replace_text
+from breadbox.stores.disk import make_private_directory, new_opener, replace_text
 from breadbox_server.access.authorization import Role
 from breadbox_server.access.tokens import add_line, digest_of, new_token
 

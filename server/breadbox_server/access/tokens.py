@@ -32,7 +32,7 @@ from breadbox.cli.command import command
 from breadbox.cli.group import Unusable
 from breadbox.cli.settings import Settings, setting
 from breadbox.model.sizes import parse_size_bytes
-from breadbox.stores.files.private_files import replace_text
+from breadbox.stores.disk import replace_text
 from breadbox_server.access.authorization import Caller, Quotas, Role
 from breadbox_server.base.errors import StartError
 from breadbox_server.limits import PATTERNS_MAX, TOKENS_MAX

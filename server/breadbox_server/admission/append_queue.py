@@ -32,7 +32,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from breadbox.model.errors import StoreError, StoreFullError
-from breadbox.stores.common.base import Confirmation, PayloadCustodian
+from breadbox.stores.base import Confirmation, PayloadCustodian
 from breadbox_server.admission.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.admission.inline_payloads import RecentPayloads
 from breadbox_server.admission.quotas import UNCHARGED, Charge

@@ -20,8 +20,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from breadbox.stores.common.base import PayloadCustodian
-from breadbox.stores.common.keys import new_payload_id
+from breadbox.stores.base import PayloadCustodian
+from breadbox.stores.keys import new_payload_id
 from breadbox_server.access.authorization import ANONYMOUS, Caller
 from breadbox_server.admission.append_queue import AppendQueue, Job
 from breadbox_server.admission.deletions import DeletionQueue, UnownedPayloads

@@ -9,7 +9,7 @@ from typing import Final
 
 from breadbox.model.errors import StoreError
 from breadbox.shared.outages import OutageLog
-from breadbox.stores.common.base import PayloadCustodian
+from breadbox.stores.base import PayloadCustodian
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.core.model.inputs import Payload

@@ -11,7 +11,7 @@ from typing import Final
 
 from breadbox.model.errors import StoreError, StoreFullError
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.base import PayloadCustodian
+from breadbox.stores.base import PayloadCustodian
 from breadbox_server.admission.deletions import DeletionQueue
 from breadbox_server.admission.inline_payloads import RecentPayloads
 from breadbox_server.base.conversion import payload_reference

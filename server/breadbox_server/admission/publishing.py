@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from breadbox.model.errors import PayloadMissingError
-from breadbox.stores.common.base import Confirmation, PayloadCustodian
+from breadbox.stores.base import Confirmation, PayloadCustodian
 from breadbox_server.access.authorization import ANONYMOUS, Caller
 from breadbox_server.admission.deletions import DeletionQueue, UnownedPayloads
 from breadbox_server.base.conversion import payload_reference

@@ -5,7 +5,7 @@ import logging
 from typing import Final
 
 from breadbox.model.errors import StoreError
-from breadbox.stores.common.base import PayloadCustodian
+from breadbox.stores.base import PayloadCustodian
 from breadbox_server.base.clock import Clock
 from breadbox_server.metrics.metrics import Metrics
 

@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.keys import PIECE_SIZE_BYTES_MIN, new_payload_id
+from breadbox.stores.keys import PIECE_SIZE_BYTES_MIN, new_payload_id
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2, schema_pb2
 from breadbox.wire.schemas import (
     SCHEMA_ARRAYS_MAX,

@@ -26,9 +26,9 @@ from typing import Final, Protocol, TypeVar
 
 from breadbox.model.errors import PayloadMissingError, StoreError
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.base import Part, PayloadParts
-from breadbox.stores.common.deadline import Deadline
-from breadbox.stores.gateway.frames import Written, unpack_write
+from breadbox.stores.base import Part, PayloadParts
+from breadbox.stores.deadline import Deadline
+from breadbox.stores.frames import Written, unpack_write
 from breadbox_server import limits
 from breadbox_server.access.authorization import Caller, Role
 from breadbox_server.base.errors import GatewayStalledError

@@ -13,8 +13,8 @@ from time import monotonic, perf_counter, time
 from typing import Final
 
 from breadbox.model.errors import StoreError, StoreUrlError
-from breadbox.stores.common.base import PayloadCustodian
-from breadbox.stores.common.urls import parse_store_url
+from breadbox.stores.base import PayloadCustodian
+from breadbox.stores.urls import parse_store_url
 from breadbox_server.base.errors import StartError
 from breadbox_server.base.jobs import CLOSE_S_MAX, bounded
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet

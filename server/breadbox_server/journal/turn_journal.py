@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from breadbox.stores.common.base import Custody
+from breadbox.stores.base import Custody
 from breadbox_server.core.model.entries import Entry
 from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.core.snapshot import BufferSnapshot

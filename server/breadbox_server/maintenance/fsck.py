@@ -17,7 +17,7 @@ from time import time
 
 from breadbox.model.types import PayloadReference
 from breadbox.stores import open_custodian
-from breadbox.stores.common.base import Custody, PayloadCustodian, StoreSharedError
+from breadbox.stores.base import Custody, PayloadCustodian, StoreSharedError
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.base.errors import StartError
 from breadbox_server.core.buffers import BufferSet

@@ -18,7 +18,7 @@ from typing import Final
 
 from breadbox.model.errors import StoreError
 from breadbox.shared.outages import OutageLog
-from breadbox.stores.common.base import PayloadCustodian
+from breadbox.stores.base import PayloadCustodian
 from breadbox_server.base.clock import Clock
 from breadbox_server.core.model.errors import BufferNotFoundError
 from breadbox_server.core.model.ids import BufferName, PayloadId

@@ -20,7 +20,7 @@ from prometheus_client import (
 
 from breadbox.model.errors import StoreUnavailableError
 from breadbox.shared.outages import OutageLog
-from breadbox.stores.common.base import StoreUsage
+from breadbox.stores.base import StoreUsage
 from breadbox_server.base.errors import JOURNAL, PAYLOAD_STORE
 from breadbox_server.core.model.description import SubscriptionDescription
 from breadbox_server.core.model.events import (

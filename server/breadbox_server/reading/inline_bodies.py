@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from breadbox.model.errors import StoreError
-from breadbox.stores.common.base import PayloadCustodian
+from breadbox.stores.base import PayloadCustodian
 from breadbox_server.admission.inline_payloads import RecentPayloads
 from breadbox_server.admission.store_watch import StoreWatch
 from breadbox_server.base.conversion import payload_reference

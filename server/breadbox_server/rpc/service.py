@@ -14,7 +14,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from breadbox.stores.gateway.frames import pack
+from breadbox.stores.frames import pack
 from breadbox.v1 import buffer_pb2, replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server.access.authorization import Role, current_caller
 from breadbox_server.admission.appends import Appending

@@ -30,7 +30,7 @@ from breadbox.model.types import (
 from breadbox.payload import write_fragments
 from breadbox.reading.batches import load_batch
 from breadbox.stores import redact
-from breadbox.stores.common.base import PayloadStore
+from breadbox.stores.base import PayloadStore
 
 PROBE_BYTES = 16 * 2**20
 """Payload that is written and read to measure the store; deleted again at once."""

@@ -17,7 +17,7 @@ from breadbox.mirror.storage.tensors import itself
 from breadbox.model.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.trees import Structure, flatten, map_structure, paths_of, require_alike, rows
-from breadbox.payload.arrays.dtypes import BFLOAT16, as_leaf, stored_array
+from breadbox.payload.dtypes import BFLOAT16, as_leaf, stored_array
 
 FRAME_MIN_BYTES = 1024
 """From this size on, an observation is stored once, and not beside what led to it too."""

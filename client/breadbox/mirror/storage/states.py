@@ -13,7 +13,7 @@ from breadbox.mirror.storage.tables import SIZE_MIN
 from breadbox.model.errors import TreeMismatchError
 from breadbox.model.fragment import Tree
 from breadbox.model.trees import Structure, flatten, map_structure, paths_of, require_alike
-from breadbox.payload.arrays.dtypes import as_leaf, stored_array
+from breadbox.payload.dtypes import as_leaf, stored_array
 
 _IS_THERE = ""
 """Name of the column that says whether a fragment has a state."""

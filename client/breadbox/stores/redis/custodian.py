@@ -8,14 +8,14 @@ from typing import Any, Final
 import redis
 
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.base import (
+from breadbox.stores.base import (
     Confirmation,
     Custody,
     StoreSharedError,
     StoreTakenError,
     StoreUsage,
 )
-from breadbox.stores.common.keys import (
+from breadbox.stores.keys import (
     JOURNALS_KEY,
     JOURNALS_PATTERN,
     KEY_PATTERN,
@@ -26,9 +26,8 @@ from breadbox.stores.common.keys import (
     piece_key,
     piece_keys,
 )
-from breadbox.stores.redis.cancellation import kept_cancellation
+from breadbox.stores.redis.errors import kept_cancellation, translated_errors
 from breadbox.stores.redis.scripts import ScriptLine
-from breadbox.stores.redis.wire import translated_errors
 
 _SCAN_COUNT: Final = 1000
 """Keys that Redis looks at per SCAN call: short enough not to hold up other clients."""
@@ -157,7 +156,7 @@ are being written, and the allocator's losses."""
 
 
 class RedisCustodian:
-    """A `PayloadCustodian` in Redis. See `breadbox.stores.common.base` for the contract."""
+    """A `PayloadCustodian` in Redis. See `breadbox.stores.base` for the contract."""
 
     def __init__(self, client: Any, *, is_cluster: bool = False, answer_s: float = 5.0) -> None:
         """Use an asyncio redis-py client; it is closed with this.

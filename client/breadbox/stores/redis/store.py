@@ -3,29 +3,23 @@
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final
+from threading import Lock
+from typing import Any, Final, TypeVar
 
 import redis
 
 from breadbox.model.errors import PayloadCorruptError, PayloadMissingError, StoreUnavailableError
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.abstract import AbstractParts, check_sound
-from breadbox.stores.common.base import Part, PayloadReceiver
-from breadbox.stores.common.deadline import Deadline, in_force
-from breadbox.stores.common.keys import cut, new_payload_id, piece_key, piece_keys, piece_ranges
-from breadbox.stores.common.reading import Range, read
-from breadbox.stores.redis.nodes import InTurns, on_all_nodes
-from breadbox.stores.redis.wire import (
-    MovedError,
-    Wire,
-    borrowed_wire,
-    raise_reply_error,
-    slot_taken,
-    translated_errors,
-)
+from breadbox.stores.base import AbstractParts, Part, PayloadReceiver, Segment, check_sound
+from breadbox.stores.deadline import Deadline, in_force
+from breadbox.stores.keys import cut, new_payload_id, piece_key, piece_keys, piece_ranges
+from breadbox.stores.reading import Range, read
+from breadbox.stores.redis.errors import MovedError, raise_reply_error, translated_errors
+from breadbox.stores.redis.wire import Wire, borrowed_wire, slot_taken
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +48,7 @@ Router = Callable[[str], redis.ConnectionPool]
 
 
 class RedisStore(AbstractParts):
-    """A `PayloadStore` in Redis. See `breadbox.stores.common.base` for the contract."""
+    """A `PayloadStore` in Redis. See `breadbox.stores.base` for the contract."""
 
     def __init__(
         self,
@@ -314,3 +308,49 @@ def _requests(ranges: Iterable[Range]) -> Iterator[tuple[bytes, int, str]]:
                     last,
                 )
             yield command, length, reference.payload_id
+
+
+Node = TypeVar("Node")
+Work = TypeVar("Work")
+
+
+def on_all_nodes(parts: Mapping[Node, Work], act: Callable[[Node, Work], None]) -> None:
+    """Do each node's part in a thread of its own, the first one's in this.
+
+    Returns when all threads have ended. Threads last for one call: they would not survive a fork,
+    and cost little beside a round trip.
+
+    Raises:
+        Exception: What `act` raised; where it did for several nodes, the first of them.
+    """
+    if not parts:
+        return
+    (first, *others) = parts.items()
+    if not others:
+        act(*first)
+        return
+    with ThreadPoolExecutor(len(others), thread_name_prefix="breadbox-node") as threads:
+        running = [threads.submit(act, *each) for each in others]
+        act(*first)
+    for each in running:
+        each.result()
+
+
+class InTurns:
+    """A `PayloadReceiver` that plans one payload at a time, while bytes arrive from many nodes.
+
+    What a receiver finds out with the first payload, such as the shape of a batch, holds for all.
+    """
+
+    def __init__(self, receiver: PayloadReceiver) -> None:
+        """Plan for `receiver`."""
+        self._receiver = receiver
+        self._turn = Lock()
+        self.wants_whole: Any = receiver.wants_whole
+        self.head_bytes = receiver.head_bytes
+        self.arrived = receiver.arrived
+
+    def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
+        """See PayloadReceiver."""
+        with self._turn:
+            return self._receiver.segments(position, head)

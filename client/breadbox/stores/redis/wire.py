@@ -12,29 +12,23 @@ Only RESP2 is spoken: with it, a server sends nothing that was not asked for.
 """
 
 import errno
-import re
 import socket
 import ssl
 import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import redis
 
 from breadbox.model.errors import (
     PayloadCorruptError,
-    StoreError,
-    StoreFullError,
     StoreUnavailableError,
 )
-from breadbox.stores.common.deadline import LOOK_S, Deadline, in_force
-from breadbox.stores.common.reading import drop
-from breadbox.stores.redis.connections import NoTlsError
-
-REDIS_ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
-"""What redis-py raises when Redis is away or refuses; with a cluster, also a class of its own."""
+from breadbox.stores.deadline import LOOK_S, Deadline, in_force
+from breadbox.stores.reading import drop
+from breadbox.stores.redis.errors import raise_reply_error, translated_errors
 
 _BUFFERS_PER_CALL: Final = 1024
 """IOV_MAX of Linux: what one sendmsg or recvmsg takes."""
@@ -48,11 +42,6 @@ _LINE_AHEAD_BYTES: Final = 128
 _LINE_BYTES_MAX: Final = 16 * 1024
 """A longer reply line is not Redis."""
 
-_IN_SCRIPT: Final = re.compile(r"^Error running script .*?: -|\.? script: [0-9a-f]{40}, on .*$")
-
-_ANSWER_LENGTH: Final = 400
-"""Most characters of an error that Redis returns: a full disk takes it 300."""
-
 _JOIN_BYTES: Final = 16 * 1024
 """On TLS, buffers up to this size are joined before they are sent, to fill records."""
 
@@ -61,23 +50,6 @@ _DIRECT_BYTES: Final = 4 * 1024
 
 _LOOK: Final = struct.pack("@ll", int(LOOK_S), int(LOOK_S % 1.0 * 1e6))
 """`LOOK_S` as the kernel takes time limits."""
-
-
-class MovedError(StoreError):
-    """A node of a cluster says that another one has the key; ask again after a refresh."""
-
-
-class Connection(Protocol):
-    """What is used of a redis-py connection."""
-
-    def connect(self) -> None:
-        """Connect, authenticate and select the database, if not connected."""
-
-    def disconnect(self) -> None:
-        """Close the socket."""
-
-    def check_health(self) -> None:
-        """Ping when the connection was idle for longer than its health_check_interval."""
 
 
 @contextmanager
@@ -119,65 +91,6 @@ def borrowed_wire(
             raise
         finally:
             pool.release(connection)
-
-
-@contextmanager
-def translated_errors() -> Iterator[None]:
-    """Turn what sockets and redis-py raise into our own errors; the cause is chained."""
-    try:
-        yield
-    except redis.exceptions.OutOfMemoryError as error:
-        raise StoreFullError("the Redis payload store is at its maxmemory") from error
-    except redis.exceptions.ResponseError as error:
-        # Before version 7 a script that finds Redis full fails as any other does.
-        if "OOM command not allowed" in str(error):
-            raise StoreFullError("the Redis payload store is at its maxmemory") from error
-        raise StoreUnavailableError(
-            f"the Redis payload store refuses: {shortened(error)}", answer=shortened(error)
-        ) from error
-    except NoTlsError as error:
-        raise StoreUnavailableError(
-            f"the Redis payload store gives {error}", was_silent=True
-        ) from error
-    except (redis.exceptions.TimeoutError, TimeoutError) as error:
-        raise StoreUnavailableError(
-            "the Redis payload store did not answer in time", was_silent=True
-        ) from error
-    except REDIS_ERRORS as error:
-        if any(isinstance(each, redis.AuthenticationError) for each in (error, error.__cause__)):
-            # Without the text: some servers repeat the user name.
-            raise StoreUnavailableError(
-                "the Redis payload store refuses our credentials"
-            ) from error
-        raise StoreUnavailableError(f"the Redis payload store failed: {describe(error)}") from error
-
-
-def shortened(error: BaseException) -> str:
-    """Return what a Redis that refuses says, as long as it may be in a line of ours.
-
-    Where in a script a command was refused is left out, and so is the name of a user.
-    """
-    if isinstance(error, redis.exceptions.NoPermissionError):
-        return "NOPERM, the user lacks a right"
-    return _IN_SCRIPT.sub("", str(error)).rstrip(".")[:_ANSWER_LENGTH]
-
-
-def describe(error: BaseException) -> str:
-    """Say what went wrong in a few words."""
-    if isinstance(error, OSError) and error.errno:
-        return errno.errorcode.get(error.errno, "") + f" ({error.strerror})"
-    return f"{type(error).__name__}: {str(error)[:200]}"
-
-
-def raise_reply_error(line: bytes) -> None:
-    """Raise what an error reply, given without its leading "-", means to us."""
-    code = line.split(b" ", 1)[0].decode("ascii", "replace")
-    text = line[:_ANSWER_LENGTH].decode("utf-8", "replace")
-    if code == "OOM":
-        raise StoreFullError("the Redis payload store is at its maxmemory")
-    if code in ("MOVED", "ASK"):
-        raise MovedError(text)
-    raise StoreUnavailableError(f"the Redis payload store refuses: {text}", answer=text)
 
 
 class Wire:

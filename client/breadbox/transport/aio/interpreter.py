@@ -29,7 +29,7 @@ from breadbox.operations.operations import (
     Sleep,
 )
 from breadbox.shared.tasks import end_tasks
-from breadbox.stores.common.deadline import Deadline
+from breadbox.stores.deadline import Deadline
 from breadbox.transport.aio.append_stream import AppendStreams
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 

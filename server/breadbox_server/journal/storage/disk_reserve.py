@@ -15,8 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, TypeVar
 
-from breadbox.stores.files.disk_room import MIB, DiskRoom
-from breadbox.stores.files.private_files import make_private_directory, open_new
+from breadbox.stores.disk import MIB, DiskRoom, make_private_directory, open_new
 from breadbox_server.journal.storage.interface import JournalFullError
 
 T = TypeVar("T")

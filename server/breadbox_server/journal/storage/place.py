@@ -5,8 +5,8 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from breadbox.stores.common.urls import parse_store_url
-from breadbox.stores.files.private_files import make_private_directory
+from breadbox.stores.disk import make_private_directory
+from breadbox.stores.urls import parse_store_url
 from breadbox_server.journal.storage.claims import Claim
 from breadbox_server.journal.storage.disk_reserve import share_bytes
 from breadbox_server.journal.storage.interface import (

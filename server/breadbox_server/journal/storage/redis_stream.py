@@ -23,12 +23,11 @@ from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
-from breadbox.stores.common.keys import JOURNALS_KEY, piece_key
-from breadbox.stores.common.urls import redact
-from breadbox.stores.redis.cancellation import kept_cancellation
+from breadbox.stores.keys import JOURNALS_KEY, piece_key
+from breadbox.stores.redis.errors import REDIS_ERRORS, kept_cancellation, shortened
 from breadbox.stores.redis.factory import open_redis, open_redis_async
 from breadbox.stores.redis.scripts import ScriptLine
-from breadbox.stores.redis.wire import REDIS_ERRORS, shortened
+from breadbox.stores.urls import redact
 from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.journal.storage.claims import (
     ALIVE_S,

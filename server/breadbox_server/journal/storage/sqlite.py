@@ -28,7 +28,7 @@ from uuid import UUID
 
 import xxhash
 
-from breadbox.stores.files.private_files import (
+from breadbox.stores.disk import (
     check_private,
     make_private_directory,
     new_opener,

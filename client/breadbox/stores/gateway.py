@@ -25,12 +25,11 @@ from breadbox.model.errors import (
 )
 from breadbox.model.options import ClientOptions, open_channel
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.abstract import AbstractStore, check_sound
-from breadbox.stores.common.base import PayloadReceiver
-from breadbox.stores.common.deadline import LOOK_S, Deadline
-from breadbox.stores.common.keys import cut
-from breadbox.stores.common.reading import Range, read
-from breadbox.stores.gateway.frames import pack, unpack_read
+from breadbox.stores.base import AbstractStore, PayloadReceiver, check_sound
+from breadbox.stores.deadline import LOOK_S, Deadline
+from breadbox.stores.frames import pack, unpack_read
+from breadbox.stores.keys import cut
+from breadbox.stores.reading import Range, read
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
@@ -47,7 +46,7 @@ _RANGES_MAX: Final = 512
 
 
 class GatewayStore(AbstractStore):
-    """A `PayloadStore` behind the server. See `breadbox.stores.common.base` for the contract.
+    """A `PayloadStore` behind the server. See `breadbox.stores.base` for the contract.
 
     Until it is announced, only this token can read a payload; then, every token that may read the
     buffer. Producers may read weights too.

@@ -6,9 +6,9 @@
     DIR/journals/<journal>     latest epoch of a journal whose payloads are kept here
 
 Both steps are renames within one file system, so a payload is seen whole or not at all.
-Nobody writes a payload into the last of the room: see `breadbox.stores.files.disk_room`.
+Nobody writes a payload into the last of the room: see `breadbox.stores.disk`.
 Files are readable by their owner only, and links are not followed: see
-`breadbox.stores.files.private_files`.
+`breadbox.stores.disk`.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ from breadbox.model.errors import (
     StoreUrlError,
 )
 from breadbox.model.types import PayloadReference
-from breadbox.stores.common.abstract import AbstractParts, check_sound
-from breadbox.stores.common.base import (
+from breadbox.stores.base import (
     PRELUDE_BYTES,
+    AbstractParts,
     Confirmation,
     Custody,
     Part,
@@ -42,16 +42,17 @@ from breadbox.stores.common.base import (
     StoreSharedError,
     StoreTakenError,
     StoreUsage,
+    check_sound,
 )
-from breadbox.stores.common.deadline import Deadline
-from breadbox.stores.common.keys import is_payload_id, is_sound, new_payload_id
-from breadbox.stores.common.reading import drop, head_bytes_of
-from breadbox.stores.files.disk_room import DiskRoom
-from breadbox.stores.files.private_files import (
+from breadbox.stores.deadline import Deadline
+from breadbox.stores.disk import (
+    DiskRoom,
     check_private_directory,
     make_private_directory,
     opener,
 )
+from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
+from breadbox.stores.reading import drop, head_bytes_of
 
 _DIRECTORIES: Final = 256
 """Directories of confirmed payloads, by the first two characters of their ids."""
@@ -161,7 +162,7 @@ class PayloadDirectory:
 
 
 class FileStore(AbstractParts):
-    """A `PayloadStore` in a directory. See `breadbox.stores.common.base` for the contract."""
+    """A `PayloadStore` in a directory. See `breadbox.stores.base` for the contract."""
 
     def __init__(self, directory: str, *, must_exist: bool = False) -> None:
         super().__init__(math.inf)
@@ -245,7 +246,7 @@ def _in_thread(method: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
 
 
 class FileCustodian:
-    """A `PayloadCustodian` in a directory. See `breadbox.stores.common.base` for the contract."""
+    """A `PayloadCustodian` in a directory. See `breadbox.stores.base` for the contract."""
 
     def __init__(
         self,

@@ -6,8 +6,6 @@ A codec is named in text:
     lz4             lossless, fast
     zstd            lossless, smaller; zstd:LEVEL with LEVEL 1 (default) to 19
     h264            frames without loss; h264:QUALITY with QUALITY 1 (best) to 51 is lossy
-    auto            measures the first arrays of each kind and picks one of the lossless ones;
-                    auto:MB_PER_S says what must be saved per second spent (default 250)
 
 Which array gets which is one codec for all, or a mapping from patterns over array names (`*`
 matches anything, the first match counts) to codecs; what no pattern matches stays raw. A codec that
@@ -18,6 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Final
 
@@ -26,10 +25,9 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from breadbox.model.errors import InvalidRequestError, PayloadCorruptError
-from breadbox.payload.arrays import video
-from breadbox.payload.arrays.dtypes import byte_view
-from breadbox.payload.arrays.limits import (
+from breadbox.model.errors import InvalidRequestError, PayloadCorruptError, UnsupportedArrayError
+from breadbox.payload.dtypes import byte_view
+from breadbox.payload.limits import (
     EXPANDED_BYTES_MAX_VARIABLE,
     Expansion,
     expanded_bytes_max,
@@ -39,12 +37,10 @@ from breadbox.v1 import payload_pb2
 Codecs = str | Mapping[str, str]
 """One codec for all arrays, or codecs by pattern."""
 
-NAMES: Final = ("raw", "lz4", "zstd", "h264", "auto")
+NAMES: Final = ("raw", "lz4", "zstd", "h264")
 
 _ZSTD_LEVEL_DEFAULT: Final = 1
 _ZSTD_LEVELS: Final = range(1, 20)
-_AUTO_MB_PER_S_DEFAULT: Final = 250
-_AUTO_MB_PER_S: Final = range(1, 100_001)
 _LZ4_INPUT_BYTES_MAX: Final = 0x7E000000
 _LZ4_EXPANSION_MAX: Final = 255
 """One byte of an lz4 block says at most so many bytes of output."""
@@ -60,7 +56,7 @@ class CodecChoice:
 
     name: str
     setting: int | None = None
-    """zstd: level. h264: quality, or None for lossless. auto: MB saved per second spent."""
+    """zstd: level. h264: quality, or None for lossless."""
 
     def __str__(self) -> str:
         return self.name if self.setting is None else f"{self.name}:{self.setting}"
@@ -90,8 +86,7 @@ def parse_codec(text: str) -> CodecChoice:
     name, colon, setting = text.partition(":")
     ranges = {
         "zstd": (_ZSTD_LEVELS, _ZSTD_LEVEL_DEFAULT),
-        "h264": (video.QUALITIES, None),
-        "auto": (_AUTO_MB_PER_S, _AUTO_MB_PER_S_DEFAULT),
+        "h264": (QUALITIES, None),
     }
     if name not in NAMES:
         raise InvalidRequestError("codec", f"{text!r} is none of {', '.join(NAMES)}")
@@ -172,7 +167,7 @@ def require_plausible(
     elif codec == payload_pb2.CODEC_ZSTD:
         is_plausible = raw_bytes <= encoded_bytes * _ZSTD_EXPANSION_MAX
     elif codec == payload_pb2.CODEC_H264:
-        is_plausible = video.is_plausible(shape, type_name, encoded_bytes)
+        is_plausible = is_plausible_video(shape, type_name, encoded_bytes)
     else:
         raise PayloadCorruptError(f"an array has codec {codec}, which this library does not know")
     if not is_plausible:
@@ -203,7 +198,7 @@ def decode_into(
     elif codec == payload_pb2.CODEC_ZSTD:
         _decode_zstd(byte_view(destination), encoded)
     elif codec == payload_pb2.CODEC_H264:
-        video.decode_frames_into(destination, encoded, parameters)
+        decode_frames_into(destination, encoded, parameters)
     else:
         raise PayloadCorruptError(f"an array has codec {codec}, which this library does not know")
 
@@ -217,9 +212,9 @@ def _encode(
     if choice.name == "zstd":
         packed = _zstd_compressor(choice.setting or _ZSTD_LEVEL_DEFAULT).compress(raw)
         return Encoded(payload_pb2.CODEC_ZSTD, memoryview(packed), {})
-    if choice.name == "h264" and video.is_video(array.shape, type_name):
+    if choice.name == "h264" and is_video(array.shape, type_name):
         frames: NDArray[np.uint8] = array
-        packed, parameters = video.encode_frames(frames, choice.setting)
+        packed, parameters = encode_frames(frames, choice.setting)
         return Encoded(payload_pb2.CODEC_H264, memoryview(packed), parameters)
     return None
 
@@ -256,3 +251,150 @@ def _zstd_compressor(level: int) -> zstandard.ZstdCompressor:
     if level not in compressors:
         compressors[level] = zstandard.ZstdCompressor(level=level, write_content_size=True)
     return compressors[level]
+
+
+QUALITIES: Final = range(1, 52)
+
+_SIDE_MAX: Final = 8192
+"""Pixels: beyond what level 6.2 of the standard allows."""
+
+_BYTES_PER_FRAME_MIN: Final = 4
+"""A frame is at least a start code and a header: bounds the frames that few bytes can claim."""
+
+_PARAMETER: Final = "planes"
+_LUMA: Final = "luma"
+_RGB: Final = "rgb"
+_LOSSY: Final = "lossy"
+
+
+def is_video(shape: Sequence[int], type_name: str) -> bool:
+    """Whether an array can be encoded: frames, at least one, of a size that H.264 knows."""
+    is_frames = len(shape) == 3 or (len(shape) == 4 and shape[3] == 3)
+    return (type_name == "|u1" and is_frames and shape[0] > 0 and min(shape[1:3]) > 0) and max(
+        shape[1:3]
+    ) <= _SIDE_MAX
+
+
+def is_plausible_video(shape: Sequence[int], type_name: str, encoded_bytes: int) -> bool:
+    """Whether a header's claim can be true: checked before memory is taken for the frames."""
+    return is_video(shape, type_name) and shape[0] * _BYTES_PER_FRAME_MIN <= encoded_bytes
+
+
+def encode_frames(
+    frames: NDArray[np.uint8], quality: int | None
+) -> tuple[bytes, Mapping[str, str]]:
+    """Encode frames; returns the stream and what a decoder must know.
+
+    Args:
+        frames: uint8[T, H, W] or [T, H, W, 3], C-contiguous; see `is_video`.
+        quality: None for lossless.
+
+    Raises:
+        UnsupportedArrayError: PyAV is not installed.
+    """
+    av = _require_av()
+    is_colour = frames.ndim == 4
+    height, width = frames.shape[1:3]
+    # Chroma at half the size needs even sides.
+    planar = "yuv420p" if height % 2 == 0 and width % 2 == 0 else "yuv444p"
+    if is_colour and quality is None:
+        name, pixel_format, planes = "libx264rgb", "rgb24", _RGB
+    else:
+        name, pixel_format, planes = "libx264", planar, _LOSSY if is_colour else _LUMA
+    context = av.CodecContext.create(name, "w")
+    context.width, context.height, context.pix_fmt = width, height, pixel_format
+    context.time_base = Fraction(1, 30)
+    context.thread_count = 1  # The caller's threads are its own to count.
+    rate = {"qp": "0"} if quality is None else {"crf": str(quality)}
+    context.options = {"preset": "ultrafast", "bf": "0", **rate}
+    packets = []
+    grey = _GreyFrame(av, width, height, planar) if not is_colour else None
+    for position, pixels in enumerate(frames):
+        if grey is not None:
+            frame = grey.filled(pixels)
+        else:
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            if pixel_format != "rgb24":
+                frame = frame.reformat(format=pixel_format)
+        frame.pts = position
+        packets += [bytes(packet) for packet in context.encode(frame)]
+    packets += [bytes(packet) for packet in context.encode(None)]
+    return b"".join(packets), {_PARAMETER: planes}
+
+
+def decode_frames_into(
+    destination: NDArray[np.uint8], encoded: memoryview, parameters: Mapping[str, str]
+) -> None:
+    """Decode frames into uint8[T, H, W] or [T, H, W, 3].
+
+    Raises:
+        PayloadCorruptError: The stream does not decode, or to other frames than declared.
+        UnsupportedArrayError: PyAV is not installed.
+    """
+    av = _require_av()
+    height, width = destination.shape[1:3]
+    planes = parameters.get(_PARAMETER, "")
+    if planes not in ((_LUMA,) if destination.ndim == 3 else (_RGB, _LOSSY)):
+        raise PayloadCorruptError(f"video has planes {planes!r}, which do not fit its shape")
+    context = av.CodecContext.create("h264", "r")
+    context.thread_count = 1
+    # Whatever size the stream claims, no frame larger than the declared one, in whole
+    # macroblocks, is allocated.
+    context.options = {"max_pixels": str((height + 31) * (width + 31) + 4096)}
+    count = 0
+    try:
+        for frame in _decoded(context, encoded):
+            if count == len(destination) or (frame.height, frame.width) != (height, width):
+                raise PayloadCorruptError("video decodes to other frames than its header says")
+            destination[count] = _pixels(frame, planes)
+            count += 1
+    except av.FFmpegError as error:
+        raise PayloadCorruptError("a video array does not decode") from error
+    if count != len(destination):
+        raise PayloadCorruptError(f"video has {count} frames, not {len(destination)}")
+
+
+class _GreyFrame:
+    """A frame whose luma is the picture and whose chroma says grey; used again and again."""
+
+    def __init__(self, av: Any, width: int, height: int, planar: str) -> None:
+        self._frame = av.VideoFrame(width, height, planar)
+        luma, *chroma = self._frame.planes
+        for plane in chroma:
+            plane.update(bytes([128]) * plane.buffer_size)
+        self._padded = np.zeros((height, luma.line_size), np.uint8)
+        self._width = width
+
+    def filled(self, pixels: NDArray[np.uint8]) -> Any:
+        self._padded[:, : self._width] = pixels
+        luma = self._frame.planes[0]
+        luma.update(self._padded.tobytes().ljust(luma.buffer_size, b"\0"))
+        return self._frame
+
+
+def _decoded(context: Any, encoded: memoryview) -> Any:
+    for packet in [*context.parse(bytes(encoded)), *context.parse(b"")]:
+        yield from context.decode(packet)
+    yield from context.decode(None)
+
+
+def _pixels(frame: Any, planes: str) -> NDArray[np.uint8]:
+    if planes == _LUMA:
+        # Straight from the plane: a conversion to a grey format would stretch the range.
+        luma = frame.planes[0]
+        rows = np.frombuffer(luma, np.uint8)[: luma.line_size * frame.height]
+        if not frame.format.name.startswith("yuv"):
+            raise PayloadCorruptError(f"grey video decodes to {frame.format.name}")
+        return rows.reshape(frame.height, luma.line_size)[:, : frame.width]
+    if planes == _RGB and frame.format.name != "gbrp":
+        raise PayloadCorruptError(f"RGB video decodes to {frame.format.name}")
+    pixels: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
+    return pixels
+
+
+def _require_av() -> Any:
+    try:
+        import av
+    except ImportError:
+        raise UnsupportedArrayError("", "codec h264 needs the package av (PyAV)") from None
+    return av

@@ -1,4 +1,0 @@
-"""One array of a payload: its dtype, its codec and the format's bounds.
-
-Callers: `payload`.
-"""

@@ -1,4 +1,0 @@
-"""Payloads as files in a directory.
-
-Callers: `stores`.
-"""

@@ -1,4 +1,0 @@
-"""Payloads by way of the server.
-
-Callers: `operations`.
-"""

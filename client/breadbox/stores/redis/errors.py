@@ -1,0 +1,119 @@
+"""What redis-py raises as our own errors, and a cancellation that it swallows."""
+
+import asyncio
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import redis
+
+from breadbox.model.errors import StoreError, StoreFullError, StoreUnavailableError
+
+REDIS_ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
+"""What redis-py raises when Redis is away or refuses; with a cluster, also a class of its own."""
+
+
+_IN_SCRIPT: Final = re.compile(r"^Error running script .*?: -|\.? script: [0-9a-f]{40}, on .*$")
+
+_ANSWER_LENGTH: Final = 400
+"""Most characters of an error that Redis returns: a full disk takes it 300."""
+
+
+class NoTlsError(redis.exceptions.TimeoutError):
+    """Nobody answered the greeting of an encrypted connection."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no answer to an encrypted greeting in time: if Redis does not speak TLS on this port, "
+            "its URL begins with redis://, not rediss://"
+        )
+
+
+class MovedError(StoreError):
+    """A node of a cluster says that another one has the key; ask again after a refresh."""
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Turn what sockets and redis-py raise into our own errors; the cause is chained."""
+    try:
+        yield
+    except redis.exceptions.OutOfMemoryError as error:
+        raise StoreFullError("the Redis payload store is at its maxmemory") from error
+    except redis.exceptions.ResponseError as error:
+        # Before version 7 a script that finds Redis full fails as any other does.
+        if "OOM command not allowed" in str(error):
+            raise StoreFullError("the Redis payload store is at its maxmemory") from error
+        raise StoreUnavailableError(
+            f"the Redis payload store refuses: {shortened(error)}", answer=shortened(error)
+        ) from error
+    except NoTlsError as error:
+        raise StoreUnavailableError(
+            f"the Redis payload store gives {error}", was_silent=True
+        ) from error
+    except (redis.exceptions.TimeoutError, TimeoutError) as error:
+        raise StoreUnavailableError(
+            "the Redis payload store did not answer in time", was_silent=True
+        ) from error
+    except REDIS_ERRORS as error:
+        if any(isinstance(each, redis.AuthenticationError) for each in (error, error.__cause__)):
+            # Without the text: some servers repeat the user name.
+            raise StoreUnavailableError(
+                "the Redis payload store refuses our credentials"
+            ) from error
+        raise StoreUnavailableError(f"the Redis payload store failed: {describe(error)}") from error
+
+
+def shortened(error: BaseException) -> str:
+    """Return what a Redis that refuses says, as long as it may be in a line of ours.
+
+    Where in a script a command was refused is left out, and so is the name of a user.
+    """
+    if isinstance(error, redis.exceptions.NoPermissionError):
+        return "NOPERM, the user lacks a right"
+    return _IN_SCRIPT.sub("", str(error)).rstrip(".")[:_ANSWER_LENGTH]
+
+
+def describe(error: BaseException) -> str:
+    """Say what went wrong in a few words."""
+    if isinstance(error, OSError) and error.errno:
+        return errno.errorcode.get(error.errno, "") + f" ({error.strerror})"
+    return f"{type(error).__name__}: {str(error)[:200]}"
+
+
+def raise_reply_error(line: bytes) -> None:
+    """Raise what an error reply, given without its leading "-", means to us."""
+    code = line.split(b" ", 1)[0].decode("ascii", "replace")
+    text = line[:_ANSWER_LENGTH].decode("utf-8", "replace")
+    if code == "OOM":
+        raise StoreFullError("the Redis payload store is at its maxmemory")
+    if code in ("MOVED", "ASK"):
+        raise MovedError(text)
+    raise StoreUnavailableError(f"the Redis payload store refuses: {text}", answer=text)
+
+
+@contextmanager
+def kept_cancellation() -> Iterator[None]:
+    """Raise `asyncio.CancelledError` at the end of a block in which a cancellation was swallowed.
+
+    Before Python 3.12 `asyncio.wait_for` returns its result instead, if that arrives in the same
+    tick as the cancel, and redis-py sends every command through it: a job that is to end would
+    then go on for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    swallowed = False
+    try:
+        yield
+    except asyncio.CancelledError:
+        raise
+    except Exception:
+        swallowed = task is not None and task.cancelling() > before
+        if not swallowed:
+            raise
+    else:
+        swallowed = task is not None and task.cancelling() > before
+    if swallowed:
+        raise asyncio.CancelledError
