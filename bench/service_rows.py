@@ -9,7 +9,7 @@ from itertools import islice
 
 import breadbox
 from bench.bare import BareSocket
-from bench.bare_stream import BareStream, bare_stream_server
+from bench.bare_calls import BareCaller, bare_call_server
 from bench.measure import Contender, Figure, percentile, rates
 from bench.processes import Server, breadbox_server, redis_server
 from bench.workloads import SESSION_ID, numbered, vector_fragment
@@ -77,17 +77,17 @@ def _vector_row(*, rounds: int) -> Figure:
 
 
 def _single_row(*, rounds: int) -> Figure:
-    """The same fragments, one at a time by one caller, beside a bare stream to a bare server."""
+    """The same fragments, one at a time by one caller, beside bare calls of a bare server."""
     fragment = vector_fragment()
     with (
         redis_server() as path,
         breadbox_server(f"unix://{path}", "--capacity-chunks", str(8 * _SINGLE)) as server,
         breadbox.connect(server.address) as client,
-        bare_stream_server(path) as address,
+        bare_call_server(path) as address,
     ):
         client.start_session(SESSION_ID)
         successive = numbered(fragment, "bench")
-        bare = BareStream(address)
+        bare = BareCaller(address)
         data = b"".join(encode_fragment(fragment))
 
         def ours() -> None:
@@ -109,7 +109,7 @@ def _single_row(*, rounds: int) -> Figure:
         value=got["ours"],
         unit="fragments/s",
         limit=got["limit"],
-        limit_is="a bare stream to a server that stores",
+        limit_is="a bare call of a server that stores",
         reach=0.8,
     )
 

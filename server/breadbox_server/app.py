@@ -170,11 +170,7 @@ async def serving(
         entrance = _Entrance()
         server = _build_server(settings, interceptor, health, entrance, connections_max)
 
-        def on_end_begun() -> None:
-            traffic.end_streams()
-            on_end()
-
-        ending = _Ending(server, leading, settings.drain_grace_s, on_end_begun)
+        ending = _Ending(server, leading, settings.drain_grace_s, on_end)
 
         address = ""
         watched = _Watched()

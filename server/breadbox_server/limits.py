@@ -79,11 +79,6 @@ CALLS_RESERVED: Final = 1024
 ARRIVALS_MAX: Final = 128
 ARRIVAL_S: Final = 10.0
 """Seconds in which the message of a call has to be here."""
-STREAM_APPENDS_MAX: Final = 32
-STREAM_BYTES_MAX: Final = 2**20
-"""Appends of one stream, and their bytes, that are on their way without an answer."""
-STREAM_TURN_FRAGMENTS: Final = 64
-"""Fragments of streams that are begun in one turn of the loop: some 4 ms."""
 UNASKED_MAX: Final = 1000
 UNASKED_MAX_HARD: Final = 3000
 """Calls that the loop has not looked at yet: above the first some are refused, above the second
@@ -377,36 +372,6 @@ LIMITS: Final = (
         Scope.MESSAGE,
         "SERVER_BUSY",
         metric="breadbox_calls_refused_total",
-    ),
-    Limit(
-        "appends of a stream without an answer",
-        STREAM_APPENDS_MAX,
-        "",
-        Scope.CONNECTION,
-        "those of the next message wait; one with more is refused: ARGUMENT_INVALID",
-    ),
-    Limit(
-        "bytes of these",
-        STREAM_BYTES_MAX,
-        "bytes",
-        Scope.CONNECTION,
-        "those of the next message wait",
-    ),
-    Limit(
-        "fragments of streams that are begun without looking at calls",
-        STREAM_TURN_FRAGMENTS,
-        "",
-        Scope.SERVER,
-        "those of the next message wait; tokens, or else connections, are served in turns",
-    ),
-    Limit(
-        "time for the next message of a stream",
-        ARRIVAL_S,
-        "s",
-        Scope.MESSAGE,
-        "the stream ends well, with what it took; so does the slowest where requests on their way "
-        "need its place",
-        metric="breadbox_append_streams",
     ),
     Limit(
         "metadata of a call",

@@ -36,7 +36,6 @@ from breadbox.model.errors import (
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import ReleaseMode
 from chaos.ledger import Ledger
-from support.append_streams import is_open
 
 STEPS = 4
 CODECS = ("raw", "zstd")
@@ -144,7 +143,6 @@ def produce(
                 index=index + k,
                 outcome=result.outcome.value,
                 first=result.first_outcome.value,
-                streamed=is_open(client),
             )
         index += count
         time.sleep(rng.uniform(0.0, 0.05))

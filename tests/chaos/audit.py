@@ -62,7 +62,6 @@ class Audit:
 
     def run(self) -> None:
         self._tally.appended = len(self._appended)
-        self._tally.streamed = sum(line["streamed"] for line in self._appended.values())
         self._wait_for_quiet()
         self._check_ledgers()
         self._check_grants()

@@ -26,8 +26,6 @@ class Tally:
 
     faults: Counter[str] = field(default_factory=Counter)
     appended: int = 0
-    streamed: int = 0
-    """Of these, those that were answered while their producer had a stream of appends open."""
     granted: int = 0
     read: int = 0
     """Chunks that readers by a cursor were given."""
@@ -60,7 +58,6 @@ class Tally:
         faults = " ".join(f"{name}={count}" for name, count in sorted(self.faults.items()))
         return (
             f"faults {sum(self.faults.values())} ({faults}), appended {self.appended}, "
-            f"streamed {self.streamed}, "
             f"granted {self.granted}, read {self.read}, mirrored {self.mirrored}, "
             f"late {self.late}, younger {self.younger}, "
             f"lost {len(self.lost)}, stale {len(self.stale)}, double {len(self.double)}, "

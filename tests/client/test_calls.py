@@ -88,13 +88,7 @@ def snake(name: str) -> str:
 
 OF_THE_STORE = {"WritePayloads", "ReadPayloads", "DiscardPayloads"}
 """Called by `breadbox.stores.gateway` alone, behind the face of a store."""
-BY_ITSELF = {"AppendStream"}
-"""What the library sends other calls by, where that is worth it."""
-RPCS = [
-    method.name
-    for method in SERVICE_DESCRIPTOR.methods
-    if method.name not in OF_THE_STORE | BY_ITSELF
-]
+RPCS = [method.name for method in SERVICE_DESCRIPTOR.methods if method.name not in OF_THE_STORE]
 Client = breadbox.Client | aio.Client
 
 CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {

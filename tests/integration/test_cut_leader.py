@@ -1,7 +1,6 @@
 """A leader that is cut off from its journal, and whose standby is not: who leads, and is asked."""
 
 import signal
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -129,7 +128,7 @@ WAITING: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [*WAITING, "stream", "health"])
+@pytest.mark.parametrize("kind", [*WAITING, "health"])
 def test_what_waits_at_a_leader_that_is_cut_off_is_told_at_once(pair: CutOff, kind: str) -> None:
     with ExitStack() as stack:
         channel = stack.enter_context(grpc.insecure_channel(pair.leader.address))
@@ -138,16 +137,7 @@ def test_what_waits_at_a_leader_that_is_cut_off_is_told_at_once(pair: CutOff, ki
         known = stub.WatchModel(pb.WatchModelRequest(), timeout=CALL_S)
         if kind == "publish":
             pair.cable.fall_silent()
-        if kind == "stream":
-            ended = threading.Event()
-            stream = stub.AppendStream(iter(lambda: ended.wait(60.0), True), timeout=60.0)
-            next(stream)
-            pair.cable.fall_silent()
-            cut_at = monotonic()
-            told = refusal_of(lambda: next(stream))
-            ended.set()
-            assert "STORE_UNAVAILABLE" == told.reason
-        elif kind == "health":
+        if kind == "health":
             watch = health_pb2_grpc.HealthStub(channel).Watch(
                 health_pb2.HealthCheckRequest(), timeout=60.0
             )

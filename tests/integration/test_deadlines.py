@@ -31,7 +31,6 @@ from breadbox.model import errors
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import BufferConfig, EpisodeEnd, EpisodeReport, LeaseGrant, ReleaseMode
 from breadbox.writing.appender import Appender, AppenderOptions
-from support.append_streams import open_stream
 from support.fragments import large_fragment as stored_fragment
 from support.fragments import vector_fragment
 from support.proxy import Proxy
@@ -184,9 +183,6 @@ CALLS: dict[str, Row] = {
     "Lease.__exit__": lambda it: _left(it.lease),
     "Lease.__exit__ with an error": lambda it: _left(it.lease, ValueError("the body's own")),
     "connect, and the first call": _of_new_client,
-    "Client.append by a stream": lambda it: it.client.append(it.fragment()),
-    "Client.append_many by a stream": lambda it: it.client.append_many([it.fragment()] * 3),
-    "Client.close with a stream": lambda it: it.client.close(),
     "Appender.append": lambda it: _flooded(it.appender),
     "Appender.flush": lambda it: _given(it.appender).flush(),
     "Appender.close": lambda it: _given(it.appender).close(),
@@ -329,8 +325,6 @@ async def prepare(world: World, kind: str, index: int, name: str) -> Prepared:
     await _now(client.load_fragments(spare.fragments))
     model = await _now(client.watch_model())
     it = Prepared(kind, client, index, connect, model, lease, spare)
-    if name.endswith("a stream"):
-        await open_stream(client, f"streamed-{index}")
     if name.startswith("Appender"):
         it.appender = Appender(client, AppenderOptions(queue_count_max=4, flush_after_s=0.0))
     return it

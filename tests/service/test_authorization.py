@@ -31,7 +31,7 @@ METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ReplayBuffe
 # Written out once more, so that a change of the table is a change of two places.
 PRODUCER = {
     "WatchModel", "AppendFragments", "ListBuffers", "GetBuffer", "GetStoreConfig",
-    "ReportEpisodes", "WritePayloads", "ReadPayloads", "DiscardPayloads", "AppendStream",
+    "ReportEpisodes", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip
 LEARNER = {
     "StartSession", "EndSession", "PublishModel", "WatchModel", "FetchFragments", "ReadFragments",

@@ -47,15 +47,6 @@ REQUESTS: dict[str, Callable[[str], Any]] = {
     "AppendFragments": lambda name: pb.AppendFragmentsRequest(
         buffer=name, fragments=[fragment(name)]
     ),
-    "AppendStream": lambda name: [
-        pb.AppendStreamRequest(
-            appends=[
-                pb.StreamedAppend(
-                    append=pb.AppendFragmentsRequest(buffer=name, fragments=[fragment(name)])
-                )
-            ]
-        )
-    ],
     "FetchFragments": lambda name: pb.FetchFragmentsRequest(
         buffer=name, request_id="mine", fragment_count=1
     ),
@@ -89,9 +80,6 @@ REQUESTS: dict[str, Callable[[str], Any]] = {
     "DiscardPayloads": lambda name: pb.DiscardPayloadsRequest(payload_ids=["0" * 32]),
 }
 """A request of every method that names a buffer, if the method names any."""
-STREAMED = {"AppendStream"}
-"""Methods whose messages are calls of their own: one is let in, or refused, as they are."""
-
 CREDENTIALS = {
     "none": None,
     "unknown": "",
@@ -171,7 +159,7 @@ async def answer(world: Served, method: str, buffer: str, token: str | None) -> 
 async def refusal_of_stream(
     world: Served, method: str, buffer: str, token: str | None
 ) -> status_pb2.Status | None:
-    """With what a call that sends a stream was refused, or the one append in it.
+    """With what a call that sends a stream was refused.
 
     Without asyncio, whose stub says INTERNAL now and then instead of what a call was refused for:
     where it was over before its first request was written.
@@ -183,14 +171,10 @@ async def refusal_of_stream(
                 iter(REQUESTS[method](buffer)), metadata=bearer(token), timeout=CALL_S
             )
             try:
-                messages = list(call)
+                list(call)
             except grpc.RpcError as refused:
                 return status_of(refused)
-        if method != "AppendStream":
-            return None
-        (told,) = [told for message in messages for told in message.answers]
-        is_refused = told.WhichOneof("result") == "error"
-        return status_pb2.Status.FromString(told.error) if is_refused else None
+        return None
 
     return await asyncio.to_thread(ask)
 
@@ -225,7 +209,7 @@ def test_every_method_whose_request_names_a_buffer_is_bound_by_it() -> None:
             if field.message_type and "worker_id" in field.message_type.fields_by_name
         }
         assert workers == ({RULES[SERVICE + method].workers} - {""}), method
-    assert OPEN_TO_ALL | STREAMED == {name for name in METHODS if not RULES[SERVICE + name].buffer}
+    assert OPEN_TO_ALL == {name for name in METHODS if not RULES[SERVICE + name].buffer}
 
 
 @pytest.mark.parametrize("credential", CREDENTIALS)

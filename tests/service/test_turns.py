@@ -13,10 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from breadbox.model.errors import PayloadMissingError, StoreUnavailableError
-from breadbox.v1 import fragment_pb2
-from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.access.authorization import ANONYMOUS, SERVICE, Gate, calls_as
-from breadbox_server.base.conversion import payload_reference, put_metadata
+from breadbox_server.base.conversion import payload_reference
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.errors import (
@@ -50,11 +47,7 @@ from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.journal import turns
 from breadbox_server.journal.storage.interface import JournalTakenError
 from breadbox_server.maintenance.reconciliation import Reconciler
-from breadbox_server.metrics.clients import ClientCensus
 from breadbox_server.metrics.metrics import Metrics
-from breadbox_server.rpc.service import ReplayBufferService, StoreAdvice
-from breadbox_server.rpc.stream_calls import House, ItemCalls
-from breadbox_server.rpc.traffic import Call, Traffic
 from support.appends import append
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
@@ -62,7 +55,6 @@ from support.fake_journal import FakeJournal
 from support.inputs import named_payload, publish_model
 from support.manual_timers import ManualTimers
 from support.metadata import make_fragment, written_fragment
-from support.served import info_in
 
 BUFFER = BufferName("default")
 RUN = SessionId("run")
@@ -834,85 +826,13 @@ async def test_nothing_is_refused_before_the_journal_was_asked_whose_it_is(asked
         assert isinstance(outcome, DomainError)
 
 
-class OfStream:
-    """What an append of a stream has of a context."""
-
-    def time_remaining(self) -> float | None:
-        return 30.0
-
-    def invocation_metadata(self) -> Any:
-        return ()
-
-
-async def streamed(it: Journalled, **fields: Any) -> Any:
-    """The answer to an append of a stream: a response, or a status."""
-    metrics = Metrics(CollectorRegistry())
-    advice = StoreAdvice(
-        url="",
-        producers_url="",
-        unannounced_s=1.0,
-        piece_size_bytes=1,
-        inline_size_bytes_max=0,
-        producers_inline_size_bytes_max=0,
-        server_version="",
-    )
-    service = ReplayBufferService(
-        it.driver, metrics=metrics, store_advice=advice, default_config=BufferConfig()
-    )
-    task = asyncio.current_task()
-    assert task is not None
-    house = House(
-        Gate(None), Traffic(metrics), ClientCensus(lambda: 0.0), metrics, set(), lambda: None
-    )
-    calls = ItemCalls(
-        SERVICE + "AppendFragments", service.AppendStream, (), Call("peer", task), house
-    )
-    calls_as(ANONYMOUS)
-    told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    message = pb.AppendFragmentsRequest(**fields)
-    calls.start(message, OfStream(), told.set_result)  # type: ignore[arg-type]  # as much of one
-    with contextlib.closing(calls):
-        return await told
-
-
-def metadata_of(fragment: Fragment) -> fragment_pb2.FragmentMetadata:
-    message = fragment_pb2.FragmentMetadata()
-    put_metadata(fragment, message)
-    return message
-
-
-@pytest.mark.usefixtures("unhurried")
-@pytest.mark.parametrize("wrong", ["buffer", "session"])
-async def test_nothing_is_refused_on_a_stream_before_the_journal_was_asked_whose_it_is(
-    wrong: str,
-) -> None:
-    async with journalled() as it:
-        await first_sign_of_life(it)
-        hold_renewals(it)
-        session = SessionId("next") if wrong == "session" else RUN
-        metadata = metadata_of(written_fragment(it.custodian, 0, session))
-        buffer = "none" if wrong == "buffer" else "default"
-        calling = it.group.create_task(streamed(it, buffer=buffer, fragments=[metadata]))
-        await eventually(it.journal.renewing.is_set, "the journal being asked")
-        await turn_the_loop()
-        assert not calling.done()
-        it.journal.may_renew.set()
-        answer = await calling
-    if wrong == "session":
-        (result,) = answer.results
-        assert fragment_pb2.ADMISSION_OUTCOME_WRONG_SESSION == result.outcome
-    else:
-        assert "BUFFER_NOT_FOUND" == info_in(answer).reason
-
-
 async def answered_behind(it: Journalled, command: Any) -> Any:
-    """What an append of a stream is answered when something is decided meanwhile.
+    """What an append is answered when something is decided meanwhile.
 
     That is after the append has become durable, and before it is answered.
     """
-    metadata = metadata_of(fragment(it, 0))
     hold(it)
-    calling = it.group.create_task(streamed(it, fragments=[metadata]))
+    calling = it.group.create_task(_outcome(it.driver.appends.append(BUFFER, [fragment(it, 0)])))
     await it.journal.writing.wait()
     decided = asyncio.Event()
 
@@ -930,16 +850,16 @@ async def answered_behind(it: Journalled, command: Any) -> Any:
     return await calling
 
 
-async def test_an_answer_on_a_stream_tells_of_no_version_that_is_not_durable() -> None:
+async def test_an_answer_tells_of_no_version_that_is_not_durable() -> None:
     async with journalled() as it:
-        answer = await answered_behind(it, publish(7))
-    assert 7 == answer.model_version
+        _, model = await answered_behind(it, publish(7))
+    assert 7 == model.model_version
 
 
-async def test_an_answer_on_a_stream_tells_of_no_deletion_that_is_not_durable() -> None:
+async def test_an_answer_tells_of_no_deletion_that_is_not_durable() -> None:
     async with journalled() as it:
         answer = await answered_behind(it, DeleteBuffer(BUFFER))
-    assert "BUFFER_NOT_FOUND" == info_in(answer).reason
+    assert isinstance(answer, BufferNotFoundError)
 
 
 @pytest.mark.usefixtures("unhurried")

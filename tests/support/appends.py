@@ -10,11 +10,6 @@ from breadbox_server.driver import Driver
 async def append(
     driver: Driver, buffer: BufferName, fragments: list[Fragment], **options: Any
 ) -> list[Appended | None]:
-    """Append fragments, with options of `Appends.begin`; return what became of each."""
-    appending = driver.appends.begin(buffer, fragments, **options)
-    try:
-        await appending.wait()
-        results, _ = appending.answer()
-        return results
-    finally:
-        appending.end()
+    """Append fragments, with options of `Appends.append`; return what became of each."""
+    results, _ = await driver.appends.append(buffer, fragments, **options)
+    return results

@@ -38,12 +38,6 @@ class FakeService:
         self.received: list[Received] = []
         self.arrived = threading.Semaphore(0)
         """Released once per call that arrived."""
-        self.stream: Callable[[Iterator[Any], grpc.ServicerContext], Iterator[Message]] | None = (
-            None
-        )
-        """Answers streams of appends; None: it has none, as an older server."""
-        self.stream_count = 0
-        """Streams that were begun."""
         self._script: dict[str, deque[Answer]] = defaultdict(deque)
         self._lock = threading.Lock()
 
@@ -134,21 +128,7 @@ class Gate:
 class _Servicer(pb_grpc.ReplayBufferServiceServicer):
     def __init__(self, fake: FakeService) -> None:
         for method in SERVICE_DESCRIPTOR.methods:
-            if method.name == "AppendStream":
-                setattr(self, method.name, self._stream_handler(fake))
-                continue
             setattr(self, method.name, self._handler(fake, method.name))
-
-    @staticmethod
-    def _stream_handler(fake: FakeService) -> Any:
-        def stream(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Message]:
-            fake.stream_count += 1
-            if fake.stream is None:
-                context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-            else:
-                yield from fake.stream(requests, context)
-
-        return stream
 
     @staticmethod
     def _handler(fake: FakeService, name: str) -> Answer:

@@ -158,7 +158,7 @@ async def served(
         yield Served(server, stub, channel, custodian, clock)
 
 
-CLIENT_STREAMS = {"WritePayloads", "AppendStream"}
+CLIENT_STREAMS = {"WritePayloads"}
 
 
 def empty_request(method: str) -> Any:

@@ -242,19 +242,6 @@ class Context:
         self.route.failed(place, translated)
         return translated
 
-    def ended_stream(
-        self, place: int, code: grpc.StatusCode, text: str, trailing: Any
-    ) -> errors.ReplayBufferError:
-        """Return the error of an append that its stream did not answer before it ended."""
-        encrypted = self.options.tls is not None
-        return status.from_stream_end(
-            code, text, trailing, self.route.addresses[place], encrypted=encrypted
-        )
-
-    def silence(self, place: int) -> errors.DeadlineExceededError:
-        """Return the error of a call that an address did not answer in time."""
-        return errors.DeadlineExceededError(f"{self.route.addresses[place]} did not answer in time")
-
 
 def repeat(
     context: Context,

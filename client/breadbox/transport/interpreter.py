@@ -11,7 +11,7 @@ import grpc
 
 from breadbox.model.errors import ClosedError, ReplayBufferError
 from breadbox.model.options import open_channel
-from breadbox.operations import calls, streaming
+from breadbox.operations import calls
 from breadbox.operations.operations import (
     Attempted,
     Both,
@@ -22,7 +22,6 @@ from breadbox.operations.operations import (
     Operation,
     Sleep,
 )
-from breadbox.transport.append_stream import AppendStreams
 from breadbox.transport.background import Keeper
 from breadbox.transport.background import Kept as Kept
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
@@ -55,10 +54,6 @@ class Interpreter:
         ]
         self._stubs = [ReplayBufferServiceStub(channel) for channel in self._channels]
         self._metadata = context.options.metadata()
-        self._append_streams = [
-            AppendStreams(context, place, stub.AppendStream, self._metadata)
-            for place, stub in enumerate(self._stubs)
-        ]
         self._keeper = Keeper(self._perform, context.now)
 
     @property
@@ -73,8 +68,6 @@ class Interpreter:
         self._closed.set()
         if os.getpid() != self._process_id:
             return
-        for streams in self._append_streams:
-            streams.close()
         for channel in self._channels:
             channel.close()
         self._keeper.close()
@@ -143,27 +136,9 @@ class Interpreter:
 
     def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
         place = self.context.route.place
-        if call.method == streaming.METHOD:
-            begun_at = self.context.now()
-            response = self._send_by_stream(call, timeout_s, place)
-            if response is not None:
-                return response
-            timeout_s = max(1e-3, timeout_s - (self.context.now() - begun_at))
         method = getattr(self._stubs[place], call.method)
         with self._translated(call.method, place):
             return method(call.request, timeout=timeout_s, metadata=self._metadata)
-
-    def _send_by_stream(self, call: calls.Call[Any], timeout_s: float, place: int) -> Any:
-        """Send an append on a stream and return its answer, or None if it was not sent."""
-        try:
-            return self._append_streams[place].send(call.request, timeout_s)
-        except ValueError as error:  # The channel is closed.
-            raise ClosedError(f"{call.method}: {error}") from error
-        except ReplayBufferError as error:
-            if self.closed:
-                raise ClosedError(f"{call.method}: the client was closed") from error
-            self.context.route.failed(place, error)
-            raise
 
     @contextmanager
     def _translated(self, method: str, place: int) -> Iterator[None]:

@@ -140,50 +140,6 @@ class AppendFragmentsResponse(_message.Message):
     retry_delay: _duration_pb2.Duration
     def __init__(self, results: _Optional[_Iterable[_Union[AppendResult, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., append_credit_count: _Optional[int] = ..., append_credit_bytes: _Optional[int] = ..., retry_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
-class AppendStreamRequest(_message.Message):
-    __slots__ = ("appends", "cancelled_call_ids")
-    APPENDS_FIELD_NUMBER: _ClassVar[int]
-    CANCELLED_CALL_IDS_FIELD_NUMBER: _ClassVar[int]
-    appends: _containers.RepeatedCompositeFieldContainer[StreamedAppend]
-    cancelled_call_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, appends: _Optional[_Iterable[_Union[StreamedAppend, _Mapping]]] = ..., cancelled_call_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class StreamedAppend(_message.Message):
-    __slots__ = ("call_id", "append", "timeout")
-    CALL_ID_FIELD_NUMBER: _ClassVar[int]
-    APPEND_FIELD_NUMBER: _ClassVar[int]
-    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
-    call_id: int
-    append: AppendFragmentsRequest
-    timeout: _duration_pb2.Duration
-    def __init__(self, call_id: _Optional[int] = ..., append: _Optional[_Union[AppendFragmentsRequest, _Mapping]] = ..., timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
-
-class AppendStreamResponse(_message.Message):
-    __slots__ = ("answers", "credit")
-    ANSWERS_FIELD_NUMBER: _ClassVar[int]
-    CREDIT_FIELD_NUMBER: _ClassVar[int]
-    answers: _containers.RepeatedCompositeFieldContainer[StreamedAnswer]
-    credit: AppendCredit
-    def __init__(self, answers: _Optional[_Iterable[_Union[StreamedAnswer, _Mapping]]] = ..., credit: _Optional[_Union[AppendCredit, _Mapping]] = ...) -> None: ...
-
-class StreamedAnswer(_message.Message):
-    __slots__ = ("call_id", "response", "error")
-    CALL_ID_FIELD_NUMBER: _ClassVar[int]
-    RESPONSE_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    call_id: int
-    response: AppendFragmentsResponse
-    error: bytes
-    def __init__(self, call_id: _Optional[int] = ..., response: _Optional[_Union[AppendFragmentsResponse, _Mapping]] = ..., error: _Optional[bytes] = ...) -> None: ...
-
-class AppendCredit(_message.Message):
-    __slots__ = ("append_count", "size_bytes")
-    APPEND_COUNT_FIELD_NUMBER: _ClassVar[int]
-    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    append_count: int
-    size_bytes: int
-    def __init__(self, append_count: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
-
 class AppendResult(_message.Message):
     __slots__ = ("outcome", "first_outcome")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]

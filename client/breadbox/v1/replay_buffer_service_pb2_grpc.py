@@ -60,11 +60,6 @@ class ReplayBufferServiceStub(object):
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendFragmentsRequest.SerializeToString,
                 response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendFragmentsResponse.FromString,
                 _registered_method=True)
-        self.AppendStream = channel.stream_stream(
-                '/breadbox.v1.ReplayBufferService/AppendStream',
-                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendStreamRequest.SerializeToString,
-                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendStreamResponse.FromString,
-                _registered_method=True)
         self.FetchFragments = channel.unary_unary(
                 '/breadbox.v1.ReplayBufferService/FetchFragments',
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.FetchFragmentsRequest.SerializeToString,
@@ -211,22 +206,6 @@ class ReplayBufferServiceServicer(object):
         Fails: PAYLOAD_SIZE_MISMATCH, at the first payload whose bytes in the store are not as many as
         its reference says; fragments before it may have been admitted. WORKERS_FULL; APPENDS_FULL;
         QUOTA_FULL; QUOTA_EXCEEDED.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def AppendStream(self, request_iterator, context):
-        """Workers, instead of many AppendFragments. The server first says what it takes: its credit. Each
-        append is one AppendFragments, judged and refused as one, and is answered by its call_id, in any
-        order; what makes a call of its own end with an error ends no stream. Beyond its credit the
-        server asks for nothing. It may end the stream at any time, with OK, once it has answered what it
-        took: how many appends these were says the trailing metadata "breadbox-taken"; those behind them
-        it has not seen. It does so where a stream is silent for 10 s, where others need its place, and
-        when it ends itself. A token that is taken back ends it with UNAUTHENTICATED.
-
-        buf:lint:ignore RPC_NO_CLIENT_STREAMING
-        buf:lint:ignore RPC_NO_SERVER_STREAMING
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -426,11 +405,6 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     servicer.AppendFragments,
                     request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendFragmentsRequest.FromString,
                     response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendFragmentsResponse.SerializeToString,
-            ),
-            'AppendStream': grpc.stream_stream_rpc_method_handler(
-                    servicer.AppendStream,
-                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendStreamRequest.FromString,
-                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendStreamResponse.SerializeToString,
             ),
             'FetchFragments': grpc.unary_unary_rpc_method_handler(
                     servicer.FetchFragments,
@@ -664,33 +638,6 @@ class ReplayBufferService(object):
             '/breadbox.v1.ReplayBufferService/AppendFragments',
             breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendFragmentsRequest.SerializeToString,
             breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendFragmentsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def AppendStream(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/breadbox.v1.ReplayBufferService/AppendStream',
-            breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendStreamRequest.SerializeToString,
-            breadbox_dot_v1_dot_replay__buffer__service__pb2.AppendStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

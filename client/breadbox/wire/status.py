@@ -7,7 +7,6 @@ total: every failure becomes a `ReplayBufferError`.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -232,39 +231,6 @@ def read_failure(
     return Failure(
         code, status.message or text, reason=reason, metadata=metadata, retry_delay_s=retry_delay_s
     )
-
-
-def from_status(details: bytes) -> errors.ReplayBufferError:
-    """Read a serialized `google.rpc.Status`, as a message of a stream is refused with."""
-    try:
-        number = status_pb2.Status.FromString(details).code
-    except DecodeError:
-        number = grpc.StatusCode.UNKNOWN.value[0]
-    code = _CODES.get(number, grpc.StatusCode.UNKNOWN)
-    return error_of(read_failure(code, "", {_DETAILS_KEY: details}))
-
-
-def from_stream_end(
-    code: grpc.StatusCode,
-    text: str,
-    trailing: Any,
-    address: str,
-    *,
-    encrypted: bool,
-) -> errors.ReplayBufferError:
-    """Read the end of a stream, for a message that was not answered.
-
-    What something on the way ended counts as an outage: the message may be sent again otherwise.
-    """
-    failure = read_failure(code, text, {key.lower(): value for key, value in trailing or ()})
-    if failure.reason:
-        return error_of(failure)
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return unreachable(failure.text, address, encrypted=encrypted)
-    return errors.UnavailableError(f"the stream of appends ended with {code.name}: {failure.text}")
-
-
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def from_rpc_error(

@@ -154,7 +154,6 @@ RULES: Final[Mapping[str, Rule]] = {
     SERVICE + "WatchModel": Rule(_ALL, "buffer"),
     SERVICE + "AppendFragments": Rule(_PRODUCERS, "buffer", "fragments"),
     # Each of its messages is looked at as an AppendFragments.
-    SERVICE + "AppendStream": Rule(_PRODUCERS),
     SERVICE + "FetchFragments": Rule(_LEARNERS, "buffer"),
     SERVICE + "GetPreparedFragments": Rule(_LEARNERS, "buffer"),
     SERVICE + "ReadFragments": Rule(_LEARNERS, "buffer"),

@@ -215,9 +215,6 @@ class Metrics:
             "Bytes of answers that are made and not taken, but for small ones",
             registry=registry,
         )
-        self.append_streams = Gauge(
-            "breadbox_append_streams", "Streams of appends that are open", registry=registry
-        )
         self.calls_refused = Counter(
             "breadbox_calls_refused",
             "Calls for which there was no place, or whose requests did not come",

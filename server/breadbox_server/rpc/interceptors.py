@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -33,10 +33,7 @@ from breadbox_server.gateway.transfers import READERS
 from breadbox_server.limits import PARTS_MAX, UNTAKEN_SMALL_BYTES
 from breadbox_server.metrics.clients import ClientCensus, role_of_method
 from breadbox_server.metrics.metrics import Metrics
-from breadbox_server.rpc.append_stream import ItemContext, ItemStream
 from breadbox_server.rpc.failures import NOT_DONE, NotDoneError, answer_s, told
-from breadbox_server.rpc.stream_calls import Begun, House, ItemCalls, Running
-from breadbox_server.rpc.stream_turns import StreamTurns
 from breadbox_server.rpc.traffic import Call, Traffic
 from breadbox_server.rpc.untaken_answers import Held
 
@@ -139,9 +136,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._traffic = traffic or Traffic(metrics)
         self._held: Callable[[], DomainError] | None = None
         """What refuses every call of the service; None: nothing does."""
-        self._stream_turns = StreamTurns()
         self._known: dict[str, MaybeHandler] = {}
-        self._running: set[Running] = set()
+        self._running: set[_Running] = set()
 
     def hold(self, refusal: Callable[[], DomainError], cut_off: Exception | None = None) -> None:
         """Refuse the calls of the service from now on, though not those that ask for health.
@@ -179,7 +175,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 callers[key] = self._caller_of(call)
             call.refuse(_verdict(call, callers[key]))
 
-    def _caller_of(self, call: Running) -> Caller | DomainError:
+    def _caller_of(self, call: _Running) -> Caller | DomainError:
         try:
             return self._gate.admit(call.method, call.metadata)
         except DomainError as error:
@@ -234,9 +230,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_unary is not None:
             answer = self._encoded(self._on_message(method, handler.unary_unary), write)
             return grpc.stream_unary_rpc_method_handler(self._told(method, answer), read, write)
-        if method == SERVICE + "AppendStream":
-            answer = self._on_items(method, SERVICE + "AppendFragments", handler.stream_stream)
-        elif handler.unary_stream is not None:
+        if handler.unary_stream is not None:
             behaviour = _writing(handler.unary_stream)
             answer = self._counted(self._on_message(method, behaviour), write)
         else:
@@ -295,52 +289,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return await answer(method, behaviour, messages(first, call, context), context)
 
         return on_messages
-
-    def _on_items(
-        self, method: str, item_method: str, behaviour: Callable[[Any, ItemContext], Begun]
-    ) -> Answer:
-        """Answers the messages of a stream, each as a call of its own would be."""
-
-        async def on_items(call: Call, context: Context) -> None:
-            async def receive() -> Any:
-                message = _checked(await self._traffic.next_message(call, context))
-                if not call.was_admitted and message is not None and message is not grpc.aio.EOF:
-                    self._traffic.admit(call, caller_name() or "")
-                return message
-
-            metadata = context.invocation_metadata() or ()
-            calls = ItemCalls(item_method, behaviour, metadata, call, self._house())
-            turn = partial(self._stream_turns.turn, caller_name() or call.peer)
-            hold = partial(self._traffic.hold, call)
-            untaken = partial(self._traffic.note_untaken, call)
-            with self._metrics.append_streams.track_inprogress(), closing(calls):
-                stream = ItemStream(context, receive, turn, calls.start, hold, untaken)
-                await self._while_admitted(method, context, stream.run())
-
-        return on_items
-
-    def _house(self) -> House:
-        return House(
-            self._gate, self._traffic, self._census, self._metrics, self._running, self._outage
-        )
-
-    async def _while_admitted(
-        self, method: str, context: Context, running: Coroutine[Any, Any, None]
-    ) -> None:
-        """Let a stream run until its caller's token is taken back, or calls are held off."""
-        self._check_held(method)
-        limit = asyncio.timeout(None)
-        call = _Running(method, None, context.invocation_metadata() or (), limit)
-        self._running.add(call)
-        try:
-            async with limit:
-                await running
-        except TimeoutError:
-            if call.refusal is None:
-                raise
-            raise call.refusal from None
-        finally:
-            self._running.discard(call)
 
     async def _receive(self, method: str, call: Call, context: Context) -> Any:
         """The next message of a call, which has a place then."""
@@ -505,7 +453,7 @@ def _writing(behaviour: Any) -> Behaviour:
     return write
 
 
-def _verdict(call: Running, caller: Caller | DomainError) -> DomainError | None:
+def _verdict(call: _Running, caller: Caller | DomainError) -> DomainError | None:
     """Why a call in progress would not be let in any more; None: it would."""
     if isinstance(caller, DomainError):
         return caller

@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -17,7 +16,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from breadbox.stores.frames import pack
 from breadbox.v1 import buffer_pb2, replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server.access.authorization import Role, current_caller
-from breadbox_server.admission.appends import Appending
 from breadbox_server.base import conversion as convert
 from breadbox_server.base.errors import GatewayOffError
 from breadbox_server.core.model.config import BufferConfig
@@ -35,12 +33,10 @@ from breadbox_server.core.model.ids import (
 from breadbox_server.core.model.inputs import (
     Acknowledge,
     AdmissionOutcome,
-    Appended,
     CreateBuffer,
     DeleteBuffer,
     EndSession,
     GrantedFragment,
-    ModelState,
     PublishModel,
     ReleaseLease,
     RenewLease,
@@ -61,7 +57,6 @@ from breadbox_server.limits import (
 )
 from breadbox_server.metrics.episodes import totals_of
 from breadbox_server.metrics.metrics import Metrics
-from breadbox_server.rpc.append_stream import ItemContext
 
 pb = replay_buffer_service_pb2
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -196,39 +191,28 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     async def AppendFragments(
         self, request: pb.AppendFragmentsRequest, context: Context
     ) -> pb.AppendFragmentsResponse:
-        """Admit fragments, one result each: as an append of a stream that has but one."""
-        append = self.AppendStream(request, context)
-        try:
-            await append.wait()
-            return append.answer()
-        finally:
-            append.end()
-
-    def AppendStream(
-        self, request: pb.AppendFragmentsRequest, context: Context | ItemContext
-    ) -> "_Append":
-        """Begin to answer one append of a stream; the interceptor takes them one by one."""
-        wanted = _WantedAppend(request, context)
-        appending = self._driver.appends.begin(
-            *(wanted.buffer, wanted.fragments, wanted.caller, wanted.schemas, wanted.bodies),
-            wait_s=wanted.wait_s,
+        """Admit fragments, one result each."""
+        began_at = perf_counter()
+        buffer = convert.buffer_name(request.buffer)
+        bodies = list(request.payloads)
+        fragments = convert.fragments(request.fragments, bodies)
+        schemas = convert.schemas(request.schemas) if request.schemas else {}
+        wait_s = _wait_s(request, context)
+        caller = current_caller()
+        appends = self._driver.appends
+        results, state = await appends.append(
+            buffer, fragments, caller, schemas, bodies, wait_s=wait_s
         )
-        return _Append(appending, partial(self._append_response, wanted))
-
-    def _append_response(
-        self, wanted: "_WantedAppend", results: Sequence[Appended | None], state: ModelState
-    ) -> pb.AppendFragmentsResponse:
-        buffer = wanted.buffer
         if self._gateway is not None:
-            for fragment, result in zip(wanted.fragments, results, strict=True):
+            for fragment, result in zip(fragments, results, strict=True):
                 if result is not None and result.outcome is AdmissionOutcome.ADMITTED:
                     self._gateway.unannounced.forget(fragment.payload.payload_id)
-        credit = self._driver.appends.credit(buffer, wanted.caller)
+        credit = appends.credit(buffer, caller)
         retry_delay = None
         if any(result is not None and result.outcome.asks_to_wait for result in results):
             delay_s = self._driver.core.describe(buffer).config.retry_delay_s
-            # Who has waited here need not do so again.
-            waited_s = min(perf_counter() - wanted.began_at, wanted.wait_s)
+            # A producer that has waited here need not do so again.
+            waited_s = min(perf_counter() - began_at, wait_s)
             retry_delay = convert.to_duration(max(0.0, delay_s - waited_s))
         response = pb.AppendFragmentsResponse(
             session_id=state.session_id,
@@ -587,50 +571,7 @@ def to_buffer(seen: BufferDescription) -> buffer_pb2.Buffer:
     )
 
 
-class _WantedAppend:
-    """What an AppendFragmentsRequest asks for.
-
-    Raises:
-        InvalidArgumentError: Something in it is malformed.
-    """
-
-    __slots__ = ("began_at", "bodies", "buffer", "caller", "fragments", "schemas", "wait_s")
-
-    def __init__(self, request: pb.AppendFragmentsRequest, context: Context | ItemContext) -> None:
-        self.buffer = convert.buffer_name(request.buffer)
-        self.bodies = list(request.payloads)
-        self.fragments = convert.fragments(request.fragments, self.bodies)
-        self.schemas = convert.schemas(request.schemas) if request.schemas else {}
-        self.began_at = perf_counter()
-        self.wait_s = _wait_s(request, context)
-        self.caller = current_caller()
-
-
-class _Append:
-    """An append on its way to its answer: of a call, or of a stream, where it needs no task."""
-
-    __slots__ = ("_appending", "_respond", "done", "end", "is_settled", "settle", "wait")
-
-    def __init__(
-        self,
-        appending: Appending,
-        respond: Callable[[Sequence[Appended | None], ModelState], pb.AppendFragmentsResponse],
-    ) -> None:
-        self._appending = appending
-        self._respond = respond
-        # See `stream_calls.Begun`.
-        self.done: asyncio.Future[Any] = appending.done
-        self.is_settled = appending.is_settled
-        self.settle = appending.settle
-        self.wait = appending.wait
-        self.end = appending.end
-
-    def answer(self) -> pb.AppendFragmentsResponse:
-        """See `stream_calls.Begun`."""
-        return self._respond(*self._appending.answer())
-
-
-def _wait_s(request: convert.WaitingRequest, context: Context | ItemContext) -> float:
+def _wait_s(request: convert.WaitingRequest, context: Context) -> float:
     """Least of what the caller wants, our cap, and the call's deadline less a margin."""
     wait_s = convert.wait_s(request, WAIT_S_MAX)
     remaining_s = context.time_remaining()

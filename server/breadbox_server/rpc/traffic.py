@@ -98,8 +98,6 @@ class Traffic:
         self._connections_max = connections_max
         self._loop = asyncio.get_running_loop()
         self._arriving: dict[Call, None] = {}
-        self._between: dict[Call, None] = {}
-        """Of these, streams that may end here."""
         self._admitted: dict[Call, None] = {}
         self._answered: dict[Call, None] = {}
         """Whose answers are on their way."""
@@ -116,7 +114,6 @@ class Traffic:
         self._unwanted: dict[str, str] = {}
         """To be hung up on, and why."""
         self._wake = asyncio.Event()
-        self._is_ending = False
         self._told_until = 0.0
         self._untaken = Untaken(self._loop.time, partial(self._hang_up, reason="untaken"))
         self._given_back_bytes = 0
@@ -149,39 +146,6 @@ class Traffic:
             raise self._busy("arrivals", "the request did not arrive in time") from None
         finally:
             self._arriving.pop(call, None)
-
-    async def next_message(
-        self, call: Call, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> Any | None:
-        """The next message of a stream that may end before any; None: it has to, now.
-
-        Who sends nothing for about `ARRIVAL_S`, and who is slowest while others need its place, is
-        not refused: what it sent was answered, and it opens another stream for its next message.
-        """
-        if self._is_ending:
-            return None
-        if len(self._arriving) >= ARRIVALS_OF_CONNECTION_MAX:
-            self._make_room(call.peer)
-        call.since = self._loop.time()
-        self._arriving[call] = None
-        self._between[call] = None
-        try:
-            return await context.read()
-        except asyncio.CancelledError:
-            if not call.is_slow or call.task.uncancel():
-                raise
-            call.is_slow = False
-            return None
-        finally:
-            self._arriving.pop(call, None)
-            self._between.pop(call, None)
-
-    def end_streams(self) -> None:
-        """Have streams end once what they took is answered: the server ends."""
-        self._is_ending = True
-        for call in tuple(self._between):
-            if call in self._arriving:
-                self._refuse_slow(call)
 
     def _make_room(self, peer: str) -> None:
         """Refuse the slowest of those on the way, if there are too many."""
@@ -247,22 +211,14 @@ class Traffic:
         """Take note that all that is left of a call is to send its answer."""
         if not call.was_admitted:
             self._note_fruitless(call.peer, SLOW_WEIGHT if call.is_slow else call.weight)
-        self.leave(call)
-        call.since = self._loop.time()
-        self._answered[call] = None
-        call.task.add_done_callback(partial(self._on_sent, call))
-
-    def leave(self, call: Call) -> None:
-        """Give the place of a call back whose answer goes the way of others."""
         self._admitted.pop(call, None)
         if call.token:
             self._of_token[call.token] -= 1
             if not self._of_token[call.token]:
                 del self._of_token[call.token]
-
-    def note_untaken(self, call: Call) -> None:
-        """Take note that a caller does not take what it is told while its call goes on."""
-        self._hang_up(call.peer, "untaken")
+        call.since = self._loop.time()
+        self._answered[call] = None
+        call.task.add_done_callback(partial(self._on_sent, call))
 
     def _on_sent(self, call: Call, _: asyncio.Task[Any]) -> None:
         del self._answered[call]

@@ -17,7 +17,7 @@ import grpc
 
 from breadbox.model.errors import ClosedError, ReplayBufferError, StoreUnavailableError
 from breadbox.model.options import ClientOptions, channel_options
-from breadbox.operations import calls, streaming
+from breadbox.operations import calls
 from breadbox.operations.operations import (
     Attempted,
     Both,
@@ -30,7 +30,6 @@ from breadbox.operations.operations import (
 )
 from breadbox.shared.tasks import end_tasks
 from breadbox.stores.deadline import Deadline
-from breadbox.transport.aio.append_stream import AppendStreams
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 
 T = TypeVar("T")
@@ -110,10 +109,6 @@ class Interpreter:
         ]
         self._stubs = [ReplayBufferServiceStub(channel) for channel in self._channels]
         self._metadata = context.options.metadata()
-        self._append_streams = [
-            AppendStreams(context, place, stub.AppendStream, self._metadata)
-            for place, stub in enumerate(self._stubs)
-        ]
         self._kept: set[asyncio.Task[None]] = set()
         self.closed = False
         """True after `close` was called."""
@@ -125,8 +120,6 @@ class Interpreter:
         self.closed = True
         try:
             await end_tasks(self._kept)
-            for streams in self._append_streams:
-                await streams.close()
         finally:
             for channel in self._channels:
                 await channel.close()
@@ -191,26 +184,8 @@ class Interpreter:
         except ReplayBufferError as error:
             return Attempted(error=error)
 
-    async def _send_by_stream(self, call: calls.Call[Any], timeout_s: float, place: int) -> Any:
-        """Send an append on a stream and return its answer, or None if it was not sent."""
-        try:
-            return await self._append_streams[place].send(call.request, timeout_s)
-        except grpc.aio.UsageError as error:  # What gRPC raises on a closed channel.
-            raise ClosedError(f"{call.method}: {error}") from error
-        except ReplayBufferError as error:
-            if self.closed:
-                raise ClosedError(f"{call.method}: the client was closed") from error
-            self.context.route.failed(place, error)
-            raise
-
     async def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
         place = self.context.route.place
-        if call.method == streaming.METHOD:
-            begun_at = self.context.now()
-            response = await self._send_by_stream(call, timeout_s, place)
-            if response is not None:
-                return response
-            timeout_s = max(1e-3, timeout_s - (self.context.now() - begun_at))
         method = getattr(self._stubs[place], call.method)
         try:
             return await method(call.request, timeout=timeout_s, metadata=self._metadata)

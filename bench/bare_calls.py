@@ -1,6 +1,6 @@
-"""The limit of appends one at a time: a bare gRPC server with a stream that stores what it is sent.
+"""The limit of appends one at a time: a bare gRPC server whose call stores what it is sent.
 
-`python -m bench.bare_stream SOCKET` serves: each message is stored in the Redis behind the socket
+`python -m bench.bare_calls SOCKET` serves: each message is stored in the Redis behind the socket
 under a key of its own, and what came in a turn of the loop is noted in one entry of a Redis stream,
 before any of it is answered. It checks nothing, decides nothing and keeps nothing.
 """
@@ -8,10 +8,9 @@ before any of it is answered. It checks nothing, decides nothing and keeps nothi
 import asyncio
 import contextlib
 import itertools
-import queue
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +20,26 @@ import redis.asyncio
 METHOD = "/bench.Bare/Append"
 
 
-class BareStream:
+class BareCaller:
     """One caller of it, which appends one after the other."""
 
     def __init__(self, address: str) -> None:
-        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel = grpc.insecure_channel(address)
-        method: Any = self._channel.stream_stream(METHOD)
-        self._answers = method(iter(self._outgoing.get, None))
+        self._append: Any = self._channel.unary_unary(METHOD)
 
     def append(self, data: bytes) -> None:
         """Store something, and wait until it is."""
-        self._outgoing.put(data)
-        next(self._answers)
+        self._append(data)
 
     def close(self) -> None:
-        """End the stream."""
-        self._outgoing.put(None)
+        """Close the connection."""
         self._channel.close()
 
 
 @contextlib.contextmanager
-def bare_stream_server(path: Path) -> Iterator[str]:
+def bare_call_server(path: Path) -> Iterator[str]:
     """A server of it over a Redis socket; its address."""
-    command = [sys.executable, "-m", "bench.bare_stream", str(path)]
+    command = [sys.executable, "-m", "bench.bare_calls", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -87,12 +82,11 @@ class _Store:
 async def _serve(path: str) -> None:
     store = _Store(path)
 
-    async def append(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        async for data in requests:
-            await store.put(data)
-            yield b""
+    async def append(data: bytes, context: Any) -> bytes:
+        await store.put(data)
+        return b""
 
-    handler: Any = grpc.stream_stream_rpc_method_handler(append)
+    handler: Any = grpc.unary_unary_rpc_method_handler(append)
     service, _, name = METHOD[1:].partition("/")
     server = grpc.aio.server()
     server.add_generic_rpc_handlers(
