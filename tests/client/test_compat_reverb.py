@@ -30,11 +30,9 @@ from breadbox.model.types import (
     SampleToInsertRatio,
     SchemaPolicy,
 )
-from breadbox_adapters.reverb.items import fragment_of
+from breadbox_adapters.reverb.items import Signature, flatten, fragment_of, restored, stored
 from breadbox_adapters.reverb.sampling import Draws
 from breadbox_adapters.reverb.sending import ItemSender
-from breadbox_adapters.reverb.signatures import Signature
-from breadbox_adapters.reverb.structures import flatten, restored, stored
 
 LIMIT_S = 20.0
 

@@ -35,20 +35,17 @@ What is different, and why:
 - `server_info` knows nothing of episodes.
 - There are no extensions of tables, structured writers and pattern datasets: their patterns are a
   few lines with `create_item`.
-
-More than thirteen modules: several are Reverb's own, which scripts name.
 """
 
+from breadbox.model.errors import DeadlineExceededError
+from breadbox.model.errors import ReplayBufferError as ReverbError
 from breadbox_adapters.reverb import checkpointers, rate_limiters, selectors
 from breadbox_adapters.reverb import selectors as item_selectors
-from breadbox_adapters.reverb.client import Client
-from breadbox_adapters.reverb.errors import DeadlineExceededError, ReverbError, TableNotFoundError
-from breadbox_adapters.reverb.history import TrajectoryColumn
-from breadbox_adapters.reverb.items import ReplaySample, SampleInfo
+from breadbox_adapters.reverb.client import Client, Server
+from breadbox_adapters.reverb.items import ReplaySample, SampleInfo, TableNotFoundError
 from breadbox_adapters.reverb.sampling import TimestepDataset, TrajectoryDataset
-from breadbox_adapters.reverb.server import Server
 from breadbox_adapters.reverb.tables import Table, TableInfo, create_tables
-from breadbox_adapters.reverb.writers import TrajectoryWriter, Writer
+from breadbox_adapters.reverb.writers import TrajectoryColumn, TrajectoryWriter, Writer
 
 __all__ = [
     "Client",

@@ -1,5 +1,13 @@
-"""Where a server keeps its tables; what Reverb has in `reverb.platform.checkpointers_lib`."""
+"""Where a server keeps its tables: Reverb's `reverb.platform.checkpointers_lib`."""
 
-from breadbox_adapters.reverb.server import DefaultCheckpointer
+from dataclasses import dataclass
 
 __all__ = ["DefaultCheckpointer"]
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultCheckpointer:
+    """A folder; a server that is started on it again has the tables as they were."""
+
+    path: str
+    group: str = ""

@@ -1,23 +1,36 @@
-"""The client: Reverb's `reverb.Client` on a server of Breadbox."""
+"""Reverb's `reverb.Client` and `reverb.Server` on Breadbox."""
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from threading import Lock
-from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
 import breadbox.client
-from breadbox.model.errors import BufferNotFoundError, UnavailableError
-from breadbox.model.types import BufferDescription
-from breadbox_adapters.reverb.errors import DeadlineExceededError
-from breadbox_adapters.reverb.items import ReplaySample, check_priority, fragment_of
+from breadbox.local import ServerOptions, own_server
+from breadbox.model.errors import DeadlineExceededError, UnavailableError
+from breadbox_adapters.reverb.checkpointers import DefaultCheckpointer
+from breadbox_adapters.reverb.items import (
+    ReplaySample,
+    check_priority,
+    flatten,
+    fragment_of,
+    map_leaves,
+)
 from breadbox_adapters.reverb.sampling import Draws, as_timesteps
-from breadbox_adapters.reverb.sending import ItemSender, connect, not_found, tables_of
-from breadbox_adapters.reverb.signatures import tell_signature
-from breadbox_adapters.reverb.structures import flatten, map_leaves
-from breadbox_adapters.reverb.tables import TableInfo, info_of_table
-from breadbox_adapters.reverb.writers import TrajectoryWriter, Writer
+from breadbox_adapters.reverb.sending import ItemSender, connect, known_tables, tables_of
+from breadbox_adapters.reverb.tables import (
+    Table,
+    TableInfo,
+    create_tables,
+    info_of_table,
+    publish_signature,
+)
+from breadbox_adapters.reverb.writers import TrajectoryWriter, Writer, cell_of
 
 
 class Client:
@@ -42,19 +55,19 @@ class Client:
         self._inserted_counts: dict[str, int] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self._address, self._options)
+        return partial(Client, self._address, **self._options), ()
 
     def __repr__(self) -> str:
         return f"Client, server_address={self._address}"
 
     @property
     def server_address(self) -> str:
-        """Of the server."""
+        """The server's address."""
         return self._address
 
     @property
     def breadbox(self) -> breadbox.client.Client:
-        """The client of Breadbox that it uses, for what Reverb has no word for."""
+        """The client of Breadbox underneath, for what Reverb has no word for."""
         return self._client
 
     def close(self) -> None:
@@ -64,31 +77,24 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def insert(self, data: Any, priorities: Mapping[str, float]) -> None:
-        """Insert an item of one step into each of some tables; blocks until all have it.
+        """Insert an item of one step, arrays in any structure, into each of some tables.
 
-        Args:
-            data: Arrays in any structure.
-            priorities: By table; finite, at least 0. Each table gets a copy.
+        Blocks until all tables have it. Each gets a copy.
 
         Raises:
-            ValueError: There are no tables, a priority is none, or the signature of a table is
-                another; nothing was inserted.
+            ValueError: There are no tables, a priority is not from 0 to 1e30, or a table's
+                signature differs; nothing was inserted.
             TableNotFoundError: There is no such table; those before it have the item.
             ReverbError: As `breadbox.Client.append`.
         """
         if not priorities:
             raise ValueError("at least one table with a priority must be given")
         checked = {table: check_priority(priority) for table, priority in priorities.items()}
-        step = map_leaves(lambda leaf: _as_step(leaf), data)
+        step = map_leaves(lambda leaf: cell_of(leaf, (), None).array[None], data)
         for table in checked:
             signature = self._sender.signature_of(table)
             if signature is not None:
@@ -107,7 +113,7 @@ class Client:
         chunk_length: int | None = None,
         max_in_flight_items: int | None = 25,
     ) -> Writer:
-        """A writer whose items are the latest steps, whole.
+        """Make a writer whose items are the latest steps, whole.
 
         Args:
             max_sequence_length: Steps of the longest item.
@@ -120,7 +126,7 @@ class Client:
     def trajectory_writer(
         self, num_keep_alive_refs: int, *, validate_items: bool = True
     ) -> TrajectoryWriter:
-        """A writer whose items are parts of a history.
+        """Make a writer whose items are parts of a history.
 
         Args:
             num_keep_alive_refs: Latest steps that items may be made of.
@@ -137,18 +143,15 @@ class Client:
         unpack_as_table_signature: bool = False,
         timeout_ms: int | None = None,
     ) -> Iterator[Any]:
-        """Draw items.
+        """Draw items as `ReplaySample`s, or lists of them; blocks until there is an item.
 
         Args:
-            table: Of which.
+            table: Which table.
             num_samples: How many, at least 1.
             emit_timesteps: Give a list of samples for each item, one for each step.
             unpack_as_table_signature: Give data in the structure in which they were written, rather
                 than as a flat list.
             timeout_ms: Milliseconds to wait for an item; None: for as long as it takes.
-
-        Yields:
-            A `ReplaySample`, or a list of them. Blocks until there is an item.
 
         Raises:
             ValueError: `num_samples` is below 1, or an item cannot be split into steps.
@@ -158,15 +161,10 @@ class Client:
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1, got {num_samples}")
         wait_s = math.inf if timeout_ms is None else timeout_ms / 1000
-        draws = Draws(self._client, table, at_once=num_samples, wait_s=wait_s)
-        return self._samples(draws(num_samples), emit_timesteps, unpack_as_table_signature)
-
-    def _samples(
-        self, items: Iterator[tuple[Any, Any]], emits_timesteps: bool, unpacks: bool
-    ) -> Iterator[Any]:
-        for info, tree in items:
-            data = tree if unpacks else flatten(tree)
-            yield as_timesteps(info, data) if emits_timesteps else ReplaySample(info, data)
+        items = Draws(self._client, table, at_once=num_samples, wait_s=wait_s)(num_samples)
+        if not unpack_as_table_signature:
+            items = ((info, flatten(tree)) for info, tree in items)
+        return itertools.starmap(as_timesteps if emit_timesteps else ReplaySample, items)
 
     def mutate_priorities(
         self,
@@ -174,43 +172,28 @@ class Client:
         updates: Mapping[int, float] | None = None,
         deletes: Iterable[int] | None = None,
     ) -> None:
-        """Delete items, and change the priorities of others.
-
-        Args:
-            table: Of which.
-            updates: New priorities, finite and at least 0, by key.
-            deletes: Keys. Those of items that are gone, here and in `updates`, are ignored.
+        """Set priorities by key, from 0 to 1e30, and delete items; keys that are gone are ignored.
 
         Raises:
-            ValueError: A priority is none; nothing was changed.
+            ValueError: A priority is out of its range; nothing was changed.
             TableNotFoundError: There is no such table.
         """
         priorities = {int(key): check_priority(each) for key, each in (updates or {}).items()}
-        try:
+        with known_tables(self._client, table):
             self._client.update_priorities(
                 priorities, delete=[int(key) for key in deletes or ()], buffer=table
             )
-        except BufferNotFoundError as error:
-            raise not_found(self._client, table) from error
 
     def reset(self, table: str) -> None:
-        """Empty a table, with its limiter: what it was told so far is forgotten.
-
-        Raises:
-            TableNotFoundError: There is no such table.
-        """
+        """Empty a table and its limiter's counts; raises `TableNotFoundError` if there is none."""
         signature = self._sender.signature_of(table)
-        try:
+        with known_tables(self._client, table):
             state = self._client.start_session(buffer=table)
-        except BufferNotFoundError as error:
-            raise not_found(self._client, table) from error
         if signature is not None:
-            tell_signature(self._client, table, state, signature)
+            publish_signature(self._client, table, state, signature)
 
     def server_info(self, timeout: int | None = None) -> dict[str, TableInfo]:
-        """What tables there are, and what is in them.
-
-        The buffer "default", which every server has, is one of them once somebody has used it.
+        """Describe all tables; among them, once it was used, the buffer "default" of every server.
 
         Args:
             timeout: Seconds to wait for a server that is away; None: as the client was told.
@@ -229,21 +212,18 @@ class Client:
                 raise DeadlineExceededError(
                     f"the server at {self._address} did not answer within {timeout} s: {error}"
                 ) from error
-        return {each.name: info_of_table(each, self._specs_of(each)) for each in described}
-
-    def _specs_of(self, described: BufferDescription) -> Any:
-        # No session is started by asking.
-        known = self._sender.signature_of(described.name) if described.session_id else None
-        return None if known is None else known.specs
+        tables = {}
+        for each in described:
+            # No session is started by asking.
+            known = self._sender.signature_of(each.name) if each.session_id else None
+            tables[each.name] = info_of_table(each, None if known is None else known.specs)
+        return tables
 
     def checkpoint(self) -> str:
-        """Where the server keeps its tables. It does so all the time: nothing is left to write.
+        """Return the server's address: it keeps tables all the time, and nothing is left to write.
 
         What an insert was confirmed for, priorities, counts and the limiter's state included, is
         there when a server is started on the same store and journal again.
-
-        Returns:
-            The server's address: a checkpoint is no file that one could load elsewhere.
 
         Raises:
             ReverbError: The server does not answer, or cannot write at the moment.
@@ -254,11 +234,63 @@ class Client:
         return self._address
 
 
-def _as_step(leaf: Any) -> Any:
-    from breadbox_adapters.reverb.history import cell_of
+class Server:
+    """A server in a child process on the loopback address, which ends with this process.
 
-    return cell_of(leaf, (), None).array[None]
+    For other machines start `breadbox serve`, and make the tables on it with `create_tables`.
+    """
 
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        port: int | None = None,
+        checkpointer: DefaultCheckpointer | None = None,
+        **options: Any,
+    ) -> None:
+        """Start it; takes about a second.
 
-def _made(address: str, options: Mapping[str, Any]) -> Client:
-    return Client(address, **options)
+        Args:
+            tables: At least one, each with a name of its own.
+            port: To listen on; None: one that is free.
+            checkpointer: Where tables are kept; None: in memory, and gone with the server.
+            **options: Of `breadbox.local_server`.
+
+        Raises:
+            ValueError: There is no table, or two have one name.
+            UnavailableError: It could not be started, as when the port is taken.
+            ModuleNotFoundError: `breadbox[server]` is not installed.
+        """
+        if checkpointer is not None:
+            options["store"] = f"file://{checkpointer.path}"
+        with ExitStack() as started:
+            self._server = started.enter_context(own_server(ServerOptions(**options)))  # type: ignore[typeddict-item]
+            if port is not None:
+                self._server.address = f"127.0.0.1:{port}"
+            self._server.start()
+            client = started.enter_context(connect(self._server.address, {}))
+            create_tables(client, tables)
+            self._left = started.pop_all()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._server.address.rpartition(":")[2])
+
+    def localhost_client(self) -> Client:
+        """Make a client of it."""
+        return Client(f"localhost:{self.port}")
+
+    def stop(self) -> None:
+        """End it. Idempotent."""
+        self._left.close()
+
+    def wait(self) -> None:
+        """Block until it ends, which it does by itself only with an error, or until Ctrl-C."""
+        while self._server.process_id is not None:
+            time.sleep(0.2)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -1,38 +1,224 @@
-"""Items as fragments and back.
+"""Items: structures of data, an item as a fragment and back, and signatures of tables.
 
 An item is a fragment of one step, and with one fragment to a chunk also a chunk: its `chunk_id` is
 the item's key. The whole trajectory is what that step has in `extras`, so each of its arrays has
 one more axis in front than Reverb's; trajectories of any lengths are fragments of one length.
+
+A server keeps a table's signature as the weights of the table's session, where every client finds
+it, whatever may be written into the table by then.
 """
 
+import json
+import operator
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox.model.errors import BufferNotFoundError
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import FragmentReference
-from breadbox_adapters.reverb.structures import map_leaves, restored, stored
+
+
+class TableNotFoundError(BufferNotFoundError):
+    """No table, and so no buffer, has this name; says which there are."""
+
+    def __init__(self, table: str, known: Sequence[str]) -> None:
+        names = ", ".join(map(repr, known)) or "none"
+        super().__init__(
+            table, f"no table is named {table!r}; there are {names} (create_tables() makes more)"
+        )
+        self.known = tuple(known)
+
+
+Structure = Any
+Path = tuple[int | str, ...]
+
+_NAMED = "("
+"""How keys begin under which fields of a named tuple are stored: "(Step)reward"."""
+_JSON = "#"
+"""In place of a type's name: what follows is a key that is no text, as JSON: "(#)5"."""
+
+
+def children(node: Structure) -> list[tuple[int | str, Any]] | None:
+    """Return a container's keys and entries, in order, or None for a leaf or an absent one."""
+    if isinstance(node, dict):
+        return [(key, node[key]) for key in sorted(node)]
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return list(zip(node._fields, node, strict=True))
+    if isinstance(node, list | tuple):
+        return list(enumerate(node))
+    return None
+
+
+def rebuilt(node: Structure, values: Sequence[Any]) -> Structure:
+    """Make a container like `node` with other entries, in the order of `children`."""
+    if isinstance(node, dict):
+        return dict(zip(sorted(node), values, strict=True))
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return type(node)(*values)
+    return type(node)(values)
+
+
+def flatten_with_path(tree: Structure, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the leaves that are there, in order, each with its path."""
+    entries = children(tree)
+    if entries is not None:
+        for key, child in entries:
+            yield from flatten_with_path(child, (*path, key))
+    elif tree is not None:
+        yield path, tree
+
+
+def flatten(tree: Structure) -> list[Any]:
+    """List the leaves that are there, in order."""
+    return [leaf for _, leaf in flatten_with_path(tree)]
+
+
+def map_with_path(
+    function: Callable[[Path, Any], Any], tree: Structure, path: Path = ()
+) -> Structure:
+    """Make the same structure with other leaves; absent ones stay so."""
+    entries = children(tree)
+    if entries is not None:
+        made = [map_with_path(function, child, (*path, key)) for key, child in entries]
+        return rebuilt(tree, made)
+    return None if tree is None else function(path, tree)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Structure) -> Structure:
+    """Make the same structure with other leaves; absent ones stay so."""
+    return map_with_path(lambda _, leaf: function(leaf), tree)
+
+
+def row_of(tree: Structure, place: int) -> Structure:
+    """Take one row of every array."""
+    return map_leaves(lambda leaf: leaf[place], tree)
+
+
+def unflatten_as(like: Structure, leaves: Sequence[Any]) -> Structure:
+    """Put leaves into the structure of another tree with as many."""
+    count = len(flatten(like))
+    if count != len(leaves):
+        raise ValueError(f"the structure has {count} leaves, and there are {len(leaves)}")
+    rest = iter(leaves)
+    return map_leaves(lambda _: next(rest), like)
+
+
+def union(one: Structure, other: Structure) -> Structure:
+    """Make a structure with the leaves of both; refuse a leaf in place of a container."""
+    if one is None or other is None:
+        return one if other is None else other
+    mine, others = children(one), children(other)
+    if mine is None and others is None:
+        return one
+    if mine is None or others is None or type(one) is not type(other):
+        raise ValueError(
+            f"the structure of appended data changed from {type(one).__name__} "
+            f"to {type(other).__name__}"
+        )
+    if isinstance(one, dict):
+        return {
+            key: union(one.get(key), other.get(key)) for key in sorted(one.keys() | other.keys())
+        }
+    if len(mine) != len(others):
+        raise ValueError(
+            f"a {type(one).__name__} of {len(mine)} entries was appended before, "
+            f"and now one of {len(others)}"
+        )
+    return rebuilt(one, [union(a, b) for (_, a), (_, b) in zip(mine, others, strict=True)])
+
+
+def stored(tree: Structure) -> Structure:
+    """Return what a payload can hold: dicts by text, lists and tuples; see `restored`.
+
+    A named tuple becomes a dict that says of which type its fields are. Keys of dicts that are no
+    texts have to be numbers, or tuples of these.
+    """
+    if isinstance(tree, dict):
+        if not all(isinstance(key, str) for key in tree):
+            return {
+                f"{_NAMED}{_JSON}){json.dumps(key, default=operator.index)}": stored(child)
+                for key, child in tree.items()
+            }
+        return {
+            _NAMED + key if key.startswith(_NAMED) else key: stored(child)
+            for key, child in tree.items()
+        }
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        name = type(tree).__name__
+        return {
+            f"{_NAMED}{name}){field}": stored(child)
+            for field, child in zip(tree._fields, tree, strict=True)
+        }
+    if isinstance(tree, list | tuple):
+        return type(tree)(stored(child) for child in tree)
+    return tree
+
+
+def restored(tree: Structure, known: dict[tuple[str, ...], type] | None = None) -> Structure:
+    """Undo `stored`. Named tuples are of a type of the same name and fields.
+
+    Args:
+        tree: As it was stored.
+        known: Types of named tuples by name and fields; missing ones are made, and put in, so that
+            one reader has one type for all items.
+    """
+    types = {} if known is None else known
+    if isinstance(tree, dict):
+        keys = list(tree)
+        if keys and all(_is_field(key) for key in keys):
+            name = keys[0][len(_NAMED) : keys[0].index(")")]
+            fields = tuple(key[key.index(")") + 1 :] for key in keys)
+            if name == _JSON:
+                children_of = (restored(child, types) for child in tree.values())
+                return dict(zip(map(_key_of, fields), children_of, strict=True))
+            kind = types.get((name, *fields))
+            if kind is None:
+                kind = types[(name, *fields)] = namedtuple(name, fields)
+            return kind(*(restored(child, types) for child in tree.values()))
+        return {
+            key.removeprefix(_NAMED) if key.startswith(_NAMED * 2) else key: restored(child, types)
+            for key, child in tree.items()
+        }
+    if isinstance(tree, list | tuple):
+        return type(tree)(restored(child, types) for child in tree)
+    return tree
+
+
+def _key_of(text: str) -> Any:
+    def hashable(value: Any) -> Any:
+        return tuple(map(hashable, value)) if isinstance(value, list) else value
+
+    return hashable(json.loads(text))
+
+
+def _is_field(key: str) -> bool:
+    return key.startswith(_NAMED) and not key.startswith(_NAMED * 2) and ")" in key
+
 
 PRIORITY_MAX = 1e30
 """A larger one is a loss that diverged."""
 ITEM = "item"
-"""The entry of `extras` in which an item is."""
+"""The entry of `extras` that holds the item."""
 _NOTHING = np.zeros(1, np.float32)
 _NO = np.zeros(1, np.bool_)
 
 
 class SampleInfo(NamedTuple):
-    """What is known of an item that was drawn."""
+    """An item that was drawn."""
 
     key: int
-    """Of the item, for `mutate_priorities`."""
+    """The item's, for `mutate_priorities`."""
     probability: float
-    """Of being the one that was drawn, at the draw."""
+    """Probability, at the draw, of being drawn."""
     table_size: int
     """Items in the table at the draw."""
     priority: float
-    """At the draw."""
+    """Its priority at the draw."""
     times_sampled: int
     """Draws of the item, this one included."""
 
@@ -46,11 +232,7 @@ class ReplaySample(NamedTuple):
 
 
 def check_priority(priority: float) -> float:
-    """Refuse what can be no priority before anything is changed.
-
-    Raises:
-        ValueError: It is negative, above 1e30, or not a number.
-    """
+    """Return a priority as a float; refuse one that is not from 0 to 1e30."""
     value = float(priority)
     if not 0 <= value <= PRIORITY_MAX:
         raise ValueError(f"a priority must be from 0 to {PRIORITY_MAX:g}, got {priority}")
@@ -58,14 +240,7 @@ def check_priority(priority: float) -> float:
 
 
 def fragment_of(tree: Any, priority: float, *, worker_id: str, index: int) -> Fragment:
-    """The fragment that holds an item. Its session is told when it is sent.
-
-    Args:
-        tree: The trajectory: arrays in a structure.
-        priority: As checked.
-        worker_id: Of the writer.
-        index: Of the item among the writer's for this table.
-    """
+    """Make the fragment that holds an item; its session is set when it is sent."""
     return Fragment(
         worker_id=worker_id,
         fragment_index=index,
@@ -88,26 +263,17 @@ def fragment_of(tree: Any, priority: float, *, worker_id: str, index: int) -> Fr
 
 
 def tree_of(fragment: Fragment, known: dict[tuple[str, ...], type]) -> Any:
-    """The trajectory that a fragment holds.
-
-    Raises:
-        ValueError: It holds none: somebody else appended it.
-    """
+    """Return the trajectory that a fragment holds; refuse one that another client appended."""
     if ITEM not in fragment.extras:
         raise ValueError(
             f"fragment {fragment.fragment_index} of worker {fragment.worker_id!r} is no item: "
             "it was not written by breadbox_adapters.reverb, so read it with breadbox.Client"
         )
-    return restored(map_leaves(_without_step, fragment.extras[ITEM]), known)
-
-
-def _without_step(array: NDArray[Any]) -> NDArray[Any]:
-    inner: NDArray[Any] = array[0]
-    return inner
+    return restored(map_leaves(lambda array: array[0], fragment.extras[ITEM]), known)
 
 
 def info_of(reference: FragmentReference) -> SampleInfo:
-    """What a draw says of an item."""
+    """Describe a drawn item."""
     return SampleInfo(
         key=reference.chunk_id,
         probability=reference.probability,
@@ -115,3 +281,128 @@ def info_of(reference: FragmentReference) -> SampleInfo:
         priority=reference.priority,
         times_sampled=reference.use_count,
     )
+
+
+_NAME = "signature"
+"""The only array among the weights of a table's session."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """The kind of an array, before there is one."""
+
+    dtype: str
+    """As numpy names it; "text" of any width."""
+    shape: tuple[int | None, ...] | None
+    """The lengths of its axes: None for an open one; None in place of all if their number is
+    open."""
+
+    def fits(self, dtype: str, shape: Sequence[int]) -> bool:
+        """Tell whether an array is of this kind."""
+        if dtype != self.dtype:
+            return False
+        if self.shape is None:
+            return True
+        return len(shape) == len(self.shape) and all(
+            wanted in (None, length) for wanted, length in zip(self.shape, shape, strict=True)
+        )
+
+    def __str__(self) -> str:
+        return _shown(self.dtype, self.shape)
+
+
+class Signature:
+    """The `ArraySpec` of each array of a table's items, in the structure the table was given."""
+
+    def __init__(self, specs: Any) -> None:
+        self.specs = specs
+        self._leaves = list(flatten_with_path(specs))
+
+    @classmethod
+    def of(cls, tree: Any) -> "Signature":
+        """Read the signature that a table is given: leaves with `shape` and `dtype`."""
+        return cls(map_leaves(_spec_of, tree))
+
+    def packed(self) -> dict[str, NDArray[Any]]:
+        """Write it as weights."""
+        text = json.dumps(_plain(stored(self.specs)))
+        return {_NAME: np.frombuffer(text.encode(), np.uint8)}
+
+    @classmethod
+    def unpacked(cls, weights: Mapping[str, Any]) -> "Signature | None":
+        """Read what `packed` wrote, or None from other weights."""
+        if _NAME not in weights:
+            return None
+        return cls(restored(_made(json.loads(bytes(np.asarray(weights[_NAME]))))))
+
+    def require(self, table: str, item: Any, *, is_of_steps: bool) -> None:
+        """Refuse an item of other arrays; names of fields do not matter, as in Reverb.
+
+        Args:
+            table: Where it is to go.
+            item: Arrays [T, ...], or of a column that was squeezed [...].
+            is_of_steps: Whether the signature may also be that of each of its steps.
+        """
+        arrays = [np.asarray(leaf) for leaf in flatten(item)]
+        if len(arrays) != len(self._leaves):
+            raise ValueError(
+                f"an item of table {table!r} is to have {len(self._leaves)} arrays, by the table's "
+                f"signature, and has {len(arrays)}"
+            )
+        for number, ((path, spec), array) in enumerate(zip(self._leaves, arrays, strict=True)):
+            name = _name(array.dtype)
+            if spec.fits(name, array.shape) or (is_of_steps and spec.fits(name, array.shape[1:])):
+                continue
+            shape = array.shape[1:] if is_of_steps else array.shape
+            raise ValueError(
+                f"array {number} of an item of table {table!r} is {_shown(name, shape)}, and "
+                f"{spec} by the table's signature, in which it is {'.'.join(map(str, path))!r}"
+            )
+
+
+def _spec_of(leaf: Any) -> ArraySpec:
+    shape = getattr(leaf, "shape", ())
+    # TensorFlow's shapes of unknown rank cannot be iterated.
+    has_rank = getattr(shape, "rank", 0) is not None
+    lengths = tuple(None if length is None else int(length) for length in shape) if has_rank else ()
+    dtype = getattr(leaf, "dtype", leaf)
+    return ArraySpec(
+        _name(np.dtype(getattr(dtype, "as_numpy_dtype", dtype))),
+        lengths if has_rank else None,
+    )
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    return "text" if dtype.kind in "OSUT" else dtype.name
+
+
+def _shown(dtype: str, shape: Sequence[int | None] | None) -> str:
+    lengths = (
+        "..." if shape is None else ", ".join("?" if each is None else str(each) for each in shape)
+    )
+    return f"{dtype}[{lengths}]"
+
+
+def _plain(node: Any) -> Any:
+    """Write the structure as JSON can: a kind, and entries."""
+    if isinstance(node, ArraySpec):
+        return ["leaf", node.dtype, node.shape]
+    entries = children(node)
+    if entries is None:
+        return None
+    if isinstance(node, dict):
+        return ["dict", {key: _plain(child) for key, child in node.items()}]
+    return [type(node).__name__, [_plain(child) for _, child in entries]]
+
+
+def _made(plain: Any) -> Any:
+    match plain:
+        case ["leaf", dtype, shape]:
+            return ArraySpec(dtype, shape if shape is None else tuple(shape))
+        case ["dict", entries]:
+            return {key: _made(child) for key, child in entries.items()}
+        case ["tuple", entries]:
+            return tuple(map(_made, entries))
+        case ["list", entries]:
+            return list(map(_made, entries))
+    return None

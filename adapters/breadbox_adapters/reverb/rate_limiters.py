@@ -1,4 +1,4 @@
-"""Who may proceed: Reverb's `reverb.rate_limiters`, checked as Reverb checks them."""
+"""Which call may proceed: Reverb's `reverb.rate_limiters`, checked as Reverb checks them."""
 
 import math
 import warnings
@@ -13,9 +13,6 @@ class RateLimiter:
 
     Both are bounds of `inserts * samples_per_insert - samples`; neither holds before
     `min_size_to_sample` items are there, when inserts are free and samples wait.
-
-    Raises:
-        ValueError: `samples_per_insert` is not positive, or `min_size_to_sample` below 1.
     """
 
     samples_per_insert: float
@@ -48,15 +45,12 @@ class SampleToInsertRatio(RateLimiter):
     """Keeps samples close to `samples_per_insert` times the inserts.
 
     Args:
-        samples_per_insert: How often an item is to be sampled, on average; above 0.
+        samples_per_insert: Samples of an item, on average; above 0.
         min_size_to_sample: Items before the first sample; at least 1.
         error_buffer: How far samples may run ahead of, or behind, the ratio, counted in samples,
-            once `min_size_to_sample` items are there; or the two bounds of
-            `inserts * samples_per_insert - samples`.
-
-    Raises:
-        ValueError: The buffer is narrower than `2 * max(1, samples_per_insert)`, or its lower
-            bound would never let a sample through.
+            once `min_size_to_sample` items are there; or the two bounds of `inserts *
+            samples_per_insert - samples`. Narrower than `2 * max(1, samples_per_insert)` is
+            refused.
     """
 
     __slots__ = ()

@@ -10,17 +10,23 @@ from typing import Any
 import numpy as np
 
 from breadbox.client import Client
-from breadbox.model.errors import BufferNotFoundError, InvalidRequestError, WaitElapsedError
-from breadbox_adapters.reverb.errors import DeadlineExceededError
-from breadbox_adapters.reverb.items import ReplaySample, SampleInfo, info_of, tree_of
-from breadbox_adapters.reverb.sending import TOLD_S, connect, current_state, not_found
-from breadbox_adapters.reverb.structures import flatten, row_of, unflatten_as
+from breadbox.model.errors import DeadlineExceededError, InvalidRequestError, WaitElapsedError
+from breadbox_adapters.reverb.items import (
+    ReplaySample,
+    SampleInfo,
+    flatten,
+    info_of,
+    row_of,
+    tree_of,
+    unflatten_as,
+)
+from breadbox_adapters.reverb.sending import TOLD_S, connect, current_state, known_tables
 
 _log = logging.getLogger(__name__)
 
 
 class Draws:
-    """Draws items of one table, several at a time where so many are to be had at once.
+    """Draws items of one table, several at a time where so many are there.
 
     A draw is a fetch: the items are loaded, and their lease released, before the first of them is
     given on.
@@ -31,7 +37,7 @@ class Draws:
 
         Args:
             client: Stays the caller's to close.
-            table: Which.
+            table: Which table.
             at_once: Items of a fetch at most; those a consumer never comes to count as drawn.
             wait_s: Seconds to wait for an item; infinite: for as long as it takes.
         """
@@ -45,12 +51,7 @@ class Draws:
         self._types: dict[tuple[str, ...], type] = {}
 
     def __call__(self, count: int | None) -> Iterator[tuple[SampleInfo, Any]]:
-        """Draw `count` items, or without end.
-
-        Raises:
-            DeadlineExceededError: No item came within the wait.
-            TableNotFoundError: There is no such table.
-        """
+        """Draw `count` items, or without end."""
         current_state(self._client, self._table)  # A fetch of no session would wait in vain.
         # Items of one fetch that must all be different are no independent draws.
         config = self._client.get_buffer(self._table).config
@@ -64,7 +65,7 @@ class Draws:
             yield from items
 
     def _draw(self, wanted_count: int) -> list[tuple[SampleInfo, Any]]:
-        """As many as are to be had at once, at most `wanted_count`; waits for one."""
+        """Take as many as are there, at most `wanted_count`; wait for one."""
         while wanted_count > 1:
             try:
                 return self._fetch(wanted_count, 0.0)
@@ -84,11 +85,11 @@ class Draws:
                 _log.warning("sampling table %r waits: %s", self._table, error.reason)
 
     def _fetch(self, count: int, max_wait_s: float) -> list[tuple[SampleInfo, Any]]:
-        try:
-            with self._client.fetch(count, max_wait_s, buffer=self._table) as lease:
-                fragments = list(lease.fragments())
-        except BufferNotFoundError as error:
-            raise not_found(self._client, self._table) from error
+        with (
+            known_tables(self._client, self._table),
+            self._client.fetch(count, max_wait_s, buffer=self._table) as lease,
+        ):
+            fragments = list(lease.fragments())
         return [
             (info_of(reference), tree_of(fragment, self._types))
             for reference, fragment in zip(lease.references, fragments, strict=True)
@@ -96,11 +97,7 @@ class Draws:
 
 
 def as_timesteps(info: SampleInfo, tree: Any) -> list[ReplaySample]:
-    """One sample for each step of a trajectory.
-
-    Raises:
-        ValueError: Its columns have different numbers of steps, or one has no axis of steps.
-    """
+    """Make one sample of each step of a trajectory; refuse columns that differ in length."""
     lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in flatten(tree)}
     if len(lengths) != 1 or lengths == {0}:
         raise ValueError(
@@ -117,48 +114,36 @@ class Stream:
     """
 
     def __init__(self, start: Callable[[], Iterator[Any]]) -> None:
-        """Use a dataset instead.
-
-        Args:
-            start: Begins to draw.
-        """
         self._start = start
 
     def __iter__(self) -> Iterator[Any]:
         return self._start()
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """The same: all arrays are numpy's."""
+        """Iterate: all arrays are numpy's."""
         return iter(self)
 
     def take(self, count: int) -> "Stream":
-        """The first `count`."""
+        """Keep the first `count`."""
         return Stream(lambda: islice(self._start(), count))
 
     def map(self, function: Callable[[Any], Any]) -> "Stream":
-        """What a function gives for each."""
+        """Apply a function to each."""
         return Stream(lambda: map(function, self._start()))
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> "Stream":
-        """So many in one, each array with an axis in front.
+        """Stack so many into one, each array with an axis in front.
 
         Args:
             batch_size: At least 1.
             drop_remainder: Leave out a last one that has fewer.
-
-        Raises:
-            ValueError: `batch_size` is below 1, or, while drawing, arrays differ in shape.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         return Stream(lambda: _batches(self._start(), batch_size, drop_remainder))
 
     def prefetch(self, buffer_size: int) -> "Stream":
-        """The same: `max_in_flight_samples_per_worker` says how many are drawn at a time.
-
-        Args:
-            buffer_size: Has no effect.
-        """
+        """Return the same: `max_in_flight_samples_per_worker` says how many are drawn at a time."""
         return self
 
 
@@ -178,7 +163,7 @@ class TrajectoryDataset(Stream):
         table: Which table.
         dtypes: Structure to give data in, with dtypes as leaves, which are checked; None: that in
             which they were written.
-        shapes: Accepted, and not looked at: a table's buffer holds its items to one schema.
+        shapes: No effect: a table's buffer holds its items to one schema.
         max_in_flight_samples_per_worker: Items drawn at a time at most. What was drawn and is never
             come to counts as sampled.
         num_workers_per_iterator: No effect.
@@ -226,19 +211,7 @@ class TrajectoryDataset(Stream):
         max_samples: int = -1,
         **options: Any,
     ) -> "TrajectoryDataset":
-        """The same without dtypes: items say themselves what they are.
-
-        Args:
-            server_address: "HOST:PORT" of the server.
-            table: Which table.
-            max_in_flight_samples_per_worker: As in the class.
-            num_workers_per_iterator: No effect.
-            max_samples_per_stream: No effect.
-            rate_limiter_timeout_ms: As in the class.
-            get_signature_timeout_secs: No effect.
-            max_samples: As in the class.
-            **options: Of `breadbox.connect`.
-        """
+        """Make one without dtypes: items say themselves what they are."""
         return cls(
             server_address,
             table,

@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import breadbox.client
@@ -11,21 +12,20 @@ from breadbox.client import Client
 from breadbox.model.errors import BackpressureError, BufferNotFoundError, SessionEndedError
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import AdmissionOutcome, AppendResult, BufferDescription, ModelState
-from breadbox_adapters.reverb.errors import TableNotFoundError
-from breadbox_adapters.reverb.signatures import Signature, signature_of
+from breadbox_adapters.reverb.items import Signature, TableNotFoundError
 
 _log = logging.getLogger(__name__)
 
 DEFAULT = "default"
-"""Buffer that every server has."""
+"""The buffer that every server has."""
 SESSION = "reverb"
-"""Of a table that never was in a session: one name, so that two who find it so start the same."""
+"""The first session of a table: one name, so that two clients that find none start the same."""
 _SESSIONS_MAX = 16
-"""Changes of a table's session while one item is being sent; then somebody resets it in a loop."""
+"""Changes of a table's session while one item is being sent."""
 ROOM_S = 2.0
 """Seconds to wait for room until items that found some are confirmed, and the rest tried again."""
 TOLD_S = 30.0
-"""Seconds of waiting after which it is said, and between two lines about it."""
+"""Seconds of waiting before it is logged, and between two such lines."""
 _FULL = AppendResult(AdmissionOutcome.BUFFER_FULL)
 _OF_ANOTHER = (AdmissionOutcome.WRONG_SESSION, AdmissionOutcome.STALE)
 
@@ -49,7 +49,7 @@ class ItemSender:
         self._states: dict[str, ModelState] = {}
         self._signatures: dict[str, Signature | None] = {}
         self._told_at: dict[str, float] = {}
-        """By table that has no room: when that was said, or when it began."""
+        """Per table without room: when that was last logged, or when it began."""
 
     def append_many(
         self,
@@ -63,14 +63,16 @@ class ItemSender:
         Raises:
             BackpressureError: Some found no room within `ROOM_S`; its `results` say which did.
             SessionEndedError: The table was reset again and again meanwhile.
-            ReplayBufferError: As `breadbox.Client.append_many`.
         """
         table = buffer or self._client.buffer
         results: list[AppendResult] = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
         left = list(range(len(fragments)))
         state = self._state_of(table)
         for _ in range(_SESSIONS_MAX):
-            _stamp([fragments[place] for place in left], state)
+            for place in left:
+                fragment, version = fragments[place], state.model_version or 0
+                fragment.session_id = state.session_id
+                fragment.model_version_min = fragment.model_version_max = version
             full: BackpressureError | None = None
             try:
                 sent: Sequence[AppendResult] = self._client.append_many(
@@ -78,7 +80,7 @@ class ItemSender:
                 )
             except BackpressureError as error:
                 full, sent = error, error.results
-            self._tell_of_room(table, full)
+            self._report_room(table, full)
             for place, result in zip(left, sent, strict=True):
                 results[place] = result
             if full is not None:
@@ -102,18 +104,16 @@ class ItemSender:
             return
 
     def signature_of(self, table: str) -> Signature | None:
-        """Return the signature of a table, which it has for its whole life, or None without one.
-
-        Raises:
-            TableNotFoundError: There is no such table.
-            ReverbError: The server, or the store, does not answer.
-        """
+        """Return the signature of a table, which it has for its whole life, or None without one."""
         if table not in self._signatures:
-            self._signatures[table] = signature_of(self._client, self._state_of(table))
+            weights = self._state_of(table).weights
+            self._signatures[table] = (
+                None if weights is None else Signature.unpacked(self._client.load_weights(weights))
+            )
         return self._signatures[table]
 
-    def _tell_of_room(self, table: str, full: BackpressureError | None) -> None:
-        """Say now and then that items wait for room: in a queue that nobody samples for ever."""
+    def _report_room(self, table: str, full: BackpressureError | None) -> None:
+        """Log now and then that items wait for room: in a queue nobody samples, for ever."""
         with self._lock:
             if full is None:
                 self._told_at.pop(table, None)
@@ -125,7 +125,7 @@ class ItemSender:
         _log.warning("inserting into table %r waits: %s", table, full.what)
 
     def _state_of(self, table: str, known: ModelState | None = None) -> ModelState:
-        """What is current in a table, asked for once and when the `known` one was wrong."""
+        """Return a table's state, asked for once and whenever the `known` one was wrong."""
         with self._lock:
             state = self._states.get(table)
             if state is None or state is known:
@@ -133,20 +133,18 @@ class ItemSender:
             return state
 
 
-def _stamp(fragments: Sequence[Fragment], state: ModelState) -> None:
-    version = state.model_version or 0
-    for fragment in fragments:
-        fragment.session_id = state.session_id
-        fragment.model_version_min = fragment.model_version_max = version
+@contextmanager
+def known_tables(client: Client, table: str) -> Iterator[None]:
+    """Raise `TableNotFoundError`, which lists the tables, where the table does not exist."""
+    try:
+        yield
+    except BufferNotFoundError as error:
+        raise TableNotFoundError(table, [each.name for each in tables_of(client)]) from error
 
 
 def current_state(client: Client, table: str) -> ModelState:
-    """What is current in a table; a session is started where there never was one.
-
-    Raises:
-        TableNotFoundError: There is no such table.
-    """
-    try:
+    """Return what is current in a table; start a session where there never was one."""
+    with known_tables(client, table):
         state = client.watch_model(buffer=table)
         if state is not None and state.session_id:
             return state
@@ -154,18 +152,8 @@ def current_state(client: Client, table: str) -> ModelState:
             return client.start_session(SESSION, buffer=table)
         except SessionEndedError:
             return client.start_session(buffer=table)
-    except BufferNotFoundError as error:
-        raise not_found(client, table) from error
-
-
-def not_found(client: Client, table: str) -> TableNotFoundError:
-    """Say that there is no such table, and which there are."""
-    return TableNotFoundError(table, [each.name for each in tables_of(client)])
 
 
 def tables_of(client: Client) -> list[BufferDescription]:
-    """The buffers of a server that are tables.
-
-    All are, but the one that a server always has, where nobody has used it.
-    """
+    """List the buffers of a server, less the default one while nobody has used it."""
     return [each for each in client.list_buffers() if each.name != DEFAULT or each.session_id]

@@ -1,9 +1,8 @@
-"""Tables: what Reverb calls a buffer, described in its words and made in ours."""
+"""Tables: Reverb's word for a buffer, described in its terms and made in Breadbox's."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Self
 
 from breadbox.client import Client
@@ -14,14 +13,15 @@ from breadbox.model.types import (
     BufferState,
     FullPolicy,
     MinimumChunks,
+    ModelState,
     SampleToInsertRatio,
     SchemaPolicy,
 )
 from breadbox_adapters.reverb import rate_limiters, selectors
+from breadbox_adapters.reverb.items import Signature
 from breadbox_adapters.reverb.rate_limiters import RateLimiter
 from breadbox_adapters.reverb.selectors import Selector
 from breadbox_adapters.reverb.sending import current_state
-from breadbox_adapters.reverb.signatures import Signature, tell_signature
 
 _FAR = 2.0**40
 """Samples by which nobody is ever ahead: what stands for a bound that is infinite."""
@@ -29,7 +29,7 @@ _FAR = 2.0**40
 
 @dataclass(frozen=True, slots=True)
 class CallStats:
-    """How often something was done since the table was made."""
+    """Calls completed since the table was made."""
 
     completed: int
 
@@ -50,8 +50,8 @@ class RateLimiterInfo:
 class TableInfo:
     """A table as it was when asked.
 
-    `num_episodes` and `num_deleted_episodes` of Reverb are not there: a server of Breadbox knows
-    nothing of episodes; nor are `num_unique_samples` and `table_worker_time`.
+    `num_episodes`, `num_deleted_episodes`, `num_unique_samples` and `table_worker_time` of Reverb
+    are not there: a server of Breadbox knows nothing of episodes.
     """
 
     name: str
@@ -69,7 +69,7 @@ class TableInfo:
     """Samples since the last reset."""
 
     def can_sample(self, num_samples: int) -> bool:
-        """Whether the rate limiter would have let so many samples through."""
+        """Tell whether the rate limiter would have let so many samples through."""
         limits = self.rate_limiter_info
         return (
             self.current_size >= limits.min_size_to_sample
@@ -77,7 +77,7 @@ class TableInfo:
         )
 
     def can_insert(self, num_inserts: int) -> bool:
-        """Whether the rate limiter would have let so many inserts through."""
+        """Tell whether the rate limiter would have let so many inserts through."""
         limits = self.rate_limiter_info
         return (
             self.current_size + num_inserts <= limits.min_size_to_sample
@@ -90,12 +90,7 @@ class TableInfo:
 
 
 def info_of_table(description: BufferDescription, signature: Any = None) -> TableInfo:
-    """Describe a buffer as a table.
-
-    Args:
-        description: Of the buffer.
-        signature: Of the table; not read from the server.
-    """
+    """Describe a buffer as a table, with a signature that was read before."""
     config, state = description.config, description.state
     exponent = 1.0 if config.priority_exponent is None else config.priority_exponent
     is_queue = config.full_policy is FullPolicy.BLOCK and config.uses_max == 1
@@ -133,19 +128,16 @@ class Table:
     """A table to make: a buffer whose chunks are items.
 
     Attributes:
-        name: Of the buffer.
+        name: The buffer's name.
         sampler: Which item is drawn.
         remover: Which item goes when there are more than `max_size`; it may be the new one.
         max_size: Items held at most, at least 1.
-        rate_limiter: Who waits.
+        rate_limiter: Which calls wait.
         max_times_sampled: Draws after which an item goes; below 1: it stays.
         extensions: None: there are no extensions.
         signature: Structure of what has `shape` and `dtype`, which writers hold items to: those of
             `trajectory_writer` as a whole, those of `insert` and `writer` in each of their steps.
             Lengths that are None may be any. None: each item may have other arrays.
-
-    Raises:
-        ValueError: A value is out of its range.
     """
 
     name: str
@@ -156,10 +148,8 @@ class Table:
     max_times_sampled: int = 0
     extensions: Sequence[Any] = ()
     signature: Any = field(default=None, repr=False)
-    _descriptions: list[Callable[[], BufferDescription]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
-    """Asks the server on which it was made, once it is."""
+    _clients: list[Client] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The client of the server that the table was made on, once it was."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -176,19 +166,20 @@ class Table:
 
     @classmethod
     def queue(cls, name: str, max_size: int, extensions: Any = (), signature: Any = None) -> Self:
-        """A table that gives each item once, in order; inserts wait while it is full."""
+        """Make a table that gives each item once, in order; inserts wait while it is full."""
         fifo, limiter = selectors.Fifo(), rate_limiters.Queue(max_size)
         return cls(name, fifo, fifo, max_size, limiter, 1, extensions, signature)
 
     @classmethod
     def stack(cls, name: str, max_size: int, extensions: Any = (), signature: Any = None) -> Self:
-        """A table that gives each item once, the newest first; inserts wait while it is full."""
+        """Make a table that gives each item once, newest first; inserts wait while it is full."""
         lifo, limiter = selectors.Lifo(), rate_limiters.Stack(max_size)
         return cls(name, lifo, lifo, max_size, limiter, 1, extensions, signature)
 
     def config(self) -> BufferConfig:
-        """Limits of the buffer that is this table."""
+        """Return the limits of the buffer that is this table."""
         is_queue = isinstance(self.rate_limiter, rate_limiters.Queue)
+        drawn_by = self.sampler if self.sampler.is_prioritised else self.remover
         return BufferConfig(
             fragments_per_chunk=1,
             capacity_chunks=self.max_size,
@@ -198,14 +189,11 @@ class Table:
             sampler=self.sampler.name,
             remover=self.remover.name,
             with_replacement=self.max_times_sampled != 1,
-            priority_exponent=self._exponent(),
+            priority_exponent=drawn_by.priority_exponent,
             limiter=_limiter(self.rate_limiter),
             # Writers check, since a signature may leave lengths open, and be that of steps.
             schema=SchemaPolicy.ANY,
         )
-
-    def _exponent(self) -> float:
-        return (self.sampler if self.sampler.is_prioritised else self.remover).priority_exponent
 
     def replace(self, **changes: Any) -> Self:
         """Return another table, with some of its arguments changed; not that of any server."""
@@ -213,35 +201,32 @@ class Table:
 
     def belong_to(self, client: Client) -> None:
         """Ask this client's server for `info` from now on."""
-        self._descriptions[:] = [partial(client.get_buffer, self.name)]
+        self._clients[:] = [client]
 
     @property
     def info(self) -> TableInfo:
-        """The table as it is now, on the server that it was made on; empty before.
-
-        Raises:
-            ReverbError: The server does not answer, or was stopped.
-        """
-        if not self._descriptions:
-            empty = BufferDescription(self.name, self.config(), "", None, BufferState())
-            return info_of_table(empty, self.signature)
-        return info_of_table(self._descriptions[0](), self.signature)
+        """The table as it is now, on the server that it was made on; empty before."""
+        described = (
+            self._clients[0].get_buffer(self.name)
+            if self._clients
+            else BufferDescription(self.name, self.config(), "", None, BufferState())
+        )
+        return info_of_table(described, self.signature)
 
     def can_sample(self, num_samples: int) -> bool:
-        """Whether the rate limiter would let so many samples through now; takes none.
-
-        Raises:
-            ReverbError: As `info`.
-        """
+        """Tell whether the rate limiter would let so many samples through now; takes none."""
         return self.info.can_sample(num_samples)
 
     def can_insert(self, num_inserts: int) -> bool:
-        """Whether the rate limiter would let so many inserts through now; makes none.
-
-        Raises:
-            ReverbError: As `info`.
-        """
+        """Tell whether the rate limiter would let so many inserts through now; makes none."""
         return self.info.can_insert(num_inserts)
+
+
+def publish_signature(client: Client, table: str, state: ModelState, signature: Signature) -> None:
+    """Keep a signature with the session that is current in a table; nothing if it has one."""
+    if state.weights is None:
+        version = state.model_version or 0
+        client.publish(state.session_id, version, signature.packed(), buffer=table)
 
 
 def create_tables(client: Client, tables: Sequence[Table]) -> None:
@@ -264,12 +249,11 @@ def create_tables(client: Client, tables: Sequence[Table]) -> None:
         client.create_buffer(table.name, table.config())
         state = current_state(client, table.name)
         if table.signature is not None:
-            tell_signature(client, table.name, state, Signature.of(table.signature))
+            publish_signature(client, table.name, state, Signature.of(table.signature))
         table.belong_to(client)
 
 
 def _limiter(limiter: RateLimiter) -> MinimumChunks | SampleToInsertRatio:
-    """Reverb's limiter as the buffer's."""
     if isinstance(limiter, rate_limiters.Queue) or not limiter.is_ratio:
         return MinimumChunks(limiter.min_size_to_sample)
     low, high = (min(max(each, -_FAR), _FAR) for each in (limiter.min_diff, limiter.max_diff))

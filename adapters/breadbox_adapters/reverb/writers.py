@@ -1,34 +1,212 @@
 """Writers: steps in, items out."""
 
 import math
+import operator
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from breadbox.model.errors import DeadlineExceededError, ReplayBufferError
 from breadbox.writing.appender import Appender, AppenderOptions
-from breadbox_adapters.reverb.errors import DeadlineExceededError, ReverbError
-from breadbox_adapters.reverb.history import (
-    Cell,
-    ColumnHistory,
-    TrajectoryColumn,
-    cell_of,
-    kind_of,
-    shown,
-)
-from breadbox_adapters.reverb.items import check_priority, fragment_of
-from breadbox_adapters.reverb.sending import ItemSender
-from breadbox_adapters.reverb.structures import (
+from breadbox_adapters.reverb.items import (
     Path,
+    check_priority,
     flatten,
     flatten_with_path,
+    fragment_of,
     map_leaves,
     map_with_path,
     row_of,
     union,
 )
+from breadbox_adapters.reverb.sending import ItemSender
+
+
+class Cell:
+    """What one step has in one column, for as long as the column keeps it."""
+
+    __slots__ = ("array", "is_expired")
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+        self.is_expired = False
+
+
+class TrajectoryColumn:
+    """Some cells of one column: a leaf of a trajectory that `create_item` takes."""
+
+    def __init__(self, cells: Sequence[Cell | None], path: Path, *, is_squeezed: bool = False):
+        missing = [place for place, cell in enumerate(cells) if cell is None]
+        if missing:
+            raise ValueError(
+                f"a trajectory cannot contain None: of the {len(cells)} cells of {shown(path)} "
+                f"number {missing[0]} was not given in its step, or is no longer kept"
+            )
+        self._cells: tuple[Cell, ...] = tuple(cell for cell in cells if cell is not None)
+        self.path = path
+        """Its place in the data that were appended."""
+        self.is_squeezed = is_squeezed
+        """Whether it is one cell alone, without an axis of steps."""
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def __iter__(self) -> Iterator[Cell]:
+        return iter(self._cells)
+
+    def __getitem__(self, key: "int | slice | list[int]") -> "TrajectoryColumn":
+        return _column(list(self._cells), key, self.path)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that `numpy` gives."""
+        of_cell = self._cells[0].array.shape if self._cells else ()
+        return of_cell if self.is_squeezed else (len(self._cells), *of_cell)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The cells' dtype."""
+        return self._cells[0].array.dtype
+
+    def numpy(self) -> NDArray[Any]:
+        """Stack the cells into one array, [steps, ...]; a squeezed one has no axis of steps.
+
+        Raises:
+            RuntimeError: A cell is no longer kept.
+            ValueError: There are no cells, or their shapes or dtypes differ.
+        """
+        if any(cell.is_expired for cell in self._cells):
+            raise RuntimeError(
+                f"{shown(self.path)} refers to a step that has expired: "
+                "raise num_keep_alive_refs to keep more"
+            )
+        if not self._cells:
+            raise ValueError(f"{shown(self.path)} has no steps")
+        if self.is_squeezed:
+            return self._cells[0].array
+        kinds = {(cell.array.dtype.str, cell.array.shape) for cell in self._cells}
+        if len(kinds) > 1:
+            named = ", ".join(f"{dtype}{list(shape)}" for dtype, shape in sorted(kinds))
+            raise ValueError(f"cells of {shown(self.path)} differ in dtype or shape: {named}")
+        return np.stack([cell.array for cell in self._cells])
+
+
+class ColumnHistory:
+    """One column of a writer's history, indexed as a list of all steps of the episode.
+
+    `history[-1]` is the latest cell alone, `history[-3:]` and `history[[0, 2]]` are columns. Steps
+    that had no such field, and steps older than what is kept, are None and cannot be taken.
+    """
+
+    def __init__(self, path: Path, keep_count: int, padding: int = 0) -> None:
+        self.path = path
+        self._keep_count = keep_count
+        self._kept: deque[Cell | None] = deque([None] * min(padding, keep_count))
+        self._gone_count = padding - len(self._kept)
+
+    def keep(self, keep_count: int) -> None:
+        """Keep so many steps from now on."""
+        self._keep_count = keep_count
+        self._expire()
+
+    def add(self, cell: Cell | None) -> None:
+        """Add what a new step has; the oldest step that is too many expires."""
+        self._kept.append(cell)
+        self._expire()
+
+    def complete(self, cell: Cell) -> None:
+        """Put into the latest step, which is still open, what it lacked."""
+        self._kept[-1] = cell
+
+    @property
+    def is_latest_set(self) -> bool:
+        """Whether the latest step has it."""
+        return bool(self._kept) and self._kept[-1] is not None
+
+    def clear(self) -> None:
+        """Begin an episode; cells that items hold on to stay as they are."""
+        for cell in self._kept:
+            if cell is not None:
+                cell.is_expired = True
+        self._kept.clear()
+        self._gone_count = 0
+
+    def __len__(self) -> int:
+        return self._gone_count + len(self._kept)
+
+    def __iter__(self) -> Iterator[Cell | None]:
+        return iter(self._cells())
+
+    def __getitem__(self, key: "int | slice | list[int]") -> TrajectoryColumn:
+        return _column(self._cells(), key, self.path)
+
+    def _cells(self) -> list[Cell | None]:
+        return [*([None] * self._gone_count), *self._kept]
+
+    def _expire(self) -> None:
+        while len(self._kept) > self._keep_count:
+            cell = self._kept.popleft()
+            self._gone_count += 1
+            if cell is not None:
+                cell.is_expired = True
+
+
+def _column(
+    cells: list[Cell | None], key: "int | slice | list[int]", path: Path
+) -> TrajectoryColumn:
+    """Take some of a list of cells.
+
+    A slice that starts before the first step is refused, not cut: an item that is shorter than it
+    was meant to be would be found by a learner, much later.
+    """
+    if isinstance(key, slice):
+        if key.start is not None and key.start < -len(cells):
+            return TrajectoryColumn([None] * (-key.start - len(cells)) + cells[key], path)
+        return TrajectoryColumn(cells[key], path)
+    if isinstance(key, list):
+        return TrajectoryColumn([cells[operator.index(each)] for each in key], path)
+    try:
+        place = operator.index(key)
+    except TypeError:
+        raise TypeError(
+            f"a column is indexed by a number, a slice or a list of numbers, not {type(key)}"
+        ) from None
+    return TrajectoryColumn([cells[place]], path, is_squeezed=True)
+
+
+def cell_of(value: Any, path: Path, like: tuple[DTypeLike, tuple[int, ...]] | None) -> Cell:
+    """Copy what one step has in a column; refuse another dtype or shape than `like`."""
+    array = np.array(value)
+    if array.dtype.hasobject:
+        raise ValueError(f"{shown(path)} is no array: {type(value).__name__}")
+    if like is None:
+        return Cell(array)
+    dtype, shape = like
+    # Texts of a longer width are the same kind of data.
+    if (array.dtype if array.dtype.kind not in "US" else array.dtype.kind) != dtype:
+        raise ValueError(f"{shown(path)} has had dtype {dtype}, and now {array.dtype}")
+    if array.shape != shape:
+        raise ValueError(f"{shown(path)} has had shape {list(shape)}, and now {list(array.shape)}")
+    return Cell(array)
+
+
+def kind_of(cell: Cell) -> tuple[DTypeLike, tuple[int, ...]]:
+    """Return what the later cells of a column are held to."""
+    dtype = cell.array.dtype
+    return (dtype.kind if dtype.kind in "US" else dtype), cell.array.shape
+
+
+def shown(path: Path) -> str:
+    """Name a column, for people."""
+    return f"column {'/'.join(map(str, path))!r}" if path else "the column"
+
 
 _SENDING = AppenderOptions(
     flush_after_s=0.0, batch_count=16, batch_bytes=8 * 2**20, on_failure="wait"
@@ -66,14 +244,6 @@ class TrajectoryWriter:
         validates_items: bool = True,
         takes_steps: bool = False,
     ) -> None:
-        """Use `Client.trajectory_writer` instead.
-
-        Args:
-            sender: Of the client.
-            num_keep_alive_refs: Latest steps that items may be made of.
-            validates_items: Whether items are held to the signatures of their tables.
-            takes_steps: Whether a signature may also be that of a single step.
-        """
         if num_keep_alive_refs < 1:
             raise ValueError(
                 f"num_keep_alive_refs must be a positive integer, got {num_keep_alive_refs}"
@@ -96,11 +266,7 @@ class TrajectoryWriter:
 
     @property
     def history(self) -> Any:
-        """The columns of the episode so far, in the structure of the data.
-
-        Raises:
-            RuntimeError: Nothing was appended yet.
-        """
+        """The columns of the episode so far, in the structure of the data."""
         if not self._columns:
             raise RuntimeError("history cannot be accessed before append was called")
         return map_with_path(lambda path, _: self._columns[path], self._structure)
@@ -116,13 +282,10 @@ class TrajectoryWriter:
         """Keep another number of steps of one column.
 
         Args:
-            path: Of the column, such as ("observation", "image").
+            path: The column's, such as ("observation", "image").
             num_keep_alive_refs: Steps to keep.
             max_chunk_length: Checked, and has no effect: steps are not grouped before they are in
                 items.
-
-        Raises:
-            ValueError: A number is out of its range.
         """
         if num_keep_alive_refs < 1:
             raise ValueError(
@@ -172,13 +335,13 @@ class TrajectoryWriter:
 
         Args:
             table: Where to.
-            priority: Of the item; finite, at least 0.
+            priority: From 0 to 1e30.
             trajectory: Columns of `history` in any structure.
 
         Raises:
             TypeError: A leaf is no column of a history.
-            ValueError: There is none, one has expired, the priority is none, or the signature of
-                the table is another.
+            ValueError: There is none, one has expired, the priority is out of its range, or the
+                signature of the table differs.
             RuntimeError: The writer was closed.
             TableNotFoundError: There is no such table.
             ReverbError: What went wrong with an earlier item of the table, as in every later call.
@@ -223,7 +386,6 @@ class TrajectoryWriter:
             timeout_ms: Milliseconds to wait; None, or below 0: for as long as it takes.
 
         Raises:
-            ValueError: `block_until_num_items` is below 0.
             RuntimeError: The writer was closed.
             DeadlineExceededError: It took longer; items are sent all the same.
             ReverbError: What went wrong in the background.
@@ -231,22 +393,31 @@ class TrajectoryWriter:
         self._require_open()
         if block_until_num_items < 0:
             raise ValueError(f"block_until_num_items must be >= 0, got {block_until_num_items}")
-        self._wait(
-            lambda appender, wait_s: self._flush_one(appender, block_until_num_items, wait_s),
-            timeout_ms,
-        )
+        timeout_s = math.inf if timeout_ms is None or timeout_ms < 0 else timeout_ms / 1000
+        ends_at = time.monotonic() + timeout_s
+        appenders = list(self._appenders.values())
+        # Twice: what the later ones may leave is only known once the earlier ones have waited.
+        for appender in appenders * 2:
+            others = sum(each.counts.pending for each in appenders if each is not appender)
+            left_s = max(0.0, ends_at - time.monotonic())
+            try:
+                appender.flush(
+                    max_wait_s=None if left_s == math.inf else left_s,
+                    pending_max=max(0, block_until_num_items - others),
+                )
+            except ReplayBufferError:
+                raise
+            except TimeoutError as error:
+                raise DeadlineExceededError(
+                    f"not all items were confirmed within {timeout_ms} ms: {error}"
+                ) from error
 
     def end_episode(self, clear_buffers: bool = True, timeout_ms: int | None = None) -> None:
-        """Wait until all items are confirmed, and begin an episode.
+        """Wait as `flush` until all items are confirmed, and begin an episode.
 
         Args:
             clear_buffers: Forget the history; False: items may reach over the end of the episode.
             timeout_ms: As `flush`. The episode has ended also when it is over.
-
-        Raises:
-            RuntimeError: The writer was closed.
-            DeadlineExceededError: It took longer; items are sent all the same.
-            ReverbError: What went wrong in the background.
         """
         self._require_open()
         self._episode_steps = 0
@@ -260,9 +431,6 @@ class TrajectoryWriter:
         """Send what waits, and end the threads that send. Idempotent; blocks as `flush` does.
 
         Nothing can be appended afterwards, as it can once a `with` block was left.
-
-        Raises:
-            ReverbError: What went wrong in the background.
         """
         self.is_closed = True
         self._end_sending()
@@ -280,12 +448,14 @@ class TrajectoryWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Send what waits; not where the service failed, nor where somebody wants to end."""
-        if error is None or (isinstance(error, Exception) and not isinstance(error, ReverbError)):
+        """Send what waits; not where the service failed, nor on Ctrl-C."""
+        if error is None or (
+            isinstance(error, Exception) and not isinstance(error, ReplayBufferError)
+        ):
             self._end_sending()
             return
         for appender in self._appenders.values():
-            with suppress(ReverbError, TimeoutError):
+            with suppress(ReplayBufferError, TimeoutError):
                 appender.close(max_wait_s=0.0)
 
     def _require_open(self) -> None:
@@ -308,29 +478,6 @@ class TrajectoryWriter:
             elif self._is_step_open:
                 self._columns[path].complete(cell)
 
-    def _flush_one(self, appender: Appender, pending_max: int, wait_s: float | None) -> None:
-        others = sum(
-            each.counts.pending for each in self._appenders.values() if each is not appender
-        )
-        appender.flush(max_wait_s=wait_s, pending_max=max(0, pending_max - others))
-
-    def _wait(
-        self, wait_for: Callable[[Appender, float | None], None], timeout_ms: int | None
-    ) -> None:
-        timeout_s = math.inf if timeout_ms is None or timeout_ms < 0 else timeout_ms / 1000
-        ends_at = time.monotonic() + timeout_s
-        # Twice: what the later ones may leave is only known once the earlier ones have waited.
-        for appender in [*self._appenders.values()] * 2:
-            left_s = max(0.0, ends_at - time.monotonic())
-            try:
-                wait_for(appender, None if left_s == math.inf else left_s)
-            except ReverbError:
-                raise
-            except TimeoutError as error:
-                raise DeadlineExceededError(
-                    f"not all items were confirmed within {timeout_ms} ms: {error}"
-                ) from error
-
 
 class Writer:
     """Reverb's older writer: items are the latest steps, whole. Not thread-safe."""
@@ -338,7 +485,6 @@ class Writer:
     def __init__(
         self, sender: ItemSender, max_sequence_length: int, max_in_flight_items: int | None
     ) -> None:
-        """Use `Client.writer` instead."""
         if max_sequence_length < 1:
             raise ValueError(f"max_sequence_length must be >= 1, got {max_sequence_length}")
         if max_in_flight_items is not None and max_in_flight_items < 1:
@@ -347,19 +493,11 @@ class Writer:
         self._max_in_flight_items = max_in_flight_items
 
     def append(self, data: Any) -> None:
-        """Add a step.
-
-        Raises:
-            ValueError: A field has another dtype, shape or structure than before.
-        """
+        """Add a step; refuse a field of another dtype, shape or structure than before."""
         self._writer.append(data)
 
     def append_sequence(self, sequence: Any) -> None:
-        """Add the steps that are along the first axis of all leaves.
-
-        Raises:
-            ValueError: The leaves have different numbers of steps.
-        """
+        """Add the steps along the first axis of all leaves, which must be of one length."""
         lengths = {len(leaf) for leaf in flatten(sequence)}
         if len(lengths) != 1:
             raise ValueError(f"all leaves of a sequence must be of one length, got {lengths}")
@@ -371,7 +509,7 @@ class Writer:
 
         Raises:
             ValueError: `num_timesteps` is below 1, or more than there are or are kept, or the
-                table's signature is another.
+                table's signature differs.
             RuntimeError: The writer was closed, as by the end of its `with` block.
             ReverbError: What went wrong in the background.
         """
@@ -387,13 +525,9 @@ class Writer:
         self._writer.flush()
 
     def close(self, retry_on_unavailable: bool = True) -> None:
-        """Wait until all items are confirmed, and end.
+        """Wait until all items are confirmed, and end; `ValueError` if it was closed before.
 
-        Args:
-            retry_on_unavailable: Has no effect: an outage is waited out, for `reconnect_s`.
-
-        Raises:
-            ValueError: It was closed before.
+        `retry_on_unavailable` has no effect: an outage is waited out, for `reconnect_s`.
         """
         if self._writer.is_closed:
             raise ValueError("close() was called on this writer before")
