@@ -46,7 +46,7 @@ try:
     from gymnasium import spaces
 
     from breadbox_adapters.run_replay import LAG_STEPS
-    from breadbox_adapters.spaced_replay import Infos, SpacedReplay, action_size, batch_shape
+    from breadbox_adapters.spaced_replay import Infos, SpacedReplay
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"{__name__} needs the module {error.name!r}, which is not installed: "
@@ -84,47 +84,7 @@ class ReplayBuffer(SpacedReplay):
     `close()` it, or let it be forgotten, or let the process end.
     """
 
-    def __init__(
-        self,
-        buffer_size: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        device: torch.device | str = "auto",
-        n_envs: int = 1,
-        optimize_memory_usage: bool = False,
-        handle_timeout_termination: bool = True,
-        **where: Any,
-    ) -> None:
-        """Enter a run.
-
-        Args:
-            buffer_size: Steps that are kept here, of all environments together.
-            observation_space: Of a single environment.
-            action_space: Of a single environment.
-            device: Where samples go; "auto": CUDA where there is any.
-            n_envs: Environments of which each `add` brings a step.
-            optimize_memory_usage: No effect: an observation is kept once anyway.
-            handle_timeout_termination: Whether `TimeLimit.truncated` in infos makes a `done` no
-                terminal state. False where scripts hand over terminations alone, as they do today.
-            where: As of `breadbox_adapters.sb3.BreadboxReplayBuffer`: server, run, buffer,
-                frame_stack, arrival_wait_s, process.
-
-        Raises:
-            NotImplementedError: There are no flat batches of such spaces.
-            ReplayBufferError: As `breadbox_adapters.run_replay.RunReplay`.
-        """
-        self.observation_space = observation_space
-        self.action_space = action_space
-        self.obs_shape = batch_shape(observation_space)
-        self.action_dim = action_size(action_space)
-        self.device = _device(device)
-        self._open(
-            "cleanrl",
-            buffer_size,
-            n_envs,
-            handle_timeout_termination=handle_timeout_termination,
-            **where,
-        )
+    _prefix = "cleanrl"
 
     def extend(self, *steps: Sequence[Any]) -> None:
         """Add several steps: each argument of `add`, with an axis of steps before the others."""
@@ -134,15 +94,8 @@ class ReplayBuffer(SpacedReplay):
     def sample(self, batch_size: int) -> ReplayBufferSamples:
         """Draw steps uniformly, with replacement.
 
-        Where nothing is here yet, or too many own steps are on their way, it waits for
-        them for at most about `arrival_wait_s`.
-
-        Args:
-            batch_size: B, at least 1.
-
-        Raises:
-            WaitElapsedError: Nothing came within `arrival_wait_s`.
-            ReplayBufferError: What ended the sending, or the mirroring.
+        Where nothing is here yet, or too many own steps are on their way, it waits for them for at
+        most about `arrival_wait_s`, and then raises `WaitElapsedError`.
         """
         self.replay.make_ready()
         return ReplayBufferSamples(**self._values(self.replay.mirror.sample(batch_size)))
@@ -156,9 +109,9 @@ class PrioritizedBatch(NamedTuple):
     actions: torch.Tensor
     """int64[B, 1]."""
     rewards: torch.Tensor
-    """float32[B, 1]; discounted sum of the window."""
+    """float32[B, 1]; the window's discounted sum."""
     next_observations: torch.Tensor
-    """[B, ...]; what the window's last step led to."""
+    """[B, ...]; after the window's last step."""
     dones: torch.Tensor
     """bool[B, 1]; the window's last step ended the episode in a terminal state."""
     indices: NDArray[np.int64]
@@ -175,6 +128,8 @@ class PrioritizedReplayBuffer(SpacedReplay):
 
     `alpha` and `beta` may be set at any time. `close()` it, or let the process end.
     """
+
+    _prefix = "cleanrl"
 
     def __init__(
         self,
@@ -194,7 +149,7 @@ class PrioritizedReplayBuffer(SpacedReplay):
 
         Args:
             capacity: Steps that are kept here.
-            obs_shape: Of a single environment's observation.
+            obs_shape: A single environment's observation's.
             device: Where samples go.
             n_step: Steps of a window, from 1 to 1024.
             gamma: Discount per step.
@@ -203,39 +158,28 @@ class PrioritizedReplayBuffer(SpacedReplay):
             eps: Added to each priority that is set.
             obs_dtype: Of observations.
             where: As of `ReplayBuffer`.
-
-        Raises:
-            ReplayBufferError: As `breadbox_adapters.run_replay.RunReplay`.
         """
         self.capacity = capacity
-        self.n_step = n_step
-        self.gamma = gamma
-        self.alpha = alpha
-        self.beta = beta
-        self.eps = eps
+        self.n_step, self.gamma = n_step, gamma
+        self.alpha, self.beta, self.eps = alpha, beta, eps
         low, high = (0, 255) if np.dtype(obs_dtype) == np.uint8 else (-np.inf, np.inf)
-        self.observation_space = spaces.Box(low, high, tuple(obs_shape), obs_dtype)
-        # Of an action only its number is stored.
-        self.action_space = spaces.Discrete(2**31 - 1)
-        self.obs_shape, self.action_dim = tuple(obs_shape), 1
-        self.device = _device(device)
-        self._open("cleanrl", capacity, 1, handle_timeout_termination=False, **where)
+        super().__init__(
+            capacity,
+            spaces.Box(low, high, tuple(obs_shape), obs_dtype),
+            # Of an action only its number is stored.
+            spaces.Discrete(2**31 - 1),
+            device,
+            handle_timeout_termination=False,
+            **where,
+        )
 
     def add(  # type: ignore[override]  # As the scripts call it.
         self, obs: Tree, action: ArrayLike, reward: ArrayLike, next_obs: Tree, done: ArrayLike
     ) -> None:
         """Add a step; arrays may have a leading axis of one environment.
 
-        Args:
-            obs: What the policy saw.
-            action: Its number.
-            reward: Undiscounted.
-            next_obs: What followed, the final observation where an episode ended.
-            done: Whether it ended in a terminal state. A time limit is noticed by the next
-                observation, which then does not follow.
-
-        Raises:
-            ReplayBufferError: As `breadbox.StepWriter.add`.
+        `action` is a number, `reward` undiscounted, and `done` true for a terminal state; a time
+        limit is noticed by the next observation, which then does not follow.
         """
         infos: Infos = ({},)
         action_, reward_, done_ = (np.asarray(each).reshape(1) for each in (action, reward, done))
@@ -244,12 +188,7 @@ class PrioritizedReplayBuffer(SpacedReplay):
     def sample(self, batch_size: int) -> PrioritizedBatch:
         """Draw windows in proportion to the priorities of their first steps, with replacement.
 
-        Args:
-            batch_size: B, at least 1.
-
-        Raises:
-            WaitElapsedError: Nothing came within `arrival_wait_s`.
-            ReplayBufferError: What ended the sending, or the mirroring.
+        It waits as `ReplayBuffer.sample`.
         """
         self.replay.make_ready()
         batch = self.replay.mirror.sample(
@@ -268,18 +207,9 @@ class PrioritizedReplayBuffer(SpacedReplay):
         )
 
     def update_priorities(self, indices: ArrayLike, priorities: ArrayLike) -> None:
-        """Give steps new priorities.
+        """Give steps new priorities, such as losses; their sizes and `eps` count.
 
-        Args:
-            indices: Of batches that were drawn; of steps that are no longer kept they are ignored,
-                and counted in `replay.mirror.late_update_count`.
-            priorities: As many, such as losses; their sizes and `eps` count.
+        Indices of steps that are no longer kept are counted in `replay.mirror.late_update_count`.
         """
         sizes = np.abs(np.asarray(priorities, np.float64)).reshape(-1) + self.eps
         self.replay.mirror.update_priorities(indices, sizes)
-
-
-def _device(device: torch.device | str) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)

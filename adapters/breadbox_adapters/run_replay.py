@@ -1,6 +1,6 @@
-"""What adapters of in-process replay buffers share: a run's buffer, filled here and elsewhere.
+"""A run's buffer, filled here and elsewhere, for adapters of in-process replay buffers.
 
-Own steps make the same way as everybody's: a `StepWriter` appends them, and the mirror brings them
+Own steps take the same way as all others: a `StepWriter` appends them, and the mirror brings them
 back. So what is learned from is what the service has admitted, and is there again after a restart.
 A sample waits, for a bounded time, only where too many own steps are still on that way.
 """
@@ -35,12 +35,12 @@ _log = logging.getLogger(__name__)
 
 STEPS_PER_FRAGMENT = 32
 FLUSH_S = 0.5
-"""Others see a step this late at most; whoever wrote it waits for it where it has to."""
+"""Seconds until others see a step at the latest; its writer waits for it where it has to."""
 LAG_STEPS = 64
 """Own steps of an environment that may be on their way while a sample is drawn."""
 ARRIVAL_WAIT_S = 60.0
 FOUND_WAIT_S = 1.0
-"""What a run has is counted for so long before it is said; the first draw waits for the rest."""
+"""Seconds for which a run's steps are counted before they are logged."""
 CLOSE_WAIT_S = 10.0
 CHUNKS_MAX = 2**31 - 1
 
@@ -69,27 +69,24 @@ class RunReplay:
     ) -> None:
         """Find or make the buffer, enter the session, and begin to mirror it.
 
-        Says in a line of the log where the steps go, and how many were there; for a run that has
-        a name it counts them for at most a second.
+        Logs where the steps go, and for a named run how many were there, counted for at most a
+        second. `SpacedReplay` explains what is not explained here.
 
         Args:
-            server: HOST:PORT; None: `BREADBOX_SERVER`, else localhost:50051. Token and certificates
-                are taken from the environment (see `breadbox.environment`), so that none of them is
-                written into a model's file.
-            run: Name of the training: of its session, and of its buffer unless that is given. The
-                same name finds the same data again. None: a new one.
-            buffer: Name of the buffer. Without `run` the session is joined that is current in it.
-                Neither: a buffer for this run alone, which is deleted when it is closed.
+            server: Likewise; token and certificates are the environment's (see
+                `breadbox.environment`), so that none of them is written into a model's file.
+            run: Name of the training: of its session, and of its buffer unless that is given.
+            buffer: Likewise.
             capacity_steps: Steps that are kept here, and about as many in a buffer that is made.
             env_count: Environments of which each `add` brings a step.
             prefix: Begins the names that are made up.
             seed: Of the draws.
-            frame_stack: See `breadbox.mirror.StepMemory`.
-            arrival_wait_s: Seconds for which sampling waits for steps.
-            process: Whether another process takes in what comes; see `ReplayMirror`.
+            frame_stack: Likewise.
+            arrival_wait_s: Likewise.
+            process: Likewise.
             must_exist: Whether the buffer has to be there, with a session of the run, as where a
                 checkpoint is loaded.
-            arrays: Of each path of an observation and an action, type and shape in a single step;
+            arrays: Type and shape, in a single step, at each path of an observation and an action;
                 None: any.
 
         Raises:
@@ -284,11 +281,8 @@ class RunReplay:
     def catch_up(self) -> None:
         """Wait until all that the buffer holds now is here, own steps above all.
 
-        Blocks for at most about twice `arrival_wait_s`.
-
-        Raises:
-            WaitElapsedError: It took longer.
-            ReplayBufferError: What ended the sending, or the mirroring.
+        Blocks for at most about twice `arrival_wait_s`, and then raises `WaitElapsedError`; what
+        ended the sending, or the mirroring, is raised too.
         """
         if self._writer is not None:
             try:
@@ -301,12 +295,7 @@ class RunReplay:
         self._seen = self._added
 
     def make_ready(self) -> None:
-        """Before a draw: wait where nothing is here yet, or too many own steps are on their way.
-
-        Raises:
-            WaitElapsedError: Nothing came within `arrival_wait_s`.
-            ReplayBufferError: As `catch_up`.
-        """
+        """Before a draw: wait where nothing is here yet, or too many own steps are on their way."""
         lag_max = LAG_STEPS * self._env_count
         is_empty = not len(self.mirror)
         if is_empty or self._seen == 0 or self._added - self._seen > lag_max:
@@ -322,7 +311,7 @@ class RunReplay:
     # Life --------------------------------------------------------------------------------------
 
     def keep(self) -> dict[str, Any]:
-        """Where the data is, for a checkpoint, which from now on nobody deletes by itself."""
+        """Return where the data is, for a checkpoint; from now on `close` does not delete it."""
         self.is_own = self._state["deletes"] = False
         if self._writer is not None:
             self._writer.flush(max_wait_s=self.arrival_wait_s)
@@ -340,7 +329,7 @@ def _end(
     buffer: str,
     state: Mapping[str, Any],
 ) -> None:
-    """End a run, when asked, when it is forgotten, or with the process; raises nothing."""
+    """End a run, when asked, when it is forgotten, or with the process; raise nothing."""
     try:
         mirror.close()
         writer: StepWriter | None = state["writer"]

@@ -43,7 +43,7 @@ from breadbox.shared.extras import how_to_install
 try:
     import torch
     from gymnasium import spaces
-    from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
+    from stable_baselines3.common.buffers import ReplayBuffer
     from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
     from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
     from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
@@ -71,90 +71,30 @@ class BreadboxReplayBuffer(SpacedReplay, ReplayBuffer):
     `close()` it, or let it be forgotten, or let the process end.
     """
 
-    def __init__(
-        self,
-        buffer_size: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        device: torch.device | str = "auto",
-        n_envs: int = 1,
-        optimize_memory_usage: bool = False,
-        handle_timeout_termination: bool = True,
-        **where: Any,
-    ) -> None:
-        """Enter a run; the first arguments are those that algorithms give.
-
-        Args:
-            buffer_size: Steps that are kept here, of all environments together.
-            observation_space: As of the environment.
-            action_space: As of the environment.
-            device: Where samples go.
-            n_envs: Environments of which each `add` brings a step.
-            optimize_memory_usage: No effect: an observation is kept once anyway.
-            handle_timeout_termination: Whether a time limit is no terminal state.
-            where: `server`: HOST:PORT; without it `BREADBOX_SERVER`, else localhost:50051. A token
-                is taken from `BREADBOX_TOKEN`, certificates from `BREADBOX_TLS_CA` and the like.
-                `run`: name of the training, for which its data is found again. `buffer`: name of
-                the buffer in the service, if not the run's; without `run` the session is joined
-                that is current in it, as by a learner of remote actors. Without either the buffer
-                is a new one, which goes when it is closed, unless a checkpoint was made.
-                `frame_stack`: `{"obs": AXIS}`, or `{"obs.KEY": AXIS}` of dicts, where observations
-                are stacks of frames, the newest last: each frame is then kept once.
-                `arrival_wait_s`: seconds for which sampling waits for steps.
-                `process`: whether another process takes in what comes, so that it takes no time
-                from training; for Linux.
-
-        Raises:
-            ReplayBufferError: As `breadbox_adapters.run_replay.RunReplay`.
-        """
-        BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
-        self.optimize_memory_usage = optimize_memory_usage
-        self._open(
-            "sb3",
-            buffer_size,
-            n_envs,
-            handle_timeout_termination=handle_timeout_termination,
-            **where,
-        )
+    _prefix = "sb3"
 
     @property
     def full(self) -> bool:
         """Whether as many steps are kept as may be; waits as `size`."""
         return self.size() == self.buffer_size
 
-    @full.setter
-    def full(self, _: bool) -> None:
-        """Ignored: the base class sets it."""
-
     @property
     def pos(self) -> int:
-        """Where the next step would go in a ring of `buffer_size`; waits as `size`."""
+        """The place of the next step in a ring of `buffer_size`; waits as `size`."""
         self.replay.catch_up()
         return self.replay.mirror.inserted_step_count // self.n_envs % self.buffer_size
 
-    @pos.setter
-    def pos(self, _: int) -> None:
-        """Ignored: the base class sets it."""
-
     def sample(self, batch_size: int, env: Any = None) -> Any:
-        """Draw steps uniformly, with replacement.
+        """Draw steps uniformly, with replacement; `env` is a `VecNormalize`, or None.
 
-        Where nothing is here yet, or too many own steps are on their way, it waits for
-        them for at most about `arrival_wait_s`.
-
-        Args:
-            batch_size: B, at least 1.
-            env: The `VecNormalize` that observations and rewards are normalised by, if any.
-
-        Raises:
-            WaitElapsedError: Nothing came within `arrival_wait_s`.
-            ReplayBufferError: What ended the sending, or the mirroring.
+        Where nothing is here yet, or too many own steps are on their way, it waits for them for at
+        most about `arrival_wait_s`, and then raises `WaitElapsedError`.
         """
         self.replay.make_ready()
         return self._samples(self.replay.mirror.sample(batch_size), env)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: Any = None) -> Any:
-        """Steps by position, 0 being the oldest that is kept; waits as `sample`."""
+        """Read steps by position, 0 being the oldest that is kept; waits as `sample`."""
         self.replay.make_ready()
         return self._samples(self.replay.mirror.at(batch_inds), env)
 
@@ -178,13 +118,13 @@ class BreadboxNStepReplayBuffer(BreadboxReplayBuffer):
     """`NStepReplayBuffer`: rewards of up to `n_steps` steps, and the discount behind them."""
 
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float, **kwargs: Any) -> None:
-        """Enter a run.
+        """Enter a run, as `BreadboxReplayBuffer`.
 
         Args:
             args: As of `BreadboxReplayBuffer`.
             n_steps: Steps of a return, from 1 to 1024. The algorithm's own `n_steps` is ignored.
-            gamma: Discount per step, the algorithm's. It has no default, because algorithms do not
-                tell it: what is said here is what is learned with, whatever theirs is.
+            gamma: Discount per step. It has no default, because algorithms do not hand theirs over:
+                this one is learned with, whatever theirs is.
             kwargs: As of `BreadboxReplayBuffer`.
         """
         self.n_steps = n_steps
@@ -194,7 +134,7 @@ class BreadboxNStepReplayBuffer(BreadboxReplayBuffer):
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draw steps with the returns that begin at them; see `BreadboxReplayBuffer.sample`.
 
-        Where a window is shorter, as at the end of an episode, `discounts` say so.
+        Where a window is shorter, as at the end of an episode, `discounts` are those of its steps.
         """
         self.replay.make_ready()
         return self._windows(self.replay.mirror.sample(batch_size, **self._how(env)), env)
@@ -231,24 +171,21 @@ class BreadboxHerReplayBuffer(BreadboxReplayBuffer, HerReplayBuffer):
         copy_info_dict: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Enter a run.
+        """Enter a run, as `BreadboxReplayBuffer` but for what follows.
 
         Args:
-            buffer_size: As of `BreadboxReplayBuffer`, as all that is not said here.
+            buffer_size: As there, as all that is not explained here.
             observation_space: With `achieved_goal` and `desired_goal`.
-            action_space: As of the environment.
+            action_space: As there.
             env: The training environment, whose `compute_reward` is called.
-            device: Where samples go.
-            n_envs: Environments of which each `add` brings a step.
+            device: As there.
+            n_envs: As there.
             optimize_memory_usage: No effect.
-            handle_timeout_termination: Whether a time limit is no terminal state.
+            handle_timeout_termination: As there.
             n_sampled_goal: Of so many and one steps, all but one get another goal.
             goal_selection_strategy: "future", "final" or "episode".
             copy_info_dict: Must be False.
-            kwargs: As of `BreadboxReplayBuffer`.
-
-        Raises:
-            ValueError: `copy_info_dict` is set, or there is no such strategy.
+            kwargs: As there.
         """
         if copy_info_dict:
             raise ValueError(
@@ -284,11 +221,7 @@ class BreadboxHerReplayBuffer(BreadboxReplayBuffer, HerReplayBuffer):
         BreadboxReplayBuffer.add(self, *args, **kwargs)
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
-        """Draw steps of whole episodes; see `BreadboxReplayBuffer.sample`.
-
-        Raises:
-            RuntimeError: No episode has ended yet.
-        """
+        """Draw steps of whole episodes; `RuntimeError` if none has ended yet."""
         self.replay.make_ready()
         try:
             batch = self._draw(batch_size)

@@ -1,4 +1,4 @@
-"""What replay buffers of Gymnasium's spaces share, whichever library's interface they have."""
+"""A replay buffer of Gymnasium's spaces, whichever library's interface it has."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from breadbox.mirror import StepBatch
 from breadbox.model.fragment import Tree
 from breadbox.model.trees import child_path
 from breadbox.model.types import ArrayType, ModelState
-from breadbox_adapters.run_replay import ARRIVAL_WAIT_S, RunReplay
+from breadbox_adapters.run_replay import RunReplay
 
 Infos = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """One for each environment, or one for all with an array for each key."""
@@ -21,65 +21,67 @@ Infos = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 class SpacedReplay:
     """Steps of environments with these spaces: in as they come, out as flat batches of tensors."""
 
-    observation_space: spaces.Space[Any]
-    action_space: spaces.Space[Any]
-    obs_shape: Any
-    """Of an observation in a batch; of dicts by key."""
-    action_dim: int
-    device: Any
-    n_envs: int
-    buffer_size: int
-    """Steps that are kept, of each environment."""
-    handle_timeout_termination: bool
-    """Whether `TimeLimit.truncated` in infos makes a `done` no terminal state."""
-    replay: RunReplay
+    _prefix = "run"
+    """Begins the names that are made up."""
 
-    def _open(
+    def __init__(
         self,
-        prefix: str,
-        step_count_max: int,
-        env_count: int,
-        *,
-        handle_timeout_termination: bool,
-        server: str | None = None,
-        run: str | None = None,
-        buffer: str | None = None,
-        frame_stack: Mapping[str, int] | None = None,
-        arrival_wait_s: float = ARRIVAL_WAIT_S,
-        process: bool = False,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        **where: Any,
     ) -> None:
-        """Enter a run; see `RunReplay`.
+        """Enter a run; the first arguments are those that libraries and scripts give.
 
         Args:
-            prefix: Begins the names that are made up.
-            step_count_max: Steps that are kept here, of all environments together.
-            env_count: Environments of which each `add` brings a step.
-            handle_timeout_termination: See the attribute.
-            server: As all that follows, of `RunReplay`.
-            run: Likewise.
-            buffer: Likewise.
-            frame_stack: Likewise.
-            arrival_wait_s: Likewise.
-            process: Likewise.
+            buffer_size: Steps that are kept here, of all environments together.
+            observation_space: A single environment's.
+            action_space: A single environment's.
+            device: Where samples go; "auto": CUDA where there is any.
+            n_envs: Environments of which each `add` brings a step.
+            optimize_memory_usage: No effect: an observation is kept once anyway.
+            handle_timeout_termination: Whether `TimeLimit.truncated` in infos makes a `done` no
+                terminal state. False for scripts that hand over terminations alone.
+            where: `server`: HOST:PORT; without it `BREADBOX_SERVER`, else localhost:50051. A token
+                is taken from `BREADBOX_TOKEN`, certificates from `BREADBOX_TLS_CA` and the like.
+                `run`: name of the training, for which its data is found again. `buffer`: name of
+                the buffer in the service, if not the run's; without `run` the session is joined
+                that is current in it, as by a learner of remote actors. Without either the buffer
+                is a new one, which goes when it is closed, unless a checkpoint was made.
+                `frame_stack`: `{"obs": AXIS}`, or `{"obs.KEY": AXIS}` of dicts, where observations
+                are stacks of frames, the newest last: each frame is then kept once.
+                `arrival_wait_s`: seconds for which sampling waits for steps.
+                `process`: whether another process takes in what comes, so that it takes no time
+                from training; for Linux.
 
         Raises:
-            ReplayBufferError: As `RunReplay`.
+            NotImplementedError: There are no flat batches of such spaces.
+            ReplayBufferError: As `breadbox_adapters.run_replay.RunReplay`.
         """
-        self.n_envs = env_count
-        self.buffer_size = max(step_count_max // env_count, 1)
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.obs_shape: Any = batch_shape(observation_space)
+        """Of an observation in a batch; of dicts by key."""
+        self.action_dim = action_size(action_space)
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(device)
+        self.n_envs = n_envs
+        self.buffer_size = max(buffer_size // n_envs, 1)
+        """Steps that are kept, of each environment."""
+        self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        self._settings: dict[str, Any] = {
-            "frame_stack": None if frame_stack is None else dict(frame_stack),
-            "arrival_wait_s": arrival_wait_s,
-            "process": process,
-            "prefix": prefix,
-        }
-        self.replay = self._enter(server=server, run=run, buffer=buffer)
+        self._where = where
+        self.replay = self._enter()
 
     def _enter(self, **where: Any) -> RunReplay:
         return RunReplay(
-            **where,
-            **self._settings,
+            **{**self._where, **where},
+            prefix=self._prefix,
             capacity_steps=self.buffer_size * self.n_envs,
             env_count=self.n_envs,
             arrays={
@@ -92,11 +94,11 @@ class SpacedReplay:
 
     @property
     def run(self) -> str:
-        """Name of the run, under which its data is found again."""
+        """The run's name, under which its data is found again."""
         return self.replay.run
 
     def size(self) -> int:
-        """Steps per environment that can be sampled; waits for own steps that are on their way."""
+        """Return the steps per environment that can be sampled; waits for own steps under way."""
         self.replay.catch_up()
         return min(len(self.replay.mirror) // self.n_envs, self.buffer_size)
 
@@ -129,8 +131,8 @@ class SpacedReplay:
             action: [n_envs, ...], as the policy learns it.
             reward: [n_envs], not normalised.
             done: [n_envs].
-            infos: Where `handle_timeout_termination` is set, `TimeLimit.truncated` in them tells a
-                time limit from an end.
+            infos: Where `handle_timeout_termination` is set, `TimeLimit.truncated` in them marks a
+                time limit rather than an end.
 
         Raises:
             ReplayBufferError: As `breadbox.StepWriter.add`.
@@ -156,7 +158,7 @@ class SpacedReplay:
         return np.array([bool(info.get(name, False)) for info in infos])
 
     def _stored(self, tree: Tree, space: spaces.Space[Any]) -> Tree:
-        """As a rollout worker of the environment would send it."""
+        """Lay data out as a rollout worker of the environment would send it."""
         if isinstance(space, spaces.Dict):
             return {key: self._stored(tree[key], part) for key, part in space.items()}
         array = np.asarray(tree).astype(self._dtype(space), copy=False)
@@ -168,7 +170,7 @@ class SpacedReplay:
         return np.dtype(np.float32) if is_wide else dtype
 
     def _arrays(self, space: spaces.Space[Any], path: str) -> dict[str, ArrayType]:
-        """What is stored of a space in a single step, by path."""
+        """Return the type of each array of a space in a single step, by path."""
         if isinstance(space, spaces.Dict):
             parts = [self._arrays(part, child_path(path, key)) for key, part in space.items()]
             return {name: array for part in parts for name, array in part.items()}
@@ -177,7 +179,7 @@ class SpacedReplay:
     # Steps out ---------------------------------------------------------------------------------
 
     def _kept(self) -> StepBatch:
-        """All steps that are kept, oldest first, in whole rows; waits as `size`."""
+        """Read all steps that are kept, oldest first, in whole rows; waits as `size`."""
         row_count = self.size()
         return self.replay.mirror.at(np.arange(row_count * self.n_envs))
 
@@ -193,18 +195,15 @@ class SpacedReplay:
     def observations(self) -> Any:
         """[`size()`, n_envs, ...], not normalised; of dicts by key.
 
-        As all of its kind a copy, made anew each time, in which nothing can be changed for samples.
-        Rows are in order of arrival; which column a step is in does not say its environment.
-
-        Raises:
-            InvalidRequestError: There is no step yet.
-            WaitElapsedError: As `size`.
+        As all of its kind a copy, made anew each time: samples do not see what is written to it.
+        Rows are in order of arrival; a column is not always the same environment's. Waits as
+        `size`; before the first step it is an `InvalidRequestError`.
         """
         return self._observation_rows(self._kept().obs)
 
     @property
     def next_observations(self) -> Any:
-        """As `observations`, of what followed."""
+        """What followed; as `observations`."""
         return self._observation_rows(self._kept().next_obs)
 
     @property
@@ -229,12 +228,7 @@ class SpacedReplay:
         return self._in_rows(self._kept().truncated.astype(np.float32))
 
     def _values(self, batch: StepBatch, env: Any = None) -> dict[str, Any]:
-        """Tensors by name.
-
-        Args:
-            batch: What was drawn.
-            env: With `normalize_obs` and `normalize_reward`, or None.
-        """
+        """Make tensors by name; `env` normalises observations and rewards."""
         reward = batch.reward if env is None else env.normalize_reward(batch.reward)
         return {
             "observations": self._observations(batch.obs, env),
@@ -261,15 +255,12 @@ class SpacedReplay:
     # Policies ----------------------------------------------------------------------------------
 
     def publish_policy(self, policy: torch.nn.Module, version: int | None = None) -> int:
-        """Hand a policy's weights to remote actors, as a model version of the run.
+        """Hand a policy's weights to remote actors, as a model version of the run; return that.
 
         Args:
             policy: Such as `model.policy`.
             version: Higher than the run's last one; None: the next one, also where a learner that
                 was killed published the last one.
-
-        Returns:
-            The version.
 
         Raises:
             VersionRegressedError: It is lower than the last one.
@@ -284,16 +275,10 @@ class SpacedReplay:
         return version
 
     def load_policy(self, policy: torch.nn.Module, max_wait_s: float = 0.0) -> int | None:
-        """Give a policy the newest weights that were published, unless it was given these.
+        """Give a policy the newest published weights; return their version, or None if it has them.
 
-        Steps that are added from then on are labelled with their version.
-
-        Args:
-            policy: Of the same architecture.
-            max_wait_s: Seconds to wait for some.
-
-        Returns:
-            Their version; None when there are none, or none that are newer.
+        Steps that are added from then on are labelled with that version. Waits at most
+        `max_wait_s`.
 
         Raises:
             ReplayBufferError: As `Client.load_model`.
@@ -322,11 +307,7 @@ class SpacedReplay:
 
 
 def batch_shape(space: spaces.Space[Any]) -> Any:
-    """Shape of an observation in a batch: numbers have an axis of one; of dicts by key.
-
-    Raises:
-        NotImplementedError: Of such a space there are no flat batches.
-    """
+    """Return an observation's shape in a batch: numbers have an axis of one; of dicts by key."""
     match space:
         case spaces.Dict():
             return {key: batch_shape(part) for key, part in space.items()}
@@ -338,11 +319,7 @@ def batch_shape(space: spaces.Space[Any]) -> Any:
 
 
 def action_size(space: spaces.Space[Any]) -> int:
-    """Numbers of an action in a batch.
-
-    Raises:
-        NotImplementedError: Of such a space there are no flat batches.
-    """
+    """Return the numbers of an action in a batch."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         raise NotImplementedError(f"there are no batches of actions of {space}")
     return int(np.prod(space.shape or ()))

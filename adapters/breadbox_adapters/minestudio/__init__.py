@@ -41,18 +41,6 @@ from breadbox_adapters.minestudio.datatypes import (
     FragmentMetadata,
     SampleFragment,
     StepRecord,
-)
-from breadbox_adapters.minestudio.gae import GAEWorker, get_last_fragment_indexes
-from breadbox_adapters.minestudio.interface import ReplayBufferInterface, limits_of
-from breadbox_adapters.minestudio.loading import (
-    FragmentLoader,
-    LoaderPool,
-    batchify_next_obs,
-    create_loader_pool,
-    data_iter,
-    prepare_batch,
-)
-from breadbox_adapters.minestudio.trees import (
     auto_cat,
     auto_getitem,
     auto_pad,
@@ -61,6 +49,17 @@ from breadbox_adapters.minestudio.trees import (
     auto_to_numpy,
     auto_to_torch,
     recursive_detach,
+)
+from breadbox_adapters.minestudio.interface import ReplayBufferInterface, limits_of
+from breadbox_adapters.minestudio.training import (
+    FragmentLoader,
+    GAEWorker,
+    LoaderPool,
+    batchify_next_obs,
+    create_loader_pool,
+    data_iter,
+    get_last_fragment_indexes,
+    prepare_batch,
 )
 
 __all__ = [

@@ -1,21 +1,176 @@
-"""MineStudio's data types (online.utils.rollout.datatypes)."""
+"""MineStudio's data types (online.utils.rollout.datatypes) and functions on trees (online.utils).
+
+Each function decides by the kind of what it is given, in the order in which MineStudio does. torch
+and Ray are imported only where they are needed.
+"""
 
 import logging
+import operator
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox_adapters.minestudio.trees import auto_stack, auto_to_torch
+from breadbox.payload.dtypes import is_tensor
+
+
+def auto_stack(elems: Sequence[Any]) -> Any:
+    """Stack alike values by the kind of the first: arrays, tensors, numbers, trees.
+
+    Lists are stacked position by position, as many as the first has; dicts key by key, those of the
+    first. Texts, numpy's booleans, and anything else come back as they were given.
+    """
+    first = elems[0]
+    if isinstance(first, np.ndarray):
+        return np.stack(elems)
+    if is_tensor(first):
+        return _torch().stack(list(elems))
+    if isinstance(first, str):
+        return elems
+    if is_dict(first):
+        return {key: auto_stack([each[key] for each in elems]) for key in first}
+    if isinstance(first, list):
+        return [auto_stack([each[place] for each in elems]) for place in range(len(first))]
+    if isinstance(first, int | float | np.number):
+        return np.array(elems)
+    return elems
+
+
+def auto_to_numpy(data: Any) -> Any:
+    """Turn tensors in dicts and lists into arrays on the host; the rest stays as it is."""
+    if is_tensor(data):
+        return data.cpu().numpy()
+    if isinstance(data, dict):
+        return {key: auto_to_numpy(child) for key, child in data.items()}
+    if isinstance(data, list):
+        return [auto_to_numpy(child) for child in data]
+    return data
+
+
+def auto_to_torch(data: Any, device: Any) -> Any:
+    """Copy arrays and tensors in dicts, lists and tuples to tensors on a device; the rest stays."""
+    if isinstance(data, np.ndarray):
+        return _torch().tensor(data).to(device)
+    if is_tensor(data):
+        return data.to(device)
+    if isinstance(data, dict):
+        return {key: auto_to_torch(child, device) for key, child in data.items()}
+    if isinstance(data, list):
+        return [auto_to_torch(child, device) for child in data]
+    if isinstance(data, tuple):
+        return tuple(auto_to_torch(child, device) for child in data)
+    return data
+
+
+def auto_getitem(data: Any, index: Any) -> Any:
+    """Take item `index` of a tensor, or of each value of a dict; refuse what is neither."""
+    if isinstance(data, dict):
+        return {key: child[index] for key, child in data.items()}
+    if is_tensor(data):
+        return data[index]
+    raise NotImplementedError(f"neither a dict nor a tensor: {type(data).__name__}")
+
+
+def auto_slice(data: Any, start: int, end: int, dim: int, type_list: int = 0) -> Any:
+    """Take [start, end) along an axis of tensors in dicts and lists; None of None.
+
+    A list is an axis itself: the first one, or with `type_list` 1 the one that is meant.
+    """
+    if data is None:
+        return None
+    if is_tensor(data):
+        return data.narrow(dim, start, end - start)
+    if is_dict(data):
+        return {key: auto_slice(data[key], start, end, dim, type_list) for key in data}
+    if isinstance(data, list):
+        if dim == 0 or type_list == 1:
+            return data[start:end]
+        return [auto_slice(child, start, end, dim - 1, type_list) for child in data]
+    raise ValueError(f"cannot slice {type(data).__name__}")
+
+
+def auto_cat(elems: Sequence[Any], dim: int = 0) -> Any:
+    """Join arrays, tensors, lists, and dicts of them, along an axis; None if the first is None."""
+    first = elems[0]
+    if first is None:
+        return None
+    if isinstance(first, np.ndarray):
+        return np.concatenate(elems, axis=dim)
+    if is_tensor(first):
+        return _torch().cat(list(elems), dim=dim)
+    if isinstance(first, list):
+        if dim == 0:
+            return reduce(operator.add, elems, [])
+        return [auto_cat([each[place] for each in elems], dim - 1) for place in range(len(first))]
+    if isinstance(first, dict):
+        return {key: auto_cat([each[key] for each in elems], dim) for key in first}
+    raise ValueError(f"cannot join {type(first).__name__}")
+
+
+def auto_pad(arr: Any, padding_length: int) -> Any:
+    """Lengthen the first axis: arrays by zeros, lists by their first item, dicts value by value."""
+    if isinstance(arr, np.ndarray):
+        widths = [(0, padding_length), *[(0, 0)] * (arr.ndim - 1)]
+        return np.pad(arr, widths)
+    if isinstance(arr, list):
+        return arr + [arr[0] for _ in range(padding_length)]
+    if isinstance(arr, dict):
+        return {key: auto_pad(child, padding_length) for key, child in arr.items()}
+    raise NotImplementedError(f"cannot pad {type(arr).__name__}")
+
+
+def recursive_detach(data: Any) -> Any:
+    """Drop the gradient history of tensors in lists and tuples; the rest stays."""
+    if is_tensor(data):
+        return data.detach()
+    if isinstance(data, list):
+        return [recursive_detach(child) for child in data]
+    if isinstance(data, tuple):
+        return tuple(recursive_detach(child) for child in data)
+    return data
+
+
+def is_dict(data: Any) -> bool:
+    """Tell whether it is a dict, or one of OmegaConf's configurations."""
+    if isinstance(data, dict):
+        return True
+    kind = getattr(sys.modules.get("omegaconf"), "DictConfig", None)
+    return kind is not None and isinstance(data, kind)
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+class RayActorClass:
+    """Gives a class the two class methods by which Ray's users make actors of one."""
+
+    @classmethod
+    def remote(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a Ray actor of it, with Ray's default options; return its handle."""
+        return cls.options().remote(*args, **kwargs)
+
+    @classmethod
+    def options(cls, **options: Any) -> Any:
+        """Return the class as a Ray actor class with options, whose `remote` makes the actor."""
+        import ray
+
+        actor_class = ray.remote(cls)
+        return actor_class.options(**options) if options else actor_class
+
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class FragmentIndex:
-    """Which fragment of which worker.
+    """The worker and number of a fragment.
 
     Equal to, and hashed as, MineStudio's own index of the same fragment, so that either finds what
     is kept under the other.
@@ -40,10 +195,10 @@ class FragmentIndex:
 
 @dataclass(frozen=True)
 class FragmentMetadata:
-    """What the buffer is told of a fragment."""
+    """A fragment's worker, number, session and version."""
 
     model_version: int
-    """Of the fragment's oldest step."""
+    """The oldest step's."""
     session_id: str
     worker_uuid: str
     fid_in_worker: int
@@ -58,7 +213,7 @@ class SampleFragment:
     action: Any
     """A dict with leaves [T, ...], or a tensor."""
     next_done: NDArray[np.bool_]
-    """bool[T]; the episode ended with this step."""
+    """bool[T]; the episode ended with the step."""
     reward: NDArray[np.float32]
     """float32[T]."""
     first: NDArray[np.bool_]
@@ -74,7 +229,7 @@ class SampleFragment:
 
     @property
     def index(self) -> FragmentIndex:
-        """Which fragment it is."""
+        """The fragment's index."""
         return FragmentIndex(self.worker_uuid, self.fid_in_worker)
 
     def print(self) -> None:
@@ -87,11 +242,7 @@ class FragmentDataDict(dict[Any, Any]):
     """Anything by fragment index: values, advantages, log-probabilities."""
 
     def format_batch(self, fragments: Sequence[SampleFragment], device: Any) -> Any:
-        """Stack what is kept for these fragments, in their order, as tensors on a device.
-
-        Raises:
-            KeyError: Nothing is kept for one of them.
-        """
+        """Stack what is kept for these fragments, in their order, as tensors on a device."""
         return auto_to_torch(auto_stack([self[each.index] for each in fragments]), device)
 
 

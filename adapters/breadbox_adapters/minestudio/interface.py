@@ -28,11 +28,11 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FIRST_WORD_S = 60.0
-"""Seconds after which a fetch that waits says why for the first time."""
+"""Seconds after which a fetch that waits logs why for the first time."""
 RECONNECT_S = 30.0
 """Seconds for which the interface tries to reach a server when it is made."""
 CAPACITY_BYTES_UNBOUND = 2**62
-"""So many that only chunks, and the room in the store, bound the buffer."""
+"""A bound that leaves the buffer to chunks, and to the room in the store."""
 _OUTAGES = (
     errors.UnavailableError,
     errors.StoreUnavailableError,
@@ -47,8 +47,8 @@ class ReplayBufferInterface:
     With a configuration it creates the buffer, or sets the limits of the one that exists; without
     one it uses the buffer as it is. `close` it, or let the process end.
 
-    Once made, it waits for a server, a journal or a store that is away, and says so in the log
-    every half minute.
+    Once made, it waits for a server, a journal or a store that is away, and logs it every half
+    minute.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class ReplayBufferInterface:
 
         Args:
             config: MineStudio's replay-buffer configuration: max_chunks, max_staleness, max_reuse,
-                fragments_per_chunk, fragments_per_report; and `capacity_bytes`, without which
-                bytes are not limited. What is about its store is ignored.
+                fragments_per_chunk, fragments_per_report; and `capacity_bytes`, without which bytes
+                are not limited. What is about its store is ignored.
             server: HOST:PORT; None: `BREADBOX_SERVER`, else localhost:50051.
             buffer: Name of the buffer; None: `BREADBOX_BUFFER`, else "default".
             client: Use this one, and leave it open at the end.
-            reconnect_s: Seconds for which a call waits while the server is away, before it
-                raises; None: `BREADBOX_RECONNECT_S`, else for as long as it takes.
+            reconnect_s: Seconds for which a call waits while the server is away, before it raises;
+                None: `BREADBOX_RECONNECT_S`, else for as long as it takes.
             version_wait_s: Seconds for which `add_fragment` waits for the session and version of
                 its fragment, once for each.
             log: Gets the records `replay_buffer/*`; None: MineStudio's own logger, where loaded.
@@ -140,17 +140,15 @@ class ReplayBufferInterface:
     def add_fragment(self, fragment: SampleFragment, metadata: FragmentMetadata) -> None:
         """Store a fragment; blocks while a buffer that lets producers wait is full.
 
-        MineStudio tells its workers of a session and version before it tells the buffer, so this
-        waits until the buffer has heard of the fragment's, for up to `version_wait_s`; a fragment
-        of a version that never came is stored as one of the current version. A fragment that is
-        stale, of another session, or from before the first model version is dropped, and counted.
-
-        MineStudio's sender ends with what this raises, and nobody asks it why; so it is in the log
-        as well.
+        MineStudio's workers learn of a session and version before the buffer does, so this waits
+        until the buffer has heard of the fragment's, for up to `version_wait_s`; a fragment of a
+        version that never came is stored as one of the current version. A fragment that is stale,
+        of another session, or from before the first model version is dropped, and counted.
 
         Raises:
             UnsupportedArrayError: It holds something that is stored only by pickling.
-            ReplayBufferError: As `breadbox.Client.append_many`.
+            ReplayBufferError: As `breadbox.Client.append_many`. It is logged as well: MineStudio's
+                sender ends with it, and nobody asks it why.
         """
         try:
             self._store(fragment, metadata)
@@ -170,7 +168,7 @@ class ReplayBufferInterface:
             return
         while True:
             version = self._version_for(metadata)
-            made = to_fragment(fragment, replace_version(metadata, version))
+            made = to_fragment(fragment, replace(metadata, model_version=version))
             try:
                 result = self._patiently(partial(self.client.append, made, buffer=self.buffer))
             except errors.InvalidRequestError as error:
@@ -187,7 +185,7 @@ class ReplayBufferInterface:
             self.dropped_count += 1
 
     def _version_for(self, metadata: FragmentMetadata) -> int:
-        """The version to store a fragment under, once its own is current, or will not become so."""
+        """Return the version to store a fragment under, once its own is current or never can be."""
         session_id, version = metadata.session_id, metadata.model_version
         if self._has_reached(session_id, version):
             return version
@@ -214,7 +212,7 @@ class ReplayBufferInterface:
         return session_id == self._model.session_id and current is not None and version <= current
 
     def _is_hopeless(self, metadata: FragmentMetadata) -> bool:
-        """Whether a session is over, or a version was waited for in vain already."""
+        """Tell whether a session is over, or a version was waited for in vain already."""
         session_id = metadata.session_id
         if session_id in self._ended:
             return True
@@ -257,8 +255,7 @@ class ReplayBufferInterface:
     def fetch_fragments(self, num_fragments: int) -> list[tuple[FragmentIndex, str]]:
         """Take a batch, waiting for as long as it takes; then the batch before it is given up.
 
-        What a fetch waits for is in the log after a minute, and every few minutes after that: also
-        that nothing arrives any more, as where senders have ended.
+        What a fetch waits for is logged after a minute, and every few minutes after that.
 
         Raises:
             InvalidRequestError: Not a multiple of fragments_per_chunk, or more than the buffer can
@@ -302,7 +299,8 @@ class ReplayBufferInterface:
                 stopped for longer: its fragments may be gone.
         """
         asked = ""
-        while request_id := self._latest_request_id():
+        describe = partial(self.client.get_buffer, self.buffer)
+        while request_id := self._patiently(describe).state.latest_request_id:
             prepared = partial(self.client.get_prepared_fragments, request_id, buffer=self.buffer)
             try:
                 return named(self._patiently(prepared))
@@ -311,10 +309,6 @@ class ReplayBufferInterface:
                     raise
                 asked = request_id  # Given up meanwhile; another one may be the latest now.
         return []
-
-    def _latest_request_id(self) -> str:
-        described = self._patiently(lambda: self.client.get_buffer(self.buffer))
-        return described.state.latest_request_id
 
     def update_model_version(self, session_id: str, model_version: int) -> None:
         """Make a session and a model version current; what that makes stale goes.
@@ -358,7 +352,7 @@ class ReplayBufferInterface:
             (self._log or log_to_minestudio)(record)
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Make a call again, for as long as nobody answers, unless told otherwise."""
+        """Make a call again, for as long as nobody answers, unless set otherwise."""
         began_at = time.monotonic()
         told_at = began_at - RECONNECT_S
         while True:
@@ -390,13 +384,6 @@ class ReplayBufferInterface:
         raise TypeError("make a ReplayBufferInterface in each process instead of sending one")
 
 
-def replace_version(metadata: FragmentMetadata, version: int) -> FragmentMetadata:
-    """The metadata with another version; also of MineStudio's own type, which is frozen too."""
-    return (
-        metadata if metadata.model_version == version else replace(metadata, model_version=version)
-    )
-
-
 def _release(lease: breadbox.Lease | None) -> None:
     if lease is None:
         return
@@ -409,7 +396,7 @@ def _release(lease: breadbox.Lease | None) -> None:
 
 
 def limits_of(config: Mapping[str, Any]) -> types.BufferConfig:
-    """MineStudio's replay-buffer configuration as Breadbox's limits.
+    """Read MineStudio's replay-buffer configuration as Breadbox's limits.
 
     Chunks bound the buffer, as in MineStudio, and bytes only where `capacity_bytes` says so: with
     the server's default of 8 GiB its shipped configuration would hold a tenth of its chunks.

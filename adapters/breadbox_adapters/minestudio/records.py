@@ -1,4 +1,4 @@
-"""What MineStudio's replay buffer logs to Weights & Biases, made of what the server counts."""
+"""MineStudio's records of its replay buffer for Weights & Biases, from the server's counters."""
 
 import logging
 import sys
@@ -29,14 +29,14 @@ def log_to_minestudio(record: Record) -> None:
 
 
 def is_minestudio_logging() -> bool:
-    """Whether `log_to_minestudio` has a logger to give records to."""
+    """Tell whether `log_to_minestudio` has a logger to give records to."""
     return _WANDB_LOGGER in sys.modules
 
 
 class FetchRecords:
-    """What MineStudio logs at each fetch: uses and staleness of the chunks that left the buffer.
+    """Records of each fetch: uses and staleness of the chunks that left the buffer.
 
-    The buffer tells how many chunks it evicted, and this learner remembers how often it was given
+    The buffer reports how many chunks it evicted, and this learner remembers how often it was given
     each. A chunk that was evicted for room counts as never used.
     """
 
@@ -48,12 +48,7 @@ class FetchRecords:
     def record(
         self, description: types.BufferDescription, references: Sequence[types.FragmentReference]
     ) -> Record:
-        """The record of a fetch; without an average where no chunk left.
-
-        Args:
-            description: Of the buffer, after the fetch.
-            references: What was fetched.
-        """
+        """Make the record of a fetch, given the buffer after it."""
         config, version = description.config, description.model_version or 0
         use_counts = self._uses_of_evicted(description)
         staleness = []
@@ -67,7 +62,7 @@ class FetchRecords:
         return _means(avg_reuse=use_counts, avg_staleness=staleness)
 
     def _uses_of_evicted(self, description: types.BufferDescription) -> list[int]:
-        """How often each chunk was used that left since the last time before its last use."""
+        """List the uses of each chunk that left since the last time before its last use."""
         version_min = (description.model_version or 0) - (description.config.staleness_max or 0)
         stale = [chunk_id for chunk_id, (_, version) in self._uses.items() if version < version_min]
         use_counts = [self._uses.pop(chunk_id)[0] for chunk_id in stale]
@@ -89,17 +84,51 @@ def _means(**values: Sequence[int]) -> Record:
     }
 
 
-class AppendRecords:
-    """What MineStudio logs each time that so many fragments have come in, from all workers."""
+class Reporter:
+    """Logs from a daemon thread, each time that so many fragments have come in, from all workers.
 
-    def __init__(self, fragments_per_report: int, clock: Callable[[], float]) -> None:
+    `describe` asks for the buffer, and may fail while the server is away; `log` is given each
+    record.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[], types.BufferDescription],
+        fragments_per_report: int,
+        log: Log,
+    ) -> None:
+        self._describe = describe
         self._fragments_per_report = fragments_per_report
-        self._clock = clock
+        self._log = log
         self._last: tuple[int, float] | None = None
+        self.looks = 0
+        """Times that the buffer was asked so far."""
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="breadbox-records", daemon=True)
+        self._thread.start()
 
-    def record(self, description: types.BufferDescription) -> Record | None:
-        """The record that is due, if one is."""
-        counters, now = description.state.counters, self._clock()
+    def close(self) -> None:
+        """End; waits for a look that is under way. Idempotent."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                record = self._record(self._describe())
+            except errors.ReplayBufferError as error:
+                # Appends and fetches report it, and wait.
+                _log.debug("no records, for the buffer cannot be asked: %s", error)
+            else:
+                if record is not None:
+                    self._log(record)
+            self.looks += 1
+            if self._closed.wait(POLL_S):
+                return
+
+    def _record(self, description: types.BufferDescription) -> Record | None:
+        """Return the record that is due, if one is."""
+        counters, now = description.state.counters, time.monotonic()
         count = counters.get("fragments_admitted", 0) + counters.get("fragments_stale", 0)
         if self._last is None:
             self._last = (count, now)
@@ -114,52 +143,3 @@ class AppendRecords:
             "replay_buffer/replay_buffer_size (chunk)": description.state.chunk_count,
             "replay_buffer/model_version": -1 if version is None else version,
         }
-
-
-class Reporter:
-    """Looks at a buffer from a daemon thread, and logs what is due."""
-
-    def __init__(
-        self,
-        describe: Callable[[], types.BufferDescription],
-        fragments_per_report: int,
-        log: Log,
-        *,
-        poll_s: float = POLL_S,
-    ) -> None:
-        """Begin.
-
-        Args:
-            describe: Asks for the buffer; may fail while the server is away.
-            fragments_per_report: Fragments, of all workers together, per record.
-            log: Given each record; called from the thread.
-            poll_s: Seconds between looks.
-        """
-        self._describe = describe
-        self._records = AppendRecords(fragments_per_report, time.monotonic)
-        self._log = log
-        self._poll_s = poll_s
-        self.looks = 0
-        """How often the buffer was asked so far."""
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="breadbox-records", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End; waits for a look that is under way. Idempotent."""
-        self._closed.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                record = self._records.record(self._describe())
-            except errors.ReplayBufferError as error:
-                # Whoever adds and fetches tells of it, and waits.
-                _log.debug("no records, for the buffer cannot be asked: %s", error)
-            else:
-                if record is not None:
-                    self._log(record)
-            self.looks += 1
-            if self._closed.wait(self._poll_s):
-                return

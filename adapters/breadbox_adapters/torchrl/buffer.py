@@ -23,8 +23,7 @@ from breadbox.model.fragment import Fragment
 from breadbox.model.types import AdmissionOutcome, Device, SchemaPolicy
 from breadbox.shared.extras import how_to_install
 from breadbox.transport.run_ahead import run_ahead
-from breadbox_adapters.torchrl.layout import Steps, Stream, as_dict
-from breadbox_adapters.torchrl.slices import draw_slices
+from breadbox_adapters.torchrl.layout import Steps, Stream, as_dict, draw_slices
 
 try:
     from tensordict import TensorDict, TensorDictBase
@@ -43,7 +42,7 @@ _REFUSED = (AdmissionOutcome.STALE, AdmissionOutcome.WRONG_SESSION)
 
 
 class _FollowedMirror(ReplayMirror):
-    """A mirror that tells when fragments of one's own have arrived, and by which handles."""
+    """A mirror that reports when fragments of one's own have arrived, and by which handles."""
 
     def __init__(self, client: breadbox.client.Client, **options: Any) -> None:
         self._arrivals: dict[tuple[str, int], int | None] = {}
@@ -51,12 +50,10 @@ class _FollowedMirror(ReplayMirror):
         super().__init__(client, **options)
 
     def follow(self, fragments: Sequence[Fragment]) -> None:
-        """Wait for these from now on; before they are appended."""
         with self._changed:
             self._arrivals |= {(each.worker_id, each.fragment_index): None for each in fragments}
 
     def extend(self, fragment: Fragment, chunk_id: int | None = None) -> int:
-        """Take a fragment in; say so where it was waited for."""
         handle = super().extend(fragment, chunk_id)
         key = (fragment.worker_id, fragment.fragment_index)
         if key in self._arrivals:
@@ -66,24 +63,14 @@ class _FollowedMirror(ReplayMirror):
         return handle
 
     def wait_for(self, is_there: Callable[[], bool], what: str, timeout_s: float) -> None:
-        """Wait for something that changes as steps arrive.
-
-        Raises:
-            DeadlineExceededError: It did not come within `timeout_s`.
-            ReplayBufferError: What ended the mirror's thread.
-        """
+        """Wait for something that changes as steps arrive, or raise `DeadlineExceededError`."""
         try:
             self._wait_for(is_there, what, timeout_s)
         except WaitElapsedError as error:
             raise DeadlineExceededError(str(error)) from error
 
     def handles_of(self, fragments: Sequence[Fragment], timeout_s: float) -> Tensor:
-        """Handles of the fragments' steps, int64[N], once all have arrived.
-
-        Raises:
-            DeadlineExceededError: They did not, within `timeout_s`.
-            ReplayBufferError: What ended the mirror's thread.
-        """
+        """Wait for the fragments; return their steps' handles, int64[N]."""
         keys = [(each.worker_id, each.fragment_index) for each in fragments]
         try:
             self.wait_for(
@@ -147,7 +134,7 @@ class BreadboxReplayBuffer:
             client: Of a server, which stays open; or its address, with token and certificates of
                 the environment.
             capacity_steps: Latest steps to keep here.
-            batch_size: Steps of a sample, unless `sample` is told another number.
+            batch_size: Steps of a sample, unless `sample` is given another number.
             alpha: Exponent of priorities; None: steps are drawn uniformly. A `beta` alone does
                 nothing.
             beta: Exponent of the importance weights.
@@ -172,8 +159,8 @@ class BreadboxReplayBuffer:
                 priorities that come meanwhile are not in them.
 
         Raises:
-            InvalidRequestError: An argument is out of its range, the buffer takes fragments of
-                one length alone, or slices are to be windows of `n_step`.
+            InvalidRequestError: An argument is out of its range, the buffer takes fragments of one
+                length alone, or slices are to be windows of `n_step`.
             SessionEndedError: `session_id` was ended before.
         """
         arguments = dict(locals())
@@ -223,12 +210,12 @@ class BreadboxReplayBuffer:
 
     @property
     def mirror(self) -> ReplayMirror:
-        """What samples are drawn from: for sequences, episodes, and how far it lags."""
+        """The mirror that samples are drawn from: for sequences, episodes, and how far it lags."""
         return self._mirror
 
     @property
     def session_id(self) -> str:
-        """Of the session that steps are appended in."""
+        """The session that steps are appended in."""
         return self._session()[0]
 
     def shutdown(self) -> None:
@@ -270,7 +257,7 @@ class BreadboxReplayBuffer:
         return int(self.extend(data.unsqueeze(0))[0])
 
     def extend(self, data: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
-        """Append steps, and wait until they can be sampled.
+        """Append steps, wait until they can be sampled, and return their indexes in data's shape.
 
         Args:
             data: As collectors give it: [N], in the order in which it was played, or [E, T] of E
@@ -279,12 +266,9 @@ class BreadboxReplayBuffer:
             update_priority: True: take priorities from where `priority_key` is. None: where there
                 are any.
 
-        Returns:
-            Their indexes, int64[N] or [E, T]: handles, which are never used again.
-
         Raises:
             InvalidRequestError: It is not of that form.
-            SessionEndedError: The session ended, and the buffer was told which one to use.
+            SessionEndedError: The session ended, and the buffer was made for that one.
             DeadlineExceededError: They did not arrive within 10 s; they are in the buffer.
             ReplayBufferError: As `breadbox.Client.append_many`.
         """
@@ -327,7 +311,7 @@ class BreadboxReplayBuffer:
                 raise SessionEndedError(fragment.session_id, self._session()[0])
 
     def _session(self) -> tuple[str, int]:
-        """What is current, and its version; a session is started where none is."""
+        """Return the current session and version; start a session where none is."""
         state = self._client.watch_model(buffer=self._buffer)
         wanted = self._started_id
         if state is None or not state.session_id or (wanted and state.session_id != wanted):
@@ -350,7 +334,7 @@ class BreadboxReplayBuffer:
 
     @property
     def batch_size(self) -> int | None:
-        """Steps of a sample, unless `sample` is told another number."""
+        """Steps of a sample, unless `sample` is given another number."""
         return self._batch_size
 
     @property
@@ -369,19 +353,19 @@ class BreadboxReplayBuffer:
         """Draw steps, with replacement.
 
         Args:
-            batch_size: How many; None: as the buffer was told.
+            batch_size: How many; None: as many as the buffer's.
             return_info: Also give a dict with "index" and "priority_weight".
             wait: Wait until there are as many steps as are drawn; False: one is enough.
             timeout: Seconds to wait; None: for as long as it takes.
 
         Returns:
             A TensorDict [B], slices after one another: observation, "action", flags that are False
-            and extras at its root; observation, "reward" and flags [B, 1] under "next"; "index",
-            "priority_weight" (1 where draws are uniform), and of n-step samples
-            "steps_to_next_obs".
+                and extras at its root; observation, "reward" and flags [B, 1] under "next";
+                "index", "priority_weight" (1 where draws are uniform), and of n-step samples
+                "steps_to_next_obs".
 
         Raises:
-            InvalidRequestError: No batch size was told, or there is nothing to sample.
+            InvalidRequestError: No batch size was given, or there is nothing to sample.
             DeadlineExceededError: The wait is over.
         """
         count = self._count(batch_size)
@@ -434,27 +418,17 @@ class BreadboxReplayBuffer:
         return data
 
     def __iter__(self) -> Iterator[Any]:
-        """Samples without end.
-
-        Raises:
-            InvalidRequestError: The buffer was told no batch size.
-        """
+        """Yield samples without end."""
         self._count(None)
         while True:
             yield self.sample()
 
     def __getitem__(self, index: Any) -> TensorDictBase:
-        """Steps by index, each alone: not as windows of `n_step`.
+        """Read steps by index, each alone: not as windows of `n_step`.
 
         Args:
             index: As `extend` and samples give it; or, where no such steps are kept, as a slice or
                 a mask, places, of which 0 is that of the oldest step that is kept.
-
-        Returns:
-            A TensorDict of the index's shape.
-
-        Raises:
-            IndexError: There is no such step, or no more.
         """
         if isinstance(index, list | Tensor):
             index = torch.as_tensor(index).cpu().numpy()
@@ -472,12 +446,12 @@ class BreadboxReplayBuffer:
     def append_transform(
         self, transform: Callable[[TensorDictBase], TensorDictBase]
     ) -> "BreadboxReplayBuffer":
-        """Apply a transform to every sample, after those before; returns the buffer."""
+        """Apply a transform to every sample, after those before; return the buffer."""
         self._transforms.append(transform)
         return self
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether there are as many steps as a sample has."""
+        """Tell whether there are as many steps as a sample has."""
         return len(self) >= self._count(batch_size)
 
     def wait_until_sampleable(
@@ -506,9 +480,8 @@ class BreadboxReplayBuffer:
         """Set priorities of steps. Those of steps that are gone are ignored.
 
         Args:
-            index: Of the steps, as samples have it.
-            priority: Of each, or of all; at least 0. The buffer raises them to the power of
-                `alpha`.
+            index: As samples have it.
+            priority: Of each, or of all; at least 0. Draws raise it to the power of `alpha`.
         """
         indexes = torch.as_tensor(index).reshape(-1).cpu()
         priorities = torch.as_tensor(priority).detach().cpu().double()
@@ -520,11 +493,7 @@ class BreadboxReplayBuffer:
         self._mirror.update_priorities(indexes.numpy(), priorities.reshape(-1).numpy() + self._eps)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Set priorities of a sample's steps to what a loss has put in at `priority_key`.
-
-        Raises:
-            InvalidRequestError: It has none, or no "index".
-        """
+        """Set priorities of a sample's steps to what a loss has put in at `priority_key`."""
         for name in ("index", self._priority_key):
             if name not in data.keys(include_nested=True):
                 raise InvalidRequestError("data", f"must have {name!r}")
@@ -533,11 +502,7 @@ class BreadboxReplayBuffer:
     # Checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the service, which keeps the steps.
-
-        Returns:
-            Of which session it is, and the priorities of all steps, by their indexes.
-        """
+        """Return the session, and the priorities of all steps: the steps are in the service."""
         handles = self._mirror.handles()
         return {
             "session_id": self._mirror.session_id,
@@ -562,30 +527,18 @@ class BreadboxReplayBuffer:
             raise SessionEndedError(state["session_id"], current)
         index, priority = state["index"].numpy(), state["priority"].numpy()
         if len(index):
-            newest = index.max()
-            self._wait_for_handle(int(newest), timeout)
+            newest = int(index.max())
+            self._mirror.wait_for(
+                lambda: bool(self._mirror.handles().max(initial=-1) >= newest),
+                "the steps of a checkpoint",
+                timeout,
+            )
         known = ~np.isnan(priority)
         self._mirror.update_priorities(index[known], priority[known])
         self._write_count = int(state["write_count"])
 
-    def _wait_for_handle(self, handle: int, timeout_s: float) -> None:
-        """Wait until steps as new as one have come.
-
-        Raises:
-            DeadlineExceededError: They did not.
-        """
-        self._mirror.wait_for(
-            lambda: bool(self._mirror.handles().max(initial=-1) >= handle),
-            "the steps of a checkpoint",
-            timeout_s,
-        )
-
     def empty(self) -> None:
-        """Let all steps go, for everybody: start a new session.
-
-        Raises:
-            InvalidRequestError: The buffer was told which session to use.
-        """
+        """Let all steps go, for all users: start a new session, unless `session_id` was given."""
         if self._started_id:
             raise InvalidRequestError("session_id", "was told: start another one instead")
         session_id = self._client.start_session(buffer=self._buffer).session_id

@@ -1,4 +1,4 @@
-"""Steps as TorchRL's collectors lay them out, and as fragments.
+"""Steps as TorchRL's collectors lay them out, as fragments, and in slices of episodes.
 
 A step of TorchRL has what was seen and done at its root and what came of it under "next". Whatever
 is in both, but reward and flags, is part of the observation; of the rest of the root, all but the
@@ -15,17 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from breadbox.mirror import StepBatch
+from breadbox.mirror import Prioritised, ReplayMirror, SequenceBatch, StepBatch
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Fragment, Tree
-from breadbox.model.trees import leaves, map_tree
+from breadbox.model.trees import concat, leaves, map_tree
 
 FLAGS = ("done", "terminated", "truncated")
 OBSERVATION = "observation"
 _OUTCOME = (*FLAGS, "reward")
 _SAMPLED = ("index", "priority_weight", "is_init", "steps_to_next_obs")
-"""What samples have beside steps: not stored where somebody extends a buffer with samples."""
-_LOG_PROB, _VALUE = "sample_log_prob", "state_value"
+"""What samples have beside steps, and is not stored where a buffer is extended with samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +39,14 @@ class Steps:
     truncated: NDArray[np.bool_]
     extras: dict[str, Tree]
     starts: NDArray[np.bool_] | None
-    """Whether a step is told to start an episode; None: nobody tells."""
+    """Whether a step starts an episode; None: not known."""
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Steps":
-        """Steps of nested dicts of tensors [N, ...], as `TensorDict.to_dict` gives them.
+        """Read steps from nested dicts of tensors [N, ...], as `TensorDict.to_dict` gives them.
 
-        Raises:
-            InvalidRequestError: There is no "next", no "reward" in it, no "action", or rewards and
-                flags are not one number for each step.
+        It refuses data without "action", "next" and "reward" in that, and rewards and flags that
+        are not one number for each step.
         """
         after = data.get("next")
         if not isinstance(after, Mapping) or "reward" not in after or "action" not in data:
@@ -82,7 +80,7 @@ class Steps:
 
 @dataclass(slots=True)
 class Stream:
-    """One worker: where its steps stand, so that those given next are known to follow, or not."""
+    """One worker, and where its steps stand: so it is seen whether those given next follow."""
 
     worker_id: str
     session_id: str
@@ -90,17 +88,14 @@ class Stream:
     fragment_index: int = 0
     episode_id: int = 0
     is_over: bool = True
-    """Its latest step ended an episode, or there is none."""
+    """Whether its latest step ended an episode, or there is none."""
     next_obs: Tree = field(default=None, repr=False)
-    """What its latest step led to, leaves [...]."""
+    """The observation after its latest step, leaves [...]."""
 
     def fragments(self, steps: Steps, step_count_max: int) -> Iterator[Fragment]:
         """Cut steps where one does not follow the one before it, and after so many.
 
-        Args:
-            steps: As many as there are, in the order in which they were played. Where they were
-                not, as in shuffled data, each step is a fragment.
-            step_count_max: Steps of a fragment at most.
+        Steps are expected in the order in which they were played; else each step is a fragment.
         """
         count = len(steps)
         ended = steps.terminated | steps.truncated
@@ -156,11 +151,12 @@ class Stream:
 
 
 def as_dict(batch: StepBatch, gamma: float | None) -> dict[str, Any]:
-    """A batch of tensors as TorchRL names and shapes its parts.
+    """Name and shape a batch's tensors as TorchRL does.
 
     Args:
         batch: With tensors as leaves, [B, ...].
-        gamma: Discount of an n-step batch, whose windows' steps are told; None: of single steps.
+        gamma: Discount of an n-step batch, from which the windows' steps follow; None: single
+            steps.
     """
     ended = {
         "terminated": batch.terminated.unsqueeze(-1),
@@ -179,9 +175,9 @@ def as_dict(batch: StepBatch, gamma: float | None) -> dict[str, Any]:
         count = torch.log(batch.discount.double()) / float(np.log(gamma))
         data["steps_to_next_obs"] = count.round().long().unsqueeze(-1)
     if batch.log_prob is not None:
-        data[_LOG_PROB] = batch.log_prob
+        data["sample_log_prob"] = batch.log_prob
     if batch.value is not None:
-        data[_VALUE] = batch.value.unsqueeze(-1)
+        data["state_value"] = batch.value.unsqueeze(-1)
     for name, extra in (batch.extras or {}).items():
         data.setdefault(name, extra)
     return data
@@ -192,7 +188,7 @@ def _at_root(obs: Tree) -> dict[str, Any]:
 
 
 def _arrays(tree: Any) -> Tree:
-    """The same with arrays instead of tensors, which are copied: collectors write over theirs."""
+    """Copy tensors into arrays: collectors write over theirs."""
     if isinstance(tree, Mapping):
         return {key: _arrays(child) for key, child in tree.items()}
     if isinstance(tree, Tensor):
@@ -201,11 +197,7 @@ def _arrays(tree: Any) -> Tree:
 
 
 def _column(values: Any, name: str) -> NDArray[Any]:
-    """One number for each step, [N].
-
-    Raises:
-        InvalidRequestError: There are more.
-    """
+    """Return one number for each step, [N]."""
     array = np.asarray(_arrays(values))
     if array.size != len(array):
         raise InvalidRequestError(
@@ -219,7 +211,7 @@ def _slice(tree: Tree, start: int, stop: int | None) -> Tree:
 
 
 def _same(one: Tree, other: Tree) -> NDArray[np.bool_]:
-    """Whether rows of two trees are equal, bool[N]; NaN equals itself."""
+    """Tell which rows of two trees are equal, bool[N]; NaN equals itself."""
     pairs = [(a, b) for (_, a), (_, b) in zip(leaves(one), leaves(other), strict=True)]
     count = len(pairs[0][0])
     same = np.ones(count, np.bool_)
@@ -227,3 +219,58 @@ def _same(one: Tree, other: Tree) -> NDArray[np.bool_]:
         equal = (a == b) | ((a != a) & (b != b))
         same &= equal.all(axis=tuple(range(1, equal.ndim)))
     return same
+
+
+ROUNDS_MAX = 100
+"""Draws for a sample; after so many next to no sequence stays within an episode."""
+_TREES = (
+    *("obs", "action", "reward", "next_obs", "terminated", "truncated", "handle", "model_version"),
+    *("log_prob", "value", "extras"),
+)
+
+
+def draw_slices(
+    mirror: ReplayMirror, count: int, length: int, *, prioritised: bool | Prioritised
+) -> StepBatch:
+    """Draw slices, with replacement, each as likely as any other; one after the other, as arrays.
+
+    The last step of each is truncated, so that no value is carried from one slice into the next.
+
+    Args:
+        mirror: Where they are drawn.
+        count: Slices.
+        length: Steps of each.
+        prioritised: Draw in proportion to the priority of the first step.
+    """
+    drawn: list[dict[str, Tree]] = []
+    have = 0
+    for _ in range(ROUNDS_MAX):
+        batch = mirror.sample_sequences(count, length=length, prioritised=prioritised)
+        # A sequence goes on over ends of episodes, and stops where a worker's steps do.
+        whole = np.flatnonzero(batch.mask.all(1) & ~batch.ended[:, :-1].any(1))[: count - have]
+        have += len(whole)
+        drawn.append(_taken(batch, whole))
+        if have == count:
+            return _laid_out(concat(drawn), length)
+    raise InvalidRequestError(
+        "slice_len", f"finds too few episodes of {length} steps: {have} slices of {count}"
+    )
+
+
+def _taken(batch: SequenceBatch, chosen: Any) -> dict[str, Tree]:
+    trees = {name: getattr(batch, name) for name in _TREES}
+    return {
+        **{name: map_tree(lambda leaf: leaf[chosen], tree) for name, tree in trees.items()},
+        "weight": np.repeat(batch.weight[chosen, None], batch.mask.shape[1], axis=1),
+    }
+
+
+def _laid_out(slices: Tree, length: int) -> StepBatch:
+    trees: dict[str, Any] = map_tree(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), slices)
+    trees["truncated"][length - 1 :: length] |= ~trees["terminated"][length - 1 :: length]
+    step_count = len(trees["reward"])
+    return StepBatch(
+        **trees,
+        discount=np.ones(step_count, np.float32),
+        episode_id=np.arange(step_count) // length,
+    )
