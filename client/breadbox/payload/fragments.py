@@ -192,7 +192,7 @@ def write_and_describe(
     Payloads of at most `inline_size_bytes_max` are not written, but returned to be sent inline.
     """
     encoded = [_encode(each, codecs) for each in fragments]
-    written = [_riding(*each, inline_size_bytes_max) for each in encoded]
+    written = [_inline(*each, inline_size_bytes_max) for each in encoded]
     to_store = [
         buffers for each, (_, buffers) in zip(written, encoded, strict=True) if each is None
     ]
@@ -203,29 +203,18 @@ def write_and_describe(
     ]
 
 
-def encode_inline(
-    fragments: Sequence[Fragment], *, codecs: Codecs, inline_size_bytes_max: int
-) -> list[Written]:
-    """Encode payloads that are all inline, as `write_and_describe`, or return [] if one is not.
+def encode_inline(fragment: Fragment, *, codecs: Codecs, size_bytes_max: int) -> Written | None:
+    """Encode a payload that is sent inline, or return None if it is too large.
 
     Raises:
         TreeMismatchError: A leaf does not have one row per step.
         UnsupportedArrayError: A leaf cannot be stored.
     """
-    written: list[Written] = []
-    for fragment in fragments:
-        riding = _riding(*_encode(fragment, codecs), inline_size_bytes_max)
-        if riding is None:
-            return []
-        written.append(riding)
-    return written
+    return _inline(*_encode(fragment, codecs), size_bytes_max)
 
 
-def _riding(
-    layout: Layout, buffers: Sequence[memoryview], inline_size_bytes_max: int
-) -> Written | None:
-    """Return an inline payload, or None if it is too large."""
-    if sum(map(len, buffers)) > inline_size_bytes_max:
+def _inline(layout: Layout, buffers: Sequence[memoryview], size_bytes_max: int) -> Written | None:
+    if sum(map(len, buffers)) > size_bytes_max:
         return None
     return Written(None, schema_of(layout), b"".join(buffers))
 
