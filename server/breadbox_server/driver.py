@@ -57,7 +57,6 @@ from breadbox_server.limits import (
     WAITING_FRAGMENTS_MAX,
     WATCHERS_MAX,
 )
-from breadbox_server.metrics.gauges import show_buffer
 from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.reading.fetches import Fetches
 from breadbox_server.reading.inline_bodies import InlineBodies
@@ -347,7 +346,7 @@ class Driver:
         """Refresh the gauges of every buffer, and those of the server."""
         metrics = self._metrics
         for name in self.core.buffers.names():
-            show_buffer(self.core.describe(name), self.reading.subscriptions(name), metrics)
+            metrics.show_buffer(self.core.describe(name), self.reading.subscriptions(name))
         metrics.watchers.set(self.reading.watcher_count)
         metrics.readers.set(self.reading.reader_count)
         metrics.journal_lag.set(self.turns.lag_s)

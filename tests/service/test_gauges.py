@@ -4,7 +4,7 @@ import pytest
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.core.model.config import BufferConfig
-from breadbox_server.metrics.wait_reasons import WaitingFor, waiting_for
+from breadbox_server.metrics.metrics import WaitingFor, waiting_for
 from support.eventually import eventually
 from support.served import Served, served, span
 

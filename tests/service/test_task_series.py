@@ -1,6 +1,6 @@
 """Names of tasks come from whoever reports: nobody uses up the room of others."""
 
-from breadbox_server.metrics.task_series import OTHER, Reporter, TaskSeries
+from breadbox_server.metrics.episodes import OTHER, Reporter, TaskSeries
 
 
 def test_a_reporter_with_most_tasks_counts_further_ones_as_other() -> None:

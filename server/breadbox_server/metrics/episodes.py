@@ -1,11 +1,13 @@
-"""What a report of episodes comes to.
+"""Reports of episodes, and which of their tasks have series of their own.
 
-A report may hold thousands, and nothing else is done by the loop meanwhile; so each of its names is
-checked once, and what is alike is added up before it is counted.
+A report may hold a thousand, and the loop does nothing else meanwhile, so each of its names is
+checked once. Clients choose the names of tasks: as many have series as there is room for. A
+reporter is a token and a worker; one that reports many tasks gives way to those that report few,
+tokens among each other first.
 """
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from breadbox.v1.replay_buffer_service_pb2 import EpisodeReport
@@ -17,46 +19,38 @@ from breadbox_server.limits import TASK_SIZE_BYTES_MAX
 RETURN_MAX: Final = 2**53
 """Largest return of an episode: a larger one would drown all others in the sum of returns."""
 
+OTHER = "other"
+"""The task as which episodes of tasks without series count."""
+
 
 class EpisodeKey(NamedTuple):
-    """What episodes that are added up have in common."""
+    """What episodes that are counted together have in common."""
 
     worker_id: str
     task: str
     end: str
 
 
-@dataclass(slots=True)
-class EpisodeTotals:
-    """Sums over the episodes of one key."""
-
-    episode_count: int = 0
-    return_sum: float = 0.0
-    step_count: int = 0
-
-
-def totals_of(episodes: Iterable[EpisodeReport]) -> dict[EpisodeKey, EpisodeTotals]:
-    """Add up the episodes of a report, by worker, task and end.
+def by_key(episodes: Iterable[EpisodeReport]) -> dict[EpisodeKey, list[EpisodeReport]]:
+    """Check the episodes of a report, and sort them by worker, task and end.
 
     Raises:
         InvalidArgumentError: One is malformed; names it and its field.
     """
-    totals: dict[EpisodeKey, EpisodeTotals] = {}
+    sorted_out: dict[EpisodeKey, list[EpisodeReport]] = {}
     for position, episode in enumerate(episodes):
         worker_id, task, end = episode.worker_id, episode.task or "default", episode.end
-        return_sum, step_count = episode.return_sum, episode.step_count
-        known = totals.get(key := EpisodeKey(worker_id, task, convert.episode_end(end, position)))
+        key = EpisodeKey(worker_id, task, convert.episode_end(end, position))
+        known = sorted_out.get(key)
         if known is None:
             _check_names(worker_id, task, position)
-            known = totals[key] = EpisodeTotals()
-        if not 0 <= step_count <= 2**53:
-            check_int(f"episodes[{position}].step_count", step_count, 0, 2**53)
-        _check_return("return_sum", return_sum, position)
+            known = sorted_out[key] = []
+        if not 0 <= episode.step_count <= 2**53:
+            check_int(f"episodes[{position}].step_count", episode.step_count, 0, 2**53)
+        _check_return("return_sum", episode.return_sum, position)
         _check_return("discounted_return_sum", episode.discounted_return_sum, position)
-        known.episode_count += 1
-        known.return_sum += return_sum
-        known.step_count += step_count
-    return totals
+        known.append(episode)
+    return sorted_out
 
 
 def _check_names(worker_id: str, task: str, position: int) -> None:
@@ -72,4 +66,75 @@ def _check_return(field: str, value: float, position: int) -> None:
     if not -RETURN_MAX <= value <= RETURN_MAX:
         raise InvalidArgumentError(
             f"episodes[{position}].{field}", f"must be a number from {-RETURN_MAX} to {RETURN_MAX}"
+        )
+
+
+class Reporter(NamedTuple):
+    """Who reports an episode."""
+
+    token: str
+    """Name of the token; empty without one."""
+    worker: str
+
+
+class TaskSeries:
+    """The tasks that have series, each owned by the reporter that brought it.
+
+    Args:
+        capacity: Tasks there may be.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._owners: dict[str, Reporter] = {}
+        """In the order of their last use."""
+        self._by_worker = Counter[Reporter]()
+        self._by_token = Counter[str]()
+        """How many each owns: counted as they come and go, since a report may name thousands."""
+
+    def place(self, task: str, reporter: Reporter) -> tuple[str, str | None]:
+        """Where an episode counts, and the task whose series end for that.
+
+        A newcomer takes the place of that task which nobody reported for longest, of those of the
+        reporter with the most; one that has the most itself counts as `OTHER`.
+        """
+        if task == OTHER:
+            return OTHER, None
+        owner = self._owners.pop(task, None)
+        if owner is not None:
+            self._owners[task] = owner
+            return task, None
+        ended = None
+        if len(self._owners) >= self._capacity:
+            ended = self._of_the_greediest(reporter)
+            if ended is None:
+                return OTHER, None
+            self._count(self._owners.pop(ended), -1)
+        self._owners[task] = reporter
+        self._count(reporter, 1)
+        return task, ended
+
+    def _count(self, owner: Reporter, change: int) -> None:
+        self._by_worker[owner] += change
+        self._by_token[owner.token] += change
+        if not self._by_worker[owner]:
+            del self._by_worker[owner]
+        if not self._by_token[owner.token]:
+            del self._by_token[owner.token]
+
+    def _of_the_greediest(self, reporter: Reporter) -> str | None:
+        """Return the task that makes room for another of this reporter, or None if it has most."""
+        by_token, by_worker = self._by_token, self._by_worker
+        most = max(by_token.values())
+        if by_token[reporter.token] == most:
+            tokens = {reporter.token}
+        else:
+            tokens = {token for token, count in by_token.items() if count == most}
+        most = max(count for owner, count in by_worker.items() if owner.token in tokens)
+        if reporter.token in tokens and by_worker[reporter] == most:
+            return None
+        return next(
+            task
+            for task, owner in self._owners.items()
+            if owner.token in tokens and by_worker[owner] == most
         )

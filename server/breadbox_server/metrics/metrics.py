@@ -5,8 +5,10 @@ sets, or bounded by a limit of the server (`buffer` by `buffers_max`, `task` by 
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -16,13 +18,15 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
+    Summary,
 )
 
 from breadbox.model.errors import StoreUnavailableError
 from breadbox.shared.outages import OutageLog
 from breadbox.stores.base import StoreUsage
+from breadbox.v1.replay_buffer_service_pb2 import EpisodeReport
 from breadbox_server.base.errors import JOURNAL, PAYLOAD_STORE
-from breadbox_server.core.model.description import SubscriptionDescription
+from breadbox_server.core.model.description import BufferDescription, SubscriptionDescription
 from breadbox_server.core.model.events import (
     ChunksEvicted,
     Event,
@@ -35,10 +39,7 @@ from breadbox_server.core.model.events import (
 )
 from breadbox_server.core.model.inputs import AdmissionOutcome
 from breadbox_server.limits import TASKS_MAX
-from breadbox_server.metrics.episodes import EpisodeKey, EpisodeTotals
-from breadbox_server.metrics.histograms import TallyHistogram, TallySummary
-from breadbox_server.metrics.task_series import OTHER, Reporter, TaskSeries
-from breadbox_server.metrics.wait_reasons import WaitingFor
+from breadbox_server.metrics.episodes import OTHER, EpisodeKey, Reporter, TaskSeries
 
 log = logging.getLogger(__name__)
 
@@ -50,22 +51,61 @@ WAIT_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 
 RPC_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10, 60, 300)
 # From one pipelined round trip on a unix socket to the store's timeout.
 STORE_BUCKETS_S: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
-# Versions: 0 is on-policy; beyond some tens nobody asks.
-STALENESS_BUCKETS: Final = (0, 1, 2, 3, 5, 8, 13, 21, 34)
-# Deliveries: 1 is on-policy training; replay trainers reuse tens of times.
-USES_BUCKETS: Final = (0, 1, 2, 3, 5, 8, 13, 21, 34)
+# Versions behind, where 0 is on-policy, and deliveries, of which replay trainers make tens.
+SMALL_BUCKETS: Final = (0, 1, 2, 3, 5, 8, 13, 21, 34)
 
-GAUGES: Final = {
-    "chunks": "Chunks held for sampling",
-    "retained_chunks": "Chunks that left the sampler and are kept for subscriptions",
-    "open_chunks": "Chunks being filled",
-    "held_fragments": "Fragments of the chunks held for sampling",
-    "capacity_chunks": "Chunks that may be held for sampling",
-    "capacity_bytes": "Payload bytes that may be held",
-    "payload_bytes": "Payload bytes of open chunks, chunks and leases",
-    "leases": "Leases alive",
-    "workers": "Workers that take part in the session",
+GAUGES: Final[Mapping[str, tuple[str, Callable[[BufferDescription], int]]]] = {
+    "chunks": ("Chunks held for sampling", lambda seen: seen.chunk_count),
+    "retained_chunks": (
+        "Chunks that left the sampler and are kept for subscriptions",
+        lambda seen: seen.retained_count,
+    ),
+    "open_chunks": ("Chunks being filled", lambda seen: seen.open_chunk_count),
+    "held_fragments": (
+        "Fragments of the chunks held for sampling",
+        lambda seen: seen.fragment_count,
+    ),
+    "capacity_chunks": (
+        "Chunks that may be held for sampling",
+        lambda seen: seen.config.capacity_chunks,
+    ),
+    "capacity_bytes": ("Payload bytes that may be held", lambda seen: seen.config.capacity_bytes),
+    "payload_bytes": (
+        "Payload bytes of open chunks, chunks and leases",
+        lambda seen: seen.payload_bytes,
+    ),
+    "leases": ("Leases alive", lambda seen: seen.lease_count),
+    "workers": ("Workers that take part in the session", lambda seen: seen.worker_count),
+    "model_version": (
+        "Current model version",
+        lambda seen: -1 if seen.model.model_version is None else seen.model.model_version,
+    ),
 }
+"""Gauges of a buffer: what they say, and of what."""
+
+
+class WaitingFor(Enum):
+    """Closed set: what the fetch at the head of a buffer's queue lacks."""
+
+    SESSION = "session"
+    """No learner has started a session, so nothing can be produced."""
+    WORKERS = "workers"
+    """A session is current, and no worker has appended anything to it."""
+    LEASES = "leases"
+    """As many leases live as may; a learner holds on to what it has."""
+    CHUNKS = "chunks"
+    """There are too few chunks, or the limiter holds them back."""
+
+
+def waiting_for(seen: BufferDescription) -> WaitingFor:
+    """What a fetch that waits on this buffer waits for; `waiting_reason` has the numbers."""
+    if seen.model.model_version is None:
+        return WaitingFor.SESSION
+    if seen.lease_count >= seen.config.leases_max:
+        return WaitingFor.LEASES
+    if seen.worker_count == 0:
+        return WaitingFor.WORKERS
+    return WaitingFor.CHUNKS
 
 
 class Metrics:
@@ -76,326 +116,258 @@ class Metrics:
         self._tasks = TaskSeries(TASKS_MAX)
         self._ends_of_task: dict[str, set[str]] = {}
         self._of_buffer: dict[str, dict[tuple[Any, tuple[str, ...]], Any]] = {}
-        self._make_core_series()
-        self._make_shell_series()
         # Processor time, memory and open files of this process, under their usual names.
         ProcessCollector(registry=registry)
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
 
-    def _make_core_series(self) -> None:
-        registry = self.registry
-        self.judged = Counter(
-            "breadbox_fragments", "Fragments judged", ["buffer", "outcome"], registry=registry
+        # --- buffers ---
+        self.judged = counter("breadbox_fragments", "Fragments judged", ["buffer", "outcome"])
+        self.admitted_bytes = counter(
+            "breadbox_admitted_bytes", "Payload bytes admitted", ["buffer"]
         )
-        self.admitted_bytes = Counter(
-            "breadbox_admitted_bytes", "Payload bytes admitted", ["buffer"], registry=registry
+        self.delivered_bytes = counter(
+            "breadbox_delivered_bytes", "Payload bytes granted", ["buffer"]
         )
-        self.delivered_bytes = Counter(
-            "breadbox_delivered_bytes", "Payload bytes granted", ["buffer"], registry=registry
-        )
-        self.evicted = Counter(
-            "breadbox_chunks_evicted", "Chunks that left", ["buffer", "reason"], registry=registry
-        )
-        self.discarded = Counter(
+        self.evicted = counter("breadbox_chunks_evicted", "Chunks that left", ["buffer", "reason"])
+        self.discarded = counter(
             "breadbox_fragments_discarded",
             "Fragments of open chunks given up",
             ["buffer", "reason"],
-            registry=registry,
         )
-        self.leases_ended = Counter(
-            "breadbox_leases_ended", "Leases ended", ["buffer", "end"], registry=registry
+        self.leases_ended = counter("breadbox_leases_ended", "Leases ended", ["buffer", "end"])
+        self.chunks_read = counter(
+            "breadbox_chunks_read", "Chunks returned to readers that read by a cursor", ["buffer"]
         )
-        self.chunks_read = Counter(
-            "breadbox_chunks_read",
-            "Chunks returned to readers that read by a cursor",
-            ["buffer"],
-            registry=registry,
-        )
-        self.chunks_skipped = Counter(
+        self.chunks_skipped = counter(
             "breadbox_chunks_skipped",
             "Chunks that had left before a reader with a cursor came to them",
             ["buffer"],
-            registry=registry,
         )
         of_subscription = ["buffer", "subscription"]
-        self.lag_chunks = Gauge(
+        self.lag_chunks = gauge(
             "breadbox_subscription_lag_chunks",
             "Chunks that a subscription has not acknowledged, and that can be read",
             of_subscription,
-            registry=registry,
         )
-        self.lag_bytes = Gauge(
-            "breadbox_subscription_lag_bytes",
-            "Payload bytes of these chunks",
-            of_subscription,
-            registry=registry,
+        self.lag_bytes = gauge(
+            "breadbox_subscription_lag_bytes", "Payload bytes of these chunks", of_subscription
         )
-        self.lag_seconds = Gauge(
+        self.lag_seconds = gauge(
             "breadbox_subscription_lag_seconds",
             "Time for which a subscription has not acknowledged what there is",
             of_subscription,
-            registry=registry,
         )
-        self.missed = Gauge(
+        self.missed = gauge(
             "breadbox_subscription_missed_chunks",
             "Chunks that a retaining subscription lost, since it was created",
             of_subscription,
-            registry=registry,
         )
-        self.fetch_wait = Histogram(
+        self.fetch_wait = histogram(
             "breadbox_fetch_wait_seconds",
             "Time from a fetch to its outcome",
             ["buffer", "outcome"],
             buckets=WAIT_BUCKETS_S,
-            registry=registry,
         )
-        self.staleness = TallyHistogram(
+        self.staleness = histogram(
             "breadbox_staleness_at_delivery_versions",
             "Staleness of a fragment's chunk at its grant",
-            STALENESS_BUCKETS,
-            registry=registry,
+            ["buffer"],
+            buckets=SMALL_BUCKETS,
         )
-        self.uses = TallyHistogram(
+        self.uses = histogram(
             "breadbox_uses_at_eviction",
             "Deliveries of a chunk when it left",
-            USES_BUCKETS,
-            registry=registry,
+            ["buffer"],
+            buckets=SMALL_BUCKETS,
         )
         self.gauges = {
-            name: Gauge(f"breadbox_{name}", text, ["buffer"], registry=registry)
-            for name, text in GAUGES.items()
+            name: gauge(f"breadbox_{name}", text, ["buffer"]) for name, (text, _) in GAUGES.items()
         }
-        self.waiters = Gauge(
+        self.waiters = gauge(
             "breadbox_waiters",
             "Fetches that wait, by what the first of them waits for",
             ["buffer", "reason"],
-            registry=registry,
         )
-        self.model_version = Gauge(
-            "breadbox_model_version", "Current model version", ["buffer"], registry=registry
-        )
-
-    def _make_shell_series(self) -> None:
-        registry = self.registry
-        self.payloads_missing = Counter(
+        self.payloads_missing = counter(
             "breadbox_payloads_missing",
             "Fragments refused because the store does not have their payload",
             ["buffer"],
-            registry=registry,
         )
-        self.payloads_lost = Counter(
+        self.payloads_lost = counter(
             "breadbox_payloads_lost",
             "Payloads that the store lost although they were confirmed",
             ["buffer"],
-            registry=registry,
         )
-        self.rpcs = Counter(
-            "breadbox_rpcs", "Calls answered", ["method", "code"], registry=registry
-        )
-        self.token_calls = Counter(
+
+        # --- calls and connections ---
+        self.rpcs = counter("breadbox_rpcs", "Calls answered", ["method", "code"])
+        self.token_calls = counter(
             "breadbox_token_calls",
             "Calls answered to holders of a token whose role may make them",
             ["token", "code"],
-            registry=registry,
         )
         self._of_token: dict[str, dict[str, Any]] = {}
         """By the names of tokens that are known."""
-        self.rpc_seconds = Histogram(
+        self.rpc_seconds = histogram(
             "breadbox_rpc_seconds",
             "Time from a call's arrival to its answer",
             ["method"],
             buckets=RPC_BUCKETS_S,
-            registry=registry,
         )
-        self.calls = Gauge("breadbox_calls", "Calls in progress", registry=registry)
-        self.messages_arriving = Gauge(
-            "breadbox_messages_arriving", "Calls whose requests are on their way", registry=registry
+        self.calls = gauge("breadbox_calls", "Calls in progress")
+        self.messages_arriving = gauge(
+            "breadbox_messages_arriving", "Calls whose requests are on their way"
         )
-        self.untaken_bytes = Gauge(
+        self.untaken_bytes = gauge(
             "breadbox_untaken_bytes",
             "Bytes of answers that are made and not taken, but for small ones",
-            registry=registry,
         )
-        self.calls_refused = Counter(
+        self.calls_refused = counter(
             "breadbox_calls_refused",
             "Calls for which there was no place, or whose requests did not come",
             ["limit"],
-            registry=registry,
         )
-        self.connections = Gauge(
-            "breadbox_connections", "Connections to the port of the calls", registry=registry
-        )
-        self.connections_closed = Counter(
+        self.connections = gauge("breadbox_connections", "Connections to the port of the calls")
+        self.connections_closed = counter(
             "breadbox_connections_closed",
             "Connections that were hung up on: floods, untaken answers, idle in a full house",
             ["reason"],
-            registry=registry,
         )
-        self.store_seconds = Histogram(
+
+        # --- payload store and gateway ---
+        self.store_seconds = histogram(
             "breadbox_store_seconds",
             "Time of one round trip to the payload store",
             ["operation"],
             buckets=STORE_BUCKETS_S,
-            registry=registry,
         )
-        self.store_errors = Counter(
-            "breadbox_store_errors", "Failed trips to the store", ["operation"], registry=registry
+        self.store_errors = counter(
+            "breadbox_store_errors", "Failed trips to the store", ["operation"]
         )
-        self.store_used = Gauge(
-            "breadbox_store_used_bytes", "Everything in the payload store", registry=registry
-        )
-        self.store_limit = Gauge(
+        self.store_used = gauge("breadbox_store_used_bytes", "Everything in the payload store")
+        self.store_limit = gauge(
             "breadbox_store_limit_bytes",
             "Where the payload store refuses to take more; 0: it has no limit of its own",
-            registry=registry,
         )
-        self.gateway_bytes = Counter(
+        self.gateway_bytes = counter(
             "breadbox_gateway_bytes",
             "Payload bytes that passed through the gateway; direction: in, out",
             ["direction"],
-            registry=registry,
         )
-        self.gateway_calls = Gauge(
-            "breadbox_gateway_calls", "Calls that move payloads", registry=registry
-        )
-        self.gateway_unannounced = Gauge(
+        self.gateway_calls = gauge("breadbox_gateway_calls", "Calls that move payloads")
+        self.gateway_unannounced = gauge(
             "breadbox_gateway_unannounced_bytes",
             "Payload bytes written through the gateway and not announced",
-            registry=registry,
         )
-        self.deleted = Counter(
-            "breadbox_payloads_deleted", "Payloads deleted from the store", registry=registry
+        self.deleted = counter("breadbox_payloads_deleted", "Payloads deleted from the store")
+        self.pending_deletions = gauge(
+            "breadbox_pending_deletions", "Payloads that wait for deletion"
         )
-        self.pending_deletions = Gauge(
-            "breadbox_pending_deletions", "Payloads that wait for deletion", registry=registry
+
+        # --- appends and quotas ---
+        self.waiting_appends = gauge("breadbox_waiting_appends", "Appends that wait for room")
+        self.pending_appends = gauge(
+            "breadbox_pending_appends", "Fragments that wait for admission"
         )
-        self.waiting_appends = Gauge(
-            "breadbox_waiting_appends", "Appends that wait for room", registry=registry
-        )
-        self.pending_appends = Gauge(
-            "breadbox_pending_appends", "Fragments that wait for admission", registry=registry
-        )
-        self.token_workers = Gauge(
+        self.token_workers = gauge(
             "breadbox_token_workers",
             "Workers of current sessions that appended under a token",
             ["token"],
-            registry=registry,
         )
-        self.token_bytes = Gauge(
+        self.token_bytes = gauge(
             "breadbox_token_bytes",
             "Payload bytes held that were appended under a token with a quota of them",
             ["token"],
-            registry=registry,
         )
-        self.quota_refusals = Counter(
+        self.quota_refusals = counter(
             "breadbox_quota_refusals",
             "Appends, and reports of episodes, refused because of a token's quota",
             ["token", "quota"],
-            registry=registry,
         )
-        self.journal_seconds = Histogram(
+
+        # --- journal, standby, and what the stores refuse ---
+        self.journal_seconds = histogram(
             "breadbox_journal_seconds",
             "Time from the first decision of a turn until the turn is durable",
             buckets=STORE_BUCKETS_S,
-            registry=registry,
         )
-        self.journal_entries = Counter(
-            "breadbox_journal_entries", "Entries made durable", registry=registry
-        )
-        self.journal_lag = Gauge(
+        self.journal_entries = counter("breadbox_journal_entries", "Entries made durable")
+        self.journal_lag = gauge(
             "breadbox_journal_lag_seconds",
             "Time for which the oldest decision has waited to become durable",
-            registry=registry,
         )
-        self.leads = Gauge(
+        self.leads = gauge(
             "breadbox_leads",
             "1: this server writes the journal; 0: it stands by, is not certain of its journal, or "
             "has not begun to serve",
-            registry=registry,
         )
-        self.standby_lag = Gauge(
+        self.standby_lag = gauge(
             "breadbox_standby_lag_seconds",
             "Time for which a server that stands by may not have been as the journal is",
-            registry=registry,
         )
-        self.standby_lag_turns = Gauge(
+        self.standby_lag_turns = gauge(
             "breadbox_standby_lag_turns",
             "Turns in the journal that a server that stands by has not replayed yet",
-            registry=registry,
         )
-        self.store_refusals = Counter(
+        self.store_refusals = counter(
             "breadbox_store_refusals",
             "Answers by which journal or payload store refused what they were asked, as when the "
             "disk of Redis is full",
             ["place"],
-            registry=registry,
         )
         for place in (JOURNAL, PAYLOAD_STORE):
             self.store_refusals.labels(place.replace(" ", "_"))  # Shown from the start, as 0.
         self.store_outage = OutageLog(log, "writing to the payload store")
-        self.silence = Gauge(
+        self.silence = gauge(
             "breadbox_silence_seconds",
             "Time for which journal or payload store have owed the server an answer",
             ["place"],
-            registry=registry,
         )
-        self.snapshots = Counter(
-            "breadbox_journal_snapshots", "Snapshots attempted", ["outcome"], registry=registry
-        )
-        self.journal_replay = Gauge(
+        self.snapshots = counter("breadbox_journal_snapshots", "Snapshots attempted", ["outcome"])
+        self.journal_replay = gauge(
             "breadbox_journal_replay_seconds",
             "CPU time that a restart would need for the turns since the last snapshot",
-            registry=registry,
         )
-        self.journals_begun_again = Counter(
+        self.journals_begun_again = counter(
             "breadbox_journal_begun_again",
             "Journals that could not have been read back, begun again from memory",
-            registry=registry,
         )
-        self.watchers = Gauge(
-            "breadbox_watchers", "Callers that watch the model", registry=registry
-        )
-        self.readers = Gauge(
-            "breadbox_readers", "Callers that wait for chunks to read", registry=registry
-        )
-        self.read_leases = Gauge(
-            "breadbox_read_leases", "Leases of readers with a cursor", registry=registry
-        )
-        self.read_leases_ended = Counter(
+
+        # --- clients and what they report ---
+        self.watchers = gauge("breadbox_watchers", "Callers that watch the model")
+        self.readers = gauge("breadbox_readers", "Callers that wait for chunks to read")
+        self.read_leases = gauge("breadbox_read_leases", "Leases of readers with a cursor")
+        self.read_leases_ended = counter(
             "breadbox_read_leases_ended",
             "Leases of readers with a cursor that ended; crowded: to make room",
             ["end"],
-            registry=registry,
         )
-        self.read_kept_bytes = Gauge(
+        self.read_kept_bytes = gauge(
             "breadbox_read_kept_bytes",
             "Payload bytes that left the buffers, and that a reader holds a lease on",
-            registry=registry,
         )
-        self.clients = Gauge(
+        self.clients = gauge(
             "breadbox_clients",
             "Connections that called within the last minute, by what they called",
             ["role"],
-            registry=registry,
         )
-        self.credential_failures = Counter(
+        self.credential_failures = counter(
             "breadbox_credential_reload_failures",
             "Changed token or certificate files that could not be used; the old ones stay",
-            registry=registry,
         )
-        self.tokens_usable = Gauge(
+        self.tokens_usable = gauge(
             "breadbox_tokens_usable",
             "0: the token file cannot be used; after 5 minutes of that nobody is let in",
-            registry=registry,
         )
         self.tokens_usable.set(1)
-        self.episodes = Counter(
-            "breadbox_episodes", "Episodes reported", ["task", "end"], registry=registry
+        self.episodes = counter("breadbox_episodes", "Episodes reported", ["task", "end"])
+        self.episode_return = Summary(
+            "breadbox_episode_return", "Sum of rewards of an episode", ["task"], registry=registry
         )
-        self.episode_return = TallySummary(
-            "breadbox_episode_return", "Sum of rewards of an episode", registry=registry
-        )
-        self.episode_steps = TallySummary(
-            "breadbox_episode_steps", "Steps of an episode", registry=registry
+        self.episode_steps = Summary(
+            "breadbox_episode_steps", "Steps of an episode", ["task"], registry=registry
         )
 
     def observe(self, events: Iterable[Event]) -> None:
@@ -416,7 +388,9 @@ class Metrics:
                 self._of(buffer, self.admitted_bytes).inc(sum(sizes_bytes))
         for (buffer, reason), use_counts in evicted.items():
             self._of(buffer, self.evicted, reason.value).inc(len(use_counts))
-            self.uses.count(buffer, use_counts)
+            uses = self._of(buffer, self.uses)
+            for use_count in use_counts:
+                uses.observe(use_count)
 
     def _observe_one(self, event: Event) -> None:
         match event:
@@ -435,15 +409,27 @@ class Metrics:
         if not grant.first_delivery:
             return
         self._of(grant.buffer, self.fetch_wait, "granted").observe(grant.wait_s)
-        self.staleness.count(grant.buffer, [item.staleness for item in grant.fragments])
+        staleness = self._of(grant.buffer, self.staleness)
+        for item in grant.fragments:
+            staleness.observe(item.staleness)
         size_bytes = sum(item.fragment.payload.size_bytes for item in grant.fragments)
         self._of(grant.buffer, self.delivered_bytes).inc(size_bytes)
 
-    def set_gauges(self, buffer: str, values: Mapping[str, int], model_version: int) -> None:
-        """Show how a buffer stands; `values` has the keys of `GAUGES`."""
-        for name, value in values.items():
-            self._of(buffer, self.gauges[name]).set(value)
-        self._of(buffer, self.model_version).set(model_version)
+    def show_buffer(
+        self,
+        seen: BufferDescription,
+        subscriptions: Iterable[tuple[SubscriptionDescription, float]],
+    ) -> None:
+        """Refresh the gauges of a buffer, and of its subscriptions, each with its seconds behind."""
+        buffer = seen.name
+        for name, (_, value) in GAUGES.items():
+            self._of(buffer, self.gauges[name]).set(value(seen))
+        self.set_waiters(buffer, seen.waiter_count, waiting_for(seen))
+        for each, lag_s in subscriptions:
+            self._of(buffer, self.lag_chunks, each.name).set(each.lag_chunks)
+            self._of(buffer, self.lag_bytes, each.name).set(each.lag_bytes)
+            self._of(buffer, self.lag_seconds, each.name).set(lag_s)
+            self._of(buffer, self.missed, each.name).set(each.missed_count)
 
     def set_waiters(self, buffer: str, waiter_count: int, reason: WaitingFor) -> None:
         """Show how many fetches wait; those of the other reasons are then none."""
@@ -462,16 +448,6 @@ class Metrics:
             self._of(buffer, self.chunks_read).inc(chunk_count)
         if skipped_count:
             self._of(buffer, self.chunks_skipped).inc(skipped_count)
-
-    def show_subscriptions(
-        self, buffer: str, seen: Iterable[tuple[SubscriptionDescription, float]]
-    ) -> None:
-        """Show how far each named cursor of a buffer is behind, and what it lost."""
-        for each, lag_s in seen:
-            self._of(buffer, self.lag_chunks, each.name).set(each.lag_chunks)
-            self._of(buffer, self.lag_bytes, each.name).set(each.lag_bytes)
-            self._of(buffer, self.lag_seconds, each.name).set(lag_s)
-            self._of(buffer, self.missed, each.name).set(each.missed_count)
 
     def forget_subscription(self, buffer: str, name: str) -> None:
         """Drop the series of a deleted subscription."""
@@ -510,8 +486,6 @@ class Metrics:
         """Drop the series of a deleted buffer, so that names that come and go leave none behind."""
         for metric, labels in self._of_buffer.pop(buffer, {}):
             metric.remove(buffer, *labels)
-        self.staleness.forget(buffer)
-        self.uses.forget(buffer)
 
     def _of(self, buffer: str, metric: Any, *labels: str) -> Any:
         """The child of a metric for a buffer; the library's own look-up takes a lock each time."""
@@ -544,17 +518,19 @@ class Metrics:
         """Count an answer by which the journal's store, or that of payloads, refused."""
         self.store_refusals.labels(place.replace(" ", "_")).inc()
 
-    def count_report(self, token: str, totals: Mapping[EpisodeKey, EpisodeTotals]) -> None:
+    def count_report(
+        self, token: str, episodes: Mapping[EpisodeKey, Sequence[EpisodeReport]]
+    ) -> None:
         """Count finished episodes, as their task or, where there is no room for that, as "other".
 
         The series of a task that made room for one of these are dropped; see `TaskSeries`.
 
         Args:
             token: Name of the token that they were reported under; empty without one.
-            totals: All of the report.
+            episodes: All of the report.
         """
         looked_up: set[str] = set()
-        for key, of_key in totals.items():
+        for key, of_key in episodes.items():
             # One report finds room for no more than there is: a caller that invents tasks by the
             # thousand delays no other with it.
             is_one_more = key.task not in looked_up and len(looked_up) == TASKS_MAX
@@ -564,15 +540,17 @@ class Metrics:
                 looked_up.add(key.task)
                 task = self._task_of(key.task, Reporter(token, key.worker_id))
             self._ends_of_task.setdefault(task, set()).add(key.end)
-            self.episodes.labels(task, key.end).inc(of_key.episode_count)
-            self.episode_return.add(task, of_key.episode_count, of_key.return_sum)
-            self.episode_steps.add(task, of_key.episode_count, of_key.step_count)
+            self.episodes.labels(task, key.end).inc(len(of_key))
+            returns, steps = self.episode_return.labels(task), self.episode_steps.labels(task)
+            for episode in of_key:
+                returns.observe(episode.return_sum)
+                steps.observe(episode.step_count)
 
     def _task_of(self, task: str, reporter: Reporter) -> str:
         task, ended = self._tasks.place(task, reporter)
         if ended is not None:
             for each in self._ends_of_task.pop(ended):
                 self.episodes.remove(ended, each)
-            self.episode_return.forget(ended)
-            self.episode_steps.forget(ended)
+            self.episode_return.remove(ended)
+            self.episode_steps.remove(ended)
         return task

@@ -55,7 +55,7 @@ from breadbox_server.limits import (
     PAGE_SIZE_MAX,
     SHARED_REPLY_BYTES_MAX,
 )
-from breadbox_server.metrics.episodes import totals_of
+from breadbox_server.metrics.episodes import by_key
 from breadbox_server.metrics.metrics import Metrics
 
 pb = replay_buffer_service_pb2
@@ -478,7 +478,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         check_int("episodes", len(request.episodes), 1, EPISODES_MAX)
         caller = current_caller()
         self._driver.appends.quotas.charge_report(caller, len(request.episodes))
-        self._metrics.count_report(caller.name, totals_of(request.episodes))
+        self._metrics.count_report(caller.name, by_key(request.episodes))
         return pb.ReportEpisodesResponse()
 
     async def WritePayloads(self, requests: AsyncIterator[Message], context: Context) -> None:
