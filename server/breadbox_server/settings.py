@@ -15,7 +15,7 @@ from breadbox.cli.settings import Bytes, setting
 from breadbox.model.presets import PRESETS, Preset
 from breadbox.stores import has_secret, redact
 from breadbox.stores.urls import GATEWAY_URL
-from breadbox_server.access.tls import TlsFiles, tls_files
+from breadbox_server.access.tls import TlsFiles
 from breadbox_server.base.errors import StartError
 from breadbox_server.core.model.config import (
     BufferConfig,
@@ -230,7 +230,11 @@ class Settings(LogSettings):
         Raises:
             StartError: One of certificate and key is given without the other.
         """
-        return tls_files(self.tls_cert, self.tls_key, self.tls_client_ca)
+        if self.tls_cert is None and self.tls_key is None and self.tls_client_ca is None:
+            return None
+        if self.tls_cert is None or self.tls_key is None:
+            raise StartError("--tls-cert and --tls-key go together; give both")
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     def check_store_password(self) -> None:
         """See that roles are not void because everybody is told the server's own password.

@@ -18,9 +18,9 @@ from breadbox.transport.heartbeat import AGE_S_MAX
 from breadbox_rollout.settings import RolloutSettings
 from breadbox_server import limits
 from breadbox_server.access.credentials import ACL, write_secrets
-from breadbox_server.app import FLUSH_S_MAX, STOP_S_MAX
 from breadbox_server.base.jobs import CLOSE_S_MAX
 from breadbox_server.main import END_S_MAX
+from breadbox_server.rpc.leading import FLUSH_S_MAX, STOP_S_MAX
 from breadbox_server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]

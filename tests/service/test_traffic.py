@@ -14,7 +14,7 @@ import pytest
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import limits
 from breadbox_server.rpc import traffic
-from breadbox_server.rpc.connections import PortConnections
+from breadbox_server.rpc.listening import PortConnections
 from support.eventually import eventually
 from support.http2 import (
     DATA,
@@ -226,7 +226,7 @@ async def test_clients_notice_nothing_when_their_connections_are_renewed(
         loop = asyncio.get_running_loop()
         peers: set[str] = set()
         connections = PortConnections()
-        connections.port = int(it.server.address.rpartition(":")[2])
+        connections.listen_at(it.server.address)
         until = loop.time() + 2.0
         wait: Any = None
         while loop.time() < until:

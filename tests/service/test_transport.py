@@ -14,8 +14,10 @@ from breadbox.model.errors import TlsError, UnauthenticatedError, UnavailableErr
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 from breadbox_server.access.authorization import Role
-from breadbox_server.access.tls import TlsFiles, check_plaintext, tls_files
+from breadbox_server.access.tls import TlsFiles
 from breadbox_server.base.errors import StartError
+from breadbox_server.rpc.listening import check_exposure
+from breadbox_server.settings import Settings
 from support.certificates import Authority, Signed
 from support.served import CALL_S, code_of, empty_request, served
 from support.token_files import write_token_file
@@ -191,14 +193,14 @@ async def test_the_local_socket_answers_beside_an_encrypted_port_to_its_owner_al
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "breadbox.example"])
 def test_plaintext_that_others_could_hear_has_to_be_asked_for(host: str) -> None:
     with pytest.raises(StartError, match="--allow-plaintext"):
-        check_plaintext(host, has_tls=False, is_allowed=False)
-    check_plaintext(host, has_tls=True, is_allowed=False)
-    check_plaintext(host, has_tls=False, is_allowed=True)
+        check_exposure(Settings(tokens=Path("t")), host)
+    check_exposure(Settings(tokens=Path("t"), tls_cert=Path("c"), tls_key=Path("k")), host)
+    check_exposure(Settings(allow_plaintext=True), host)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost", None])
-def test_plaintext_that_stays_on_this_machine_is_fine(host: str | None) -> None:
-    check_plaintext(host, has_tls=False, is_allowed=False)
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_plaintext_that_stays_on_this_machine_is_fine(host: str) -> None:
+    check_exposure(Settings(), host)
 
 
 async def test_a_server_that_others_could_hear_does_not_start() -> None:
@@ -216,7 +218,7 @@ def test_half_of_a_certificate_is_refused(
 ) -> None:
     paths = [Path(name) if name else None for name in (cert, key, client_ca)]
     with pytest.raises(StartError, match="go together"):
-        tls_files(*paths)
+        Settings(tls_cert=paths[0], tls_key=paths[1], tls_client_ca=paths[2])
 
 
 async def test_files_that_do_not_belong_together_are_told_by_name(authority: Authority) -> None:

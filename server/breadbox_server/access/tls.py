@@ -1,6 +1,5 @@
-"""What stands between the server and the network: certificates, and where plaintext is allowed."""
+"""The server's certificates, read again when their files change."""
 
-import ipaddress
 import logging
 import ssl
 import threading
@@ -25,69 +24,6 @@ class TlsFiles:
     key_file: Path
     client_ca_file: Path | None = None
     """The authority that must have signed every client's certificate, or None if none is asked."""
-
-
-def tls_files(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
-    """The files that options name; None where they name none.
-
-    Raises:
-        StartError: One is given without the other.
-    """
-    if cert is None and key is None and client_ca is None:
-        return None
-    if cert is None or key is None:
-        raise StartError("--tls-cert and --tls-key go together; give both")
-    return TlsFiles(cert, key, client_ca)
-
-
-def check_plaintext(host: str | None, *, has_tls: bool, is_allowed: bool) -> None:
-    """Refuse to talk in the clear to other machines, unless it was asked for by name.
-
-    Args:
-        host: The address listened on, or None for a unix socket.
-        has_tls: Whether connections are encrypted.
-        is_allowed: Whether plaintext was asked for.
-
-    Raises:
-        StartError: They are not, others could listen in, and nobody asked for that.
-    """
-    if has_tls or is_allowed or host is None or is_loopback(host):
-        return
-    raise StartError(
-        f"--listen {host} is open to other machines and calls would not be encrypted; give "
-        "--tls-cert and --tls-key, or --allow-plaintext where the network is trusted"
-    )
-
-
-def check_anonymous(
-    host: str | None, *, has_tokens: bool, has_client_ca: bool, is_allowed: bool
-) -> None:
-    """Refuse to serve every caller on the network without a proof, unless asked for by name.
-
-    Args:
-        host: The address listened on, or None for a unix socket.
-        has_tokens: Whether every caller must show a token.
-        has_client_ca: Whether every caller must show a certificate.
-        is_allowed: Whether callers without either were asked for.
-
-    Raises:
-        StartError: They would be administrators, and nobody asked for that.
-    """
-    if has_tokens or has_client_ca or is_allowed or host is None or is_loopback(host):
-        return
-    raise StartError(
-        f"--listen {host} is open to other machines and everybody there would be an "
-        "administrator; give --tokens (breadbox token makes them) or --tls-client-ca, or "
-        "--allow-anonymous where the network is trusted"
-    )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host's address; a name other than localhost: no."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def server_credentials(files: TlsFiles, on_failure: Callable[[], None]) -> grpc.ServerCredentials:

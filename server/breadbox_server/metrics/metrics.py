@@ -420,7 +420,7 @@ class Metrics:
         seen: BufferDescription,
         subscriptions: Iterable[tuple[SubscriptionDescription, float]],
     ) -> None:
-        """Refresh the gauges of a buffer, and of its subscriptions, each with its seconds behind."""
+        """Refresh the gauges of a buffer and of its subscriptions, each with its lag in seconds."""
         buffer = seen.name
         for name, (_, value) in GAUGES.items():
             self._of(buffer, self.gauges[name]).set(value(seen))

@@ -1,17 +1,27 @@
-"""Whether this server leads, and who is told of it: callers, health and metrics."""
+"""Whether this server serves: says so to callers, health and metrics, and ends it in order."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from breadbox_server.base.errors import JOURNAL, OutageError, StandbyError
+import grpc
+
+from breadbox_server.base.errors import JOURNAL, OutageError, StandbyError, StartError
+from breadbox_server.base.jobs import bounded
 from breadbox_server.driver import Driver
 from breadbox_server.journal.standby import Standby
+from breadbox_server.journal.storage.interface import JournalError
 from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.rpc.health import Health
 from breadbox_server.rpc.interceptors import CallInterceptor
 
 log = logging.getLogger(__name__)
 
+STOP_S_MAX: Final = 2.0
+"""Seconds beyond the grace in which gRPC has to cut off the calls that are left."""
+FLUSH_S_MAX: Final = 5.0
+"""Seconds that the last deletions may take; what is left is deleted at the next start."""
 MEANWHILE: Final = "until then it does not lead, and it ends if another server leads meanwhile"
 
 
@@ -77,3 +87,71 @@ class Leading:
         if told is not None and JOURNAL in told.places:
             return told
         return OutageError((JOURNAL,), self._driver.turns.doubtful_s, {})
+
+
+class Ending:
+    """How a server ends: in order, each step bounded; the next start completes what is cut short.
+
+    Args:
+        server: Answers calls.
+        leading: Says that they are not answered any more.
+        grace_s: Seconds that running calls get to end.
+        on_end: Called once, when the end begins.
+    """
+
+    def __init__(
+        self,
+        server: grpc.aio.Server,
+        leading: Leading,
+        grace_s: float,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._server = server
+        self._leading = leading
+        self.driver: Driver | None = None
+        """Finishes what was begun; None if nothing was."""
+        self._grace_s = grace_s
+        self._on_end = on_end
+        self._has_begun = False
+        self._has_failed = False
+
+    def fail(self, error: BaseException) -> None:
+        """Log why the server serves no more, and begin its end; a job cannot go on."""
+        if not self._has_failed:
+            self._has_failed = True
+            if isinstance(error, JournalError | StartError):
+                log.error("ending: %s", error)
+            else:
+                log.error("ending, which is a bug", exc_info=error)
+            self._begin()
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._leading.end()
+            self._on_end()
+
+    async def drain(self) -> None:
+        """Refuse what is new, end what runs, write down and delete what is left.
+
+        Of a server that failed nothing can become durable any more: calls that wait for that are
+        cut off immediately.
+        """
+        driver = self.driver
+        if driver is None:
+            # Nobody was served: what the start has begun ends with it, and no end is watched.
+            self._leading.end()
+            await bounded(partial(self._server.stop, 0.0), STOP_S_MAX, "ending the server")
+            return
+        log.info("draining")
+        self._begin()
+        driver.drain()
+        grace_s = 0.0 if self._has_failed else self._grace_s
+        await bounded(
+            partial(self._server.stop, grace_s), grace_s + STOP_S_MAX, "ending the calls that run"
+        )
+        if not self._has_failed:
+            await bounded(driver.flush, FLUSH_S_MAX, "writing down and deleting what is left")
+        if left := len(driver.deletions):
+            log.warning("%d payloads are left for deletion", left)
+        log.info("stopped")

@@ -1,25 +1,86 @@
-"""The addresses that a server answers on: found to be free, then taken."""
+"""The gRPC server's options and addresses, which are found to be free, then taken; connections."""
 
 import contextlib
 import fcntl
+import ipaddress
+import logging
 import os
+import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
 
 import grpc
 
-from breadbox_server.access.tls import check_anonymous, check_plaintext
+from breadbox_server import limits
 from breadbox_server.base.errors import StartError
 from breadbox_server.settings import Settings, parse_address
 
+log = logging.getLogger(__name__)
+
+OPEN_FILES: Final = "/dev/fd"
 ANSWER_S: Final = 1.0
 """Seconds for whoever listens on a unix socket to take a connection; a kernel does so at once."""
 TURN_S: Final = 2.0
 """Seconds to wait for another server that takes a socket in the same folder at this moment."""
 TURN_PERIOD_S: Final = 0.02
+
+
+def server_options(connections_max: int) -> tuple[tuple[str, int], ...]:
+    """Return the options of a gRPC server that takes so many connections on an address."""
+    return (
+        ("grpc.max_allowed_incoming_connections", connections_max),
+        # Two servers must not share a port unseen, which gRPC allows by default.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
+        # The prepared list of a fetch of 10^5 fragments is about 30 MiB.
+        ("grpc.max_send_message_length", 64 * 2**20),
+        ("grpc.max_metadata_size", limits.METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", limits.METADATA_BYTES_MAX),
+        ("grpc.max_concurrent_streams", limits.STREAMS_MAX),
+        # What comes of a request unasked for; not more because a connection is fast.
+        ("grpc.http2.lookahead_bytes", limits.WINDOW_BYTES),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.server.max_pending_requests", limits.UNASKED_MAX),
+        ("grpc.server.max_pending_requests_hard_limit", limits.UNASKED_MAX_HARD),
+        ("grpc.max_connection_idle_ms", _ms(limits.IDLE_S)),
+        ("grpc.max_connection_age_ms", _ms(limits.AGE_S)),
+        ("grpc.max_connection_age_grace_ms", _ms(limits.AGE_GRACE_S)),
+        ("grpc.keepalive_time_ms", _ms(limits.KEEPALIVE_S)),
+        ("grpc.keepalive_timeout_ms", _ms(limits.KEEPALIVE_ANSWER_S)),
+        # gRPC's default would hang up on clients that ping while a fetch blocks.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _ms(limits.PING_INTERVAL_S_MIN)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.server_handshake_timeout_ms", _ms(limits.HANDSHAKE_S)),
+    )
+
+
+def _ms(span_s: float) -> int:
+    return round(span_s * 1000)
+
+
+def connections_max(settings: Settings) -> int:
+    """Return the connections of an address: as in the settings, or fewer for lack of open files.
+
+    At the limit of open files the server could neither close a connection that is one too many
+    nor reach the store.
+    """
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files_max == resource.RLIM_INFINITY:
+        return settings.connections_max
+    address_count = 1 if settings.local_socket is None else 2
+    room = max(1, (files_max - limits.RESERVED_FILES) // address_count)
+    if room < settings.connections_max:
+        log.warning(
+            "%d open files leave room for %d connections instead of %d (--connections-max); "
+            "raise the limit (ulimit -n, LimitNOFILE)",
+            files_max,
+            room,
+            settings.connections_max,
+        )
+    return min(room, settings.connections_max)
 
 
 def check_addresses(settings: Settings) -> None:
@@ -32,22 +93,42 @@ def check_addresses(settings: Settings) -> None:
     if settings.local_socket is not None:
         _check_unused(f"unix:{settings.local_socket}", "--local-socket")
     address = parse_address(settings.listen, "--listen")
-    check_plaintext(
-        address and address[0],
-        has_tls=settings.tls is not None,
-        is_allowed=settings.allow_plaintext,
-    )
-    check_anonymous(
-        address and address[0],
-        has_tokens=settings.tokens is not None,
-        has_client_ca=settings.tls is not None and settings.tls.client_ca_file is not None,
-        # Plaintext is for a network that is trusted, where a token could be overheard.
-        is_allowed=settings.allow_anonymous or settings.allow_plaintext,
-    )
     if address is None:
         _check_unused(settings.listen, "--listen")
-    else:
-        check_free(*address, "--listen")
+        return
+    check_exposure(settings, address[0])
+    check_free(*address, "--listen")
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host's address; not for names but localhost."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_exposure(settings: Settings, host: str) -> None:
+    """Refuse plaintext, and callers without a proof, on the network unless asked for by name.
+
+    Raises:
+        StartError: The settings allow one of them at a host that other machines reach.
+    """
+    if _is_loopback(host):
+        return
+    if not (settings.tls or settings.allow_plaintext):
+        raise StartError(
+            f"--listen {host} is open to other machines and calls would not be encrypted; give "
+            "--tls-cert and --tls-key, or --allow-plaintext where the network is trusted"
+        )
+    # Plaintext is for a network that is trusted, where a token could be overheard.
+    is_allowed = settings.allow_anonymous or settings.allow_plaintext
+    if not (settings.tokens or settings.tls_client_ca or is_allowed):
+        raise StartError(
+            f"--listen {host} is open to other machines and everybody there would be an "
+            "administrator; give --tokens (breadbox token makes them) or --tls-client-ca, or "
+            "--allow-anonymous where the network is trusted"
+        )
 
 
 def bind(
@@ -83,11 +164,6 @@ def bind(
         raise StartError(f"--listen {listen} cannot be used; choose another address")
     shown_host = f"[{host}]" if ":" in host else host
     return f"{shown_host}:{bound_port}"
-
-
-def bound_port(address: str) -> int:
-    """The port of an address that `bind` gave; 0: it is a unix socket."""
-    return 0 if address.startswith("unix:") else int(address.rpartition(":")[2])
 
 
 def check_free(host: str, port: int, option: str) -> None:
@@ -180,3 +256,61 @@ def _bind_socket(server: grpc.aio.Server, listen: str, option: str) -> None:
         finally:
             os.umask(mask)
     raise StartError(f"{option} {listen} cannot be used; is its folder there and writable?")
+
+
+class PortConnections:
+    """Connections to a TCP port that this process has taken, named as gRPC names peers."""
+
+    def __init__(self) -> None:
+        self._port = 0
+        """0 if there are none."""
+
+    def listen_at(self, address: str) -> None:
+        """Look at the connections to an address that `bind` returned, from now on."""
+        self._port = 0 if address.startswith("unix:") else int(address.rpartition(":")[2])
+
+    def peers(self) -> set[str]:
+        """All there are; takes some microseconds for every open file. From any thread."""
+        return {peer for _, peer in self._files()}
+
+    def close(self, peers: Iterable[str]) -> None:
+        """Hang up on some; gRPC sees their ends. From any thread."""
+        wanted = set(peers)
+        for file, peer in self._files():
+            if peer in wanted:
+                # What was seen may have been closed since, and its number be another's: a copy
+                # stays what it is.
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as copy:
+                    if self._peer_of(copy) == peer:
+                        copy.shutdown(socket.SHUT_RDWR)
+
+    def _files(self) -> Iterator[tuple[int, str]]:
+        if not self._port:
+            return
+        for name in os.listdir(OPEN_FILES):
+            file = int(name)
+            try:
+                seen = socket.socket(fileno=file)
+            except OSError:
+                continue  # No socket, or closed meanwhile.
+            try:
+                peer = self._peer_of(seen)
+            finally:
+                seen.detach()
+            if peer is not None:
+                yield file, peer
+
+    def _peer_of(self, seen: socket.socket) -> str | None:
+        """What gRPC names a connection; None: it is none of ours."""
+        try:
+            if (
+                seen.family not in (socket.AF_INET, socket.AF_INET6)
+                or seen.getsockname()[1] != self._port
+            ):
+                return None
+            host, port = seen.getpeername()[:2]
+        except OSError:
+            return None
+        # gRPC listens on one socket for both families.
+        host = host.removeprefix("::ffff:")
+        return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"

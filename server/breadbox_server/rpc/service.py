@@ -6,19 +6,18 @@ Whatever a method raises is told to the caller by `breadbox_server.rpc.intercept
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from breadbox import __version__
 from breadbox.stores.frames import pack
 from breadbox.v1 import buffer_pb2, replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server.access.authorization import Role, current_caller
 from breadbox_server.base import conversion as convert
 from breadbox_server.base.errors import GatewayOffError
-from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.events import FetchGranted
@@ -57,6 +56,7 @@ from breadbox_server.limits import (
 )
 from breadbox_server.metrics.episodes import by_key
 from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.settings import Settings
 
 pb = replay_buffer_service_pb2
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -67,34 +67,16 @@ REPLY_MARGIN_S: Final = 0.25
 """Kept free before a call's deadline, so that "elapsed" still reaches the caller."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreAdvice:
-    """What clients are told about the payload store. `repr` would show the URL; never log it."""
-
-    url: str
-    producers_url: str
-    """The same, for tokens of producers."""
-    unannounced_s: float
-    piece_size_bytes: int
-    inline_size_bytes_max: int
-    producers_inline_size_bytes_max: int
-    """The same, for tokens of producers."""
-    server_version: str
-    journal_epoch: Callable[[], int] = int
-    """Of the server's claim of its journal, as it is now; 0: it has none."""
-    concerns: Sequence[str] = ()
-    """Settings under which the store may lose payloads, or the journal turns."""
-
-
 class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServicer):
     """All methods, on one driver.
 
     Args:
         driver: Runs the core.
         metrics: Takes reported episodes.
-        store_advice: The answer to GetStoreConfig.
-        default_config: What CreateBuffer takes for limits that are not given.
-        gateway: Moves payloads; None: this server hands none on.
+        settings: What clients are told of the payload store, and limits of new buffers.
+        journal_epoch: Gives the epoch of the server's claim of its journal; 0 without one.
+        concerns: Settings under which the store may lose payloads, or the journal turns.
+        gateway: Moves payloads, or None if this server hands none on.
     """
 
     def __init__(
@@ -102,15 +84,21 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         driver: Driver,
         *,
         metrics: Metrics,
-        store_advice: StoreAdvice,
-        default_config: BufferConfig,
+        settings: Settings,
+        journal_epoch: Callable[[], int] = int,
+        concerns: Sequence[str] = (),
         gateway: Gateway | None = None,
     ) -> None:
         self._gateway = gateway
         self._driver = driver
         self._metrics = metrics
-        self._store_advice = store_advice
-        self._default_config = default_config
+        self._settings = settings
+        self._default_config = settings.default_config
+        self._inline_sizes = [
+            settings.inline_size_told(is_producer=is_producer) for is_producer in (False, True)
+        ]
+        self._journal_epoch = journal_epoch
+        self._concerns = concerns
 
     async def StartSession(
         self, request: pb.StartSessionRequest, context: Context
@@ -313,9 +301,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
 
     def _inline_size_bytes_max(self) -> int:
         """Bytes of a payload up to which it rides along with this caller's calls."""
-        if current_caller().role is Role.PRODUCER:
-            return self._store_advice.producers_inline_size_bytes_max
-        return self._store_advice.inline_size_bytes_max
+        return self._inline_sizes[current_caller().role is Role.PRODUCER]
 
     async def CreateSubscription(
         self, request: pb.CreateSubscriptionRequest, context: Context
@@ -454,19 +440,19 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.GetStoreConfigRequest, context: Context
     ) -> pb.GetStoreConfigResponse:
         """Say where payloads live."""
-        advice = self._store_advice
+        settings = self._settings
         is_producer = current_caller().role is Role.PRODUCER
         server_time = Timestamp()
         server_time.FromNanoseconds(time.time_ns())
         return pb.GetStoreConfigResponse(
-            store_url=advice.producers_url if is_producer else advice.url,
-            unannounced_duration=convert.to_duration(advice.unannounced_s),
-            piece_size_bytes=advice.piece_size_bytes,
+            store_url=settings.store_told(is_producer=is_producer),
+            unannounced_duration=convert.to_duration(settings.unannounced_s),
+            piece_size_bytes=settings.piece_size_bytes,
             inline_size_bytes_max=self._inline_size_bytes_max(),
-            server_version=advice.server_version,
+            server_version=__version__,
             server_time=server_time,
-            journal_epoch=advice.journal_epoch(),
-            store_concerns=advice.concerns,
+            journal_epoch=self._journal_epoch(),
+            store_concerns=self._concerns,
         )
 
     async def ReportEpisodes(

@@ -1,0 +1,153 @@
+"""Opens the payload store of a server: held by it alone, answering, and large enough."""
+
+import fcntl
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from breadbox.model.errors import StoreError, StoreUrlError
+from breadbox.stores import open_custodian
+from breadbox.stores.base import PayloadCustodian
+from breadbox.stores.urls import parse_store_url, redact
+from breadbox.stores.disk import MIB
+from breadbox.stores.disk import UnsafePathError, make_private_directory, opener
+from breadbox_server.base.errors import StartError
+from breadbox_server.journal.storage.place import JournalPlace
+from breadbox_server.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def store_needed(settings: Settings) -> Iterator[None]:
+    """Raise a StartError where the store does not answer inside the block."""
+    try:
+        yield
+    except StoreError as error:
+        raise StartError(
+            f"--store {settings.store_shown} cannot be used: {error}; start again"
+        ) from error
+
+
+@contextmanager
+def hold_directory(settings: Settings, leftovers: ExitStack) -> Iterator[None]:
+    """Hold a `file://` store for this server alone; delete it afterwards if it is ephemeral.
+
+    An ephemeral one is put among the leftovers as well: it goes however the process ends.
+
+    Raises:
+        StartError: Another server uses it, or it is to be ephemeral and is not empty.
+    """
+    try:
+        parsed = parse_store_url(settings.store)
+    except StoreUrlError as error:
+        raise StartError(f"--store cannot be used: {error}") from error
+    if parsed.kind != "file":
+        if settings.is_ephemeral:
+            raise StartError("--ephemeral is for file:// stores; leave it out")
+        yield
+        return
+    directory = Path(parsed.directory)
+    try:
+        if settings.is_ephemeral and directory.exists() and any(directory.iterdir()):
+            raise StartError(
+                f"--ephemeral would delete {directory}, which is not empty; "
+                "name a new directory, or delete it"
+            )
+        make_private_directory(directory, has_parents=True)
+        lock = open(directory / "server.lock", "w", opener=opener)  # noqa: SIM115 - held below
+    except UnsafePathError as error:
+        raise StartError(f"--store cannot be used: {error.strerror}") from error
+    except OSError as error:
+        raise StartError(
+            f"--store {settings.store_shown} cannot be used: {error.strerror}; "
+            "give a directory that this user may write"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StartError(
+                f"--store {settings.store_shown} is in use by another server; stop that one (which "
+                "--take-over cannot displace from a directory) or give another directory"
+            ) from error
+        if settings.is_ephemeral:
+            leftovers.callback(shutil.rmtree, directory, ignore_errors=True)
+        try:
+            yield
+        finally:
+            if settings.is_ephemeral:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+async def open_store(
+    settings: Settings, custodian: PayloadCustodian | None
+) -> tuple[PayloadCustodian, list[str], Settings]:
+    """Open the payload store, unless it is given, and see that it answers.
+
+    Returns:
+        The store, settings under which store or journal may lose what they have, and the server's
+        settings, which promise no buffer more bytes than the store can hold.
+
+    Raises:
+        StartError: The URL is malformed or the store does not answer.
+    """
+    try:
+        if custodian is None:
+            custodian = open_custodian(settings.store, unannounced_s=settings.unannounced_s)
+        await custodian.ping()
+    except StoreUrlError as error:
+        raise StartError(f"--store cannot be used: {error}") from error
+    except StoreError as error:
+        if custodian is not None:
+            await custodian.close()
+        raise StartError(
+            f"--store {settings.store_shown} does not answer: {error}; "
+            "start it, or give another URL, with user and password where it asks for them"
+        ) from error
+    try:
+        with store_needed(settings):
+            return (
+                custodian,
+                await _concerns(settings, custodian),
+                await _fitted(settings, custodian),
+            )
+    except BaseException:
+        await custodian.close()
+        raise
+
+
+async def _concerns(settings: Settings, custodian: PayloadCustodian) -> list[str]:
+    """Warn of settings under which store or journal may lose what they have, and return them."""
+    found = [f"--store {settings.store_shown}: {each}" for each in await custodian.concerns()]
+    # A journal that cannot be used is refused by its own start.
+    with suppress(StoreUrlError, StoreError):
+        place = JournalPlace.choose(settings.journal, settings.store)
+        if place is not None and place.is_shared and place.where != settings.store:
+            async with AsyncExitStack() as stack:
+                journal = open_custodian(place.where)
+                stack.push_async_callback(journal.close)
+                shown = redact(place.where)
+                found += [f"--journal {shown}: {each}" for each in await journal.concerns()]
+    for each in found:
+        log.warning("%s", each)
+    return found
+
+
+async def _fitted(settings: Settings, custodian: PayloadCustodian) -> Settings:
+    """Promise no buffer more bytes than the store can hold."""
+    usage = await custodian.usage()
+    fitting = usage.capacity_bytes_max
+    if not fitting or settings.capacity_bytes <= fitting:
+        return settings
+    log.warning(
+        "--capacity-bytes is %.0f MiB, and the store takes %.0f in all: buffers hold %.0f MiB; "
+        "for more, give Redis more maxmemory, or a directory a larger file system (docker run "
+        "--shm-size)",
+        settings.capacity_bytes / MIB,
+        usage.limit_bytes / MIB,
+        fitting / MIB,
+    )
+    return settings.model_copy(update={"capacity_bytes": fitting})
