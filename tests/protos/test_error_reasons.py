@@ -89,12 +89,12 @@ def test_the_domain_errors_fields_arrive_in_the_librarys_error() -> None:
             core.RequestMismatchError("r", "world_size", 2, 3),
             {"fetch_request_id": "r", "field": "world_size", "first": 2, "now": 3},
         ),
-        (core.WaitersFullError(9), {"retry_delay_s": server_status.WAITERS_RETRY_DELAY_S}),
+        (core.WaitersFullError(9), {"retry_delay_s": server_status.RETRY_DELAY_S}),
     ]
     for domain_error, wanted in cases:
         sent = server_status.to_status(domain_error)
         failure = status.read_failure(
-            server_status.code_of(domain_error),
+            server_status.row_of(domain_error).code,
             sent.message,
             {"grpc-status-details-bin": sent.SerializeToString()},
         )

@@ -4,6 +4,8 @@ Identity on the wire is (domain, reason); the text is for people. Nothing here c
 a credential or payload bytes: errors of the store are told in our words, never in the store's.
 """
 
+import logging
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -13,30 +15,40 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from breadbox.model import errors as library_errors
-from breadbox.v1 import errors_pb2
-from breadbox_server.base import errors as shell_errors
-from breadbox_server.core.model import errors as core_errors
+from breadbox.model import errors as library
+from breadbox.v1 import errors_pb2 as reasons
+from breadbox_server.base import errors as shell
+from breadbox_server.core.model import errors as core
+
+log = logging.getLogger(__name__)
 
 DOMAIN: Final = "breadbox"
-STORE_RETRY_DELAY_S: Final = 0.5
-WAITERS_RETRY_DELAY_S: Final = 0.5
+RETRY_DELAY_S: Final = 0.5
 MESSAGE_LENGTH_MAX: Final = 1024
 METADATA_LENGTH_MAX: Final = 256
 """Characters; all of a status must fit into the 8 KiB of trailing metadata that clients accept."""
+REQUEST_ID_BYTES: Final = 8
+ANSWER_MARGIN_S: Final = 0.15
+"""Kept free before a call's deadline, so that the reason for no answer still reaches the caller;
+less than what a wait that was asked for keeps free."""
+NOT_DONE: Final = "the server was not done in time"
+
+
+class NotDoneError(Exception):
+    """The caller's time is almost up, and nothing else is the matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one class of error is told."""
+    """How one class of error is reported."""
 
     code: grpc.StatusCode
     reason: int
     """A value of `breadbox.v1.ErrorReason`."""
     text: str = ""
-    """Empty: the error's own text. Set where that text may name an address."""
+    """Text instead of the error's own, which may name an address."""
     retry_delay_s: float | None = None
-    """Seconds after which the very same call may be sent again; None: the caller decides."""
+    """Seconds after which the very same call may be sent again, or None if the caller decides."""
 
 
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -46,93 +58,100 @@ _EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 _UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 TABLE: Final[Mapping[type[Exception], Row]] = {
-    core_errors.InvalidArgumentError: Row(_INVALID, errors_pb2.ARGUMENT_INVALID),
-    core_errors.FetchExceedsCapacityError: Row(_INVALID, errors_pb2.FETCH_EXCEEDS_CAPACITY),
-    core_errors.BufferNotFoundError: Row(_NOT_FOUND, errors_pb2.BUFFER_NOT_FOUND),
-    core_errors.BufferExistsError: Row(grpc.StatusCode.ALREADY_EXISTS, errors_pb2.BUFFER_EXISTS),
-    core_errors.BuffersFullError: Row(_PRECONDITION, errors_pb2.BUFFERS_FULL),
-    core_errors.SessionNotCurrentError: Row(_PRECONDITION, errors_pb2.SESSION_NOT_CURRENT),
-    core_errors.VersionRegressedError: Row(_PRECONDITION, errors_pb2.VERSION_REGRESSED),
-    core_errors.LeaseNotFoundError: Row(_NOT_FOUND, errors_pb2.LEASE_NOT_FOUND),
-    core_errors.RequestNotFoundError: Row(_NOT_FOUND, errors_pb2.REQUEST_NOT_FOUND),
-    core_errors.SubscriptionNotFoundError: Row(_NOT_FOUND, errors_pb2.SUBSCRIPTION_NOT_FOUND),
-    core_errors.SubscriptionExistsError: Row(
-        grpc.StatusCode.ALREADY_EXISTS, errors_pb2.SUBSCRIPTION_EXISTS
-    ),
-    core_errors.SubscriptionsFullError: Row(_PRECONDITION, errors_pb2.SUBSCRIPTIONS_FULL),
-    core_errors.RequestMismatchError: Row(_INVALID, errors_pb2.REQUEST_MISMATCH),
-    core_errors.WaitersFullError: Row(
-        _EXHAUSTED, errors_pb2.WAITERS_FULL, retry_delay_s=WAITERS_RETRY_DELAY_S
-    ),
-    core_errors.WorkersFullError: Row(_PRECONDITION, errors_pb2.WORKERS_FULL),
-    core_errors.SchemaMismatchError: Row(_PRECONDITION, errors_pb2.SCHEMA_MISMATCH),
-    core_errors.DrainingError: Row(_UNAVAILABLE, errors_pb2.DRAINING),
-    shell_errors.StandbyError: Row(_UNAVAILABLE, errors_pb2.STANDBY),
-    shell_errors.AppendsFullError: Row(
-        _EXHAUSTED, errors_pb2.APPENDS_FULL, retry_delay_s=WAITERS_RETRY_DELAY_S
-    ),
-    shell_errors.WatchersFullError: Row(
-        _EXHAUSTED, errors_pb2.WATCHERS_FULL, retry_delay_s=WAITERS_RETRY_DELAY_S
-    ),
-    shell_errors.ServerBusyError: Row(
-        _EXHAUSTED, errors_pb2.SERVER_BUSY, retry_delay_s=WAITERS_RETRY_DELAY_S
-    ),
-    shell_errors.QuotaFullError: Row(
-        _EXHAUSTED, errors_pb2.QUOTA_FULL, retry_delay_s=WAITERS_RETRY_DELAY_S
-    ),
-    shell_errors.QuotaExceededError: Row(_PRECONDITION, errors_pb2.QUOTA_EXCEEDED),
-    shell_errors.PayloadSizeError: Row(_INVALID, errors_pb2.PAYLOAD_SIZE_MISMATCH),
-    shell_errors.GatewayOffError: Row(_PRECONDITION, errors_pb2.GATEWAY_OFF),
-    shell_errors.GatewayFullError: Row(
-        _EXHAUSTED, errors_pb2.GATEWAY_FULL, retry_delay_s=STORE_RETRY_DELAY_S
-    ),
-    shell_errors.GatewayStalledError: Row(
-        grpc.StatusCode.DEADLINE_EXCEEDED, errors_pb2.GATEWAY_STALLED
-    ),
-    shell_errors.UnauthenticatedError: Row(
-        grpc.StatusCode.UNAUTHENTICATED, errors_pb2.UNAUTHENTICATED
-    ),
-    shell_errors.PermissionDeniedError: Row(
-        grpc.StatusCode.PERMISSION_DENIED, errors_pb2.PERMISSION_DENIED
-    ),
-    shell_errors.InternalError: Row(grpc.StatusCode.INTERNAL, errors_pb2.INTERNAL),
-    library_errors.StoreUnavailableError: Row(
+    core.InvalidArgumentError: Row(_INVALID, reasons.ARGUMENT_INVALID),
+    core.FetchExceedsCapacityError: Row(_INVALID, reasons.FETCH_EXCEEDS_CAPACITY),
+    core.BufferNotFoundError: Row(_NOT_FOUND, reasons.BUFFER_NOT_FOUND),
+    core.BufferExistsError: Row(grpc.StatusCode.ALREADY_EXISTS, reasons.BUFFER_EXISTS),
+    core.BuffersFullError: Row(_PRECONDITION, reasons.BUFFERS_FULL),
+    core.SessionNotCurrentError: Row(_PRECONDITION, reasons.SESSION_NOT_CURRENT),
+    core.VersionRegressedError: Row(_PRECONDITION, reasons.VERSION_REGRESSED),
+    core.LeaseNotFoundError: Row(_NOT_FOUND, reasons.LEASE_NOT_FOUND),
+    core.RequestNotFoundError: Row(_NOT_FOUND, reasons.REQUEST_NOT_FOUND),
+    core.SubscriptionNotFoundError: Row(_NOT_FOUND, reasons.SUBSCRIPTION_NOT_FOUND),
+    core.SubscriptionExistsError: Row(grpc.StatusCode.ALREADY_EXISTS, reasons.SUBSCRIPTION_EXISTS),
+    core.SubscriptionsFullError: Row(_PRECONDITION, reasons.SUBSCRIPTIONS_FULL),
+    core.RequestMismatchError: Row(_INVALID, reasons.REQUEST_MISMATCH),
+    core.WaitersFullError: Row(_EXHAUSTED, reasons.WAITERS_FULL, retry_delay_s=RETRY_DELAY_S),
+    core.WorkersFullError: Row(_PRECONDITION, reasons.WORKERS_FULL),
+    core.SchemaMismatchError: Row(_PRECONDITION, reasons.SCHEMA_MISMATCH),
+    core.DrainingError: Row(_UNAVAILABLE, reasons.DRAINING),
+    shell.StandbyError: Row(_UNAVAILABLE, reasons.STANDBY),
+    shell.AppendsFullError: Row(_EXHAUSTED, reasons.APPENDS_FULL, retry_delay_s=RETRY_DELAY_S),
+    shell.WatchersFullError: Row(_EXHAUSTED, reasons.WATCHERS_FULL, retry_delay_s=RETRY_DELAY_S),
+    shell.ServerBusyError: Row(_EXHAUSTED, reasons.SERVER_BUSY, retry_delay_s=RETRY_DELAY_S),
+    shell.QuotaFullError: Row(_EXHAUSTED, reasons.QUOTA_FULL, retry_delay_s=RETRY_DELAY_S),
+    shell.QuotaExceededError: Row(_PRECONDITION, reasons.QUOTA_EXCEEDED),
+    shell.PayloadSizeError: Row(_INVALID, reasons.PAYLOAD_SIZE_MISMATCH),
+    shell.GatewayOffError: Row(_PRECONDITION, reasons.GATEWAY_OFF),
+    shell.GatewayFullError: Row(_EXHAUSTED, reasons.GATEWAY_FULL, retry_delay_s=RETRY_DELAY_S),
+    shell.GatewayStalledError: Row(grpc.StatusCode.DEADLINE_EXCEEDED, reasons.GATEWAY_STALLED),
+    shell.UnauthenticatedError: Row(grpc.StatusCode.UNAUTHENTICATED, reasons.UNAUTHENTICATED),
+    shell.PermissionDeniedError: Row(grpc.StatusCode.PERMISSION_DENIED, reasons.PERMISSION_DENIED),
+    shell.InternalError: Row(grpc.StatusCode.INTERNAL, reasons.INTERNAL),
+    library.StoreUnavailableError: Row(
         _UNAVAILABLE,
-        errors_pb2.STORE_UNAVAILABLE,
+        reasons.STORE_UNAVAILABLE,
         text="the payload store cannot be reached by the server; try again",
     ),
-    shell_errors.OutageError: Row(_UNAVAILABLE, errors_pb2.STORE_UNAVAILABLE),
-    library_errors.StoreFullError: Row(
+    shell.OutageError: Row(_UNAVAILABLE, reasons.STORE_UNAVAILABLE),
+    library.StoreFullError: Row(
         _EXHAUSTED,
-        errors_pb2.STORE_FULL,
+        reasons.STORE_FULL,
         text="the payload store has no room; try again when batches have been released",
-        retry_delay_s=STORE_RETRY_DELAY_S,
+        retry_delay_s=RETRY_DELAY_S,
     ),
-    library_errors.PayloadMissingError: Row(
+    library.PayloadMissingError: Row(
         _PRECONDITION,
-        errors_pb2.PAYLOAD_MISSING,
+        reasons.PAYLOAD_MISSING,
         text="the payload is not in the store; write it and call again",
     ),
-    library_errors.PayloadCorruptError: Row(grpc.StatusCode.DATA_LOSS, errors_pb2.PAYLOAD_CORRUPT),
+    library.PayloadCorruptError: Row(grpc.StatusCode.DATA_LOSS, reasons.PAYLOAD_CORRUPT),
 }
 """Errors with a row. `tests/service/test_status.py` holds that none is missing."""
 
-TELLABLE: Final = tuple(TABLE)
+
+def answer_s(left_s: float | None) -> float | None:
+    """Return in how many of the seconds that a caller has left it has to be answered."""
+    return None if left_s is None else left_s - min(ANSWER_MARGIN_S, left_s / 4)
 
 
-def code_of(error: Exception) -> grpc.StatusCode:
-    """The gRPC code of an error that has a row."""
-    return _row(error).code
+def told(error: Exception, method: str) -> tuple[grpc.StatusCode, status_pb2.Status]:
+    """Return the code and the status that end a call.
+
+    An exception without a row is our bug: the caller gets INTERNAL with a request id, never the
+    exception's text; the log has both.
+    """
+    if isinstance(error, NotDoneError):
+        late = status_pb2.Status(code=code_pb2.DEADLINE_EXCEEDED, message=NOT_DONE)
+        return grpc.StatusCode.DEADLINE_EXCEEDED, late
+    if not isinstance(error, tuple(TABLE)):
+        request_id = secrets.token_hex(REQUEST_ID_BYTES)
+        log.error("%s failed; told as request id %s", method, request_id, exc_info=error)
+        error = shell.InternalError(request_id)
+    return row_of(error).code, to_status(error)
 
 
-def to_status(error: Exception) -> status_pb2.Status:
-    """Tell an error that has a row, with machine-readable details.
+def row_of(error: Exception) -> Row:
+    """Return the row of an error's class, or of the class that it is a kind of.
 
     Raises:
         KeyError: The error has no row, which is a bug.
     """
-    row = _row(error)
-    reason = errors_pb2.ErrorReason.Name(row.reason)
+    for kind in type(error).__mro__:
+        row = TABLE.get(kind)
+        if row is not None:
+            return row
+    raise KeyError(type(error).__name__)
+
+
+def to_status(error: Exception) -> status_pb2.Status:
+    """Return the status of an error that has a row, with machine-readable details.
+
+    Raises:
+        KeyError: The error has no row, which is a bug.
+    """
+    row = row_of(error)
+    reason = reasons.ErrorReason.Name(row.reason)
     metadata = {name: value[:METADATA_LENGTH_MAX] for name, value in _metadata(error).items()}
     details: list[Message] = [
         error_details_pb2.ErrorInfo(domain=DOMAIN, reason=reason, metadata=metadata)
@@ -141,14 +160,14 @@ def to_status(error: Exception) -> status_pb2.Status:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(round(row.retry_delay_s * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    if isinstance(error, core_errors.InvalidArgumentError):
+    if isinstance(error, core.InvalidArgumentError):
         violation = error_details_pb2.BadRequest.FieldViolation(
             field=error.field[:METADATA_LENGTH_MAX],
             description=error.problem[:METADATA_LENGTH_MAX],
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     text = row.text or str(error)
-    if isinstance(error, library_errors.StoreUnavailableError) and error.answer:
+    if isinstance(error, library.StoreUnavailableError) and error.answer:
         text = f"the Redis of the server's payload store refuses: {error.answer}"
     status = status_pb2.Status(
         code=getattr(code_pb2, row.code.name), message=text[:MESSAGE_LENGTH_MAX]
@@ -160,19 +179,11 @@ def to_status(error: Exception) -> status_pb2.Status:
     return status
 
 
-def _row(error: Exception) -> Row:
-    for kind in type(error).__mro__:
-        row = TABLE.get(kind)
-        if row is not None:
-            return row
-    raise KeyError(type(error).__name__)
-
-
 def _metadata(error: Exception) -> dict[str, str]:
-    if isinstance(error, core_errors.DomainError):
+    if isinstance(error, core.DomainError):
         return error.metadata
-    if isinstance(error, library_errors.PayloadMissingError):
+    if isinstance(error, library.PayloadMissingError):
         return {"payload": error.payload_id}
-    if isinstance(error, shell_errors.OutageError):
+    if isinstance(error, shell.OutageError):
         return {"away": ", ".join(error.places)}
     return {}
