@@ -10,6 +10,7 @@ away; that would not hold for a password that a person chose.
 """
 
 import asyncio
+import contextlib
 import fcntl
 import hashlib
 import hmac
@@ -20,11 +21,10 @@ import secrets
 import stat
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -51,18 +51,19 @@ _LINE: Final = re.compile(
     r"(?P<bounds>(?:[ \t]+[a-z_]+=[!-~]*)*)"
 )
 _FORM: Final = "`ROLE NAME sha256:HEX [KEY=VALUE ...]`"
-_BUFFER_PATTERN: Final = re.compile(r"[A-Za-z0-9._*-]{1,64}")
-_WORKER_PATTERN: Final = re.compile(r'[!"$-+\--~]{1,128}')
+_BUFFER_PATTERN: Final = r"[A-Za-z0-9._*-]{1,64}"
+_WORKER_PATTERN: Final = r'[!"$-+\--~]{1,128}'
+_PATTERNS: Final = (
+    f"1 to {PATTERNS_MAX} patterns with commas between them, each of {{}}, "
+    "where * stands for any run of characters"
+)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEntry:
-    """One token that is known; the token itself is not."""
+class TokenEntry(NamedTuple):
+    """One token that is known, by its SHA-256."""
 
     caller: Caller
-    """Who has it. The name is for people, and for taking it out of the file again."""
-    digest: bytes = field(repr=False)
-    """SHA-256 of the token."""
+    digest: bytes
 
 
 def digest_of(token: str) -> bytes:
@@ -106,8 +107,47 @@ def parse(text: str) -> tuple[TokenEntry, ...]:
     return tuple(entries)
 
 
+_BOUNDS: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {
+    "buffers": (
+        f"{_BUFFER_PATTERN}(,{_BUFFER_PATTERN}){{0,{PATTERNS_MAX - 1}}}",
+        lambda text: tuple(text.split(",")),
+        _PATTERNS.format("A-Z a-z 0-9 . _ - *"),
+    ),
+    "workers": (
+        f"{_WORKER_PATTERN}(,{_WORKER_PATTERN}){{0,{PATTERNS_MAX - 1}}}",
+        lambda text: tuple(text.split(",")),
+        _PATTERNS.format("printable ASCII without space, comma and #"),
+    ),
+    "workers_max": (r"[0-9]{1,15}", int, "a whole number of at least 1"),
+    "bytes_held_max": (
+        r".+",
+        parse_size_bytes,
+        "a size such as 8GiB, 500MB or 1048576",
+    ),
+    "appends_per_s_max": (
+        r"[0-9]{1,9}(\.[0-9]{1,6})?",
+        float,
+        "a number above 0, such as 200 or 0.5",
+    ),
+}
+"""What may stand behind the hash: its form, how it is read, and what it must be."""
+
+
+def _read_bound(key: str, text: str) -> Any:
+    """Read a bound's value, which is never 0 or empty.
+
+    Raises:
+        ValueError: It is malformed; says what it must be.
+    """
+    form, read, wanted = _BOUNDS[key]
+    with contextlib.suppress(ValueError):
+        if re.fullmatch(form, text) and (value := read(text)):
+            return value
+    raise ValueError(f"{key} must be {wanted}")
+
+
 def _bounded(caller: Caller, bounds: Sequence[str]) -> Caller:
-    """The caller of a token within what its line says.
+    """Return the caller of a token within what its line says.
 
     Raises:
         ValueError: A bound is malformed, unknown or stands twice.
@@ -115,56 +155,13 @@ def _bounded(caller: Caller, bounds: Sequence[str]) -> Caller:
     given: dict[str, Any] = {}
     for bound in bounds:
         key, _, text = bound.partition("=")
-        read = _BOUNDS.get(key)
-        if read is None:
+        if key not in _BOUNDS:
             raise ValueError(f"it has a bound that is none; there are {', '.join(_BOUNDS)}")
         if key in given:
             raise ValueError(f"{key} stands in it twice")
-        given[key] = read(key, text)
+        given[key] = _read_bound(key, text)
     patterns = {key: given.pop(key) for key in ("buffers", "workers") if key in given}
     return replace(caller, **patterns, quotas=Quotas(**given))
-
-
-def _patterns(form: re.Pattern[str], of: str, key: str, text: str) -> tuple[str, ...]:
-    patterns = tuple(text.split(","))
-    if len(patterns) > PATTERNS_MAX or not all(map(form.fullmatch, patterns)):
-        raise ValueError(
-            f"{key} must be 1 to {PATTERNS_MAX} patterns with commas between them, each of {of}, "
-            "where * stands for any run of characters"
-        )
-    return patterns
-
-
-def _whole(key: str, text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) < 1:
-        raise ValueError(f"{key} must be a whole number of at least 1")
-    return int(text)
-
-
-def _size(key: str, text: str) -> int:
-    try:
-        size_bytes = parse_size_bytes(text)
-    except ValueError:
-        size_bytes = 0
-    if size_bytes < 1:
-        raise ValueError(f"{key} must be a size such as 8GiB, 500MB or 1048576")
-    return size_bytes
-
-
-def _rate(key: str, text: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) or float(text) <= 0:
-        raise ValueError(f"{key} must be a number above 0, such as 200 or 0.5")
-    return float(text)
-
-
-_BOUNDS: Final[Mapping[str, Callable[[str, str], Any]]] = {
-    "buffers": partial(_patterns, _BUFFER_PATTERN, "A-Z a-z 0-9 . _ - *"),
-    "workers": partial(_patterns, _WORKER_PATTERN, "printable ASCII without space, comma and #"),
-    "workers_max": _whole,
-    "bytes_held_max": _size,
-    "appends_per_s_max": _rate,
-}
-"""What may stand behind the hash, and how it is read."""
 
 
 class TokenFile:
@@ -363,17 +360,13 @@ def token(settings: TokenSettings) -> None:
     into that file; it does not reveal the token.
     """
     made = new_token()
-    quotas = ("workers_max", "bytes_held_max", "appends_per_s_max")
-    given = {
-        "buffers": ",".join(settings.buffers),
-        "workers": ",".join(settings.workers),
-        **{name: getattr(settings, name) for name in quotas},
-    }
     line = f"{settings.role.value} {settings.name} sha256:{digest_of(made).hex()}"
-    for key, text in given.items():
+    for key in _BOUNDS:
+        value = getattr(settings, key)
+        text = value if isinstance(value, str) else ",".join(value or ())
         if text:
             try:
-                _BOUNDS[key](key, text)
+                _read_bound(key, text)
             except ValueError as error:
                 option = key.removesuffix("s") if key in ("buffers", "workers") else key
                 raise click.BadParameter(
