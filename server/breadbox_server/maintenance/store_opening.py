@@ -10,9 +10,8 @@ from pathlib import Path
 from breadbox.model.errors import StoreError, StoreUrlError
 from breadbox.stores import open_custodian
 from breadbox.stores.base import PayloadCustodian
+from breadbox.stores.disk import MIB, UnsafePathError, make_private_directory, opener
 from breadbox.stores.urls import parse_store_url, redact
-from breadbox.stores.disk import MIB
-from breadbox.stores.disk import UnsafePathError, make_private_directory, opener
 from breadbox_server.base.errors import StartError
 from breadbox_server.journal.storage.place import JournalPlace
 from breadbox_server.settings import Settings
