@@ -14,11 +14,14 @@ from typing import Final
 from breadbox.stores.base import PayloadCustodian
 from breadbox_server.access.authorization import EVERYTHING, Caller
 from breadbox_server.admission.appends import Appends
-from breadbox_server.admission.deletions import DeletionQueue, UnownedPayloads
-from breadbox_server.admission.inline_payloads import RecentPayloads
 from breadbox_server.admission.lost_payloads import LostPayloads
-from breadbox_server.admission.publishing import Publishing
-from breadbox_server.admission.store_watch import PERIOD_S, StoreWatch
+from breadbox_server.admission.payloads import (
+    PERIOD_S,
+    DeletionQueue,
+    RecentPayloads,
+    StoreWatch,
+    UnownedPayloads,
+)
 from breadbox_server.base.clock import Clock
 from breadbox_server.base.errors import JOURNAL, PAYLOAD_STORE, OutageError
 from breadbox_server.base.jobs import Jobs
@@ -66,46 +69,38 @@ from breadbox_server.reading.reads import Reads
 log = logging.getLogger(__name__)
 
 REFUSAL_S: Final = 10.0
-"""Seconds for which a payload store that refused to write counts as one that does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverLimits:
-    """Bounds of what the driver itself holds."""
+    """Bounds of what the parts of the driver hold."""
 
     watchers_max: int = WATCHERS_MAX
-    """Callers that may watch a model at a time, and as many may wait for chunks to read; then the
-    next, or one of who has more of them, is refused with WATCHERS_FULL."""
+    """Callers that may watch a model, and as many that wait for chunks; at the limit one of the
+    largest holder is refused with WATCHERS_FULL.
+    """
     read_leases_max: int = READ_LEASES_MAX
-    """Leases of readers at a time; the next ends the oldest of who has the most."""
+    """Leases of readers; the next ends the oldest of the largest holder."""
     read_kept_bytes_max: int = BufferConfig().capacity_bytes // READ_KEPT_PART
-    """Payload bytes that left the buffers and that readers keep; beyond, their leases end."""
+    """Payload bytes that only readers keep; beyond, their leases end."""
     append_fragments_max: int = WAITING_FRAGMENTS_MAX
     """Fragments that may wait for admission; further ones are refused with APPENDS_FULL."""
     append_waiting_max: int = APPENDS_WAITING_MAX
-    """Appends that may wait for room; further ones are told at once that there is none."""
+    """Appends that may wait for room; further ones are answered immediately."""
     inline_size_bytes_max: int = INLINE_SIZE_BYTES_MAX
-    """Bytes of a payload that may ride along with its fragment; 0: none may."""
+    """Bytes of an inline payload; 0: none."""
     deletions_max: int = 262_144
     """Payloads that may wait for deletion; beyond, fragments are answered BYTES_FULL."""
     poison_after: int = 2
-    """Leases whose readers could not read a chunk, after which it is quarantined; at least 1."""
+    """Leases whose readers could not read a chunk before it is quarantined; at least 1."""
     unowned_s: float = 600.0
     """Seconds for which a confirmed payload that was not admitted may be sent again."""
 
 
 class Driver:
-    """Runs a `BufferSet`. Not thread-safe: call it from the loop's thread only.
+    """The parts around a `BufferSet`, put together. For the loop's thread only.
 
-    `run` must be running in a task group for anything to be admitted, deleted or made durable.
-
-    Args:
-        buffers: The core; the driver is its only owner from now on.
-        custodian: The payload store.
-        clock: Where instants and wake-ups come from.
-        metrics: What is fed with the core's events.
-        limits: Bounds of what the driver itself holds.
-        journal: Where decisions are made durable; None: they take effect at once.
+    `run` must be running for anything to be admitted, deleted or made durable.
     """
 
     def __init__(
@@ -121,7 +116,7 @@ class Driver:
         self._metrics = metrics
         self._poison_after = limits.poison_after
         self._ending: dict[BufferName, BufferDescription] = {}
-        """Buffers that were deleted, as they were then; their end is not durable yet."""
+        """Deleted buffers whose end is not durable yet."""
         self.core = DurableCore(
             buffers,
             clock=clock,
@@ -132,7 +127,6 @@ class Driver:
         )
         self.turns = self.core.turns
         self.recent = RecentPayloads(INLINE_RECENT_BYTES_MAX)
-        """Small payloads that replies may carry without a trip to the store."""
         self.store_watch = StoreWatch(custodian, clock=clock, metrics=metrics)
         self.deletions = DeletionQueue(
             custodian,
@@ -153,11 +147,6 @@ class Driver:
             fragments_max=limits.append_fragments_max,
             waiting_max=limits.append_waiting_max,
             inline_size_bytes_max=limits.inline_size_bytes_max,
-        )
-        self.publishing = Publishing(
-            *(self.core, custodian, self.deletions, self._unowned),
-            metrics=metrics,
-            is_anothers=self.appends.is_anothers,
         )
         self.fetches = Fetches(self.core)
         self.bodies = InlineBodies(
@@ -187,11 +176,9 @@ class Driver:
     # --- buffers and leases --------------------------------------------------------------------
 
     async def create_buffer(self, command: CreateBuffer, caller: Caller) -> None:
-        """Make a buffer, unless a token that is bound to buffers has as many as places are left.
+        """Make a buffer, unless a token bound to buffers has as many as places are left.
 
-        Raises:
-            BuffersFullError: It has, or no place is left.
-            InvalidArgumentError, BufferExistsError: See `BufferSet.apply`.
+        Raises BuffersFullError, InvalidArgumentError, or BufferExistsError.
         """
         names = self.core.buffers.names()
         if caller.buffers is not EVERYTHING and command.buffer not in names:
@@ -201,11 +188,7 @@ class Driver:
         await self.core.apply(command)
 
     async def delete_buffer(self, command: DeleteBuffer) -> None:
-        """Delete a buffer; clients that watch its model are told, and its series are dropped.
-
-        Raises:
-            BufferNotFoundError: No buffer has this name.
-        """
+        """Delete a buffer; wake callers that watch its model, and drop its series."""
         buffer = command.buffer
         async with self.core.durable_refusals():
             seen = self.core.describe(buffer)
@@ -221,32 +204,21 @@ class Driver:
         self._ending.pop(buffer, None)
 
     def listed(self) -> Mapping[BufferName, BufferDescription | None]:
-        """The buffers, sorted by name; those whose end is not durable as they were, others None."""
+        """Return buffers, sorted by name; with a description if its end is not durable."""
         listed = self._ending | dict.fromkeys(self.core.buffers.names())
         return {name: listed[name] for name in sorted(listed)}
 
     async def renew(self, command: RenewLease) -> float:
-        """Let a lease live on, of a fetch or of a reader, and give its new expiry.
-
-        Raises:
-            InvalidArgumentError: The duration is out of range.
-            LeaseNotFoundError: The lease is unknown or over.
-        """
+        """Extend a lease of a fetch or of a reader; return its new expiry."""
         if self.reading.leases.knows(command.buffer, command.lease_id):
             return self.reading.leases.renew(command.lease_id, command.lease_s)
         return await self.core.apply(command)
 
     async def release(self, command: ReleaseLease, unreadable: tuple[PayloadId, ...] = ()) -> None:
-        """End a lease. What a returned one could not read goes before anybody gets it again.
+        """End a lease. What a returned one could not read goes before it is granted again.
 
-        Waits for the store at most `RETURN_CHECK_S`.
-
-        Args:
-            command: Which lease, and how it ends.
-            unreadable: Payloads of it that are there and that its reader could not read.
-
-        Raises:
-            DomainError: The core refuses the input, which changed nothing.
+        Waits for the store at most `RETURN_CHECK_S`. `unreadable` are payloads of the lease that
+        are there, and that its reader could not read.
         """
         if self.reading.leases.knows(command.buffer, command.lease_id):
             self.reading.leases.release(command.lease_id)
@@ -273,7 +245,7 @@ class Driver:
     def _of_lease(
         self, command: ReleaseLease, payload_ids: tuple[PayloadId, ...]
     ) -> tuple[PayloadId, ...]:
-        """Those payloads that a living lease keeps: nothing else reaches the journal or the log."""
+        """Return the payloads that a live lease keeps: only these reach the journal and the log."""
         if not payload_ids:
             return ()
         leased = self.core.buffers.leased_payloads(command.buffer, command.lease_id)
@@ -282,7 +254,7 @@ class Driver:
     # --- what the server says of its stores ----------------------------------------------------
 
     def outage(self) -> OutageError | None:
-        """What does not answer this server, for whoever has to be told; None: everything does."""
+        """Return what does not answer this server, or None."""
         away, refusals = self.away_s(), self._refusals()
         silent = [
             place for place, away_s in away.items() if away_s >= OUTAGE_S and place not in refusals
@@ -292,13 +264,13 @@ class Driver:
         return OutageError(silent, max(away.values()), refusals)
 
     def _refusals(self) -> dict[str, str]:
-        """What journal and payload store say instead of writing."""
+        """Return what journal and payload store say instead of writing."""
         error = self._metrics.store_outage.failing(within_s=REFUSAL_S)
         refusals = {JOURNAL: self.turns.refusal, PAYLOAD_STORE: getattr(error, "answer", "")}
         return {place: answer for place, answer in refusals.items() if answer}
 
     def away_s(self) -> dict[str, float]:
-        """Seconds for which journal and payload store have owed an answer."""
+        """Return the seconds for which journal and payload store have owed an answer."""
         return {JOURNAL: self.turns.away_s, PAYLOAD_STORE: self.store_watch.away_s}
 
     # --- life ----------------------------------------------------------------------------------
@@ -306,8 +278,7 @@ class Driver:
     async def run(self, on_failure: Callable[[BaseException], None] = lambda _: None) -> None:
         """Admit, delete, make durable and keep house, until cancelled.
 
-        Args:
-            on_failure: Told at once what one of these failed with; the others are ended then.
+        `on_failure` is called with the first failure; the others are ended then.
         """
         async with Jobs(on_failure) as jobs:
             jobs.start(self.appends.queue.run(self.core))
@@ -320,7 +291,7 @@ class Driver:
             await jobs.wait()
 
     def drain(self) -> None:
-        """Refuse new fetches and fragments, and tell every client that waits; idempotent."""
+        """Refuse new fetches and fragments, and answer every client that waits. Idempotent."""
         self.core.drain()
         self.reading.turn_away()
         self.core.pump()
@@ -332,7 +303,7 @@ class Driver:
         await self.deletions.wait_empty()
 
     def tidy(self) -> None:
-        """Carry out what came due in a mere look, and delete what no client sent again."""
+        """Carry out what came due in a mere look, and delete what was not sent again."""
         self.core.pump()
         self._unowned.delete_overdue(self.core.clock.now())
 

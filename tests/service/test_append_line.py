@@ -9,8 +9,7 @@ import pytest
 
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_server.admission.append_queue import PROGRESS_S
-from breadbox_server.admission.wait_queue import PLACE_KEPT_S
+from breadbox_server.admission.append_queue import PLACE_KEPT_S, PROGRESS_S
 from breadbox_server.core.buffers import DEFAULT_BUFFER
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
 from support.eventually import eventually

@@ -21,7 +21,7 @@ from breadbox_server.admission.append_queue import (
     WAIT_S_MAX,
     AppendQueue,
 )
-from breadbox_server.admission.deletions import DeletionQueue, UnownedPayloads
+from breadbox_server.admission.payloads import DeletionQueue, UnownedPayloads
 from breadbox_server.base.errors import AppendsFullError
 from breadbox_server.core.buffers import DEFAULT_BUFFER
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
@@ -36,6 +36,7 @@ from breadbox_server.core.model.inputs import (
     Payload,
 )
 from breadbox_server.driver import DriverLimits
+from breadbox_server.journal.durable_core import DurableCore
 from breadbox_server.maintenance import reconciliation
 from breadbox_server.metrics.metrics import Metrics
 from support.eventually import eventually
@@ -395,7 +396,7 @@ async def test_a_long_queue_of_refusals_lets_others_have_the_loop() -> None:
     ]
     turns_of_others = 0
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(queue.run(Refuser()))
+        running = group.create_task(queue.run(cast("DurableCore", Refuser())))
         appending = group.create_task(appended(queue, fragments))
         while not appending.done():
             turns_of_others += 1
@@ -453,7 +454,7 @@ async def test_an_append_that_would_wait_longer_than_callers_do_is_refused_at_on
     custodian = SlowCustodian(clock)
     queue = roomy_queue(custodian, clock)
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(queue.run(Taker()))
+        running = group.create_task(queue.run(cast("DurableCore", Taker())))
         for number in range(40):
             await appended(queue, slice_of(f"earlier-{number}"))
         custodian.may_confirm.clear()
@@ -516,7 +517,7 @@ async def test_a_queue_that_was_slow_once_is_not_held_short_for_ever() -> None:
         return refused
 
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(queue.run(Taker()))
+        running = group.create_task(queue.run(cast("DurableCore", Taker())))
         custodian.slice_s = 60.0
         for number in range(5):
             await appended(queue, slice_of(f"outage-{number}"))
@@ -533,7 +534,7 @@ async def test_an_append_to_an_empty_queue_is_taken_however_slow_the_server_is()
     queue = roomy_queue(custodian, clock)
     large = [fragment for number in range(16) for fragment in slice_of(f"w-{number}")]
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(queue.run(Taker()))
+        running = group.create_task(queue.run(cast("DurableCore", Taker())))
         first = await appended(queue, large)
         second = await appended(queue, large)
         running.cancel()
@@ -588,7 +589,7 @@ async def test_callers_that_went_away_leave_nothing_in_the_queue_while_the_store
         fragments_max=3 * SLICE_FRAGMENTS,
     )
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(queue.run(Taker()))
+        running = group.create_task(queue.run(cast("DurableCore", Taker())))
         first = group.create_task(appended(queue, slice_of("first")))
         await eventually(lambda: queue.pending_count == SLICE_FRAGMENTS)
         for number in range(10):
@@ -642,7 +643,7 @@ def failures(metrics: Metrics) -> float:
 async def test_deletions_survive_a_store_that_is_down_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("breadbox_server.admission.deletions.RETRY_DELAY_S", 0.0)
+    monkeypatch.setattr("breadbox_server.admission.payloads.RETRY_DELAY_S", 0.0)
     custodian = FakeCustodian()
     metrics = Metrics(CollectorRegistry())
     queue = DeletionQueue(custodian, metrics=metrics, limit=10)

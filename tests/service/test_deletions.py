@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from breadbox_server.admission import deletions
-from breadbox_server.admission.deletions import BATCH_PAYLOADS, GATHER_BYTES_MAX, DeletionQueue
+from breadbox_server.admission import payloads as store_side
+from breadbox_server.admission.payloads import BATCH_PAYLOADS, GATHER_BYTES_MAX, DeletionQueue
 from breadbox_server.core.model.inputs import Payload
 from breadbox_server.metrics.metrics import Metrics
 from support.eventually import eventually
@@ -63,7 +63,7 @@ async def test_what_comes_after_a_trip_shares_the_next() -> None:
 async def test_what_needs_room_goes_at_once(
     monkeypatch: pytest.MonkeyPatch, batch: list[Payload]
 ) -> None:
-    monkeypatch.setattr(deletions, "GATHER_S", 3600.0)
+    monkeypatch.setattr(store_side, "GATHER_S", 3600.0)
     store = CountingTrips()
     async with running(store) as queue:
         queue.put(batch)
@@ -73,7 +73,7 @@ async def test_what_needs_room_goes_at_once(
 async def test_who_waits_until_nothing_is_left_waits_for_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deletions, "GATHER_S", 3600.0)
+    monkeypatch.setattr(store_side, "GATHER_S", 3600.0)
     store = CountingTrips()
     async with running(store) as queue:
         queue.put(payloads(1))

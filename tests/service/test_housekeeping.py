@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from breadbox.model.errors import StoreFullError, StoreUnavailableError
 from breadbox.stores.base import StoreUsage
-from breadbox_server.admission import store_watch
-from breadbox_server.admission.store_watch import SWEEP_PERIOD_S
+from breadbox_server.admission import payloads as store_side
+from breadbox_server.admission.payloads import SWEEP_PERIOD_S
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.driver import Driver, DriverLimits
@@ -50,7 +50,7 @@ async def test_a_store_that_cannot_be_swept_or_measured_is_looked_after_again(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some file systems need room to delete: a full disk must not end the server as well."""
-    monkeypatch.setattr(store_watch, "PERIOD_S", 0.0)
+    monkeypatch.setattr(store_side, "PERIOD_S", 0.0)
     custodian, clock = Failing(error), ManualTimers()
     driver = Driver(
         BufferSet(random.Random(1), BufferConfig()),

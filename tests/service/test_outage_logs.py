@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from breadbox.model.errors import StoreUnavailableError
 from breadbox.shared.outages import OUTAGE_PERIOD_S, OutageLog
-from breadbox_server.admission import deletions
-from breadbox_server.admission.deletions import DeletionQueue
+from breadbox_server.admission import payloads as store_side
+from breadbox_server.admission.payloads import DeletionQueue
 from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.core.model.inputs import Payload
 from breadbox_server.metrics.metrics import Metrics
@@ -59,7 +59,7 @@ def test_a_second_outage_is_told_like_the_first(
 async def test_deletions_that_fail_many_times_are_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(deletions, "RETRY_DELAY_S", 0.0)
+    monkeypatch.setattr(store_side, "RETRY_DELAY_S", 0.0)
     caplog.set_level("INFO")
     custodian, metrics = FakeCustodian(), Metrics(CollectorRegistry())
     custodian.is_down = True

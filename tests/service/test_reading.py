@@ -13,7 +13,7 @@ from breadbox_server.core.buffer import ReplayBuffer
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.ids import BufferName, PayloadId
 from breadbox_server.metrics.metrics import Metrics
-from breadbox_server.reading import shared_replies as passages
+from breadbox_server.reading import reads as passages
 from breadbox_server.reading.read_leases import ReadLeases
 from breadbox_server.reading.watchers import FEW, GATHER_S_MAX
 from breadbox_server.rpc import service

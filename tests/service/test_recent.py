@@ -1,6 +1,6 @@
 """The latest small payloads in memory: bounded, and gone with what they are a copy of."""
 
-from breadbox_server.admission.inline_payloads import RecentPayloads
+from breadbox_server.admission.payloads import RecentPayloads
 from breadbox_server.core.model.ids import PayloadId
 
 A, B, C = PayloadId("a"), PayloadId("b"), PayloadId("c")

@@ -158,7 +158,7 @@ _REFUSED_WITHOUT_THE_BUFFER: dict[str, Callable[[Journalled], Awaitable[Any]]] =
         lease_s=None,
     ),
     "delete_buffer": lambda it: it.driver.delete_buffer(DeleteBuffer(BUFFER)),
-    "publish": lambda it: it.driver.publishing.publish(publish(1)),
+    "publish": lambda it: it.driver.appends.publish(publish(1)),
     "watch": lambda it: it.driver.reading.watch(
         BUFFER, session_id=RUN, model_version=None, lacks_weights=False, wait_s=60.0
     ),
@@ -196,7 +196,7 @@ async def test_a_model_is_told_only_when_it_is_durable() -> None:
     async with journalled() as it:
         await append(it.driver, BUFFER, [fragment(it, 0)])
         hold(it)
-        publishing = it.group.create_task(it.driver.publishing.publish(publish(7)))
+        publishing = it.group.create_task(it.driver.appends.publish(publish(7)))
         await it.journal.writing.wait()
         asking = it.group.create_task(it.driver.core.durable_model(BUFFER))
         await turn_the_loop()
@@ -208,7 +208,7 @@ async def test_a_model_is_told_only_when_it_is_durable() -> None:
 
 async def test_a_model_that_is_durable_is_told_at_once_whatever_else_is_written() -> None:
     async with journalled() as it:
-        await it.driver.publishing.publish(publish(7))
+        await it.driver.appends.publish(publish(7))
         hold(it)
         appending = it.group.create_task(append(it.driver, BUFFER, [fragment(it, 0)]))
         await it.journal.writing.wait()
@@ -332,7 +332,7 @@ async def test_an_unowned_payload_whose_end_is_not_durable_is_deleted_only_with_
     async with journalled() as it:
         weights = fragment(it, 0).payload
         command = publish(1, weights)
-        await it.driver.publishing.publish(command)
+        await it.driver.appends.publish(command)
         with pytest.raises(InvalidArgumentError):
             await append(it.driver, BUFFER, [make_fragment("w", session_id=RUN, payload=weights)])
         hold(it)
@@ -358,7 +358,7 @@ async def test_a_payload_whose_end_is_not_durable_is_confirmed_for_nobody() -> N
         )
         asyncio.get_running_loop().call_later(0.05, it.journal.may_write.set)
         with pytest.raises(PayloadMissingError):
-            await it.driver.publishing.publish(command)
+            await it.driver.appends.publish(command)
         await ending
         await starting
         await it.driver.flush()
@@ -785,7 +785,7 @@ _REFUSED_FOR_WHAT_IS_NOT_KNOWN: dict[str, Callable[[Journalled], Awaitable[Any]]
     ),
     "fetch": lambda it: _fetch(it, "r", BufferName("none")),
     "delete_buffer": lambda it: it.driver.delete_buffer(DeleteBuffer(BufferName("none"))),
-    "publish": lambda it: it.driver.publishing.publish(publish_model(1, session_id="next")),
+    "publish": lambda it: it.driver.appends.publish(publish_model(1, session_id="next")),
     "watch": lambda it: it.driver.reading.watch(
         BufferName("none"), session_id=RUN, model_version=None, lacks_weights=False, wait_s=60.0
     ),

@@ -45,7 +45,7 @@ from breadbox_server.core.model.inputs import (
 from breadbox_server.core.rules.reading import ChunksRead, Cursor
 from breadbox_server.driver import Driver
 from breadbox_server.reading.read_leases import ReadLease
-from breadbox_server.reading.shared_replies import Reading
+from breadbox_server.reading.reads import Reading
 from simulation.faults import Fates
 from simulation.server import Deployment, ServerDownError, SimulatedServer, live_leases
 from simulation.storage import SimulatedStore
@@ -802,4 +802,4 @@ async def _applied(command: UpdatePriorities, driver: Driver) -> PrioritiesUpdat
 
 
 async def _published(command: PublishModel, driver: Driver) -> Published:
-    return await driver.publishing.publish(command)
+    return await driver.appends.publish(command)

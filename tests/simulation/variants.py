@@ -24,8 +24,7 @@ from breadbox_server.journal.storage.interface import (
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.journal.turns import Turns
 from breadbox_server.reading.fetches import Fetches
-from breadbox_server.reading.reads import Reads
-from breadbox_server.reading.shared_replies import Reading, Reply
+from breadbox_server.reading.reads import Reading, Reads, Reply
 from simulation.faults import World
 from simulation.server import Variant
 from simulation.storage import SimulatedJournal, SimulatedStore, SimulatedWriter

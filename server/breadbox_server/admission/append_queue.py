@@ -1,17 +1,14 @@
 """Appends on their way into the core: one FIFO, payloads confirmed before admission.
 
-The core never knows a payload that is not in the store. A fragment that the core would refuse
-anyway is not confirmed, so that its payload goes on to expire by itself. A payload that was
-confirmed, and whose fragment was then not admitted after all, is this module's to get rid of.
-A payload that rides along with its fragment is written here instead, in place of the confirmation,
-or with the journal's entry about it, before which nothing of it takes effect.
+The core never knows a payload that is not in the store. A fragment that the core would refuse is
+not confirmed, so that its payload expires by itself. A payload that was confirmed, and whose
+fragment was then not admitted, is this module's to delete. An inline payload is written here
+instead of confirmed, or with the journal's entry about it.
 
-Who finds no room, and may wait, stands in the line of its buffer. Room goes to who has stood there
-for longest, and nobody who came later takes what somebody in line waits for.
+An append that finds no room, and may wait, is queued for its buffer. Room goes to the append that
+has waited longest; no later one takes what an earlier one waits for (B31). Its states:
 
-Each append is in one state, and may have a place in the line of its buffer besides:
-
-| state    | of the queue | place in line    | pending | next                                      |
+| state    | of the queue | position in line | pending | next                                      |
 |----------|--------------|------------------|---------|-------------------------------------------|
 | QUEUED   | yes          | its own, or none | yes     | DECIDING; ANSWERED: refused with no trip  |
 | DECIDING | yes          | its own, or none | yes     | ANSWERED: all decided; WAITING: no room;  |
@@ -25,18 +22,16 @@ Each append is in one state, and may have a place in the line of its buffer besi
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 from breadbox.model.errors import StoreError, StoreFullError
 from breadbox.stores.base import Confirmation, PayloadCustodian
-from breadbox_server.admission.deletions import DeletionQueue, UnownedPayloads
-from breadbox_server.admission.inline_payloads import RecentPayloads
+from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads, UnownedPayloads
 from breadbox_server.admission.quotas import UNCHARGED, Charge
-from breadbox_server.admission.wait_queue import PLACE_KEPT_S, Line, Place
 from breadbox_server.base.clock import Clock, TimerHandle
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.base.errors import AppendsFullError, PayloadSizeError
@@ -44,13 +39,13 @@ from breadbox_server.core.model.errors import DomainError
 from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId, WorkerId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
-    Answer,
     Appended,
     AppendFragment,
     Fragment,
-    Input,
     Payload,
 )
+from breadbox_server.journal.durable_core import DurableCore
+from breadbox_server.journal.turns import Turns
 from breadbox_server.limits import (
     APPENDS_WAITING_MAX,
     INLINE_PENDING_BYTES_MAX,
@@ -59,68 +54,44 @@ from breadbox_server.limits import (
 from breadbox_server.metrics.metrics import Metrics
 
 SLICE_FRAGMENTS: Final = 256
-"""Fragments judged, confirmed and admitted without letting anybody else have the loop."""
+"""Fragments judged, confirmed and admitted before others get the loop."""
 
 SLICE_PIECES: Final = 8_192
-"""Pieces of payloads, which are keys in the store, after which a slice takes no more fragments."""
+"""Pieces of payloads (keys in the store) after which a slice takes no more fragments."""
 
 SLICE_BYTES: Final = 512 * 2**10
-"""Bytes of payloads that ride along, after which it takes no more either."""
+"""Bytes of inline payloads after which it takes no more either."""
 
 WAIT_S_MAX: Final = 3.0
-"""How long the queue may be, in time: well under the deadlines of callers (10 s unless they say
-otherwise), who would each send again what nobody waits for any more."""
+"""Longest queue, in seconds: well under callers' deadlines (10 s by default), so that none sends
+again what is no longer waited for.
+"""
 SLICE_S_ASSUMED: Final = 0.05
-"""How long a slice takes on a busy machine: before the first one, many may come at once."""
+"""Seconds of a slice on a busy machine, assumed before the first one."""
 _LATEST_WEIGHT: Final = 0.2
-"""Of the latest slice in the mean of how long slices take."""
 
 PROGRESS_S: Final = 0.25
-"""How long a caller waits on of whose fragments some were admitted: it should hear of that."""
+"""Seconds that a caller waits on after some of its fragments were admitted."""
 HOLD_S: Final = 0.25
-"""Seconds between two looks at journal and deletions, while these lack room."""
 
 BYTES_FULL: Final = Appended(AdmissionOutcome.BYTES_FULL)
 _REFUSED: Final = Appended(AdmissionOutcome.WRONG_SESSION)
-"""Stands for whatever is no matter of room."""
+"""Any refusal that waiting does not change."""
 
 
-class Admitter(Protocol):
-    """The part of `DurableCore` that the queue needs."""
+PLACE_KEPT_S: Final = 5.0
+"""Seconds for which a position is kept: a caller whose wait is over, or connection broke, comes
+again.
+"""
+PLACES_KEPT_MAX: Final = 65_536
+"""Positions kept; the next one gives up the oldest."""
 
-    def judge(self, buffer: BufferName, fragment: Fragment) -> Appended | None:
-        """What would be refused, without changing anything; None is an admission."""
-
-    def decide(self, command: Input[Answer], /) -> Answer:
-        """Append a fragment whose payload is confirmed."""
-
-    def may_overtake(
-        self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome
-    ) -> bool:
-        """Whether a fragment takes nothing that an earlier one, refused so, waits for."""
-
-    def pump(self) -> None:
-        """Carry out what the core decided meanwhile."""
-
-    def when_settled(self, effect: Callable[[], None], /) -> None:
-        """Call once everything decided so far is durable; at once where it is already."""
-
-
-class Carrier(Protocol):
-    """What writes payloads in one step with the entries about them, where that can be had."""
-
-    has_payload_room: bool
-    """Whether the store had room for the latest of them."""
-
-    def can_carry(self, payload_count: int, size_bytes: int) -> bool:
-        """Whether it takes so many with what is decided next."""
-
-    def carry(self, payload_id: PayloadId, body: bytes) -> None:
-        """Take one, whose fragment has just been admitted."""
+Place = tuple[SessionId, WorkerId, int]
+"""Identity of the fragment that an append waits with, the same when it comes again."""
 
 
 class State(Enum):
-    """Where an append stands; the table in the docstring of this module says what follows."""
+    """Where an append stands; see the table above."""
 
     QUEUED = auto()
     DECIDING = auto()
@@ -130,7 +101,6 @@ class State(Enum):
 
 
 _PENDING: Final = (State.QUEUED, State.DECIDING, State.ANSWERED)
-"""States in which the fragments of an append count as pending."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,43 +110,39 @@ class Job:
     buffer: BufferName
     fragments: list[Fragment]
     done: "asyncio.Future[list[Appended | None]]"
-    """What became of each."""
     charge: Charge
     bodies: Sequence[bytes] = ()
-    """Payloads that ride along: none, or one for each fragment, empty where it does not."""
+    """Inline payloads: none, or one per fragment, empty where it is in the store."""
     inline_bytes: int = 0
-    """Of these."""
     kept: dict[PayloadId, Payload] = field(default_factory=dict)
-    """What was stored of them and is not admitted yet: it goes when the job is over."""
+    """Inline payloads that were stored and are not admitted yet; deleted with the job."""
     results: list[Appended | None] = field(default_factory=list)
-    """Of the fragments before the first undecided one; None is a payload that is not there."""
+    """Results before the first undecided fragment; None is a missing payload."""
     error: Exception | None = None
     broken_off: set[tuple[SessionId, WorkerId]] = field(default_factory=set)
-    """Workers one of whose payloads is not there. Their later fragments wait for it: admitted
-    before it, they would make it come too late."""
+    """Workers with a missing payload. Their later fragments wait for it: admitted before it, they
+    would make it come too late.
+    """
     wait_until: float = 0.0
-    """Until when it may wait for room."""
     place: Place | None = None
-    """Where it stands in the line of its buffer; None: in none."""
+    """Position in the line of its buffer, or None."""
     waits_for: AdmissionOutcome = AdmissionOutcome.BUFFER_FULL
-    """What it was refused with."""
     timer: TimerHandle | None = None
-    """Ends its wait."""
     state: State = State.QUEUED
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing is done about it before there is room."""
+        """Return True while it waits for room."""
         return self.state is State.WAITING
 
     @property
     def next_fragment(self) -> Fragment:
-        """The first undecided one."""
+        """Return the first undecided fragment."""
         return self.fragments[len(self.results)]
 
     @property
     def is_decided(self) -> bool:
-        """Whether nothing more can become of it."""
+        """Return True if nothing more can become of it."""
         return self.error is not None or len(self.results) == len(self.fragments)
 
     def fill(self, result: Appended) -> None:
@@ -184,7 +150,7 @@ class Job:
         self.results.extend([result] * (len(self.fragments) - len(self.results)))
 
     def reply(self) -> None:
-        """Tell the caller, if it is still there."""
+        """Answer the caller, if it is still there."""
         if self.done.done():
             return
         if self.error is not None:
@@ -195,25 +161,82 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """One fragment of a slice."""
-
     job: Job
     fragment: Fragment
     judged: Appended | None
     wants_confirmation: bool
     body: bytes = b""
-    """The payload, where it rides along."""
     is_there: bool = False
     is_carried: bool = False
-    """It is written with the entry about its fragment, once that is admitted."""
+    """True if it is written with the entry about its fragment."""
     has_other_size: bool = False
-    """The payload in the store has another number of bytes than the fragment says."""
     found_no_room: bool = False
-    """The store did not take the payload."""
+
+
+class Line:
+    """Appends that wait for room in one buffer, in order of arrival, and kept positions."""
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[Place, Job | None] = OrderedDict()
+        """None marks a kept position."""
+        self._kept: OrderedDict[Place, float] = OrderedDict()
+        """End of each kept position, first first."""
+        self.burst = 1
+        """Appends that may try for room at a time; one more for each that found it."""
+
+    def __len__(self) -> int:
+        return len(self._places) - len(self._kept)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if nothing waits and no position is kept."""
+        return not self._places
+
+    def join(self, waiter: Job, place: Place) -> Job | None:
+        """Let an append wait; return its own earlier attempt if it takes that position."""
+        self._kept.pop(place, None)
+        former = self._places.get(place)
+        self._places[place] = waiter
+        waiter.place = place
+        if former is not None and former is not waiter:
+            former.place = None
+            return former
+        return None
+
+    def leave(self, waiter: Job, kept_until: float | None = None) -> None:
+        """Let an append go; its position is kept for a while, or not at all. Idempotent."""
+        place, waiter.place = waiter.place, None
+        if place is None:
+            return
+        if kept_until is None:
+            del self._places[place]
+            return
+        self._places[place] = None
+        self._kept[place] = kept_until
+        if len(self._kept) > PLACES_KEPT_MAX:
+            self._give_up_oldest()
+
+    def give_up_places(self, now: float) -> None:
+        """Give up positions that were kept long enough."""
+        while self._kept and next(iter(self._kept.values())) <= now:
+            self._give_up_oldest()
+
+    def _give_up_oldest(self) -> None:
+        place, _ = self._kept.popitem(last=False)
+        del self._places[place]
+
+    def waiting(self) -> Iterator[Job]:
+        """Iterate over waiting appends in order; the line must not change meanwhile."""
+        return (each for each in self._places.values() if each is not None and each.is_waiting)
+
+    def waits_for(self) -> AdmissionOutcome | None:
+        """Return what the first of them waits for, or None if none waits."""
+        first = next(self.waiting(), None)
+        return None if first is None else first.waits_for
 
 
 class AppendQueue:
-    """Admits fragments in order of arrival. All queued fragments share one trip to the store."""
+    """Admit fragments in order of arrival. All queued fragments share one trip to the store."""
 
     def __init__(
         self,
@@ -229,7 +252,7 @@ class AppendQueue:
         inline_size_bytes_max: int = INLINE_SIZE_BYTES_MAX,
         inline_pending_bytes_max: int = INLINE_PENDING_BYTES_MAX,
         recent: RecentPayloads | None = None,
-        carrier: Carrier | None = None,
+        carrier: Turns | None = None,
     ) -> None:
         self._waiting_max = waiting_max
         self._inline_size_bytes_max = inline_size_bytes_max
@@ -237,7 +260,7 @@ class AppendQueue:
         self._recent = recent or RecentPayloads(0)
         self._carrier = carrier
         self._has_room = has_room
-        """Whether the journal can take more in than what makes room again."""
+        """False if the journal can take in only what makes room."""
         self._custodian = custodian
         self._deletions = deletions
         self._clock = clock
@@ -245,30 +268,24 @@ class AppendQueue:
         self._fragments_max = fragments_max
         self._unowned = unowned
         self._jobs: OrderedDict[Job, None] = OrderedDict()
-        """Those being decided, in order of arrival; before them those whose turn has come."""
-        self._lines: dict[BufferName, Line[Job]] = {}
-        """Of buffers where somebody waits, or a place is kept."""
+        """Being decided, in order of arrival, after those whose turn has come."""
+        self._lines: dict[BufferName, Line] = {}
         self._looks_again = False
-        """Whether there may be room for somebody who waits."""
         self._doubtful: deque[Job] = deque()
-        """Who waits, and may not have to any more whether there is room or not."""
+        """Waiting appends that may be answered whether or not there is room."""
         self._hold_timer: TimerHandle | None = None
-        self._admitter: Admitter | None = None
-        """While it runs."""
+        self._core: DurableCore
+        """Set by `run`."""
         self._is_deciding = False
         self.waiting_count = 0
-        """Appends that wait for room."""
         self._waiting_fragments = 0
-        """Of these: they hold as much memory as those that are pending, and have the same bound."""
+        """Bounded like pending ones, because they hold as much memory."""
         self._waiting_inline_bytes = 0
-        """What rides along with them: of the bound that all appends share they may take half, so
-        that a full buffer leaves room for others'."""
+        """At most half of the bound of all appends, to leave room for other buffers."""
         self.pending_count = 0
-        """Fragments whose appends have not been answered, and do not wait for room."""
+        """Fragments that are neither answered nor wait for room."""
         self.inline_bytes = 0
-        """Of payloads that ride along with appends that have not been answered."""
         self._slice_s = SLICE_S_ASSUMED
-        """How long a full slice takes, of late."""
         self._wake = asyncio.Event()
         metrics.pending_appends.set_function(lambda: self.pending_count)
         metrics.waiting_appends.set_function(lambda: self.waiting_count)
@@ -282,26 +299,13 @@ class AppendQueue:
         *,
         wait_s: float = 0.0,
     ) -> Job:
-        """Queue fragments. `withdraw` is the caller's to call, whatever becomes of them.
+        """Queue fragments; the caller must call `withdraw` in the end.
 
-        Args:
-            buffer: Where they go.
-            fragments: What they are.
-            charge: Against whose quotas they count.
-            bodies: Payloads that ride along: none, or one for each, empty where it does not. The
-                ids in their fragments must be fresh.
-            wait_s: How long to wait for room, at most; once some were admitted `PROGRESS_S`.
-
-        Returns:
-            Whose `done` gives what became of each; None: its payload is not there, or too large to
-            ride along. It fails with PayloadSizeError where a payload in the store has another size
-            than its fragment says, and with StoreUnavailableError where payloads could not be
-            confirmed: fragments before that may have been admitted, and are answered DUPLICATE when
-            sent again.
-
-        Raises:
-            AppendsFullError: Too many fragments wait already, or too many bytes that ride along,
-                or so many that these would wait for longer than `WAIT_S_MAX`; nothing was queued.
+        `done` of the job gives a result for each, or None for a payload that is missing or too
+        large to be inline. It fails with PayloadSizeError or StoreUnavailableError; fragments
+        before that may have been admitted, and are DUPLICATE when sent again. An append waits for
+        room at most `wait_s`, and `PROGRESS_S` once some of it was admitted. AppendsFullError:
+        nothing was queued.
         """
         expected_s = self._slice_s * self.pending_count / SLICE_FRAGMENTS
         inline_bytes = sum(map(len, bodies))
@@ -323,9 +327,9 @@ class AppendQueue:
     def withdraw(self, job: Job) -> None:
         """Forget a job, which is answered, or whose caller has gone away; once.
 
-        Who goes away before its turn takes its fragments with it; one that goes away later leaves
-        them decided, and its retry is answered DUPLICATE. The place in line of one that waited for
-        room is kept for `PLACE_KEPT_S`.
+        A caller that goes away before its turn takes its fragments with it; later they stay
+        decided, and its retry is answered DUPLICATE. The position of one that waited is kept for
+        `PLACE_KEPT_S`.
         """
         # Of a caller that went away: while the store hangs nothing else would take it out.
         self._jobs.pop(job, None)
@@ -337,19 +341,19 @@ class AppendQueue:
         self.inline_bytes -= job.inline_bytes
 
     def _enter(self, job: Job, state: State) -> None:
-        """Move a job on, and count its fragments as pending, or not any more."""
+        """Move a job on, and count its fragments as pending, or not."""
         change = (state in _PENDING) - (job.state in _PENDING)
         self.pending_count += change * len(job.fragments)
         job.state = state
 
     def look_again(self) -> None:
-        """See whether there is room for somebody who waits, once there is time for it."""
+        """Check soon if there is room for a waiting append."""
         if self._lines and not self._is_deciding:
             self._looks_again = True
             self._wake.set()
 
     def doubt(self, buffer: BufferName) -> None:
-        """Look at everybody who waits for room in a buffer: its session or version has changed."""
+        """Look at every append that waits in a buffer: its session or version has changed."""
         line = self._lines.get(buffer)
         if line is not None:
             others = [job for job in self._doubtful if job.buffer != buffer]
@@ -357,21 +361,20 @@ class AppendQueue:
             self._looks_again = True
             self._wake.set()
 
-    async def run(self, admitter: Admitter) -> None:
+    async def run(self, core: DurableCore) -> None:
         """Decide what is queued, for ever."""
-        self._admitter = admitter
+        self._core = core
         while True:
             await self._wake.wait()
             self._wake.clear()
             while self._jobs or self._looks_again:
-                await self._run_slice(admitter)
+                await self._run_slice()
 
-    async def _run_slice(self, admitter: Admitter) -> None:
-        """Decide the next fragments, of one job or of several."""
+    async def _run_slice(self) -> None:
         started_at = self._clock.now()
         if self._looks_again:
-            self._call_up(admitter)
-        items = self._take_slice(admitter)
+            self._call_up()
+        items = self._take_slice()
         for item in items:
             if item.job.state is State.QUEUED:  # Else it has come again meanwhile.
                 item.job.state = State.DECIDING
@@ -386,10 +389,10 @@ class AppendQueue:
                     item.job.error = error
         self._is_deciding = True
         try:
-            if self._admit(items, admitter):
+            if self._admit(items):
                 # What was admitted may have been granted at once, and so have made room again.
                 self._looks_again = bool(self._lines)
-            admitter.pump()
+            self._core.pump()
         finally:
             self._is_deciding = False
         for item in items:
@@ -403,7 +406,7 @@ class AppendQueue:
             self._end_turn(oldest)
             self._enter(oldest, State.ANSWERED)
             # The reply waits until the slice is durable; the next slice does not.
-            admitter.when_settled(oldest.reply)
+            self._core.when_settled(oldest.reply)
         # A slice of refusals made no trip to the store: let the others have the loop all the same.
         await asyncio.sleep(0)
         if items:
@@ -411,8 +414,8 @@ class AppendQueue:
 
     # --- the lines ---------------------------------------------------------------------------
 
-    def _call_up(self, admitter: Admitter) -> None:
-        """Have those decided next for whom there may be room, who waited longest first."""
+    def _call_up(self) -> None:
+        """Put waiting appends that there may be room for at the head, longest wait first."""
         self._looks_again = False
         if self._deletions.is_full or not self._has_room():
             self._look_later()
@@ -422,10 +425,11 @@ class AppendQueue:
         for _ in range(min(len(self._doubtful), SLICE_FRAGMENTS)):
             job = self._doubtful.popleft()
             if job.is_waiting:
-                outlook = self._outlook(job, admitter)
+                outlook = self._outlook(job)
                 # There may be room now: for that it waits its turn.
                 if outlook is not None and not outlook.outcome.asks_to_wait:
-                    self._call(job, called)
+                    self._enter(job, State.QUEUED)
+                    called.append(job)
         for buffer, line in list(self._lines.items()):
             line.give_up_places(now)
             if line.is_empty:
@@ -433,15 +437,16 @@ class AppendQueue:
             room = line.burst
             blocked_by: AdmissionOutcome | None = None
             for job in list(islice(line.waiting(), SLICE_FRAGMENTS)):
-                if blocked_by is not None and not admitter.may_overtake(
+                if blocked_by is not None and not self._core.may_overtake(
                     buffer, job.next_fragment, blocked_by
                 ):
                     break
-                outlook = self._outlook(job, admitter)
+                outlook = self._outlook(job)
                 if outlook is not None and outlook.outcome.asks_to_wait:
                     blocked_by = job.waits_for = outlook.outcome
                     continue
-                self._call(job, called)
+                self._enter(job, State.QUEUED)
+                called.append(job)
                 room -= outlook is None
                 if not room:
                     break
@@ -451,19 +456,15 @@ class AppendQueue:
             self._jobs[job] = None
             self._jobs.move_to_end(job, last=False)
 
-    def _outlook(self, job: Job, admitter: Admitter) -> Appended | None:
-        """How the next fragment of somebody who waits would be answered; None: it has room."""
+    def _outlook(self, job: Job) -> Appended | None:
+        """Return how the next fragment would be answered, or None if there is room for it."""
         try:
-            return admitter.judge(job.buffer, job.next_fragment)
+            return self._core.judge(job.buffer, job.next_fragment)
         except DomainError:
             return _REFUSED
 
-    def _call(self, job: Job, called: list[Job]) -> None:
-        self._enter(job, State.QUEUED)
-        called.append(job)
-
     def _look_later(self) -> None:
-        """Look again after a while: nobody tells when journal and deletions have room."""
+        """Look again later: journal and deletions do not report when they have room."""
         if self._hold_timer is None:
 
             def look() -> None:
@@ -473,7 +474,7 @@ class AppendQueue:
             self._hold_timer = self._clock.call_at(self._clock.now() + HOLD_S, look)
 
     def _wait(self, job: Job, outcome: AdmissionOutcome) -> bool:
-        """Let a job wait for room; False: it must be answered now."""
+        """Let a job wait for room, or return False if it must be answered now."""
         now = self._clock.now()
         if job.done.done() or now >= job.wait_until:
             return False
@@ -509,37 +510,35 @@ class AppendQueue:
         return True
 
     def _end_turn(self, job: Job) -> None:
-        """Take a job that is decided out of the line, if it stands there."""
+        """Take a decided job out of its line."""
         line = self._lines.get(job.buffer)
         if job.place is not None and line is not None:
-            must_come_again = job.error is None and _asks_to_wait(job.results[-1])
+            last = None if job.error else job.results[-1]
+            must_come_again = last is not None and last.outcome.asks_to_wait
             if not must_come_again:
                 line.burst = min(line.burst + 1, SLICE_FRAGMENTS)
             self._leave_line(job, keeps_place=must_come_again)
             self._looks_again = True
 
     def _supersede(self, former: Job) -> None:
-        """Answer the earlier attempt of somebody who has come again; most likely nobody listens."""
+        """Answer the earlier attempt of an append that has come again."""
         self._end_wait(former)
         former.fill(Appended(former.waits_for))
         self._answer(former)
 
     def _give_up(self, job: Job) -> None:
-        """End a wait that has lasted long enough; not while its turn has come."""
+        """End a wait that has lasted long enough, unless its turn has come."""
         if job.is_waiting:
             job.fill(Appended(job.waits_for))
             self._leave_line(job, keeps_place=True)
             self._answer(job)
 
     def _answer(self, job: Job) -> None:
-        """Tell what became of a job that is in no slice."""
         self._jobs.pop(job, None)
         self._enter(job, State.ANSWERED)
-        assert self._admitter is not None
-        self._admitter.when_settled(job.reply)
+        self._core.when_settled(job.reply)
 
     def _leave_line(self, job: Job, *, keeps_place: bool = False) -> None:
-        """Take a job out of the line, if it stands there."""
         line = self._lines.get(job.buffer)
         if job.place is None or line is None:
             return
@@ -558,16 +557,13 @@ class AppendQueue:
         if job.timer is not None:
             job.timer.cancel()
 
-    def _comes_too_early(self, job: Job, fragment: Fragment, admitter: Admitter) -> bool:
-        """Whether a fragment that there is room for would take it from who came before.
-
-        The job then waits, or is told to.
-        """
+    def _comes_too_early(self, job: Job, fragment: Fragment) -> bool:
+        """Return True if a fragment would take an earlier append's room; its job then waits."""
         line = self._lines.get(job.buffer)
         if line is None or job.place is not None:
             return False
         waits_for = line.waits_for()
-        if waits_for is None or admitter.may_overtake(job.buffer, fragment, waits_for):
+        if waits_for is None or self._core.may_overtake(job.buffer, fragment, waits_for):
             return False
         # Behind others of its job in this slice it is looked at again once those are decided.
         if fragment is job.next_fragment and not self._wait(job, waits_for):
@@ -577,9 +573,9 @@ class AppendQueue:
     def _learn_pace(self, fragment_count: int, took_s: float) -> None:
         """Learn from a slice how long full ones take.
 
-        From a part of one only that they are faster than thought: in proportion it takes longer
-        than a full one. Else a queue that was slow once would be held too short for full slices,
-        and never learn better.
+        A part of a slice only shows that they are faster: in proportion it takes longer than a full
+        one. Else a queue that was slow once would be held too short for full slices, and never
+        learn.
         """
         latest_s = took_s * SLICE_FRAGMENTS / fragment_count
         if fragment_count == SLICE_FRAGMENTS or latest_s < self._slice_s:
@@ -587,7 +583,7 @@ class AppendQueue:
 
     # --- a slice -----------------------------------------------------------------------------
 
-    def _take_slice(self, admitter: Admitter) -> list[_Item]:
+    def _take_slice(self) -> list[_Item]:
         items: list[_Item] = []
         identities: set[tuple[str, str, str, int]] = set()
         has_room = self._has_room()
@@ -606,14 +602,10 @@ class AppendQueue:
                 if is_full or inline_bytes >= SLICE_BYTES:
                     return items
                 body = job.bodies[position] if job.bodies else b""
-                item = self._judge(job, fragment, body, identities, admitter)
+                item = self._judge(job, fragment, body, identities)
                 if item is None:
                     break
-                if (
-                    self._lines
-                    and item.judged is None
-                    and self._comes_too_early(job, fragment, admitter)
-                ):
+                if self._lines and item.judged is None and self._comes_too_early(job, fragment):
                     break
                 items.append(item)
                 inline_bytes += len(body)
@@ -629,11 +621,10 @@ class AppendQueue:
         fragment: Fragment,
         body: bytes,
         identities: set[tuple[str, str, str, int]],
-        admitter: Admitter,
     ) -> _Item | None:
-        """Look ahead at one fragment; None when the job is refused."""
+        """Look ahead at one fragment; return None if the job is refused."""
         try:
-            judged = admitter.judge(job.buffer, fragment)
+            judged = self._core.judge(job.buffer, fragment)
         except DomainError as error:
             job.error = error
             return None
@@ -647,10 +638,9 @@ class AppendQueue:
         return _Item(job, fragment, judged, wants, body)
 
     async def _keep(self, items: list[_Item]) -> None:
-        """Store what rides along. Its ids are fresh, so that there is nothing to write over.
+        """Store inline payloads; their ids are fresh, so that nothing is overwritten.
 
-        Where payloads can be written with the entries of a turn, nothing needs to be done here: the
-        core decides at once, and the turn is one trip for both.
+        Where payloads can be written with the entries of a turn, that is one trip for both.
         """
         riding = []
         for item in items:
@@ -704,8 +694,8 @@ class AppendQueue:
             item.is_there = answer == Confirmation.THERE and not is_leaving(payload_id)
             item.has_other_size = answer == Confirmation.OTHER_SIZE
 
-    def _admit(self, items: list[_Item], admitter: Admitter) -> bool:
-        """Have a slice decided; whether anything was admitted."""
+    def _admit(self, items: list[_Item]) -> bool:
+        """Have a slice decided; return True if anything was admitted."""
         has_admitted = False
         for item in items:
             job = item.job
@@ -722,7 +712,7 @@ class AppendQueue:
                 job.fill(BYTES_FULL)
                 continue
             try:
-                result = self._decide(item, admitter)
+                result = self._decide(item)
             except DomainError as error:
                 job.error = error
                 self._disown(item)
@@ -757,29 +747,25 @@ class AppendQueue:
                 job.results.append(result)
         return has_admitted
 
-    def _decide(self, item: _Item, admitter: Admitter) -> Appended | None:
-        """Let the core decide; None is a fragment that it must not see, its payload being missing.
+    def _decide(self, item: _Item) -> Appended | None:
+        """Let the core decide, or return None if the payload is missing.
 
         A fragment that was not confirmed must not be admitted, whatever changed since it was
-        judged: the core gets to see it only if it is still refused.
+        judged: the core sees it only if it is still refused.
         """
         buffer, fragment = item.job.buffer, item.fragment
-        if not item.is_there and admitter.judge(buffer, fragment) is None:
+        if not item.is_there and self._core.judge(buffer, fragment) is None:
             return item.judged
-        return admitter.decide(AppendFragment(buffer, fragment))
+        return self._core.decide(AppendFragment(buffer, fragment))
 
     def _disown(self, item: _Item) -> None:
-        """Remember a payload that was confirmed for nothing: its sender may send it again."""
+        """Remember a payload that was confirmed for nothing: it may be sent again."""
         is_written = item.is_there and not item.is_carried
         if is_written and item.fragment.payload.payload_id not in item.job.kept:
             self._unowned.add(item.fragment.payload, self._clock.now())
 
     def _let_go(self, job: Job) -> None:
-        """Delete what rode along and was not admitted: if it comes again, it has another id."""
+        """Delete inline payloads that were not admitted: sent again, they have other ids."""
         if job.kept:
             self._deletions.put(job.kept.values())
             job.kept = {}
-
-
-def _asks_to_wait(result: Appended | None) -> bool:
-    return result is not None and result.outcome.asks_to_wait

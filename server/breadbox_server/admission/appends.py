@@ -14,13 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from breadbox.stores.base import PayloadCustodian
+from breadbox.model.errors import PayloadMissingError
+from breadbox.stores.base import Confirmation, PayloadCustodian
 from breadbox.stores.keys import new_payload_id
 from breadbox_server.access.authorization import ANONYMOUS, Caller
 from breadbox_server.admission.append_queue import AppendQueue
-from breadbox_server.admission.deletions import DeletionQueue, UnownedPayloads
-from breadbox_server.admission.inline_payloads import RecentPayloads
+from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads, UnownedPayloads
 from breadbox_server.admission.quotas import UNCHARGED, Quotas
+from breadbox_server.base.conversion import payload_reference
+from breadbox_server.base.errors import PayloadSizeError
 from breadbox_server.core.model.description import AppendCredit
 from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId
 from breadbox_server.core.model.inputs import (
@@ -29,6 +31,9 @@ from breadbox_server.core.model.inputs import (
     DeclareSchema,
     Fragment,
     ModelState,
+    Payload,
+    Published,
+    PublishModel,
 )
 from breadbox_server.core.model.schemas import Schema
 from breadbox_server.journal.durable_core import DurableCore
@@ -39,19 +44,7 @@ _OF_UNKNOWN: Final = frozenset((AdmissionOutcome.WRONG_SESSION,))
 
 
 class Appends:
-    """Takes appends in: charges quotas, tells the core their schemas, and queues them.
-
-    Args:
-        core: Decides them.
-        custodian: The payload store.
-        deletions: Payloads on their way out.
-        unowned: Payloads that were confirmed and not admitted.
-        recent: Where payloads that came inline are kept for replies.
-        metrics: Shows what waits and what tokens use.
-        fragments_max: Fragments that may wait for admission; further ones are refused.
-        waiting_max: Appends that may wait for room.
-        inline_size_bytes_max: Bytes of a payload that may come inline.
-    """
+    """Take appends in: charge quotas, declare schemas, queue fragments; and published versions."""
 
     def __init__(
         self,
@@ -67,12 +60,17 @@ class Appends:
         inline_size_bytes_max: int,
     ) -> None:
         self._core = core
+        self._custodian = custodian
         self._deletions = deletions
+        self._unowned = unowned
+        self._metrics = metrics
         self.quotas = Quotas(core.clock, metrics, core.buffers.fragments)
         self.is_written_by_another: Callable[[str, PayloadId], bool] = lambda name, payload_id: (
             False
         )
-        """Whether another client wrote a payload through the gateway and has not announced it."""
+        """Return True if another client wrote a payload through the gateway and has not announced
+        it.
+        """
         self.queue = AppendQueue(
             custodian,
             deletions,
@@ -97,19 +95,11 @@ class Appends:
         *,
         wait_s: float = 0.0,
     ) -> tuple[list[Appended | None], ModelState]:
-        """Append fragments in order; return once that is durable. See `AppendQueue.submit`.
+        """Append fragments in order; return once that is durable.
 
-        Returns:
-            What became of each fragment, None for a payload that is not there; and the model.
-
-        Raises:
-            AppendsFullError: Too much waits already.
-            QuotaFullError, QuotaExceededError: The caller's token may have no more.
-            DrainingError: The server is shutting down.
-            BufferNotFoundError: No buffer has this name.
-            SchemaMismatchError: One of the schemas is not the buffer's.
-            PayloadSizeError: A payload in the store has another size than its fragment says.
-            StoreUnavailableError: Payloads could not be confirmed, or the journal has not kept up.
+        Returns what became of each fragment (None: its payload is missing), and the model. Besides
+        what the table above names it raises DrainingError, and StoreUnavailableError if the journal
+        has not kept up.
         """
         core = self._core
         core.check_serving()
@@ -147,17 +137,17 @@ class Appends:
         fragments: list[Fragment],
         schemas: Mapping[int, Schema],
     ) -> None:
-        """Let the core know what the fragments of the session are."""
+        """Declare the schemas of these fragments to the core."""
         wanted = {each.schema_hash for each in fragments if each.session_id == session}
         for schema_hash, schema in schemas.items():
             if schema_hash in wanted:
                 self._core.apply_now(DeclareSchema(buffer, session, schema_hash, schema))
 
     def is_anothers(self, caller: Caller, buffer: BufferName, payload_id: PayloadId) -> bool:
-        """Say whether a payload is of another buffer, or another client wrote it for theirs.
+        """Return True if a payload is of another buffer, or another client wrote it.
 
-        To a client that names it in this buffer it is not there: whether there is one is not
-        theirs to know.
+        To a client that names it in this buffer it is missing: whether there is one is not its to
+        know.
         """
         buffers = self._core.buffers
         return buffers.refers_elsewhere(buffer, payload_id) or self.is_written_by_another(
@@ -175,3 +165,42 @@ class Appends:
         if self.hold():
             return AppendCredit(0, 0)
         return self.quotas.left(caller, self._core.buffers.append_credit(buffer))
+
+    async def publish(self, command: PublishModel, caller: Caller = ANONYMOUS) -> Published:
+        """Publish a version whose weights, if any, are confirmed first.
+
+        Raises PayloadMissingError also for weights of another client. Weights of a version that the
+        core refuses are deleted after a while.
+        """
+        self._core.turns.check_room()
+        weights = command.weights
+        taken = False
+        if weights is not None and self.is_anothers(caller, command.buffer, weights.payload_id):
+            raise PayloadMissingError(weights.payload_id)
+        try:
+            if weights is not None and not await self._confirm_weights(weights):
+                raise PayloadMissingError(weights.payload_id)
+            async with self._core.durable_refusals():
+                published = self._core.apply_now(command)
+            taken = published.weights_taken
+        finally:
+            # Also when the store's answer was lost, or the caller left meanwhile: the
+            # weights may have been confirmed all the same.
+            if weights is not None and not taken:
+                self._unowned.add(weights, self._core.clock.now())
+        await self._core.turns.settled()
+        return published
+
+    async def _confirm_weights(self, weights: Payload) -> bool:
+        """Confirm one payload; return whether it is there, and not on its way out."""
+        if self._deletions.is_leaving(weights.payload_id):
+            return False
+        self._unowned.discard(weights.payload_id)
+        with (
+            self._deletions.confirming([weights.payload_id]),
+            self._metrics.store_trip("confirm"),
+        ):
+            (found,) = await self._custodian.confirm([payload_reference(weights)])
+        if found == Confirmation.OTHER_SIZE:
+            raise PayloadSizeError("weights", weights)
+        return found == Confirmation.THERE and not self._deletions.is_leaving(weights.payload_id)

@@ -1,8 +1,4 @@
-"""What the payload store lost: written again where it is in memory, else given up.
-
-A payload that a buffer refers to and that the store lacks is looked for among the recent ones; a
-body that is there is written again. What refers to others goes (`DropPayloads`).
-"""
+"""Write again what the store lost and memory has; drop the rest (`DropPayloads`)."""
 
 import asyncio
 import logging
@@ -12,8 +8,7 @@ from typing import Final
 from breadbox.model.errors import StoreError, StoreFullError
 from breadbox.model.types import PayloadReference
 from breadbox.stores.base import PayloadCustodian
-from breadbox_server.admission.deletions import DeletionQueue
-from breadbox_server.admission.inline_payloads import RecentPayloads
+from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.core.model.ids import BufferName, PayloadId
 from breadbox_server.core.model.inputs import DropPayloads, Payload, ReleaseLease
@@ -23,21 +18,11 @@ from breadbox_server.metrics.metrics import Metrics
 log = logging.getLogger(__name__)
 
 RETURN_CHECK_S: Final = 2.0
-"""How long a returned lease waits to hear whether its payloads are there."""
 DROP_BATCH: Final = 1024
 
 
 class LostPayloads:
-    """Looks for payloads in the store, and mends what it lost.
-
-    Args:
-        core: Gives up what refers to lost payloads.
-        custodian: The payload store.
-        deletions: Payloads on their way out.
-        recent: Payloads that are in memory.
-        metrics: Counts what was lost.
-        refers_to: Whether a buffer, or a reader of it, refers to a payload.
-    """
+    """Look for payloads in the store, and repair what it lost."""
 
     def __init__(
         self,
@@ -59,14 +44,9 @@ class LostPayloads:
         """Times that a client may have been unable to read a payload, and was not asked."""
 
     async def drop_missing(self, buffer: BufferName, payloads: Iterable[Payload]) -> int:
-        """Ask the store for payloads, and give up what refers to those that are lost.
+        """Ask the store for payloads, and give up what refers to lost ones.
 
-        Returns:
-            How many the store lacked, but for those that are in memory and found no room in it.
-
-        Raises:
-            StoreUnavailableError: The store cannot be reached.
-            BufferNotFoundError: The buffer was deleted meanwhile.
+        Returns how many it lacked, but for those in memory that found no room in it.
         """
         looked_at = self._stored(payloads)
         if not looked_at:
@@ -76,15 +56,7 @@ class LostPayloads:
         return await self._mend(buffer, missing)
 
     async def confirm_again(self, buffer: BufferName, payloads: Iterable[Payload]) -> int:
-        """Make payloads of a buffer stay, and give up what refers to those that are lost.
-
-        Returns:
-            How many the store lacked, but for those that are in memory and found no room in it.
-
-        Raises:
-            StoreUnavailableError: The store cannot be reached.
-            BufferNotFoundError: The buffer was deleted meanwhile.
-        """
+        """Make payloads of a buffer stay; else as `drop_missing`."""
         references = self._stored(payloads)
         with self._metrics.store_trip("confirm"):
             answers = await self._custodian.confirm(references)
@@ -92,17 +64,13 @@ class LostPayloads:
         return await self._mend(buffer, missing)
 
     def is_known(self, payload_id: PayloadId) -> bool:
-        """Whether any buffer refers to a payload, or it is on its way out."""
+        """Return True if any buffer refers to a payload, or it is on its way out."""
         return self._deletions.is_leaving(payload_id) or any(
             self._core.buffers.refers_to(name, payload_id) for name in self._core.buffers.names()
         )
 
     async def check_returned(self, command: ReleaseLease) -> None:
-        """Look for the payloads of a lease that is returned, for at most `RETURN_CHECK_S`.
-
-        Raises:
-            DomainError: The buffer or the lease is not there.
-        """
+        """Look for the payloads of a lease that is returned, for at most `RETURN_CHECK_S`."""
         async with self._core.durable_refusals():
             payloads = self._core.buffers.leased_payloads(command.buffer, command.lease_id)
         try:
@@ -113,15 +81,14 @@ class LostPayloads:
             self.suspicion_count += 1
 
     def _stored(self, payloads: Iterable[Payload]) -> list[PayloadReference]:
-        """Those that should be in the store by now: some are on their way there with a turn."""
+        """Return those that should be in the store by now: some are on their way with a turn."""
         carries = self._core.turns.carries
         return [payload_reference(each) for each in payloads if not carries(each.payload_id)]
 
     async def _mend(self, buffer: BufferName, missing: list[PayloadReference]) -> int:
-        """Put back what the store lacks and is in memory still; give up what refers to the rest.
+        """Put back what is lost and in memory; give up what refers to the rest.
 
-        A store that died lost what it had not written out. That came last, and so is here, where it
-        rode along. What finds no room is not given up: it is looked for again before long.
+        What finds no room is not given up: it is looked for again before long.
         """
         bodies = {}
         for each in missing:

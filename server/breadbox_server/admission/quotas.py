@@ -1,9 +1,8 @@
-"""What the holders of each token take of the server together, and where it ends.
+"""What the holders of each token take of the server together, and the limits.
 
-An account is charged with what was appended and reported under its token. Rates and workers of a
-session are forgotten with the process; bytes are found again after a restart, or when a quota is
-given later, for a token that is bound to workers: fragments of theirs are its own. For others they
-are counted from then on.
+Rates and workers of a session are forgotten with the process. Bytes are found again after a restart
+for a token that is bound to workers: fragments of theirs are its own. For other tokens they are
+counted from then on.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,13 +20,7 @@ from breadbox_server.metrics.metrics import Metrics
 
 
 class Charge:
-    """What one append takes of its account, until it is answered and for what it leaves.
-
-    Args:
-        hold: Charges the account with a payload while it is held; None: nothing is counted.
-        account: Whose append it is.
-        pending_bytes: Of all its payloads.
-    """
+    """What one append takes of its account, until it is answered, and for what it leaves."""
 
     def __init__(
         self,
@@ -40,7 +33,7 @@ class Charge:
         self._pending_bytes = pending_bytes
 
     def admitted(self, payload: Payload) -> None:
-        """A payload of it is held from now on."""
+        """Charge a payload that is held from now on."""
         account = self._account
         if account is not None and self._hold is not None:
             moved_bytes = min(payload.size_bytes, self._pending_bytes)
@@ -49,20 +42,19 @@ class Charge:
             self._hold(account, payload)
 
     def end(self) -> None:
-        """The append is answered; what is admitted of it later still counts. Idempotent."""
+        """End the charge; what is admitted later still counts. Idempotent."""
         if self._account is not None:
             self._account.pending_bytes -= self._pending_bytes
             self._pending_bytes = 0
 
 
 UNCHARGED: Final = Charge()
-"""Of callers that nothing is counted for."""
 
 
 class _Allowance:
     """What may come at a rate.
 
-    What was not used for a while may come at once, and a larger request takes it in advance.
+    What was not used for a while may come in a burst, and a larger request takes it in advance.
     """
 
     def __init__(self, now: float) -> None:
@@ -71,14 +63,12 @@ class _Allowance:
         self._earned_at = now
 
     def left(self, rate: float, now: float) -> float:
-        """What may come at once."""
         earned = rate * (now - self._earned_at)
         self._left = min(max(1.0, rate * QUOTA_BURST_S), self._left + earned)
         self._earned_at = now
         return self._left
 
     def take(self, count: int, rate: float, now: float) -> bool:
-        """Let a request come; False: not yet."""
         if self.left(rate, now) <= 0:
             return False
         self._left -= count
@@ -86,32 +76,22 @@ class _Allowance:
 
 
 class _Account:
-    """Of one token."""
-
     def __init__(self, name: str, now: float) -> None:
         self.name = name
         self.sessions: dict[BufferName, tuple[SessionId, set[WorkerId]]] = {}
         self.held_bytes = 0
         self.pending_bytes = 0
-        """Of appends that are not answered."""
         self.is_bytes_known = False
-        """Whether what was held before the first look was looked for."""
         self.fragments = _Allowance(now)
         self.reports = _Allowance(now)
-        """Its own, so that no report takes the place of a fragment, or waits behind them."""
+        """Its own, so that reports and fragments do not delay each other."""
 
     def worker_count(self) -> int:
         return sum(len(workers) for _, workers in self.sessions.values())
 
 
 class Quotas:
-    """The accounts. Not thread-safe.
-
-    Args:
-        clock: Tells the seconds that rates are made of.
-        metrics: Told what each token has in use, and of refusals.
-        held: Every fragment that a buffer refers to, for tokens bound to workers.
-    """
+    """The accounts of all tokens. Not thread-safe."""
 
     def __init__(
         self, clock: Clock, metrics: Metrics, held: Callable[[], Iterable[Fragment]]
@@ -125,17 +105,9 @@ class Quotas:
     def charge(
         self, caller: Caller, buffer: BufferName, session: SessionId, fragments: Sequence[Fragment]
     ) -> Charge:
-        """Charge an append until the charge is ended; nothing where no token was asked for.
+        """Charge an append until the charge is ended; nothing without tokens.
 
-        Args:
-            caller: Whose it is.
-            buffer: Where it goes.
-            session: The one that is current there; workers of others are not remembered.
-            fragments: All of it.
-
-        Raises:
-            QuotaFullError: Bytes or appends per second are used up: try again later.
-            QuotaExceededError: No waiting helps: too many workers, or larger than all bytes.
+        Raises QuotaFullError if trying again later helps, else QuotaExceededError.
         """
         if not caller.name:
             return UNCHARGED
@@ -153,16 +125,9 @@ class Quotas:
         return Charge(self._charge_with, account, pending_bytes)
 
     def check_written(self, caller: Caller, unannounced_bytes: int, more_bytes: int) -> None:
-        """See that a caller may write payloads, which count as held before they are announced.
+        """Check that a caller may write more payloads, which count as held already.
 
-        Args:
-            caller: Who.
-            unannounced_bytes: What it has written, or is writing, and not announced.
-            more_bytes: What it wants to write.
-
-        Raises:
-            QuotaFullError: The token's bytes are used up: try again later.
-            QuotaExceededError: No waiting helps: it is more than all of them.
+        Raises as `charge`.
         """
         limit = caller.quotas.bytes_held_max
         if not caller.name or limit is None:
@@ -175,14 +140,7 @@ class Quotas:
             raise
 
     def charge_report(self, caller: Caller, episode_count: int) -> None:
-        """Charge a report of episodes; nothing where no token was asked for.
-
-        It may come as often as fragments may; one of many episodes counts as several, by what it
-        costs.
-
-        Raises:
-            QuotaFullError: Too many came of late: try again later.
-        """
+        """Charge a report of episodes at the rate of appends; many episodes count as several."""
         if not caller.name:
             return
         count = ceil(episode_count / EPISODES_OF_APPEND)
@@ -207,7 +165,7 @@ class Quotas:
         return AppendCredit(count, size_bytes)
 
     def let_go(self, payloads: Iterable[Payload]) -> None:
-        """Payloads that no buffer refers to any more are charged to nobody."""
+        """Charge nobody for payloads that no buffer refers to any more."""
         if not self._owners:
             return
         for payload in payloads:
@@ -254,7 +212,7 @@ class Quotas:
     def _check_bytes(
         self, account: _Account, caller: Caller, fragments: Sequence[Fragment]
     ) -> int | None:
-        """Bytes of a request; None: they are not counted for this token."""
+        """Return the bytes of a request, or None if they are not counted for this token."""
         limit = caller.quotas.bytes_held_max
         if limit is None:
             return None
@@ -270,7 +228,7 @@ class Quotas:
         more_bytes: int,
         unannounced_bytes: int = 0,
     ) -> None:
-        """See that more fits beside what is held, what is being appended and what is written."""
+        """Check that more fits beside what is held, being appended, and written."""
         if not account.is_bytes_known:
             account.is_bytes_known = True
             if caller.workers is not None:

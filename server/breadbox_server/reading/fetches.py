@@ -1,4 +1,4 @@
-"""Learners' fetches that wait: each gets its grant once that is durable, or it is given back."""
+"""Learners' fetches that wait: each gets its grant once that is durable, or gives it back."""
 
 import asyncio
 import logging
@@ -13,11 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Fetches:
-    """Has the core grant fragments, and wakes those that wait for them.
-
-    Args:
-        core: Grants them.
-    """
+    """Have the core grant fragments, and wake the fetches that wait for them."""
 
     def __init__(self, core: DurableCore) -> None:
         self._core = core
@@ -37,10 +33,7 @@ class Fetches:
         """Wait for fragments for at most `wait_s` seconds.
 
         A cancel before the grant takes the caller out of the queue. A cancel in the tick of the
-        grant, when the grant exists but nobody will ever read it, gives it back.
-
-        Raises:
-            DomainError: The core refuses the fetch, now or while it waits.
+        grant, when nothing will ever read it, gives it back.
         """
         self._core.turns.check_room()
         now = self._core.clock.now()
@@ -77,12 +70,12 @@ class Fetches:
             del self._callers[caller_id]
 
     def take_back(self, granted: FetchGranted) -> None:
-        """Undo a grant whose reply is not sent, since its caller went away."""
+        """Undo a grant whose reply is not sent, because its caller went away."""
         self._give_back(granted)
         self._core.pump()
 
     def tell(self, event: FetchGranted | FetchRefused | WaitElapsed) -> None:
-        """Wake the fetch that an outcome, which is durable, is of."""
+        """Wake the fetch of an outcome, which is durable."""
         match event:
             case FetchGranted() | WaitElapsed():
                 future = self._callers.get(event.caller_id)
@@ -96,12 +89,12 @@ class Fetches:
                     future.set_exception(error)
 
     def _give_back(self, outcome: FetchGranted | WaitElapsed) -> None:
-        """Undo a grant that its caller never received; a wait that elapsed holds nothing."""
+        """Undo a grant that its caller never received."""
         if isinstance(outcome, FetchGranted):
             self._apply_if_buffer_lives(UndeliveredGrant(outcome.buffer, outcome.lease_id))
 
     def _apply_if_buffer_lives(self, command: CancelFetch | UndeliveredGrant) -> None:
-        """Tell the core, unless the buffer was deleted and everything of it is gone anyway."""
+        """Apply, unless the buffer was deleted with everything in it."""
         try:
             self._core.decide(command)
         except BufferNotFoundError:

@@ -1,4 +1,4 @@
-"""Small payloads that ride along with replies: from memory, or else from the store."""
+"""Inline payloads of replies: from memory, or else from the store."""
 
 import asyncio
 import logging
@@ -7,8 +7,7 @@ from typing import Final
 
 from breadbox.model.errors import StoreError
 from breadbox.stores.base import PayloadCustodian
-from breadbox_server.admission.inline_payloads import RecentPayloads
-from breadbox_server.admission.store_watch import StoreWatch
+from breadbox_server.admission.payloads import RecentPayloads, StoreWatch
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.core.model.inputs import Payload
 from breadbox_server.journal.turns import OUTAGE_S
@@ -18,22 +17,12 @@ from breadbox_server.metrics.metrics import Metrics
 log = logging.getLogger(__name__)
 
 BODIES_S: Final = 1.0
-"""How long a reply waits for payloads that could ride along with it."""
 BODIES_READS_MAX: Final = 4
-"""Replies whose payloads are read at a time: each takes one of the few connections to the store,
-which confirmations and deletions need as well."""
+"""Replies whose payloads are read at a time: each takes one of the few connections to the store."""
 
 
 class InlineBodies:
-    """Reads the payloads that replies may carry.
-
-    Args:
-        custodian: The payload store.
-        recent: Payloads that are in memory.
-        store_watch: Says whether the store answers.
-        metrics: Takes the time of reads.
-        size_bytes_max: Bytes of a payload that may ride along; 0: none may.
-    """
+    """Read the payloads that replies may carry, of at most `size_bytes_max` each."""
 
     def __init__(
         self,
@@ -52,23 +41,17 @@ class InlineBodies:
         self._reads = asyncio.Semaphore(BODIES_READS_MAX)
 
     async def read(self, payloads: Sequence[Payload], bytes_max: int) -> list[bytes]:
-        """Read small payloads that may ride along with a reply, the first of them first.
+        """Read small leased payloads, the first ones first, up to `bytes_max`.
 
-        Waits for the store at most `BODIES_S`: who is told of a payload can read it there, too.
-
-        Args:
-            payloads: Somebody holds a lease on them.
-            bytes_max: Bytes that the caller would take.
-
-        Returns:
-            Of each its bytes, empty where they do not ride along; nothing where none do.
+        Waits for the store at most `BODIES_S`. Returns b"" for those that are not inline, or [] if
+        none is.
         """
         bodies, absent = self.at_hand(payloads, min(bytes_max, INLINE_REPLY_BYTES_MAX))
         await self.add(bodies, payloads, absent)
         return bodies if any(bodies) else []
 
     def at_hand(self, payloads: Sequence[Payload], bytes_max: int) -> tuple[list[bytes], list[int]]:
-        """As `bodies`, of what is in memory; and the positions of what only the store has."""
+        """Return what is in memory, and positions of what only the store has."""
         left = bytes_max
         size_max = self._size_bytes_max
         bodies = [b""] * len(payloads)
@@ -95,7 +78,7 @@ class InlineBodies:
                 bodies[position] = body
 
     async def _read(self, payloads: Sequence[Payload]) -> list[bytes]:
-        """Read small payloads from the store; of each its bytes, empty where it gives none."""
+        """Read small payloads from the store; return b"" for each that it does not give."""
         try:
             async with asyncio.timeout(BODIES_S), self._reads:
                 with self._metrics.store_trip("read"):

@@ -1,16 +1,18 @@
-"""Leases of those who read without consuming: payloads that they load stay for a while (B16).
+"""Leases of readers that consume nothing: payloads that they load stay for a while (B16).
 
-Kept here and not in the core, since a read decides nothing: chunks leave the buffer as if nobody
-read, and only the deletion of what a reader is about to load is put off. Not durable: after a
-restart a reader may find a payload gone, and reads on from its cursor.
+Kept here and not in the core, because a read decides nothing: only the deletion of what a reader is
+about to load is put off. Not durable: after a restart a reader may find a payload gone, and reads
+on from its cursor.
 
 Invariants:
 
-R1  A payload is pinned while a lease that lives has it.
-R2  What is held back was let go by its buffer, is pinned, and stands among the payloads that are on
-    their way out, so that nobody takes it for an orphan or confirms it.
-R3  Leases that live are at most `leases_max`, and bytes held back at most `kept_bytes_max`: at the
-    limit the oldest lease ends of the holder that has the most, so that none takes another's.
+R1 A payload is pinned while a live lease has it.
+
+R2 What is held back was let go by its buffer, is pinned, and counts as on its way out, so that it
+is neither taken for an orphan nor confirmed.
+
+R3 Live leases are at most `leases_max`, and bytes held back at most `kept_bytes_max`: at the limit
+the oldest lease ends of the holder that has the most.
 """
 
 import secrets
@@ -30,11 +32,11 @@ from breadbox_server.metrics.metrics import Metrics
 
 LEASE_ID_BYTES: Final = 16
 RELEASED_REMEMBERED_MAX: Final = 4096
-"""Leases that were released, and may be released again by who did not hear the answer."""
+"""Released leases remembered, for a caller that did not hear the answer and releases again."""
 
 
 class ReadLease(NamedTuple):
-    """What a reader was told of its lease."""
+    """A lease as its reader gets it."""
 
     lease_id: LeaseId
     expires_at: float
@@ -50,21 +52,13 @@ class _Pinned:
 
     buffer: BufferName
     leases: Counter[str] = field(default_factory=Counter)
-    """Leases that live and have it, by holder."""
+    """Live leases that have it, by holder."""
     kept: Payload | None = None
-    """What it was let go as; None: it was not."""
+    """The payload, once its buffer let it go."""
 
 
 class ReadLeases:
-    """Which payloads readers are loading, and what had to wait for them with its deletion.
-
-    Args:
-        clock: Ends leases.
-        metrics: Shows how many there are, and what they hold back.
-        delete: Takes payloads whose deletion was put off, and is due.
-        leases_max: Leases that live at a time.
-        kept_bytes_max: Bytes held back.
-    """
+    """Payloads that readers are loading, and deletions put off for them."""
 
     def __init__(
         self,
@@ -82,13 +76,13 @@ class ReadLeases:
         self._kept_bytes_max = kept_bytes_max
         self._leases: dict[LeaseId, ReadLease] = {}
         self._leases_of: dict[str, OrderedDict[LeaseId, None]] = {}
-        """By holder, the one first that was taken or renewed the longest ago."""
+        """Leases by holder, the least recently taken or renewed first."""
         self._kept_bytes_of: Counter[str] = Counter()
-        """Bytes held back, by holder: what two hold counts for both."""
+        """Bytes held back, by holder; what two hold counts for both."""
         self._released: OrderedDict[LeaseId, BufferName] = OrderedDict()
         self._by_expiry: LazyHeap[tuple[float, LeaseId]] = LazyHeap(self._is_in_order)
         self._pinned: dict[PayloadId, _Pinned] = {}
-        """It is of one buffer, since no other may take it before it is deleted."""
+        """Each is of one buffer: no other may take it before it is deleted."""
         self._kept_bytes = 0
         self._timer: TimerHandle | None = None
         self._timer_at = inf
@@ -96,7 +90,6 @@ class ReadLeases:
         metrics.read_kept_bytes.set_function(lambda: float(self._kept_bytes))
 
     def __len__(self) -> int:
-        """Count the leases that live."""
         return len(self._leases)
 
     @property
@@ -105,26 +98,19 @@ class ReadLeases:
         return self._kept_bytes
 
     def knows(self, buffer: BufferName, lease_id: LeaseId) -> bool:
-        """Whether this is, or was a short while ago, a lease of a reader of this buffer."""
+        """Return True for a live or recently released lease of a reader of this buffer."""
         lease = self._leases.get(lease_id)
         return buffer == (self._released.get(lease_id) if lease is None else lease.buffer)
 
     def pins(self, buffer: BufferName, payload_id: PayloadId) -> bool:
-        """Whether a reader of a buffer holds a payload."""
+        """Return True if a reader of a buffer holds a payload."""
         pinned = self._pinned.get(payload_id)
         return pinned is not None and pinned.buffer == buffer
 
     def take(
         self, buffer: BufferName, payloads: Iterable[Payload], lease_s: float, holder: str
     ) -> ReadLease:
-        """Begin a lease on payloads that the buffer refers to now.
-
-        Args:
-            buffer: Whose they are.
-            payloads: What is read.
-            lease_s: Seconds, unless it is renewed.
-            holder: In whose share of the bounds it counts; see `Caller.holder`.
-        """
+        """Lease payloads that are read; `holder`: see `Caller.holder`."""
         while len(self._leases) >= self._leases_max:
             self._end_oldest_of_largest(
                 Counter({of: len(has) for of, has in self._leases_of.items()})
@@ -142,12 +128,7 @@ class ReadLeases:
         return lease
 
     def renew(self, lease_id: LeaseId, lease_s: float | None) -> float:
-        """Let a lease live on, and give its new expiry.
-
-        Raises:
-            InvalidArgumentError: The duration is out of range.
-            LeaseNotFoundError: It was released.
-        """
+        """Extend a lease; return its new expiry. Raises LeaseNotFoundError."""
         if lease_s is not None:
             check_duration("lease_s", lease_s)
         lease = self._leases.get(lease_id)
@@ -158,7 +139,7 @@ class ReadLeases:
         return expires_at
 
     def release(self, lease_id: LeaseId) -> None:
-        """End a lease; nothing happens if it was released before."""
+        """End a lease. Idempotent."""
         if lease_id not in self._leases:
             return
         self._released[lease_id] = self._leases[lease_id].buffer
@@ -167,7 +148,7 @@ class ReadLeases:
             self._released.popitem(last=False)
 
     def hold_back(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Keep those payloads that a reader holds, let go as they are; gives the others."""
+        """Keep the payloads that a reader holds, and return the others."""
         if not self._pinned:
             return list(payloads)
         left = []
@@ -185,12 +166,12 @@ class ReadLeases:
         return left
 
     def end_of(self, buffer: BufferName) -> None:
-        """End all leases of a buffer, which is no more."""
+        """End all leases of a deleted buffer."""
         for lease in [each for each in self._leases.values() if each.buffer == buffer]:
             self._end(lease.lease_id, "ended")
 
     def end_all(self) -> None:
-        """End all leases, and hold nothing back any more."""
+        """End all leases, and hold nothing back."""
         for lease_id in list(self._leases):
             self._end(lease_id, "ended")
 
@@ -243,7 +224,7 @@ class ReadLeases:
             self._delete(due)
 
     def _rearm(self) -> None:
-        """Have the clock call no later than the first lease ends; a call too early harms nobody."""
+        """Set the timer no later than the first expiry."""
         entry = self._by_expiry.first()
         if entry is None or entry[0] >= self._timer_at:
             return

@@ -1,33 +1,105 @@
 """Reads that use nothing up: of the model, of chunks after a cursor, and of named cursors (B16)."""
 
+from bisect import bisect_right
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Final, NamedTuple
 
 from breadbox_server.access.authorization import ANONYMOUS, Caller
 from breadbox_server.core.model.description import SubscriptionDescription
 from breadbox_server.core.model.errors import DrainingError
 from breadbox_server.core.model.ids import BufferName, ModelVersion, PayloadId, SessionId
-from breadbox_server.core.model.inputs import ModelState
-from breadbox_server.core.rules.reading import Cursor
+from breadbox_server.core.model.inputs import ModelState, Payload
+from breadbox_server.core.rules.reading import ChunksRead, Cursor
 from breadbox_server.journal.durable_core import DurableCore
-from breadbox_server.limits import INLINE_REPLY_BYTES_MAX, SHARED_REPLIES_MAX
+from breadbox_server.limits import (
+    INLINE_REPLY_BYTES_MAX,
+    SHARED_REPLIES_MAX,
+    SHARED_REPLY_BYTES_MAX,
+)
 from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.reading.inline_bodies import InlineBodies
-from breadbox_server.reading.lag_tracking import Arrivals
-from breadbox_server.reading.read_leases import ReadLeases
-from breadbox_server.reading.shared_replies import Passage, Reading, Reply
+from breadbox_server.reading.read_leases import ReadLease, ReadLeases
 from breadbox_server.reading.watchers import Watchers
+
+NOTES_MAX: Final = 4096
+"""Notes of one buffer; at the limit every second one is dropped."""
+
+
+@dataclass(slots=True, eq=False)
+class Reply:
+    """What a reader gets, but for its lease."""
+
+    bodies: list[bytes]
+    """Payload of each fragment, b"" where it is not inline."""
+    encoded: bytes = b""
+    """The encoded part that is the same for all, or b"" before the first reader encodes it."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Return True if all payloads are inline, so that it needs no lease."""
+        return all(self.bodies)
+
+    @property
+    def is_shared(self) -> bool:
+        """Return True if it is small enough to be kept for others."""
+        return sum(map(len, self.bodies)) <= SHARED_REPLY_BYTES_MAX
+
+
+@dataclass(slots=True, eq=False)
+class Passage:
+    """What comes after a cursor; shared by all readers there, until anything changes."""
+
+    found: ChunksRead
+    payloads: list[Payload] = field(init=False)
+    replies: dict[int, Reply] = field(default_factory=dict)
+    """Replies that needed no trip to the store, by the inline bytes that readers take."""
+
+    def __post_init__(self) -> None:
+        """List the payloads."""
+        self.payloads = [each.fragment.payload for each in self.found.fragments]
+
+
+class Reading(NamedTuple):
+    """What one reader gets."""
+
+    found: ChunksRead
+    reply: Reply
+    lease: ReadLease | None
+    """Lease on the payloads, or None if all are inline."""
+
+
+class Arrivals:
+    """Times at which chunks of a buffer arrived, to about a second; not durable.
+
+    They say for how long there has been something that a reader has not acknowledged.
+    """
+
+    def __init__(self) -> None:
+        self._newest: list[int] = []
+        """Newest chunk at each of the times; ascending."""
+        self._times: list[float] = []
+
+    def note(self, newest: int, now: float) -> None:
+        """Note that there are chunks up to this one."""
+        if self._newest and newest < self._newest[-1]:
+            self._newest.clear()
+            self._times.clear()
+        if self._newest and newest == self._newest[-1]:
+            return
+        self._newest.append(newest)
+        self._times.append(now)
+        if len(self._newest) > NOTES_MAX:
+            self._newest, self._times = self._newest[::2], self._times[::2]
+
+    def lag_s(self, cursor: int, now: float) -> float:
+        """Return the seconds for which a chunk after this one has been there."""
+        place = bisect_right(self._newest, cursor)
+        return max(0.0, now - self._times[place]) if place < len(self._times) else 0.0
 
 
 class Reads:
-    """Answers those that watch or read, and wakes those that wait for news.
-
-    Args:
-        core: What is read.
-        bodies: Payloads that ride along with replies.
-        leases: Keep what readers are about to load.
-        metrics: Counts what was read.
-        watchers_max: Callers that may watch a model at a time, and as many may wait for chunks.
-    """
+    """Answer watches and reads, and wake those that wait for news."""
 
     def __init__(
         self,
@@ -47,7 +119,7 @@ class Reads:
         self._closed_counts: dict[BufferName, int] = {}
         """Chunks that there were when readers of a buffer were last woken."""
         self._passages: dict[tuple[BufferName, Cursor], Passage] = {}
-        """What was read since anything changed last, for others who stand at the same place."""
+        """What was read since anything changed."""
         self._arrivals: dict[BufferName, Arrivals] = {}
 
     async def watch(
@@ -60,23 +132,10 @@ class Reads:
         wait_s: float,
         caller: Caller = ANONYMOUS,
     ) -> tuple[bool, ModelState]:
-        """Wait until what is current differs from what the caller knows, at most `wait_s`.
+        """Wait at most `wait_s` until the model differs from what the caller knows.
 
-        Args:
-            buffer: Name of it.
-            session_id: What the caller knows; empty: none.
-            model_version: What the caller knows; None: none.
-            lacks_weights: Whether weights that come for that version are a difference too.
-            wait_s: Seconds; 0: not at all.
-            caller: In whose share of the callers that may watch it counts.
-
-        Returns:
-            Whether it differs, and what is current.
-
-        Raises:
-            BufferNotFoundError: No buffer has this name, or it was deleted meanwhile.
-            WatchersFullError: Too many callers watch already, and nobody has more of them.
-            DrainingError: The server is shutting down.
+        With `lacks_weights`, weights that come for the known version are a difference too. Returns
+        whether it differs, and what is current.
         """
 
         def differs(state: ModelState) -> bool:
@@ -108,16 +167,10 @@ class Reads:
         inline_bytes_max: int = 0,
         caller: Caller = ANONYMOUS,
     ) -> Reading:
-        """Give the chunks after a cursor, under a lease; wait for news for at most `wait_s` (B16).
+        """Return the chunks after a cursor, under a lease; wait for news at most `wait_s` (B16).
 
-        Of very many who wait for the next chunk, each gets those that come within a few
+        Of very many readers that wait for the next chunk, each gets those that come within a few
         milliseconds together.
-
-        Raises:
-            BufferNotFoundError: No buffer has this name, or it was deleted meanwhile.
-            SubscriptionNotFoundError: The cursor is of a subscription that is not there.
-            WatchersFullError: Too many callers wait already, and nobody has more of them.
-            DrainingError: The server is shutting down.
         """
         self._core.check_serving()
         until = self._core.clock.now() + wait_s
@@ -172,7 +225,7 @@ class Reads:
         return Reading(found, reply, lease)
 
     def _passage(self, buffer: BufferName, cursor: Cursor) -> Passage:
-        """What comes after a cursor; looked for once for all who stand there."""
+        """Return what comes after a cursor; looked for once for all readers there."""
         key = (buffer, cursor)
         passage = self._passages.get(key)
         if passage is None:
@@ -183,7 +236,7 @@ class Reads:
         return passage
 
     def subscriptions(self, buffer: BufferName) -> list[tuple[SubscriptionDescription, float]]:
-        """The named cursors of a buffer, each with the seconds for which it has been behind."""
+        """Return the named cursors of a buffer, each with the seconds it has been behind."""
         now = self._core.clock.now()
         arrivals = self._arrivals.setdefault(buffer, Arrivals())
         arrivals.note(self._core.buffers.closed_count(buffer) - 1, now)
@@ -193,7 +246,7 @@ class Reads:
         ]
 
     def look_again(self) -> None:
-        """Wake readers of buffers that closed chunks, once that is durable: anything may be new."""
+        """Wake readers of buffers that closed chunks, once that is durable."""
         self._passages.clear()
         for buffer in self._readers.buffers():
             count = self._core.buffers.closed_count(buffer)
@@ -212,7 +265,7 @@ class Reads:
         return len(self._readers)
 
     def refers_to(self, buffer: BufferName, payload_id: PayloadId) -> bool:
-        """Whether a buffer, or who reads it, refers to a payload."""
+        """Return True if a buffer, or a reader of it, refers to a payload."""
         return self._core.buffers.refers_to(buffer, payload_id) or self.leases.pins(
             buffer, payload_id
         )
@@ -223,18 +276,16 @@ class Reads:
         self._readers.wake(buffer)
 
     def idle_s(self, buffer: BufferName, *, is_held: bool) -> float:
-        """Return the seconds since a call used a buffer; 0 while one waits there, or it is held.
+        """Return the seconds since a call used a buffer; 0 while one waits there.
 
-        Args:
-            buffer: Its name; it may have been deleted meanwhile.
-            is_held: Whether a fetch waits, or a lease is alive.
+        `is_held`: a fetch waits, or a lease is alive. The buffer may have been deleted meanwhile.
         """
         if is_held or buffer in self._watchers.buffers() or buffer in self._readers.buffers():
             return 0.0
         return self._core.unused_s(buffer)
 
     def forget(self, buffer: BufferName) -> None:
-        """Let go of a buffer that was deleted; those that wait for news of it are told."""
+        """Let go of a deleted buffer; callers that wait for news of it are answered."""
         self._watchers.forget(buffer)
         self._readers.forget(buffer)
         self._closed_counts.pop(buffer, None)

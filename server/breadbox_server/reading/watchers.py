@@ -11,21 +11,19 @@ from breadbox_server.base.errors import WatchersFullError
 from breadbox_server.core.model.ids import BufferName
 
 FEW: Final = 8
-"""So many are woken for each piece of news."""
+"""Callers that are woken for each piece of news."""
 GATHER_S_PER_WATCHER: Final = 0.000_5
-"""Seconds between two times that more are woken, for each of them: about twice what it costs to
-answer one, so that there is time left for what makes the news."""
+"""Seconds between two wakes, per caller: about twice what an answer costs, to leave time for the
+news itself.
+"""
 GATHER_S_MAX: Final = 0.025
-"""However many there are."""
 
 
 class Watchers:
-    """Those who wait, by buffer. On one event loop.
+    """Waiting callers, by buffer. On one event loop.
 
-    Args:
-        clock: Ends their waits.
-        limit: How many may wait at a time, for all buffers together. The next takes the place of
-            who has waited for longest of the holder that has the most, unless that is its own.
+    At `limit`, for all buffers together, the next one takes the place of the longest waiting caller
+    of the holder that has the most, unless that is its own.
     """
 
     def __init__(self, clock: Clock, limit: int) -> None:
@@ -33,33 +31,24 @@ class Watchers:
         self._limit = limit
         self._of: dict[BufferName, set[asyncio.Future[None]]] = {}
         self._of_holder: dict[str, dict[asyncio.Future[None], None]] = {}
-        """By whose share they count in, who has waited for longest first."""
+        """Waits by holder, the longest first."""
         self._count = 0
         self._woken: dict[BufferName, tuple[float, int]] = {}
-        """When those of a buffer were woken last, and how many they were."""
+        """Time and number of the last wake, by buffer."""
         self._due: dict[BufferName, TimerHandle] = {}
-        """Wakes that are put off."""
 
     def __len__(self) -> int:
-        """Count them."""
         return self._count
 
     def buffers(self) -> Iterable[BufferName]:
-        """Those that somebody waits for news of."""
+        """Return the buffers that a caller waits for news of."""
         return self._of
 
     async def wait(self, buffer: BufferName, wait_s: float, holder: str) -> None:
-        """Return once the buffer's are woken, or after `wait_s`.
+        """Return once the buffer's callers are woken, or after `wait_s`.
 
-        Args:
-            buffer: Of which there may be news.
-            wait_s: Seconds.
-            holder: In whose share of the limit it counts; see `Caller.holder`.
-
-        Raises:
-            WatchersFullError: As many wait as may, and no other holder has more of them; or as many
-                did, and another's place was taken by one whose holder has fewer.
-            Exception: What they were turned away with.
+        Raises WatchersFullError if there is no place, or another caller took this one's; or the
+        error of `turn_away`.
         """
         if self._count >= self._limit:
             self._make_room(holder)
@@ -78,7 +67,6 @@ class Watchers:
             self._leave(holder, future)
 
     def _make_room(self, holder: str) -> None:
-        """Turn away who has waited for longest of the holder that has the most."""
         largest = max(self._of_holder, key=lambda each: len(self._of_holder[each]))
         if len(self._of_holder[largest]) <= len(self._of_holder.get(holder, ())):
             raise WatchersFullError(self._limit)
@@ -88,7 +76,7 @@ class Watchers:
             oldest.set_exception(WatchersFullError(self._limit))
 
     def _leave(self, holder: str, future: asyncio.Future[None]) -> None:
-        """Count one no more; idempotent."""
+        """Stop counting a caller. Idempotent."""
         of_holder = self._of_holder.get(holder, {})
         if future in of_holder:
             del of_holder[future]
@@ -97,21 +85,21 @@ class Watchers:
                 del self._of_holder[holder]
 
     def wake(self, buffer: BufferName) -> None:
-        """Let those of a buffer look again."""
+        """Let the callers of a buffer look again."""
         for future in self._of.get(buffer, ()):
             _wake(future)
 
     def is_gathering(self, buffer: BufferName) -> bool:
-        """Whether news that comes now is told a little later, so that more comes together.
+        """Return True if news is reported a little later, so that more comes together.
 
-        So it is right after very many were told; never when as many wait as may.
+        That is so right after very many were woken; never when as many wait as may.
         """
         return self._count < self._limit and self._due_at(buffer) > self._clock.now()
 
     def wake_in_time(self, buffer: BufferName) -> None:
-        """Let those of a buffer look again: at once, or when it has gathered news for long enough.
+        """Let the callers of a buffer look again, immediately or after gathering news.
 
-        Few are woken at once, and so is everybody where there were no news a moment ago.
+        Few are woken immediately, and so are all where there was no news a moment ago.
         """
         if buffer in self._due:
             return
@@ -122,14 +110,14 @@ class Watchers:
             self._wake_due(buffer)
 
     def forget(self, buffer: BufferName) -> None:
-        """Let those look again of a buffer that is no more, and remember nothing of it."""
+        """Wake the callers of a deleted buffer, and remember nothing of it."""
         self.wake(buffer)
         self._woken.pop(buffer, None)
         if (due := self._due.pop(buffer, None)) is not None:
             due.cancel()
 
     def _due_at(self, buffer: BufferName) -> float:
-        """From when on those of a buffer may be woken again."""
+        """Return from when on the callers of a buffer may be woken again."""
         woken_at, woken_count = self._woken.get(buffer, (-inf, 0))
         # Of those who were woken last many are not back yet.
         count = max(woken_count, len(self._of.get(buffer, ())))

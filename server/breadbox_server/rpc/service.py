@@ -132,7 +132,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         weights = None
         if request.HasField("weights"):
             weights = convert.weights(request.weights)
-        published = await self._driver.publishing.publish(
+        published = await self._driver.appends.publish(
             PublishModel(
                 convert.buffer_name(request.buffer),
                 SessionId(request.session_id),

@@ -1,8 +1,8 @@
-"""Payloads on their way out of the store: a bounded queue, emptied in batches (B13)."""
+"""The payload store as admission sees it: deletions (B13), recent inline payloads, its health."""
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -10,6 +10,7 @@ from typing import Final
 from breadbox.model.errors import StoreError
 from breadbox.shared.outages import OutageLog
 from breadbox.stores.base import PayloadCustodian
+from breadbox_server.base.clock import Clock
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.core.model.inputs import Payload
@@ -17,39 +18,34 @@ from breadbox_server.metrics.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+PERIOD_S: Final = 1.0
+SWEEP_PERIOD_S: Final = 60.0
 BATCH_PAYLOADS: Final = 256
-"""Payloads deleted in one round trip; so many that the trip is cheap, so few that it is short."""
+"""Payloads deleted in one round trip."""
 GATHER_S: Final = 0.05
-"""After a trip, as long as less than a batch waits: what comes meanwhile shares the next one."""
+"""Seconds after a trip in which less than a batch waits for more to share the next."""
 GATHER_BYTES_MAX: Final = 8 * 2**20
-"""Bytes of what may wait for that: the store needs the room."""
+"""Most bytes that wait for that: the store needs the room."""
 RETRY_DELAY_S: Final = 0.5
-"""Seconds between attempts while the store cannot be reached."""
 
 
 async def _at_once() -> None:
-    """Nobody else has a say."""
+    """Return immediately."""
 
 
 class DeletionQueue:
-    """Deletes payloads off the request path.
+    """Delete payloads off the request path.
 
-    At `limit` payloads `is_full` tells the appends to refuse fragments until the store has caught
-    up, so the queue never holds more than `limit` and what the buffers held at that moment.
+    At `limit` payloads `is_full` makes appends refuse fragments until the store has caught up, so
+    the queue never holds more than `limit` and what the buffers held at that moment.
 
-    A payload that is on its way out must not be confirmed for somebody, nor one be sent on its way
-    out while it is being confirmed: it would be lost. Both sides tell each other here. It is on its
-    way out from when that is decided, although it goes only once that is durable: until then nobody
-    else may delete it either, for a server that recovers the journal would still refer to it.
+    A payload on its way out must not be confirmed, nor one be sent on its way out while it is being
+    confirmed: it would be lost. It is on its way out from when that is decided, although it goes
+    only once that is durable: a server that recovers the journal before would still refer to it.
 
-    Args:
-        custodian: The payload store.
-        metrics: Shows how many wait.
-        limit: Payloads at which nothing more should be taken in.
-        hold_back: Gives those payloads that may be deleted now; the others come again.
-        forget: Told of payloads whose end is decided.
-        until_ours: Returns once no other server can have claimed the payloads meanwhile; the store
-            looks for itself, but may be one that does not know of the other any more.
+    Args: hold_back: Returns the payloads that may be deleted now; the others come again. forget:
+    Called with payloads whose end is decided. until_ours: Returns once no other server can have
+    claimed the payloads meanwhile.
     """
 
     def __init__(
@@ -70,29 +66,26 @@ class DeletionQueue:
         self._limit = limit
         self._payloads: deque[Payload] = deque()
         self._bytes = 0
-        """Of all of them."""
         self._leaving: set[PayloadId] = set()
         self._confirming: set[PayloadId] = set()
         self._outage = OutageLog(log, "deleting payloads")
         self._wake = asyncio.Event()
         self._is_urgent = asyncio.Event()
-        """A batch is full, or somebody waits until nothing is left."""
         self._awaiting_count = 0
-        """Of these."""
         self._empty = asyncio.Event()
         self._empty.set()
         metrics.pending_deletions.set_function(lambda: len(self._payloads))
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more should be taken in."""
+        """True if appends must refuse fragments."""
         return len(self._payloads) >= self._limit
 
     def __len__(self) -> int:
         return len(self._payloads)
 
     def announce(self, payloads: Iterable[Payload]) -> None:
-        """Take note of payloads that will be put here once their end is durable."""
+        """Note payloads that will be put here once their end is durable."""
         payload_ids = [each.payload_id for each in payloads]
         self._leaving.update(payload_ids)
         self._forget(payload_ids)
@@ -111,7 +104,7 @@ class DeletionQueue:
                 self._is_urgent.set()
 
     def is_leaving(self, payload_id: PayloadId) -> bool:
-        """Whether a payload's end was decided, and it has not been deleted yet."""
+        """Return True from when a payload's end is decided until it is deleted."""
         return payload_id in self._leaving
 
     @contextmanager
@@ -125,14 +118,7 @@ class DeletionQueue:
             self._confirming.difference_update(payload_ids)
 
     async def delete_orphans(self, payload_ids: Iterable[PayloadId]) -> int:
-        """Delete payloads that no book knows, but for those being confirmed or leaving right now.
-
-        Returns:
-            How many were deleted.
-
-        Raises:
-            StoreUnavailableError: The store cannot be reached; some may be deleted.
-        """
+        """Delete unknown payloads, but those being confirmed or leaving; return how many."""
         payload_ids = [
             each
             for each in payload_ids
@@ -158,7 +144,7 @@ class DeletionQueue:
             self._awaiting_count -= 1
 
     async def run(self) -> None:
-        """Delete what is queued, for ever. A store that cannot be reached is tried again."""
+        """Delete what is queued, for ever; retry while the store cannot be reached."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -168,7 +154,7 @@ class DeletionQueue:
             await self._gather()
 
     def _may_gather(self) -> bool:
-        """Whether what is queued may wait for more."""
+        """Return True if what is queued may wait for more."""
         return (
             len(self._payloads) < BATCH_PAYLOADS
             and self._bytes < GATHER_BYTES_MAX
@@ -204,13 +190,8 @@ class DeletionQueue:
 class UnownedPayloads:
     """Payloads that were confirmed for something that was then refused; oldest first.
 
-    Their sender may well send them again, so they are kept for a while, and deleted then, unless
-    something refers to them by that time.
-
-    Args:
-        deletions: Where they go.
-        keep_s: Seconds they are kept.
-        is_referenced: Whether any buffer refers to a payload: who named it may have been wrong.
+    Their sender may send them again, so they are kept for `keep_s`, and then deleted unless
+    `is_referenced`: the client that named one may have been wrong.
     """
 
     LIMIT: Final = 65_536
@@ -243,7 +224,7 @@ class UnownedPayloads:
         self._payloads.pop(payload_id, None)
 
     def delete_overdue(self, now: float) -> None:
-        """Delete what nobody sent again in time."""
+        """Delete what was not sent again in time."""
         while self._payloads and next(iter(self._payloads.values()))[0] <= now:
             self._delete_oldest()
 
@@ -253,3 +234,85 @@ class UnownedPayloads:
         is_leaving = self._deletions.is_leaving(payload_id)
         if not is_leaving and not self._is_referenced(payload_id):
             self._deletions.put([payload])
+
+
+class RecentPayloads:
+    """The latest inline payloads, by id, up to `bytes_max`: read without a trip to the store.
+
+    Copies: a store that dies may lose what it took last; what of it is here is written again.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bodies: OrderedDict[PayloadId, bytes] = OrderedDict()
+        self.size_bytes = 0
+
+    def add(self, payload_id: PayloadId, body: bytes) -> None:
+        """Keep a payload, under an id that is not here yet."""
+        self._bodies[payload_id] = body
+        self.size_bytes += len(body)
+        while self.size_bytes > self._bytes_max:
+            self.size_bytes -= len(self._bodies.popitem(last=False)[1])
+
+    def get(self, payload_id: PayloadId) -> bytes:
+        """Return the payload, or b"" if it is not here."""
+        return self._bodies.get(payload_id, b"")
+
+    def forget(self, payload_ids: Iterable[PayloadId]) -> None:
+        """Let go of payloads; unknown ones are ignored."""
+        if self._bodies:
+            for payload_id in payload_ids:
+                self.size_bytes -= len(self._bodies.pop(payload_id, b""))
+
+
+class StoreWatch:
+    """Ask the store every second how full it is, and sweep it every minute."""
+
+    def __init__(self, custodian: PayloadCustodian, *, clock: Clock, metrics: Metrics) -> None:
+        self._custodian = custodian
+        self._clock = clock
+        self._metrics = metrics
+        self._silent_since: float | None = None
+        """Time on the loop's clock since when the store owes an answer, or None."""
+
+    @property
+    def away_s(self) -> float:
+        """Seconds for which the store has owed an answer."""
+        since = self._silent_since
+        return 0.0 if since is None else asyncio.get_running_loop().time() - since
+
+    async def watch_usage(self) -> None:
+        """Ask again and again how full the store is, and notice when it does not answer."""
+        while True:
+            await self._refresh_usage()
+            await asyncio.sleep(PERIOD_S)
+
+    async def sweep(self) -> None:
+        """Delete, once a minute, payloads that were written and never announced."""
+        due_at = self._clock.now() + SWEEP_PERIOD_S
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            if self._clock.now() >= due_at:
+                due_at = self._clock.now() + SWEEP_PERIOD_S
+                await self._sweep()
+
+    async def _sweep(self) -> None:
+        try:
+            with self._metrics.store_trip("sweep"):
+                count = await self._custodian.sweep_unannounced()
+        except StoreError as error:
+            log.warning("unannounced payloads could not be swept: %s", type(error).__name__)
+            return
+        if count:
+            log.info("deleted %d payloads that were never announced", count)
+
+    async def _refresh_usage(self) -> None:
+        if self._silent_since is None:
+            self._silent_since = asyncio.get_running_loop().time()
+        try:
+            with self._metrics.store_trip("usage"):
+                self._metrics.set_store_usage(await self._custodian.usage())
+            self._silent_since = None
+        except StoreError:
+            # Counted as a store error; a call that needs the store gets the error itself.
+            log.debug("the store does not say how full it is")
