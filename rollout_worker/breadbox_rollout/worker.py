@@ -118,7 +118,9 @@ class RolloutWorker:
             step_count=self.step_count,
             fragments=self._fragments(),
             failures=dict(self.stats.failures),
-            waiting_fragment_count=sum(player.waiting_fragment_count for player in self._players),
+            waiting_fragment_count=sum(
+                player.sender.waiting_count for player in self._players if player.sender
+            ),
             live_env_count=self._pool.live_env_count,
             blocked_s=self.stats.blocked_s,
         )
@@ -168,7 +170,7 @@ class RolloutWorker:
 
     @property
     def _are_seated(self) -> bool:
-        return all(player.is_seated for player in self._players)
+        return all(player.part for player in self._players)
 
     def _take_models(self) -> None:
         if not self._are_seated:
@@ -292,14 +294,15 @@ class RolloutWorker:
     def _put(self, player: Seated, fragment: Fragment) -> None:
         """Hand over a fragment; a full sender holds up the loop, and so the environments."""
         began_at = self._clock()
-        while not player.put(fragment, _POLL_S):
+        assert player.sender is not None
+        while not player.sender.put(fragment, _POLL_S):
             # To wait for room is to live: nobody shall end this worker for it.
             self._heartbeat.beat()
             self.stats.blocked = True
             if self._batch_size is not None:
                 self._batch_size.disturb()
             if self._stop.is_set():
-                player.count_undelivered()
+                player.sender.count_undelivered()
                 return
         self.stats.blocked = False
         self.stats.blocked_s += self._clock() - began_at
@@ -326,5 +329,6 @@ class RolloutWorker:
         """Return fragments of all policies by what became of them."""
         counts: Counter[str] = Counter()
         for player in self._players:
-            counts.update(player.fragment_counts())
+            if player.sender is not None:
+                counts.update(player.sender.counts())
         return dict(counts)

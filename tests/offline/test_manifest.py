@@ -15,14 +15,14 @@ from breadbox_offline.files.dataset import Dataset
 from breadbox_offline.limits import DataLimits
 from breadbox_offline.report import FindingKind
 from breadbox_offline.rows.options import MappingOptions
-from breadbox_rollout.recording.recording import EpisodeFiles, FileOptions, append_line
+from breadbox_rollout.recording.recording import EpisodeFiles, RecordingOptions, append_line
 
 STEPS = 3
 
 
 def record(folder: Path, episode_id: str, obs: Any, *, media: str = "none") -> dict[str, Any]:
     """Record an episode as an environment process does; `obs(k)` is its k-th observation."""
-    files = EpisodeFiles(folder, episode_id, folder / ".partial", FileOptions(media=media))
+    files = EpisodeFiles(RecordingOptions(folder=str(folder), media=media), episode_id, ".partial")
     for step in range(STEPS + 1):
         if step:
             is_last = step == STEPS

@@ -21,7 +21,7 @@ from breadbox_rollout.environments import environments
 from breadbox_rollout.environments.environments import EnvSpec, check_frames
 from breadbox_rollout.processes.pool import EnvironmentStartError
 from breadbox_rollout.recording.media import VideoWriter, with_text
-from breadbox_rollout.recording.recording import EpisodeFiles, FileOptions, plain
+from breadbox_rollout.recording.recording import EpisodeFiles, RecordingOptions, plain
 from support.eventually import eventually_sync
 
 
@@ -231,7 +231,7 @@ def test_cartpole_is_drawn_into_its_video(tmp_path: Path) -> None:
 
 def test_nothing_in_the_files_can_be_executed_and_nothing_is_refused(tmp_path: Path) -> None:
     """The ancestor's infos were pickles."""
-    files = EpisodeFiles(tmp_path, "e", tmp_path / "partial", FileOptions(media="none"))
+    files = EpisodeFiles(RecordingOptions(folder=str(tmp_path), media="none"), "e", "partial")
     files.add_info(
         {"odd": object, "nan": float("nan"), "big": np.zeros(1000), "small": np.arange(2)}
     )

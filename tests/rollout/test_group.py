@@ -47,7 +47,7 @@ def group_of(
     grouped = GroupOptions(seeds=tuple(range(count)), **options)
 
     def make_unit(index: int) -> SingleUnit:
-        return SingleUnit(make(), index, arrays, OBSERVATION_SPACE, grouped.episode_steps_max, None)
+        return SingleUnit(make(), index, arrays, grouped.episode_steps_max, None)
 
     return EnvGroup(make_unit, count, arrays, grouped, clock or Clock()), arrays
 

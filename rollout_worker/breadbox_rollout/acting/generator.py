@@ -52,6 +52,11 @@ from breadbox_rollout.settings import GenerateSettings
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
+_OF_THE_POOL = (
+    *("seed", "build_s_max", "reset_s_max", "step_s_max", "restarts_max"),
+    *("memory_bytes_max", "episode_steps_max"),
+)
+"""Options of a generator that are those of its processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +102,6 @@ class EpisodeGenerator:
     The iterator ends after `episode_count` episodes. Leave the block, or call `close`, to end
     earlier: episodes that are finished stay, those under way leave nothing behind.
 
-    Args:
-        options: See there.
-        make_policy: Called with observation and action space.
-        make_inference: Puts the policy on its device.
-
     Raises:
         InvalidRequestError: What draws the environment's frames is not installed.
         EnvironmentStartError: (While iterating) every worker failed more often than it may.
@@ -114,6 +114,7 @@ class EpisodeGenerator:
         make_policy: Callable[[Any, Any], PolicyModule],
         make_inference: Callable[[PolicyModule], Inference],
     ) -> None:
+        """Begin to play, with *make_policy* of observation and action space, and its inference."""
         if options.media != "none":
             check_frames(options.env)
         # Made absolute here: the thread and the processes may be elsewhere by then.
@@ -122,6 +123,11 @@ class EpisodeGenerator:
         self._options = options
         self._make_policy = make_policy
         self._make_inference = make_inference
+        self._recordings = Recordings(
+            _recording_options(options, secrets.token_hex(4)),
+            {"env": options.env.name, "task": options.task, "policy": options.policy_name}
+            | options.details,
+        )
         self._finished: queue.Queue[dict[str, Any] | None] = queue.Queue(options.ready_max)
         self._stop = threading.Event()
         self._error: Exception | None = None
@@ -129,6 +135,14 @@ class EpisodeGenerator:
         """Failures by kind."""
         self.finished_count = 0
         """Episodes in the manifest; more than were iterated over if the consumer is behind."""
+        # From here on, what the thread alone uses.
+        self._ready = ReadyQueue(options.worker_count, 0.02)
+        self._states: list[State] = [None] * options.worker_count
+        self._under_way = [False] * options.worker_count
+        """Whether the worker's current episode is one of those that are wanted."""
+        self._resting: list[int] = []
+        """Workers at the start of an episode that is not wanted, unless another one is lost."""
+        self._failure_counts = [0] * options.worker_count
         # Not a daemon: it must take its environments with it when the interpreter ends.
         self._thread = threading.Thread(target=self._run, name="episode-generator")
         self._thread.start()
@@ -168,22 +182,23 @@ class EpisodeGenerator:
             return episode
 
     def _run(self) -> None:
-        """Run the environments in a thread that owns them from start to end."""
+        """Run the environments, in the thread that owns them from start to end."""
+        options = self._options
         try:
-            run = _Run(self._options, self._stop, self._finish, self.failures)
+            pool = EnvProcesses(
+                options.env if options.media == "none" else with_frames(options.env),
+                _pool_options(options),
+                recording=asdict(self._recordings.options),
+            )
             try:
-                with run.pool:
-                    run.loop(self._make_policy, self._make_inference)
+                with pool:
+                    self._loop(pool)
             finally:
-                run.recordings.clean()
+                self._recordings.clean()
         except Exception as error:  # noqa: BLE001 - raised again where the consumer is
             self._error = error
         finally:
             self._put(None)
-
-    def _finish(self, episode: dict[str, Any]) -> None:
-        self.finished_count += 1
-        self._put(episode)
 
     def _put(self, episode: dict[str, Any] | None) -> None:
         """Hand an episode to the consumer, waiting until it has room for it."""
@@ -194,80 +209,41 @@ class EpisodeGenerator:
                 continue
             return
 
-
-class _Run:
-    """The loop's own state; lives in the generator's thread."""
-
-    def __init__(
-        self,
-        options: GeneratorOptions,
-        stop: threading.Event,
-        put: Callable[[dict[str, Any]], None],
-        failures: Counter[str],
-    ) -> None:
-        self._options = options
-        self._stop = stop
-        self._put = put
-        self._failures = failures
-        self.recordings = Recordings(
-            _recording_options(options, secrets.token_hex(4)),
-            {"env": options.env.name, "task": options.task, "policy": options.policy_name}
-            | options.details,
-        )
-        self.pool = EnvProcesses(
-            options.env if options.media == "none" else with_frames(options.env),
-            _pool_options(options),
-            recording=asdict(self.recordings.options),
-        )
-        self._ready = ReadyQueue(options.worker_count, 0.02)
-        self._states: list[State] = [None] * options.worker_count
-        self._under_way = [False] * options.worker_count
-        """Whether the worker's current episode is one of those that are wanted."""
-        self._resting: list[int] = []
-        """Workers at the start of an episode that is not wanted, unless another one is lost."""
-        self._failure_counts = [0] * options.worker_count
-        self._finished_count = 0
-
-    def loop(
-        self,
-        make_policy: Callable[[Any, Any], PolicyModule],
-        make_inference: Callable[[PolicyModule], Inference],
-    ) -> None:
-        """Run until every episode is finished, or `stop` is set."""
+    def _loop(self, pool: EnvProcesses) -> None:
+        """Run until every episode is finished, or `stop` is called."""
         inference: Inference | None = None
-        while self._finished_count < self._options.episode_count and not self._stop.is_set():
-            patience_s = self._ready.patience_s(self._busy_count(), now=time.monotonic())
-            for event in self.pool.poll(_POLL_S if patience_s is None else patience_s):
+        while self.finished_count < self._options.episode_count and not self._stop.is_set():
+            patience_s = self._patience_s()
+            for event in pool.poll(_POLL_S if patience_s is None else patience_s):
                 if isinstance(event, GroupReady):
-                    self._group_ready(event)
+                    self._group_ready(event, is_first=bool(pool.arrays(event.group).first[0]))
                 else:
                     self._group_failed(event)
-            if inference is None and self.pool.parts:
-                (part,) = self.pool.parts
-                policy = make_policy(part.observation_space, part.action_space)
-                inference = make_inference(policy)
+            if inference is None and pool.parts:
+                (part,) = pool.parts
+                policy = self._make_policy(part.observation_space, part.action_space)
+                inference = self._make_inference(policy)
                 self._states = [inference.initial_state] * self._options.worker_count
-            now = time.monotonic()
-            if inference and self._ready.patience_s(self._busy_count(), now=now) == 0.0:
-                self._turn(inference)
+            if inference and self._patience_s() == 0.0:
+                self._turn(pool, inference)
 
-    def _busy_count(self) -> int:
-        """Environments that a batch can be made of: those with a wanted episode."""
-        return sum(self._under_way)
+    def _patience_s(self) -> float | None:
+        """Return how long to wait for more environments; those with a wanted episode count."""
+        return self._ready.patience_s(sum(self._under_way), now=time.monotonic())
 
-    def _turn(self, inference: Inference) -> None:
+    def _turn(self, pool: EnvProcesses, inference: Inference) -> None:
         groups = self._ready.take()
         states = [self._states[group] for group in groups]
-        arrays = [self.pool.arrays(group) for group in groups]
+        arrays = [pool.arrays(group) for group in groups]
         played = play_round(arrays, inference, states, self._options.model_version)
         for group, state in zip(groups, played.decision.states, strict=True):
-            self.pool.step(group)
+            pool.step(group)
             self._states[group] = state
 
-    def _group_ready(self, event: GroupReady) -> None:
+    def _group_ready(self, event: GroupReady, *, is_first: bool) -> None:
         group = event.group
         self._read_notes(group, event.notes)
-        if self.pool.arrays(group).first[0]:
+        if is_first:
             # A new episode: the one before has been finished above, or is lost.
             self._under_way[group] = False
             if not self._retired(group):
@@ -282,11 +258,13 @@ class _Run:
         for failure in notes["failures"]:
             self._note_failure(group, failure["kind"], failure["detail"], failure["trace"])
         for episode in notes["episodes"]:
-            self._finish(episode)
+            entry = self._recordings.add(episode)
+            self.finished_count += 1
+            self._put(entry)
 
     def _begin_wanted(self) -> None:
         """Let as many workers begin as there are episodes left; the others rest."""
-        wanted = self._options.episode_count - self._finished_count - sum(self._under_way)
+        wanted = self._options.episode_count - self.finished_count - sum(self._under_way)
         for group in self._resting[:wanted]:
             self._under_way[group] = True
             self._ready.add(group, 1, now=time.monotonic())
@@ -297,7 +275,7 @@ class _Run:
         self._ready.remove(group)
         self._under_way[group] = False
         self._resting = [resting for resting in self._resting if resting != group]
-        self.recordings.clean(group)
+        self._recordings.clean(group)
         self._read_notes(group, event.notes)
         self._note_failure(group, event.kind.value, event.detail, event.trace)
         self._begin_wanted()
@@ -305,23 +283,18 @@ class _Run:
     def _retired(self, group: int) -> bool:
         return self._failure_counts[group] > self._options.restarts_max
 
-    def _finish(self, episode: dict[str, Any]) -> None:
-        entry = self.recordings.add(episode)
-        self._finished_count += 1
-        self._put(entry)
-
     def _note_failure(self, worker: int, kind: str, detail: str, trace: str) -> None:
-        """Count a failure."""
-        if kind == FailureKind.NO_FRAMES.value and not self._finished_count:
+        """Count a failure; raise EnvironmentStartError if there is no hope of another episode."""
+        if kind == FailureKind.NO_FRAMES.value and not self.finished_count:
             raise EnvironmentStartError(
                 f"{self._options.env.name!r} draws no frames ({detail}); use --media none"
             )
-        self._failures[kind] += 1
-        if self._failures[kind] == 1 and trace:
+        self.failures[kind] += 1
+        if self.failures[kind] == 1 and trace:
             logger.warning("the first %s, as the environment raised it:\n%s", kind, trace)
         self._failure_counts[worker] += 1
         logger.warning("worker %d failed (%s): %s", worker, kind, detail)
-        self.recordings.add_failure({"worker": worker, "kind": kind, "detail": detail})
+        self._recordings.add_failure({"worker": worker, "kind": kind, "detail": detail})
         if all(self._retired(group) for group in range(self._options.worker_count)):
             raise EnvironmentStartError(
                 f"every worker failed more than {self._options.restarts_max} times; "
@@ -332,15 +305,9 @@ class _Run:
 def _pool_options(options: GeneratorOptions) -> PoolOptions:
     return PoolOptions(
         env_count=options.worker_count,
-        seed=options.seed,
         # Each episode can be played again from its seed alone.
         seed_each_episode=True,
-        build_s_max=options.build_s_max,
-        reset_s_max=options.reset_s_max,
-        step_s_max=options.step_s_max,
-        restarts_max=options.restarts_max,
-        memory_bytes_max=options.memory_bytes_max,
-        episode_steps_max=options.episode_steps_max,
+        **{name: getattr(options, name) for name in _OF_THE_POOL},
     )
 
 
@@ -353,9 +320,6 @@ def _recording_options(options: GeneratorOptions, prefix: str) -> RecordingOptio
         crf=options.crf,
         partial_prefix=prefix,
     )
-
-
-logger = logging.getLogger(__name__)
 
 
 def generate_episodes(settings: GenerateSettings) -> None:
@@ -403,18 +367,25 @@ def generate_episodes(settings: GenerateSettings) -> None:
             greedy=settings.greedy,
         ),
     )
-    _watch_episodes(episodes, options, show=settings.progress)
+    bars = Progress(
+        *(*Progress.get_default_columns(), TextColumn("{task.fields[note]}")),
+        console=Console(stderr=True),
+        disable=not settings.progress,
+    )
+    with episodes, bars, stop_on_signals(lambda _: episodes.stop()):
+        bar = bars.add_task("episodes", total=options.episode_count, note="")
+        for episode in episodes:
+            note = f"return {episode['return_sum']:.1f} in {episode['step_count']} steps"
+            if episodes.failures:
+                note += f", {episodes.failures.total()} failures"
+            bars.update(bar, completed=episodes.finished_count, note=note)
     finished_count = episodes.finished_count
     played = f"{finished_count} episodes were added to {options.out / MANIFEST}"
     if finished_count < options.episode_count:
         click.echo(f"interrupted; {played}", err=True)
         raise SystemExit(130)
-    click.echo(f"{played}, which has {_count_lines(options.out / MANIFEST)}")
-
-
-def _count_lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
+    with (options.out / MANIFEST).open("rb") as lines:
+        click.echo(f"{played}, which has {sum(1 for _ in lines)}")
 
 
 def _weights_for_episodes(
@@ -432,16 +403,3 @@ def _weights_for_episodes(
             raise InvalidRequestError("server", f"{settings.server} has no published weights")
         state, weights = published
         return weights, state.model_version or 0
-
-
-def _watch_episodes(episodes: EpisodeGenerator, options: GeneratorOptions, *, show: bool) -> None:
-    """Show episodes as they finish, until all did or a signal came."""
-    columns = (*Progress.get_default_columns(), TextColumn("{task.fields[note]}"))
-    with episodes, Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
-        bar = progress.add_task("episodes", total=options.episode_count, note="")
-        with stop_on_signals(lambda _: episodes.stop()):
-            for episode in episodes:
-                note = f"return {episode['return_sum']:.1f} in {episode['step_count']} steps"
-                if episodes.failures:
-                    note += f", {episodes.failures.total()} failures"
-                progress.update(bar, completed=episodes.finished_count, note=note)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from breadbox.model.errors import InvalidRequestError, ReplayBufferError
 from breadbox.model.fragment import Tree
 from breadbox.model.trees import map_tree
+from breadbox.model.trees import rows as tree_rows
 from breadbox_policies import PolicyModule, State, check_greedy
 from breadbox_rollout.environments.arrays import GroupArrays
 
@@ -152,13 +153,7 @@ def state_arrays(state: State) -> Tree:
 
 
 def _arrays(tree: Any) -> Tree:
-    if isinstance(tree, torch.Tensor):
-        return tree.cpu().numpy()
-    if isinstance(tree, dict):
-        return {key: _arrays(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_arrays(value) for value in tree)
-    return tree
+    return map_tree(lambda leaf: leaf.cpu().numpy(), tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,32 +184,30 @@ def play_round(
 def write_actions(
     arrays: list[GroupArrays], action: Tree, value: NDArray[np.float32], model_version: int
 ) -> None:
-    """Write what the rows of all *arrays* shall do, for the environments to read."""
+    """Write what the B rows of all *arrays* shall do, for the environments to read."""
     start = 0
     for entry in arrays:
         end = start + len(entry.first)
-        _copy_rows(entry.action, action, start, end)
+        write_rows(entry.action, slice(None), tree_rows(action, start, end))
         entry.value[:] = value[start:end]
         entry.model_version[0] = model_version
         start = end
 
 
-def joined(trees: list[Tree]) -> Tree:
-    """Concatenate trees of arrays along their first axis; always a copy."""
-    example = trees[0]
-    if isinstance(example, dict):
-        return {key: joined([tree[key] for tree in trees]) for key in example}
-    if isinstance(example, tuple):
-        return tuple(joined(list(parts)) for parts in zip(*trees, strict=True))
-    return np.concatenate(trees)
-
-
-def _copy_rows(into: Tree, rows: Tree, start: int, end: int) -> None:
+def write_rows(into: Tree, where: int | slice, value: Tree) -> None:
+    """Write one or several rows into every leaf."""
     if isinstance(into, dict):
         for key, array in into.items():
-            _copy_rows(array, rows[key], start, end)
+            write_rows(array, where, value[key])
     elif isinstance(into, tuple):
-        for array, part in zip(into, rows, strict=True):
-            _copy_rows(array, part, start, end)
+        for array, part in zip(into, value, strict=True):
+            write_rows(array, where, part)
     else:
-        into[:] = rows[start:end]
+        into[where] = value
+
+
+def joined(trees: list[Tree]) -> Tree:
+    """Concatenate trees of arrays along their first axis; always a copy."""
+    if type(trees[0]) is np.ndarray:  # First, because most are.
+        return np.concatenate(trees)
+    return map_tree(lambda *parts: np.concatenate(parts), *trees)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.model.fragment import Fragment, Tree
+from breadbox.model.fragment import Fragment
 from breadbox.model.trees import map_tree
 from breadbox.model.trees import row as tree_row
-from breadbox_policies import PolicyModule, State, set_policy_weights
-from breadbox_rollout.acting.inference import Inference, joined, write_actions
-from breadbox_rollout.acting.player import Seated
+from breadbox_policies import State, set_policy_weights
+from breadbox_rollout.acting.inference import Inference, joined, write_actions, write_rows
+from breadbox_rollout.acting.player import MakeInference, MakePolicy, Seated
 from breadbox_rollout.environments.arrays import GroupArrays
 from breadbox_rollout.processes.pool import Part
 from breadbox_rollout.sending.models import Model, ModelWatcher
@@ -40,34 +40,27 @@ class _Chair:
 class Opponents(Seated):
     """Rows of which each episode is played by a version drawn at random.
 
-    Drawn are the latest versions that this worker has seen of a buffer's model, the current one
-    among them, and those that are pinned; all are as likely.
+    Drawn are the latest *kept_max* versions that this worker has seen of a buffer's model, the
+    current one among them, and those that are *pinned*; all are as likely. Each version costs the
+    memory of its weights.
     """
 
     def __init__(
         self,
-        make_policy: Callable[[Any, Any], PolicyModule],
-        make_inference: Callable[[PolicyModule], Inference],
+        make_policy: MakePolicy,
+        make_inference: MakeInference,
         watcher: ModelWatcher,
         *,
         kept_max: int,
         pinned: Sequence[Mapping[str, NDArray[Any]]] = (),
         seed: int = 0,
     ) -> None:
-        super().__init__(watcher)
-        self._make_policy = make_policy
-        self._make_inference = make_inference
+        super().__init__(make_policy, make_inference, watcher)
         self._pinned_weights = pinned
         self._pinned: list[_Version] = []
         self._kept: deque[_Version] = deque(maxlen=kept_max)
         self._random = random.Random(seed)
-        self._part: Part | None = None
         self._chairs: list[list[_Chair]] = []
-
-    @property
-    def is_seated(self) -> bool:
-        """See `Seated.is_seated`."""
-        return self._part is not None
 
     @property
     def in_session(self) -> bool:
@@ -81,39 +74,24 @@ class Opponents(Seated):
 
     def sit(self, part: Part, groups: Sequence[range]) -> None:
         """See `Seated.sit`."""
-        self._part = part
+        self.part = part
         self._chairs = [
             [_Chair() for _ in range(len(env_indices) * len(part.labels))] for env_indices in groups
         ]
         self._pinned = [self._made(PINNED_VERSION, weights) for weights in self._pinned_weights]
 
-    def take_model(self) -> None:
-        """See `Seated.take_model`."""
-        taken = self.watcher.take()
-        if taken is None:
-            return
-        if taken.session_id != self.model.session_id:
+    def _adopt(self, model: Model) -> None:
+        if model.session_id != self.model.session_id:
             self._kept.clear()  # Another run: its policies are not ours to play against.
-        self.model = self._joined(taken, lambda: self._keep(taken))
-
-    def _keep(self, model: Model) -> None:
         if model.in_session and (model.weights is not None or not self._kept):
             self._kept.append(self._made(model.model_version, model.weights))
 
     def _made(self, model_version: int, weights: Mapping[str, NDArray[Any]] | None) -> _Version:
-        assert self._part is not None
-        policy = self._make_policy(self._part.observation_space, self._part.action_space)
+        assert self.part is not None
+        policy = self._make_policy(self.part.observation_space, self.part.action_space)
         if weights is not None:
             set_policy_weights(policy, weights)
         return _Version(model_version, self._make_inference(policy))
-
-    def read(self, group: int, arrays: GroupArrays) -> list[float]:
-        """See `Seated.read`."""
-        return []
-
-    def read_failed(self, group: int, arrays: GroupArrays | None) -> list[float]:
-        """See `Seated.read_failed`."""
-        return []
 
     def act(self, groups: list[int], arrays: list[GroupArrays]) -> Callable[[], list[Fragment]]:
         """See `Seated.act`. Runs every version that plays once, for its rows."""
@@ -141,18 +119,7 @@ class Opponents(Seated):
             )
             for place, row in enumerate(rows):
                 chairs[row].state = decision.states[place]
-                _set_row(action, row, tree_row(decision.action, place))
+                write_rows(action, row, tree_row(decision.action, place))
             value[rows] = decision.value
         write_actions(arrays, action, value, self.model.model_version)
         return list
-
-
-def _set_row(into: Tree, row: int, value: Tree) -> None:
-    if isinstance(into, dict):
-        for key, array in into.items():
-            _set_row(array, row, value[key])
-    elif isinstance(into, tuple):
-        for array, part in zip(into, value, strict=True):
-            _set_row(array, row, part)
-    else:
-        into[row] = value

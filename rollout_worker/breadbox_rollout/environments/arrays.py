@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 
 from breadbox.model.errors import TreeMismatchError
 from breadbox.model.fragment import Tree
-from breadbox.model.trees import child_path
+from breadbox.model.trees import child_path, map_tree
 from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind
 from breadbox_rollout.environments.space_codec import Space
 
 _ALIGNMENT_BYTES = 64
+_FLAGS = ("terminated", "truncated", "first", "acts")
+_COUNTS = ("answer_count", "obs_count", "abort_count")
 
 
 class Phase(IntEnum):
@@ -112,13 +114,8 @@ class _Layout:
             value=self.array((count,), np.float32),
             model_version=self.array((1,), np.int64),
             reward=self.array((count,), np.float64),
-            terminated=self.array((count,), np.bool_),
-            truncated=self.array((count,), np.bool_),
-            first=self.array((count,), np.bool_),
-            acts=self.array((count,), np.bool_),
-            answer_count=self.array((count,), np.int64),
-            obs_count=self.array((count,), np.int64),
-            abort_count=self.array((count,), np.int64),
+            **{name: self.array((count,), np.bool_) for name in _FLAGS},
+            **{name: self.array((count,), np.int64) for name in _COUNTS},
             phase=self.array((1,), np.int64),
             phase_at=self.array((1,), np.float64),
         )
@@ -127,7 +124,7 @@ class _Layout:
 def create_arrays(
     observation_space: Space, action_space: Space, count: int
 ) -> tuple[GroupArrays, int]:
-    """Make zeroed shared arrays of *count* rows."""
+    """Make zeroed shared arrays of *count* rows, and a descriptor that the caller closes."""
     measured = _Layout(None)
     measured.group(observation_space, action_space, count)
     descriptor = os.memfd_create("breadbox-envs", os.MFD_CLOEXEC)
@@ -150,51 +147,41 @@ Rows = int | slice | NDArray[np.bool_]
 """One row, all of them, or those that a mask chooses."""
 
 
-def write_checked(arrays: Tree, rows: Rows, obs: Tree, space: Space) -> None:
+def write_checked(arrays: Tree, rows: Rows, obs: Tree, path: str = "observation") -> None:
     """Copy an observation into its row, or observations with a leading axis into several.
 
-    Strict about keys and shapes, lenient about the width of floats.
+    Strict about keys and shapes, lenient about the width of floats. What is not as promised raises
+    EnvironmentFailedError; what was written by then is undefined.
     """
-    try:
-        _write(arrays, rows, obs, space, "observation")
-    except TreeMismatchError as error:
-        raise EnvironmentFailedError(FailureKind.OBSERVATION_MISMATCH, str(error)) from error
-
-
-def _write(arrays: Tree, rows: Rows, obs: Tree, space: Space, path: str) -> None:
-    if isinstance(space, spaces.Dict):
+    if isinstance(arrays, dict):
         if not isinstance(obs, dict) or obs.keys() != arrays.keys():
             got = f"keys {sorted(obs)}" if isinstance(obs, dict) else type(obs).__name__
-            raise TreeMismatchError(path, f"keys {sorted(arrays)}", got)
-        for key, part in space.items():
-            _write(arrays[key], rows, obs[key], part, child_path(path, key))
+            raise _mismatch(path, f"keys {sorted(arrays)}", got)
+        for key, part in arrays.items():
+            write_checked(part, rows, obs[key], child_path(path, key))
         return
-    if isinstance(space, spaces.Tuple):
+    if isinstance(arrays, tuple):
         if not isinstance(obs, list | tuple) or len(obs) != len(arrays):
-            raise TreeMismatchError(path, f"{len(arrays)} items", type(obs).__name__)
-        for position, part in enumerate(space.spaces):
-            _write(arrays[position], rows, obs[position], part, child_path(path, position))
+            raise _mismatch(path, f"{len(arrays)} items", type(obs).__name__)
+        for position, part in enumerate(arrays):
+            write_checked(part, rows, obs[position], child_path(path, position))
         return
-    _write_leaf(arrays, rows, np.asarray(obs), path)
-
-
-def _write_leaf(array: NDArray[Any], rows: Rows, leaf: NDArray[Any], path: str) -> None:
-    shape = array.shape[1:] if isinstance(rows, int) else array.shape
-    if leaf.shape != shape or not np.can_cast(leaf.dtype, array.dtype, "same_kind"):
-        wanted = f"{array.dtype}{list(shape)}"
-        raise TreeMismatchError(path, wanted, f"{leaf.dtype}{list(leaf.shape)}")
+    leaf = np.asarray(obs)
+    shape = arrays.shape[1:] if isinstance(rows, int) else arrays.shape
+    if leaf.shape != shape or not np.can_cast(leaf.dtype, arrays.dtype, "same_kind"):
+        raise _mismatch(path, f"{arrays.dtype}{list(shape)}", f"{leaf.dtype}{list(leaf.shape)}")
     if not isinstance(rows, int | slice):
         leaf = leaf[rows]
     if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
         raise EnvironmentFailedError(FailureKind.NOT_FINITE, f"{path} holds NaN or infinity")
-    array[rows] = leaf
+    arrays[rows] = leaf
+
+
+def _mismatch(path: str, wanted: str, got: str) -> EnvironmentFailedError:
+    detail = str(TreeMismatchError(path, wanted, got))
+    return EnvironmentFailedError(FailureKind.OBSERVATION_MISMATCH, detail)
 
 
 def row_of(arrays: Tree, row: int) -> Tree:
     """Copy one row out, so that an environment that changes its action changes only its own."""
-    if isinstance(arrays, dict):
-        return {key: row_of(array, row) for key, array in arrays.items()}
-    if isinstance(arrays, tuple):
-        return tuple(row_of(array, row) for array in arrays)
-    copied = arrays[row]
-    return copied.copy() if isinstance(copied, np.ndarray) else copied
+    return map_tree(lambda array: array[row].copy(), arrays)

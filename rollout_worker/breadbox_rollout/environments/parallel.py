@@ -1,6 +1,7 @@
 """Environments of several agents that act at the same time, as PettingZoo's parallel ones do."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,13 @@ def is_parallel(env: object) -> bool:
     return hasattr(env, "possible_agents") and not hasattr(env, "agent_selection")
 
 
+@dataclass(frozen=True, slots=True)
 class Seat:
     """Where an agent's steps go: its row of some arrays."""
 
-    def __init__(self, arrays: GroupArrays, row: int, observations: Space, actions: Space) -> None:
-        self.arrays = arrays
-        self.row = row
-        self.observations = observations
-        self.actions = actions
+    arrays: GroupArrays
+    row: int
+    actions: Space
 
 
 class ParallelUnit(Unit):
@@ -53,7 +53,7 @@ class ParallelUnit(Unit):
         self._step_count = 0
         for agent in agents:
             seat = self._seat(agent)
-            write_checked(seat.arrays.obs, seat.row, self._of(agent, obs), seat.observations)
+            write_checked(seat.arrays.obs, seat.row, self._of(agent, obs))
         for agent in agents:
             self._show(self._seat(agent), first=True)
 
@@ -84,11 +84,11 @@ class ParallelUnit(Unit):
         }
         for agent, seat in acting.items():
             into = seat.arrays.final_obs if over[agent] or cut[agent] else seat.arrays.obs
-            write_checked(into, seat.row, self._of(agent, obs), seat.observations)
+            write_checked(into, seat.row, self._of(agent, obs))
         joining = [] if cut_off else sorted(agents - acting.keys())
         for agent in joining:
             seat = self._seat(agent)
-            write_checked(seat.arrays.obs, seat.row, self._of(agent, obs), seat.observations)
+            write_checked(seat.arrays.obs, seat.row, self._of(agent, obs))
         # Nothing is said of any agent before everything has been found right.
         for agent, seat in acting.items():
             arrays, row = seat.arrays, seat.row

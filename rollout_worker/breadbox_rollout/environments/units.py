@@ -31,7 +31,6 @@ from breadbox_rollout.environments.failures import (
     NoFramesError,
     Notes,
 )
-from breadbox_rollout.environments.space_codec import Space
 
 
 class Unit(ABC):
@@ -96,14 +95,12 @@ class SingleUnit(Unit):
         env: Environment,
         index: int,
         arrays: GroupArrays,
-        space: Space,
         steps_max: int | None,
         recorder: Recorder | None,
     ) -> None:
         self._env = env
         self._index = index
         self._arrays = arrays
-        self._space = space
         self._steps_max = steps_max
         self._recorder = recorder
         self._step_count = 0
@@ -115,7 +112,7 @@ class SingleUnit(Unit):
             obs, info = self._env.reset(seed=seed)
         except Exception as error:
             raise EnvironmentFailedError(FailureKind.RESET_RAISED, repr(error)) from error
-        write_checked(arrays.obs, index, obs, self._space)
+        write_checked(arrays.obs, index, obs)
         arrays.first[index] = arrays.acts[index] = True
         arrays.obs_count[index] += 1
         self._step_count = 0
@@ -143,7 +140,7 @@ class SingleUnit(Unit):
         limit = self._steps_max
         truncated = bool(truncated) or (limit is not None and self._step_count >= limit)
         ended = bool(terminated) or truncated
-        write_checked(arrays.final_obs if ended else arrays.obs, index, obs, self._space)
+        write_checked(arrays.final_obs if ended else arrays.obs, index, obs)
         arrays.reward[index] = reward
         arrays.terminated[index] = terminated
         arrays.truncated[index] = truncated

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.model.fragment import Tree
+from breadbox.model.trees import row as tree_row
 from breadbox.writing.clipping import clipped
 from breadbox_rollout.environments.arrays import GroupArrays, write_checked
 from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind, Notes
@@ -48,7 +49,6 @@ class VectorUnit(Unit):
         self._arrays = arrays
         self._is_seeded = is_seeded
         self._count = len(arrays.first)
-        self._space: Space = env.single_observation_space
         self._action_space: Space = env.single_action_space
         self._mode = _autoreset_mode(env)
         self._begun = False
@@ -73,7 +73,7 @@ class VectorUnit(Unit):
             obs, _ = self._env.reset(**options)
         except Exception as error:
             raise EnvironmentFailedError(FailureKind.RESET_RAISED, repr(error)) from error
-        write_checked(arrays.obs, rows, obs, self._space)
+        write_checked(arrays.obs, rows, obs)
         self._show(rows, rows)
         arrays.acts[:] = True
         self._begun = True
@@ -106,12 +106,12 @@ class VectorUnit(Unit):
         if self._mode is AutoresetMode.SAME_STEP:
             self._write_final(ended, info)
             first = ended
-            write_checked(arrays.obs, _EVERY_ROW, obs, self._space)
+            write_checked(arrays.obs, _EVERY_ROW, obs)
         elif not ended.any():
-            write_checked(arrays.obs, _EVERY_ROW, obs, self._space)
+            write_checked(arrays.obs, _EVERY_ROW, obs)
         else:
-            write_checked(arrays.final_obs, ended, obs, self._space)
-            write_checked(arrays.obs, ~ended, obs, self._space)
+            write_checked(arrays.final_obs, ended, obs)
+            write_checked(arrays.obs, ~ended, obs)
         # Nothing is said of any row before everything has been found right.
         arrays.reward[acted] = reward[acted]
         arrays.terminated[acted] = terminated[acted]
@@ -138,7 +138,7 @@ class VectorUnit(Unit):
                 "the vector environment resets in the same step and its info has no final_obs",
             )
         for row in np.flatnonzero(ended).tolist():
-            write_checked(self._arrays.final_obs, row, _of_row(finals, row), self._space)
+            write_checked(self._arrays.final_obs, row, _of_row(finals, row))
 
     def abort(self) -> None:
         """See `Unit.abort`."""
@@ -151,11 +151,7 @@ class VectorUnit(Unit):
 
 def _of_row(finals: Any, row: int) -> Tree:
     """Return the final observation of a row: finals are an array of trees, or a tree of arrays."""
-    if isinstance(finals, dict):
-        return {key: _of_row(part, row) for key, part in finals.items()}
-    if isinstance(finals, tuple):
-        return tuple(_of_row(part, row) for part in finals)
-    return finals[row]
+    return tree_row(finals, row) if isinstance(finals, dict | tuple) else finals[row]
 
 
 def _autoreset_mode(env: Any) -> AutoresetMode:

@@ -182,15 +182,16 @@ class Host:
             raise _unusable("its agents act in turn: pettingzoo.utils.aec_to_parallel makes them "
                             "act at the same time")  # fmt: skip
         self._check_one_agent()
-        space = env.observation_space
-        self._introduce([_Part(space, env.action_space, [""], len(self._options.seeds))])
+        self._introduce(
+            [_Part(env.observation_space, env.action_space, [""], len(self._options.seeds))]
+        )
         (arrays,) = self._parts
         recorders = self._recorders(arrays)
         steps_max = self._options.episode_steps_max
 
         def make_unit(env: Any, index: int) -> Unit:
             recorder = None if recorders is None else recorders[index]
-            return SingleUnit(env, index, arrays, space, steps_max, recorder)
+            return SingleUnit(env, index, arrays, steps_max, recorder)
 
         return make_unit
 
@@ -223,7 +224,6 @@ class Host:
                 agent: Seat(
                     arrays,
                     index * len(named) + position,
-                    env.observation_space(agent),
                     env.action_space(agent),
                 )
                 for arrays, named in zip(self._parts, by_part, strict=True)

@@ -1,7 +1,7 @@
 """Frames into files as they come: H.264 in MP4, or one JPEG per frame. Memory does not grow."""
 
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import av
 import numpy as np
@@ -15,16 +15,6 @@ Frame = NDArray[np.uint8]
 """uint8[height, width, 3], red first."""
 
 
-class FrameWriter(Protocol):
-    """Takes the frames of one episode, all of the same size."""
-
-    def add(self, frame: Frame) -> None:
-        """Encode one frame."""
-
-    def close(self) -> None:
-        """Finish; fine without a single frame. Idempotent."""
-
-
 class VideoWriter:
     """An MP4 file of H.264."""
 
@@ -36,7 +26,7 @@ class VideoWriter:
         self._stream: VideoStream | None = None
 
     def add(self, frame: Frame) -> None:
-        """See `FrameWriter.add`."""
+        """Encode one frame; all are of the same size."""
         if self._crf > 0:
             # The lossy format halves colour in both directions, so it needs even sides.
             frame = np.pad(
@@ -48,7 +38,7 @@ class VideoWriter:
         self._container.mux(self._stream.encode(picture))
 
     def close(self) -> None:
-        """See `FrameWriter.close`."""
+        """Finish; fine without a single frame. Idempotent."""
         container, self._container = self._container, None
         if container is not None and self._stream is not None:
             container.mux(self._stream.encode(None))
@@ -77,13 +67,13 @@ class ImageFolderWriter:
         folder.mkdir(parents=True)
 
     def add(self, frame: Frame) -> None:
-        """See `FrameWriter.add`."""
+        """Write one frame."""
         path = self._folder / f"{self._count}.jpeg"
         Image.fromarray(frame).save(path, quality=self._quality)
         self._count += 1
 
     def close(self) -> None:
-        """See `FrameWriter.close`."""
+        """Do nothing: each file is complete."""
 
 
 def as_frame(image: object) -> Frame:

@@ -1,4 +1,17 @@
-"""Records episodes of one environment, inside its process, and lists them for the worker."""
+"""Records episodes of one environment, inside its process, and lists them for the worker.
+
+Encoding happens beside the environment: it slows that one down, and inference not at all.
+Everything is written into a folder of its own and moved into place when the episode is over, so
+that a file under its final name is complete. Nothing needs to be executed to read one. Files, by
+their keys in the manifest:
+
+    info_path         JSON lines: one for the reset, one for each step
+    action_path       npz without objects: action (by leaf), reward, terminated, truncated, value
+    obs_path          npz without objects: obs (by leaf), one row for the reset and one for each
+                      step; without images, which are in the frames; absent if nothing is left
+    video_path        MP4, one frame for the reset and one for each step
+    base_image_path   instead of video_path: a folder of 0.jpeg, 1.jpeg and so on
+"""
 
 import json
 import os
@@ -22,12 +35,17 @@ from breadbox_rollout.environments.failures import NoFramesError
 from breadbox_rollout.environments.units import StepRecord
 from breadbox_rollout.recording.media import (
     Frame,
-    FrameWriter,
     ImageFolderWriter,
     VideoWriter,
     as_frame,
     with_text,
 )
+
+MANIFEST = "manifest.jsonl"
+"""One line per finished episode; names of files are relative to its folder."""
+FAILURES = "failures.jsonl"
+"""One line per failure."""
+PATH_KEYS = ("info_path", "action_path", "video_path", "base_image_path")
 
 _TEXT_CHARACTERS_MAX = 1000
 _ARRAY_ELEMENTS_MAX = 256
@@ -35,33 +53,144 @@ _COPY_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileOptions:
-    """What is written of an episode."""
+class RecordingOptions:
+    """Which episodes are written, and how; plain data, sent to the environment processes."""
 
+    folder: str
+    """Existing folder of the files."""
+    every: int = 1
+    """Every so many-th episode of an environment, the first included."""
+    env_count: int | None = None
+    """Only environments with an index below this, or None for all."""
+    overlay: bool = False
+    """Write what the policy expects into each frame."""
     media: str = "h264"
     """"h264", "jpeg" or "none"."""
     fps: int = 30
     crf: int = 0
     """Constant rate factor of H.264; 0 is lossless."""
+    partial_prefix: str = ""
+    """Names what belongs to this run, so that another may clean up after a killed process."""
+
+
+class EpisodeRecorder:
+    """The `Recorder` of one environment: *row* of its group's arrays, *env_index* of the worker."""
+
+    def __init__(
+        self, options: RecordingOptions, env_index: int, arrays: GroupArrays, row: int
+    ) -> None:
+        self._options = options
+        self._env_index = env_index
+        self._arrays = arrays
+        self._row = row
+        self._seen_count = 0
+        self._files: EpisodeFiles | None = None
+        self._summary: dict[str, Any] = {}
+
+    def begin(self, env: Environment, obs: Tree, info: dict[str, Any], seed: int | None) -> None:
+        """See `Recorder.begin`."""
+        self.discard()
+        self._seen_count += 1
+        count_max = self._options.env_count
+        unwanted = count_max is not None and self._env_index >= count_max
+        if unwanted or (self._seen_count - 1) % self._options.every:
+            return
+        episode_id = secrets.token_hex(8)
+        name = f".partial-{self._options.partial_prefix}-{self._env_index}-{episode_id}"
+        self._files = EpisodeFiles(self._options, episode_id, name)
+        self._summary = {
+            "episode_id": episode_id,
+            "env_index": self._env_index,
+            "seed": seed,
+            "step_count": 0,
+            "return_sum": 0.0,
+        }
+        self._add_result(self._files, env, obs, info, {"step": 0}, value=None)
+
+    def step(self, env: Environment, record: StepRecord) -> None:
+        """See `Recorder.step`."""
+        if self._files is None:
+            return
+        summary, version = self._summary, int(self._arrays.model_version[0])
+        summary["step_count"] += 1
+        summary["return_sum"] += record.reward
+        ends = {"terminated": record.terminated, "truncated": record.truncated}
+        summary.update(ends, model_version_max=version)
+        summary.setdefault("model_version_min", version)
+        columns = {name: np.bool_(flag) for name, flag in ends.items()}
+        self._files.add_step(
+            record.action,
+            {"reward": np.float64(record.reward), **columns, "value": np.float32(record.value)},
+        )
+        line = {"step": summary["step_count"], "reward": record.reward, **ends}
+        self._add_result(self._files, env, record.obs, record.info, line, record.value)
+
+    def end(self) -> dict[str, Any] | None:
+        """See `Recorder.end`."""
+        files, self._files = self._files, None
+        return None if files is None else {**self._summary, **files.finish()}
+
+    def discard(self) -> None:
+        """See `Recorder.discard`."""
+        files, self._files = self._files, None
+        if files is not None:
+            files.discard()
+
+    def _add_result(
+        self,
+        files: "EpisodeFiles",
+        env: Environment,
+        obs: Tree,
+        info: dict[str, Any],
+        line: dict[str, Any],
+        value: float | None,
+    ) -> None:
+        """Write what a reset or a step brought."""
+        shown = {key: each for key, each in info.items() if key != "pov"}
+        files.add_info({**line, "info": shown})
+        files.add_observation(obs)
+        if files.wants_frames:
+            frame = _find_frame(env, obs, info)
+            if self._options.overlay and value is not None:
+                frame = with_text(frame, f"V {value:.3f}")
+            files.add_frame(frame)
+
+
+def _find_frame(env: Environment, obs: Tree, info: dict[str, Any]) -> Frame:
+    """Return what the environment looks like now, or raise NoFramesError.
+
+    The info's "pov" (the ancestor's simulator gives one), else what `render` returns, else an
+    observation that is an image, or that has one under "image".
+    """
+    image = info.get("pov")
+    if image is None and env.render_mode == "rgb_array":
+        image = env.render()
+    if image is None:
+        image = obs.get("image") if isinstance(obs, dict) else obs
+    try:
+        return as_frame(image)
+    except InvalidRequestError as error:
+        raise NoFramesError(error.field, error.problem) from error
 
 
 class EpisodeFiles:
-    """Writes one episode. End with `finish` or `discard`."""
+    """Writes one episode, step by step. End with `finish` or `discard`."""
 
-    def __init__(self, folder: Path, episode_id: str, partial: Path, options: FileOptions) -> None:
-        self._folder = folder
+    def __init__(self, options: RecordingOptions, episode_id: str, partial: str) -> None:
+        """Make the folder *partial* in the folder of the files, for the time being."""
+        self._folder = Path(options.folder)
         self._episode_id = episode_id
-        self._partial = partial
-        partial.mkdir(parents=True)
-        self._infos = (partial / "info").open("w")
-        self._columns = _ColumnSpool(partial / "columns")
-        self._observations = _ColumnSpool(partial / "observations")
+        self._partial = self._folder / partial
+        self._partial.mkdir(parents=True)
+        self._infos = (self._partial / "info").open("w")
+        self._columns = _ColumnSpool(self._partial / "columns")
+        self._observations = _ColumnSpool(self._partial / "observations")
         self._media = options.media
-        self._frames: FrameWriter | None = None
+        self._frames: VideoWriter | ImageFolderWriter | None = None
         if options.media == "h264":
-            self._frames = VideoWriter(partial / "video.mp4", options.fps, options.crf)
+            self._frames = VideoWriter(self._partial / "video.mp4", options.fps, options.crf)
         elif options.media == "jpeg":
-            self._frames = ImageFolderWriter(partial / "images")
+            self._frames = ImageFolderWriter(self._partial / "images")
 
     @property
     def wants_frames(self) -> bool:
@@ -83,7 +212,7 @@ class EpisodeFiles:
 
     def add_observation(self, obs: Tree) -> None:
         """Write the observation of the reset, or of a step, without its images."""
-        self._observations.add({"obs": without_images(obs)})
+        self._observations.add({"obs": _without_images(obs)})
 
     def finish(self) -> dict[str, str]:
         """Put the files in place; returns their names by key."""
@@ -93,7 +222,7 @@ class EpisodeFiles:
             "info_path": ("info", f"info_{self._episode_id}.jsonl"),
             "action_path": ("action", f"action_{self._episode_id}.npz"),
         }
-        if not self._observations.is_empty:
+        if self._observations.files:
             self._observations.write(self._partial / "obs")
             names["obs_path"] = ("obs", f"obs_{self._episode_id}.npz")
         if self._media == "h264":
@@ -115,8 +244,9 @@ class EpisodeFiles:
         with ExitStack() as closing:  # Each, also where another one cannot write its rest.
             if self._frames is not None:
                 closing.callback(self._frames.close)
-            closing.callback(self._observations.close)
-            closing.callback(self._columns.close)
+            for spool in (self._observations, self._columns):
+                for file, _, _ in spool.files.values():
+                    closing.callback(file.close)
             closing.callback(self._infos.close)
 
 
@@ -126,21 +256,16 @@ class _ColumnSpool:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self._folder = folder
-        self._files: dict[str, tuple[BinaryIO, np.dtype[Any], tuple[int, ...]]] = {}
+        self.files: dict[str, tuple[BinaryIO, np.dtype[Any], tuple[int, ...]]] = {}
         self._count = 0
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is not a single column."""
-        return not self._files
 
     def add(self, row: Tree) -> None:
         for name, value in leaves(row):
             leaf = np.asarray(value)
-            if name not in self._files:
-                path = self._folder / f"column-{len(self._files)}"
-                self._files[name] = (path.open("w+b"), leaf.dtype, leaf.shape)
-            file, dtype, shape = self._files[name]
+            if name not in self.files:
+                path = self._folder / f"column-{len(self.files)}"
+                self.files[name] = (path.open("w+b"), leaf.dtype, leaf.shape)
+            file, dtype, shape = self.files[name]
             if (leaf.dtype, leaf.shape) != (dtype, shape):
                 raise ValueError(
                     f"{name} was {dtype}{list(shape)}, is {leaf.dtype}{list(leaf.shape)}"
@@ -151,7 +276,7 @@ class _ColumnSpool:
     def write(self, path: Path) -> None:
         """Write what was added; with nothing added, an empty archive."""
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for index, (name, (_, dtype, shape)) in enumerate(self._files.items()):
+            for index, (name, (_, dtype, shape)) in enumerate(self.files.items()):
                 description = {
                     "descr": np.lib.format.dtype_to_descr(dtype),
                     "fortran_order": False,
@@ -165,18 +290,13 @@ class _ColumnSpool:
                     np.lib.format.write_array_header_2_0(out, description)
                     shutil.copyfileobj(source, out, _COPY_BYTES)
 
-    def close(self) -> None:
-        with ExitStack() as closing:
-            for file, _, _ in self._files.values():
-                closing.callback(file.close)
 
-
-def without_images(tree: Tree) -> Tree:
+def _without_images(tree: Tree) -> Tree:
     """Return the tree without leaves that are images (uint8[H, W, channels]); {} for an image."""
-    if isinstance(tree, dict):
-        return {key: without_images(branch) for key, branch in tree.items()}
     if isinstance(tree, list | tuple):
-        return {str(index): without_images(branch) for index, branch in enumerate(tree)}
+        tree = {str(index): branch for index, branch in enumerate(tree)}
+    if isinstance(tree, dict):
+        return {key: _without_images(branch) for key, branch in tree.items()}
     leaf = np.asarray(tree)
     return {} if leaf.dtype == np.uint8 and leaf.ndim == 3 else leaf
 
@@ -213,159 +333,11 @@ def append_line(path: Path, data: dict[str, Any]) -> None:
         os.close(descriptor)
 
 
-def remove_partial(folder: Path, prefix: str) -> None:
-    """Remove what a process that was killed had begun."""
-    for partial in folder.glob(f".partial-{prefix}-*"):
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingOptions:
-    """Which episodes are written, and how; plain data, sent to the environment processes."""
-
-    folder: str
-    """Where the files go; exists."""
-    every: int = 1
-    """Every so many-th episode of an environment, the first included."""
-    env_count: int | None = None
-    """Only environments with an index below this, or None for all."""
-    overlay: bool = False
-    """Write what the policy expects into each frame."""
-    media: str = "h264"
-    fps: int = 30
-    crf: int = 0
-    partial_prefix: str = ""
-    """Names what belongs to this run, so that another may clean up after a killed process."""
-
-
-class EpisodeRecorder:
-    """A `Recorder` of one environment."""
-
-    def __init__(
-        self, options: RecordingOptions, env_index: int, arrays: GroupArrays, row: int
-    ) -> None:
-        self._options = options
-        self._env_index = env_index
-        self._arrays = arrays
-        self._row = row
-        self._seen_count = 0
-        self._files: EpisodeFiles | None = None
-        self._summary: dict[str, Any] = {}
-
-    def begin(self, env: Environment, obs: Tree, info: dict[str, Any], seed: int | None) -> None:
-        """See `Recorder.begin`."""
-        self.discard()
-        self._seen_count += 1
-        count_max = self._options.env_count
-        unwanted = count_max is not None and self._env_index >= count_max
-        if unwanted or (self._seen_count - 1) % self._options.every:
-            return
-        episode_id = secrets.token_hex(8)
-        folder = Path(self._options.folder)
-        name = f".partial-{self._options.partial_prefix}-{self._env_index}-{episode_id}"
-        options = FileOptions(
-            media=self._options.media, fps=self._options.fps, crf=self._options.crf
-        )
-        self._files = EpisodeFiles(folder, episode_id, folder / name, options)
-        self._summary = {
-            "episode_id": episode_id,
-            "env_index": self._env_index,
-            "seed": seed,
-            "step_count": 0,
-            "return_sum": 0.0,
-        }
-        self._files.add_info({"step": 0, "info": _without_frame(info)})
-        self._files.add_observation(obs)
-        self._add_frame(env, obs, info, value=None)
-
-    def step(self, env: Environment, record: StepRecord) -> None:
-        """See `Recorder.step`."""
-        if self._files is None:
-            return
-        summary = self._summary
-        version = int(self._arrays.model_version[0])
-        summary["step_count"] += 1
-        summary["return_sum"] += record.reward
-        summary["terminated"] = record.terminated
-        summary["truncated"] = record.truncated
-        summary.setdefault("model_version_min", version)
-        summary["model_version_max"] = version
-        self._files.add_step(
-            record.action,
-            {
-                "reward": np.float64(record.reward),
-                "terminated": np.bool_(record.terminated),
-                "truncated": np.bool_(record.truncated),
-                "value": np.float32(record.value),
-            },
-        )
-        self._files.add_info(
-            {
-                "step": summary["step_count"],
-                "reward": record.reward,
-                "terminated": record.terminated,
-                "truncated": record.truncated,
-                "info": _without_frame(record.info),
-            }
-        )
-        self._files.add_observation(record.obs)
-        self._add_frame(env, record.obs, record.info, record.value)
-
-    def end(self) -> dict[str, Any] | None:
-        """See `Recorder.end`."""
-        files, self._files = self._files, None
-        return None if files is None else {**self._summary, **files.finish()}
-
-    def discard(self) -> None:
-        """See `Recorder.discard`."""
-        files, self._files = self._files, None
-        if files is not None:
-            files.discard()
-
-    def _add_frame(
-        self, env: Environment, obs: Tree, info: dict[str, Any], value: float | None
-    ) -> None:
-        assert self._files is not None
-        if not self._files.wants_frames:
-            return
-        frame = find_frame(env, obs, info)
-        if self._options.overlay and value is not None:
-            frame = with_text(frame, f"V {value:.3f}")
-        self._files.add_frame(frame)
-
-
-def find_frame(env: Environment, obs: Tree, info: dict[str, Any]) -> Frame:
-    """Return what the environment looks like now.
-
-    The info's "pov" (the ancestor's simulator gives one), else what `render` returns, else an
-    observation that is an image, or that has one under "image".
-    """
-    image = info.get("pov")
-    if image is None and env.render_mode == "rgb_array":
-        image = env.render()
-    if image is None:
-        image = obs.get("image") if isinstance(obs, dict) else obs
-    try:
-        return as_frame(image)
-    except InvalidRequestError as error:
-        raise NoFramesError(error.field, error.problem) from error
-
-
-def _without_frame(info: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in info.items() if key != "pov"}
-
-
-MANIFEST = "manifest.jsonl"
-"""One line per finished episode; names of files are relative to its folder."""
-FAILURES = "failures.jsonl"
-"""One line per failure."""
-PATH_KEYS = ("info_path", "action_path", "video_path", "base_image_path")
-
-
 class Recordings:
     """The folder that environment processes record into, seen from the worker."""
 
     def __init__(self, options: RecordingOptions, details: dict[str, Any]) -> None:
+        """Add *details* to each line; the processes have the same *options*."""
         self.options = options
         self._folder = Path(options.folder)
         self._details = details
@@ -384,4 +356,6 @@ class Recordings:
     def clean(self, env_index: int | None = None) -> None:
         """Remove what a process that is gone had begun, or, given None, what any of ours had."""
         prefix = self.options.partial_prefix
-        remove_partial(self._folder, prefix if env_index is None else f"{prefix}-{env_index}")
+        own = prefix if env_index is None else f"{prefix}-{env_index}"
+        for partial in self._folder.glob(f".partial-{own}-*"):
+            shutil.rmtree(partial, ignore_errors=True)
