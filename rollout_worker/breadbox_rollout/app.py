@@ -118,26 +118,26 @@ def check_service(settings: RolloutSettings, buffer: str) -> None:
     with _connect(settings, buffer, reconnect_s=0.0) as client:
         try:
             client.get_buffer()
-            client.append_fragments([_nothing_of(f"{settings.worker_name}-0")])
+            # A fragment that no server admits, to learn whether the token is for this worker.
+            client.append_fragments(
+                [
+                    FragmentMetadata(
+                        worker_id=f"{settings.worker_name}-0",
+                        fragment_index=0,
+                        session_id="",
+                        model_version_min=0,
+                        model_version_max=0,
+                        payload=PayloadReference("", 0),
+                        step_count=0,
+                    )
+                ]
+            )
         except (TlsError, *PERMANENT):
             raise
         except InvalidRequestError:
             return  # Refused for its content: the call itself is allowed, and under this name.
         except ReplayBufferError as error:
             logger.warning("waiting for the server: %s", error)
-
-
-def _nothing_of(worker_id: str) -> FragmentMetadata:
-    """Return a fragment that no server admits, to learn whether the token is for this worker."""
-    return FragmentMetadata(
-        worker_id=worker_id,
-        fragment_index=0,
-        session_id="",
-        model_version_min=0,
-        model_version_max=0,
-        payload=PayloadReference("", 0),
-        step_count=0,
-    )
 
 
 def _connect(settings: RolloutSettings, buffer: str, **options: Any) -> "breadbox.Client":
@@ -191,7 +191,13 @@ class _Chain:
             watcher,
             self._sender,
             self._reporter,
-            _player_options(settings),
+            PlayerOptions(
+                fragment_steps=settings.fragment_steps,
+                worker_prefix=settings.worker_name,
+                task=settings.task,
+                discount=settings.discount,
+                strict_weights=settings.weights == "strict",
+            ),
         )
 
     def start(self) -> None:
@@ -232,7 +238,12 @@ def run_worker(
     worker = RolloutWorker(
         pool,
         [chain.player for chain in chains],
-        _loop_options(settings),
+        WorkerOptions(
+            batch_env_count=settings.batch_envs,
+            batch_wait_s_max=settings.batch_wait_s,
+            log_interval_s=settings.log_interval_s,
+            steps_max=settings.steps_max,
+        ),
         recordings=recordings,
         heartbeat=heartbeat.from_environment(),
     )
@@ -307,22 +318,3 @@ def _recordings(settings: RolloutSettings) -> Recordings:
         partial_prefix=settings.worker_name,
     )
     return Recordings(options, {"env": settings.env, "worker": settings.worker_name})
-
-
-def _player_options(settings: RolloutSettings) -> PlayerOptions:
-    return PlayerOptions(
-        fragment_steps=settings.fragment_steps,
-        worker_prefix=settings.worker_name,
-        task=settings.task,
-        discount=settings.discount,
-        strict_weights=settings.weights == "strict",
-    )
-
-
-def _loop_options(settings: RolloutSettings) -> WorkerOptions:
-    return WorkerOptions(
-        batch_env_count=settings.batch_envs,
-        batch_wait_s_max=settings.batch_wait_s,
-        log_interval_s=settings.log_interval_s,
-        steps_max=settings.steps_max,
-    )

@@ -26,12 +26,8 @@ class WorkerCounts:
 class WorkerCollector:
     """A worker's counts, for a registry of prometheus_client. Thread-safe.
 
-    - `breadbox_rollout_steps_total`
-    - `breadbox_rollout_fragments_total{outcome}`: `stale_before_upload` are those that the worker
-      dropped because they had become too old while they waited.
-    - `breadbox_rollout_failures_total{kind}`
-    - `breadbox_rollout_blocked_seconds_total`
-    - `breadbox_rollout_waiting_fragments`, `breadbox_rollout_live_environments`
+    Of the fragments, those of outcome `stale_before_upload` were dropped by the worker, because
+    they had become too old while they waited.
     """
 
     def __init__(self, counts: Callable[[], WorkerCounts]) -> None:
@@ -46,34 +42,30 @@ class WorkerCollector:
         """Yield the metric families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        counts = self._counts()
+        counts, prefix = self._counts(), "breadbox_rollout"
         yield CounterMetricFamily(
-            "breadbox_rollout_steps", "Steps answered by environments.", counts.step_count
+            f"{prefix}_steps", "Steps answered by environments.", counts.step_count
         )
-        fragments = CounterMetricFamily(
-            "breadbox_rollout_fragments", "Fragments by what became of them.", labels=("outcome",)
-        )
-        for outcome, count in sorted(counts.fragments.items()):
-            fragments.add_metric((outcome,), count)
-        yield fragments
-        failures = CounterMetricFamily(
-            "breadbox_rollout_failures", "Failures of environments.", labels=("kind",)
-        )
-        for kind, count in sorted(counts.failures.items()):
-            failures.add_metric((kind,), count)
-        yield failures
+        for name, text, label, by_label in (
+            ("fragments", "Fragments by what became of them.", "outcome", counts.fragments),
+            ("failures", "Failures of environments.", "kind", counts.failures),
+        ):
+            family = CounterMetricFamily(f"{prefix}_{name}", text, labels=(label,))
+            for value, count in sorted(by_label.items()):
+                family.add_metric((value,), count)
+            yield family
         yield CounterMetricFamily(
-            "breadbox_rollout_blocked_seconds",
+            f"{prefix}_blocked_seconds",
             "Time for which a full queue of fragments held up the environments.",
             counts.blocked_s,
         )
         yield GaugeMetricFamily(
-            "breadbox_rollout_waiting_fragments",
+            f"{prefix}_waiting_fragments",
             "Fragments that wait to be sent.",
             counts.waiting_fragment_count,
         )
         yield GaugeMetricFamily(
-            "breadbox_rollout_live_environments",
+            f"{prefix}_live_environments",
             "Environments that run: not those being started.",
             counts.live_env_count,
         )

@@ -106,10 +106,7 @@ def check_frames(spec: EnvSpec) -> None:
     """Find out whether what draws the environment's frames is installed, without making it."""
     if with_frames(spec).options.get("render_mode") != "rgb_array" or _factory(spec.name):
         return
-    _register_atari(spec.name)
-    entry_point = gymnasium.spec(spec.name).entry_point
-    is_drawn = isinstance(entry_point, str) and entry_point.startswith(_DRAWN_BY_PYGAME)
-    if is_drawn and not is_installed("pygame"):
+    if _is_in(spec.name, _DRAWN_BY_PYGAME) and not is_installed("pygame"):
         raise InvalidRequestError(
             "env",
             f"{spec.name!r} draws its frames with pygame, which is not installed: "
@@ -155,12 +152,11 @@ def make_environment(spec: EnvSpec, env_count: int = 1, seed: int = 0) -> Any:
         if takes_seed(spec):
             given["seed"] = seed % 2**31
         return factory(**{**given, **spec.options})
+    _register_atari(spec.name)
     if spec.vectorize is not None:
-        _register_atari(spec.name)
         return gymnasium.make_vec(
             spec.name, num_envs=env_count, vectorization_mode=spec.vectorize, **spec.options
         )
-    _register_atari(spec.name)
     # The checker warns of what the worker reports as failures with a count.
     return gymnasium.make(spec.name, disable_env_checker=True, **spec.options)
 
@@ -176,10 +172,14 @@ def envs_per_process(spec: EnvSpec, env_count: int) -> int:
         return env_count
     if _factory(spec.name) is not None:
         return 1
-    _register_atari(spec.name)
-    entry_point = gymnasium.spec(spec.name).entry_point
-    cheap = isinstance(entry_point, str) and entry_point.startswith(_CHEAP_MODULES)
-    return _ENVS_PER_CHEAP_PROCESS_MAX if cheap else 1
+    return _ENVS_PER_CHEAP_PROCESS_MAX if _is_in(spec.name, _CHEAP_MODULES) else 1
+
+
+def _is_in(name: str, modules: tuple[str, ...]) -> bool:
+    """Whether a Gymnasium id's entry point is in one of some modules."""
+    _register_atari(name)
+    entry_point = gymnasium.spec(name).entry_point
+    return isinstance(entry_point, str) and entry_point.startswith(modules)
 
 
 def _register_atari(name: str) -> None:

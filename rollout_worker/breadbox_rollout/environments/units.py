@@ -149,31 +149,22 @@ class SingleUnit(Unit):
             arrays.first[index] = False
             arrays.obs_count[index] += 1
         if self._recorder is not None:
-            self._record(self._recorder, obs, action, bool(terminated), truncated, info, notes)
+            record = StepRecord(
+                obs=obs,
+                action=action,
+                value=float(arrays.value[index]),
+                reward=reward,
+                terminated=bool(terminated),
+                truncated=truncated,
+                info=dict(info),
+            )
+            self._record(self._recorder, record, notes)
         return ended
 
-    def _record(
-        self,
-        recorder: Recorder,
-        obs: Tree,
-        action: Tree,
-        terminated: bool,
-        truncated: bool,
-        info: Any,
-        notes: Notes,
-    ) -> None:
-        record = StepRecord(
-            obs=obs,
-            action=action,
-            value=float(self._arrays.value[self._index]),
-            reward=float(self._arrays.reward[self._index]),
-            terminated=terminated,
-            truncated=truncated,
-            info=dict(info),
-        )
+    def _record(self, recorder: Recorder, record: StepRecord, notes: Notes) -> None:
         try:
             recorder.step(self._env, record)
-            finished = recorder.end() if terminated or truncated else None
+            finished = recorder.end() if record.terminated or record.truncated else None
         except Exception as error:  # noqa: BLE001 - disks and codecs fail in many ways
             self._recording_failed(error, notes)
             return

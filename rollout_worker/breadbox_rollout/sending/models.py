@@ -14,11 +14,11 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from breadbox.model.errors import PERMANENT, ClosedError, ReplayBufferError, TlsError
-from breadbox.model.fragment import Fragment
-from breadbox.model.types import AppendResult, BufferDescription, EpisodeReport, ModelState
+from breadbox.model.types import BufferDescription, EpisodeReport, ModelState
+from breadbox.writing.appender import AppendClient
 
 
-class Service(Protocol):
+class Service(AppendClient, Protocol):
     """A connection to the buffer that the worker fills. Thread-safe.
 
     Methods do what those of `breadbox.Client` do, and raise what they raise.
@@ -33,15 +33,6 @@ class Service(Protocol):
         self, newer_than: ModelState | None = None
     ) -> tuple[ModelState, dict[str, Any]] | None:
         """See `breadbox.Client.load_model`."""
-
-    def append_many(
-        self,
-        fragments: Sequence[Fragment],
-        *,
-        buffer: str | None = None,
-        codecs: str | Mapping[str, str] | None = None,
-    ) -> list[AppendResult]:
-        """See `breadbox.Client.append_many`."""
 
     def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
         """See `breadbox.Client.report_episodes`."""

@@ -19,10 +19,9 @@ FLUSH_AFTER_S = 0.0
 _AT_ONCE_FRAGMENTS_MAX = 256
 _AT_ONCE_BYTES_MAX = 64 * 2**20
 """Bounds of what is sent together, between two looks at whether it is still wanted."""
-
-
 _CLOSED_S = 5.0
 """For the thread to hear that its service was closed under it."""
+_REPORTS_PER_CALL_MAX = 1024
 
 
 class Sender:
@@ -53,7 +52,7 @@ class Sender:
         )
 
     def put(self, fragment: Fragment, wait_s: float) -> bool:
-        """Queue a fragment, waiting while the queue is full."""
+        """Queue a fragment; return False if there was still no room for it after *wait_s*."""
         try:
             self._appender.append(fragment, max_wait_s=wait_s)
         except TimeoutError:
@@ -104,11 +103,6 @@ class Sender:
         return None
 
 
-logger = logging.getLogger(__name__)
-
-_REPORTS_PER_CALL_MAX = 1024
-
-
 class EpisodeTracker:
     """Sums of the episode that one worker is in. Pure."""
 
@@ -139,7 +133,7 @@ class EpisodeTracker:
         self._step_count += 1
 
     def end(self, end: EpisodeEnd, next_task: str | None = None) -> EpisodeReport | None:
-        """Finish the episode and begin the next."""
+        """Begin the next episode; return the report of this one, or None if it has no step."""
         report = None
         if self._step_count > 0:
             report = EpisodeReport(
