@@ -86,9 +86,17 @@ def _are_arrays(samples: Sequence[Any]) -> bool:
 
 
 def _join_arrays(samples: Sequence[Any]) -> NDArray[Any]:
-    # np.stack does the same in three times the time for small arrays.
+    first = samples[0]
+    try:
+        if {(each.dtype, each.ndim) for each in samples} == {(first.dtype, 1)} and not (
+            first.dtype.hasobject or not first.dtype.isnative
+        ):
+            # Small vectors by their bytes, in half of the time that numpy needs for each.
+            return np.frombuffer(bytearray().join(samples), first.dtype).reshape(len(samples), -1)
+    except (ValueError, BufferError):
+        pass  # Dates, or vectors with strides, have no such bytes.
     joined: NDArray[Any] = np.concatenate(samples)
-    return joined.reshape(len(samples), *samples[0].shape)
+    return joined.reshape(len(samples), *first.shape)
 
 
 def _shape_of(sample: Any) -> tuple[int, ...] | None:

@@ -25,9 +25,8 @@ from breadbox_offline.decoding.rows import row_types, rows_equal
 from breadbox_offline.episodes.episode import Episode, Info
 from breadbox_offline.errors import SchemaError
 from breadbox_offline.report import FindingKind, FindingPolicy, ValidationReport
-from breadbox_offline.rows.columns import Columns
+from breadbox_offline.rows.columns import Columns, RowTable, read_rows
 from breadbox_offline.rows.options import MappingOptions, RowGrouping
-from breadbox_offline.rows.row_table import RowTable, read_rows
 
 Key = tuple[str | None, str | None]
 

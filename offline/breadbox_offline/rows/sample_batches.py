@@ -15,239 +15,251 @@ from breadbox.model import trees
 from breadbox.model.trees import Tree
 from breadbox_offline.decoding import packing
 from breadbox_offline.decoding.rows import as_arrays
+from breadbox_offline.decoding.spaces import SpaceSpec
 from breadbox_offline.episodes.episode import Episode, Info
-from breadbox_offline.errors import OfflineDataError
+from breadbox_offline.errors import MissingColumnError, OfflineDataError
 from breadbox_offline.report import FindingKind, ValidationReport
 from breadbox_offline.rows import columns as read
 from breadbox_offline.rows.assembly import step_times
 from breadbox_offline.rows.columns import Columns
-from breadbox_offline.rows.options import ACTIONS, NEW_OBS, OBS, MappingOptions
-from breadbox_offline.rows.plain_rows import blocks, fill_infos, read_plain_rows
-from breadbox_offline.rows.row_layout import RowLayout
+from breadbox_offline.rows.options import (
+    ACTIONS,
+    AGENT_ID,
+    EPS_ID,
+    INFOS,
+    MODULE_ID,
+    NEW_OBS,
+    OBS,
+    REWARDS,
+    MappingOptions,
+    T,
+)
 
 
 def map_sample_batches(
     columns: Columns, options: MappingOptions, report: ValidationReport
 ) -> list[Episode]:
-    """Episodes of SampleBatch rows, in row order; a malformed row is reported, others are used."""
-    layout = RowLayout.of(columns, options)
-    reader = _RowReader(layout)
+    """Return the episodes of SampleBatch rows; a malformed row is reported, others are used."""
+    reader = _RowReader(columns, options)
     episodes: list[Episode] = []
-    for low, high in blocks(columns, layout, read.row_count(columns)):
-        plain = read_plain_rows(columns, layout, low, high)
-        if plain is not None:
-            episodes.extend(plain)
-            continue
-        for row in range(low, high):
-            try:
-                episodes.extend(reader.read_row(columns, row))
-            except OfflineDataError as error:
-                report.note(FindingKind.MALFORMED, error.problem, row=row, column=error.column)
+    for row in range(read.row_count(columns)):
+        try:
+            episodes.extend(reader.read_row(row))
+        except OfflineDataError as error:
+            report.note(FindingKind.MALFORMED, error.problem, row=row, column=error.column)
     return episodes
 
 
 @dataclass(frozen=True, slots=True)
+class _Samples:
+    """How the samples of a column are read."""
+
+    column: Any
+    name: str
+    is_observation: bool
+    is_packed: bool
+    """Whether text in it is a packed array."""
+    spec: SpaceSpec | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether an array of numbers in it is used as it is."""
+        return self.spec is None and not self.is_packed
+
+
 class _RowReader:
-    """Reads a row whatever its recorder put into it."""
+    """Reads rows whatever their recorder put into them; finds the columns once for all."""
 
-    layout: RowLayout
-
-    def read_row(self, columns: Columns, row: int) -> list[Episode]:
-        """The episodes of one row."""
-        rewards = read.float_numbers(columns[self.layout.rewards][row], self.layout.rewards)
-        starts = self._episode_starts(columns, row, len(rewards))
-        stops = [*starts[1:], len(rewards)]
-        steps = self._read_steps(columns, row, rewards, stops)
-        ids = self._ids_at(columns, self.layout.eps_id, row, starts)
-        agent_ids = self._ids_at(columns, self.layout.agent_id, row, starts)
-        module_ids = self._ids_at(columns, self.layout.module_id, row, starts)
-        return [
-            self._episode(steps, number, start, stop, (episode_id, agent_id, module_id))
-            for number, (start, stop, episode_id, agent_id, module_id) in enumerate(
-                zip(starts, stops, ids, agent_ids, module_ids, strict=True)
+    def __init__(self, columns: Columns, options: MappingOptions) -> None:
+        schema = options.schema
+        read.row_count(columns)
+        self._columns = columns
+        self._options = options
+        self._terminated, self._truncated = read.find_flag_columns(columns, schema)
+        self._eps_id, self._agent_id, self._module_id, self._t, self._infos = (
+            schema.find(name, columns) for name in (EPS_ID, AGENT_ID, MODULE_ID, T, INFOS)
+        )
+        if options.multi_agent and self._agent_id is None:
+            raise MissingColumnError(
+                schema.physical(AGENT_ID), list(columns), needed_for="several agents"
             )
-        ]
+        obs, actions, self._rewards = (
+            schema.require(name, columns) for name in (OBS, ACTIONS, REWARDS)
+        )
+        # None also when final observations are to be ignored.
+        new_obs = None if options.ignore_final_observation else schema.find(NEW_OBS, columns)
+        flags = [name for name in (self._terminated, self._truncated) if name is not None]
+        extras = schema.extra_columns(columns, flags)
+        read.demand_flat(
+            columns,
+            [self._rewards, *flags, self._eps_id, self._agent_id, self._module_id, self._t],
+        )
+        self._obs = self._samples_of(obs, OBS)
+        self._new_obs = None if new_obs is None else self._samples_of(new_obs, NEW_OBS)
+        self._actions = self._samples_of(actions, ACTIONS)
+        self._extras = {name: self._samples_of(name, name) for name in extras}
 
-    def _episode_starts(self, columns: Columns, row: int, count: int) -> list[int]:
-        """Steps at which another episode, or another agent's, starts."""
-        changes = np.zeros(count, dtype=np.bool_)
-        changes[:1] = True
-        for name in (self.layout.eps_id, self.layout.agent_id):
-            held = None if name is None else np.atleast_1d(np.asarray(columns[name][row]))
-            if held is not None and len(held) > 1:
+    def _samples_of(self, physical: str, canonical: str) -> _Samples:
+        rows = self._columns[physical]
+        if isinstance(rows, dict | tuple):
+            is_packed = False
+        elif self._options.packed_columns is not None:
+            is_packed = read.is_packed(rows, canonical, physical, self._options)
+        else:
+            first = rows[0] if len(rows) else None
+            if isinstance(first, np.ndarray | list) and len(first):
+                first = first[0]
+            is_packed = packing.looks_packed(first)
+        spec = read.space_spec(canonical, self._options)
+        return _Samples(rows, physical, canonical in (OBS, NEW_OBS), is_packed, spec)
+
+    def read_row(self, row: int) -> list[Episode]:
+        """Return the episodes of one row."""
+        rewards = read.float_numbers(self._columns[self._rewards][row], self._rewards)
+        count = len(rewards)
+        starts = self._episode_starts(row, count)
+        stops = [*starts[1:], count]
+        obs = self._read_samples(self._obs, row, count)
+        # Of the observations that steps led to, only an episode's last is not in `obs` as well.
+        # Where it was not recorded, the last observation stands in for it.
+        lasts = np.array(stops) - 1
+        if self._new_obs is None:
+            final_obs = trees.take(obs, lasts)
+        else:
+            final_obs = self._read_samples(self._new_obs, row, count, lasts)
+        actions = self._read_samples(self._actions, row, count)
+        terminated = self._flags(self._terminated, row, count)
+        truncated = self._flags(self._truncated, row, count)
+        infos = self._read_infos(row, count)
+        extras = {
+            name: self._read_samples(samples, row, count) for name, samples in self._extras.items()
+        }
+        t = self._timesteps(row, count)
+        all_ids = zip(
+            *(self._ids_at(name, row, starts) for name in (self._eps_id, self._agent_id)),
+            self._ids_at(self._module_id, row, starts),
+            strict=True,
+        )
+        episodes = []
+        for number, (start, stop, (episode_id, agent_id, module_id)) in enumerate(
+            zip(starts, stops, all_ids, strict=True)
+        ):
+            # A recording without any flag holds whole episodes.
+            is_terminated = truncated is None if terminated is None else bool(terminated[stop - 1])
+            episodes.append(
+                Episode(
+                    id=uuid.uuid4().hex if episode_id is None else episode_id,
+                    agent_id=agent_id,
+                    module_id=module_id or self._options.module_id_of(agent_id),
+                    observations=trees.concat(
+                        [trees.rows(obs, start, stop), trees.rows(final_obs, number, number + 1)]
+                    ),
+                    actions=trees.rows(actions, start, stop),
+                    rewards=rewards[start:stop],
+                    terminated=is_terminated,
+                    # A row goes on with another episode: if nothing ended this one, it was cut off.
+                    truncated=(truncated is not None and bool(truncated[stop - 1]))
+                    or not (stop == count or is_terminated),
+                    t_started=int(t[start]),
+                    step_times=step_times(t, start, stop) if self._options.multi_agent else None,
+                    infos=None if infos is None else infos[start : stop + 1],
+                    extra_model_outputs={
+                        name: trees.rows(extra, start, stop) for name, extra in extras.items()
+                    },
+                )
+            )
+        return episodes
+
+    def _flat(self, name: str, row: int) -> NDArray[Any]:
+        """Return what a row has of a column with one value per step, or one for all steps."""
+        held = self._columns[name][row]
+        return held if type(held) is np.ndarray and held.ndim else np.atleast_1d(held)
+
+    def _episode_starts(self, row: int, count: int) -> list[int]:
+        """Return the steps at which another episode, or another agent's, starts."""
+        changes: set[int] = set()
+        for name in (self._eps_id, self._agent_id):
+            held = () if name is None else self._flat(name, row)
+            if len(held) > 1:
                 self._demand_steps(held, count, name)
-                changes[1:] |= held[1:] != held[:-1]
-        return np.flatnonzero(changes).tolist()
+                changes.update(np.flatnonzero(held[1:] != held[:-1]).tolist())
+        return [0, *(step + 1 for step in sorted(changes))] if count else []
 
-    def _ids_at(
-        self, columns: Columns, name: str | None, row: int, starts: list[int]
-    ) -> list[str] | list[None]:
+    def _ids_at(self, name: str | None, row: int, starts: list[int]) -> list[str] | list[None]:
         if name is None:
             return [None] * len(starts)
-        held = np.atleast_1d(np.asarray(columns[name][row]))
+        held = self._flat(name, row)
         return read.id_texts(held[starts] if len(held) > 1 else held.repeat(len(starts)), name)
-
-    def _read_steps(
-        self, columns: Columns, row: int, rewards: NDArray[Any], stops: list[int]
-    ) -> "_Steps":
-        count = len(rewards)
-        obs = self._samples(columns, self.layout.obs, OBS, row, count)
-        # Of the observations that steps led to, only an episode's last is not in `obs` as well.
-        last_places = [stop - 1 for stop in stops]
-        if self.layout.new_obs is None:
-            final_obs = trees.take(obs, np.array(last_places, dtype=np.int64))
-        else:
-            final_obs = self._samples(
-                columns, self.layout.new_obs, NEW_OBS, row, count, last_places
-            )
-        return _Steps(
-            obs=obs,
-            final_obs=final_obs,
-            actions=self._samples(columns, self.layout.actions, ACTIONS, row, count),
-            rewards=rewards,
-            terminated=self._flags(columns, self.layout.terminated, row, count),
-            truncated=self._flags(columns, self.layout.truncated, row, count),
-            infos=self._infos(columns, row, count),
-            extras={
-                name: self._samples(columns, name, name, row, count) for name in self.layout.extras
-            },
-            t=self._timesteps(columns, row, count),
-        )
 
     def _demand_steps(self, values: Any, count: int, name: str | None) -> None:
         if len(values) != count:
             raise OfflineDataError(
-                f"has {len(values)} steps, column {self.layout.rewards!r} has {count}", column=name
+                f"has {len(values)} steps, column {self._rewards!r} has {count}", column=name
             )
 
-    def _samples(
-        self,
-        columns: Columns,
-        physical: str,
-        canonical: str,
-        row: int,
-        count: int,
-        places: list[int] | None = None,
+    def _read_samples(
+        self, how: _Samples, row: int, count: int, places: NDArray[np.int64] | None = None
     ) -> Tree:
-        """The samples of one row, or those at some places, as a tree of arrays."""
-        value = read.row_of(columns[physical], row)
+        """Return the samples of one row, or those at some places, as a tree of arrays."""
+        value = read.row_of(how.column, row)
+        is_array = isinstance(value, np.ndarray) and value.ndim > 0
         try:
+            if is_array and how.is_plain and value.dtype != object:
+                self._demand_steps(value, count, how.name)
+                return value if places is None else value[places]
             if isinstance(value, dict | tuple):
                 tree = as_arrays(np.asarray, value)
-                self._demand_steps(next(trees.leaves(tree))[1], count, physical)
-                return tree if places is None else trees.take(tree, np.array(places))
-            limits = self.layout.options.limits
-            if self.layout.packed[physical]:
+                self._demand_steps(next(trees.leaves(tree))[1], count, how.name)
+                return tree if places is None else trees.take(tree, places)
+            limits = self._options.limits
+            if how.is_packed:
                 value = packing.unpack_if_packed(value, limits=limits)
-            _demand_array(value, is_observation=canonical in (OBS, NEW_OBS))
-            self._demand_steps(value, count, physical)
+            _demand_array(value, how)
+            self._demand_steps(value, count, how.name)
             if places is not None:
                 value = np.asarray(value)[places]
-            if self.layout.packed[physical]:
-                value = packing.unpack_column(value, physical, limits=limits)
-            spec = read.space_spec(canonical, self.layout.options)
-            if spec is not None:
-                value = read.convert_samples(value, spec)
+            if how.is_packed:
+                value = packing.unpack_column(value, how.name, limits=limits)
+            if how.spec is not None:
+                value = read.convert_samples(value, how.spec)
             return read.stack_samples(value)
         except OfflineDataError as error:
-            error.add_place(column=physical)
+            error.add_place(column=how.name)
             raise
 
-    def _flags(
-        self, columns: Columns, name: str | None, row: int, count: int
-    ) -> NDArray[np.bool_] | None:
+    def _flags(self, name: str | None, row: int, count: int) -> NDArray[np.bool_] | None:
         if name is None:
             return None
-        flags = read.bool_flags(np.atleast_1d(np.asarray(columns[name][row])), name)
+        flags = read.bool_flags(self._flat(name, row), name)
         self._demand_steps(flags, count, name)
         return flags
 
-    def _infos(self, columns: Columns, row: int, count: int) -> list[Info] | None:
-        if self.layout.infos is None:
-            return None
-        infos = read.row_of(columns[self.layout.infos], row)
-        return fill_infos(infos, count, self.layout.infos)
-
-    def _timesteps(self, columns: Columns, row: int, count: int) -> NDArray[np.int64]:
-        """int64[count]; where a row says only when it starts, the ones that follow."""
-        name = self.layout.t
+    def _read_infos(self, row: int, count: int) -> list[Info] | None:
+        """Return T + 1 infos of T steps, from T + 1 or from those after the steps."""
+        name = self._infos
         if name is None:
+            return None
+        infos = read.infos_of(read.row_of(self._columns[name], row), name)
+        if len(infos) not in (count, count + 1):
+            raise OfflineDataError(
+                f"has {len(infos)} infos for {count} steps; wanted {count} or {count + 1}",
+                column=name,
+            )
+        return infos if len(infos) == count + 1 else [{}, *infos]
+
+    def _timesteps(self, row: int, count: int) -> NDArray[np.int64]:
+        """Return int64[count]; where a row says only when it starts, the ones that follow."""
+        if self._t is None:
             return np.arange(count)
-        t = read.whole_numbers(np.atleast_1d(np.asarray(columns[name][row])), name)
+        t = read.whole_numbers(self._flat(self._t, row), self._t)
         if not len(t):
-            raise OfflineDataError("is empty", column=name)
+            raise OfflineDataError("is empty", column=self._t)
         return t if len(t) == count else t[0] + np.arange(count)
 
-    def _episode(
-        self,
-        steps: "_Steps",
-        number: int,
-        start: int,
-        stop: int,
-        ids: tuple[str | None, str | None, str | None],
-    ) -> Episode:
-        episode_id, agent_id, module_id = ids
-        is_last = stop == len(steps)
-        terminated, truncated = steps.flags_at(stop - 1)
-        observations = [
-            trees.rows(steps.obs, start, stop),
-            trees.rows(steps.final_obs, number, number + 1),
-        ]
-        return Episode(
-            id=uuid.uuid4().hex if episode_id is None else episode_id,
-            agent_id=agent_id,
-            module_id=module_id or self.layout.options.module_id_of(agent_id),
-            observations=trees.concat(observations),
-            actions=trees.rows(steps.actions, start, stop),
-            rewards=steps.rewards[start:stop],
-            terminated=terminated,
-            # A row goes on with another episode: if nothing ended this one, it was cut off here.
-            truncated=truncated or not (is_last or terminated),
-            t_started=int(steps.t[start]),
-            step_times=step_times(steps.t, start, stop)
-            if self.layout.options.multi_agent
-            else None,
-            infos=None if steps.infos is None else steps.infos[start : stop + 1],
-            extra_model_outputs={
-                name: trees.rows(extra, start, stop) for name, extra in steps.extras.items()
-            },
+
+def _demand_array(value: Any, how: _Samples) -> None:
+    is_array = isinstance(value, np.ndarray) and value.ndim
+    if not is_array and (how.is_observation or not isinstance(value, list)):
+        raise OfflineDataError(
+            f"is a {type(value).__name__}; wanted an array with one value per step, or a packed one"
         )
-
-
-@dataclass(slots=True)
-class _Steps:
-    """One row, decoded."""
-
-    obs: Tree
-    final_obs: Tree
-    """What each episode led to, leaves [episodes, ...]; where it was not recorded, the last
-    observation stands in for it."""
-    actions: Tree
-    rewards: NDArray[Any]
-    terminated: NDArray[np.bool_] | None
-    truncated: NDArray[np.bool_] | None
-    infos: list[Info] | None
-    extras: dict[str, Tree]
-    t: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.rewards)
-
-    def flags_at(self, step: int) -> tuple[bool, bool]:
-        """Terminated, truncated; a recording without any flag holds whole episodes."""
-        if self.terminated is None and self.truncated is None:
-            return True, False
-        return (
-            self.terminated is not None and bool(self.terminated[step]),
-            self.truncated is not None and bool(self.truncated[step]),
-        )
-
-
-def _demand_array(value: Any, *, is_observation: bool) -> None:
-    if isinstance(value, np.ndarray) and value.ndim:
-        return
-    if isinstance(value, list) and not is_observation:
-        return
-    raise OfflineDataError(
-        f"is a {type(value).__name__}; wanted an array with one value per step, or a packed one"
-    )
