@@ -42,12 +42,10 @@ class OfflineDataError(ReplayBufferError, ValueError):
         self.column = column
 
     def __str__(self) -> str:
-        place = [
-            *([self.file] if self.file is not None else []),
-            *([f"row {self.row}"] if self.row is not None else []),
-            *([f"column {named(self.column)}"] if self.column is not None else []),
-        ]
-        return f"{', '.join(place)}: {self.problem}" if place else self.problem
+        row = None if self.row is None else f"row {self.row}"
+        column = None if self.column is None else f"column {named(self.column)}"
+        place = ", ".join(each for each in (self.file, row, column) if each is not None)
+        return f"{place}: {self.problem}" if place else self.problem
 
     def add_place(
         self, *, file: str | None = None, row_offset: int = 0, column: str | None = None

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
+from typing import Any
 
 from breadbox_offline.errors import ValidationError
 
@@ -47,37 +47,13 @@ class FindingPolicy(StrEnum):
     """Use it as it is."""
 
 
-_DEFAULT_POLICIES: Mapping[FindingKind, FindingPolicy] = MappingProxyType(
-    {
-        FindingKind.MALFORMED: FindingPolicy.SKIP,
-        FindingKind.EMPTY: FindingPolicy.SKIP,
-        FindingKind.UNFINISHED: FindingPolicy.TRUNCATE,
-        FindingKind.GAP: FindingPolicy.TRUNCATE,
-        FindingKind.REPEATED_STEP: FindingPolicy.SKIP,
-        FindingKind.SEAM: FindingPolicy.TRUNCATE,
-        FindingKind.NOT_FINITE: FindingPolicy.SKIP,
-        FindingKind.DUPLICATE: FindingPolicy.SKIP,
-        FindingKind.ALREADY_HELD: FindingPolicy.SKIP,
-        FindingKind.CONFLICT: FindingPolicy.SKIP,
-    }
-)
-_ALLOWED: Mapping[FindingKind, frozenset[FindingPolicy]] = MappingProxyType(
-    {
-        kind: frozenset({FindingPolicy.RAISE, FindingPolicy.SKIP}) | extra
-        for kind, extra in {
-            FindingKind.MALFORMED: frozenset[FindingPolicy](),
-            FindingKind.EMPTY: frozenset[FindingPolicy](),
-            FindingKind.UNFINISHED: frozenset({FindingPolicy.TRUNCATE, FindingPolicy.KEEP}),
-            FindingKind.GAP: frozenset({FindingPolicy.TRUNCATE}),
-            FindingKind.REPEATED_STEP: frozenset[FindingPolicy](),
-            FindingKind.SEAM: frozenset({FindingPolicy.TRUNCATE, FindingPolicy.KEEP}),
-            FindingKind.NOT_FINITE: frozenset({FindingPolicy.KEEP}),
-            FindingKind.DUPLICATE: frozenset[FindingPolicy](),
-            FindingKind.ALREADY_HELD: frozenset[FindingPolicy](),
-            FindingKind.CONFLICT: frozenset[FindingPolicy](),
-        }.items()
-    }
-)
+_SPECIAL: Mapping[FindingKind, tuple[FindingPolicy, ...]] = {
+    FindingKind.UNFINISHED: (FindingPolicy.TRUNCATE, FindingPolicy.KEEP),
+    FindingKind.GAP: (FindingPolicy.TRUNCATE,),
+    FindingKind.SEAM: (FindingPolicy.TRUNCATE, FindingPolicy.KEEP),
+    FindingKind.NOT_FINITE: (FindingPolicy.KEEP,),
+}
+"""What a kind allows besides to raise and to skip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +69,12 @@ class ValidationPolicy:
 
     def __post_init__(self) -> None:
         for kind, policy in self.overrides.items():
-            if policy not in _ALLOWED[kind]:
-                allowed = ", ".join(sorted(_ALLOWED[kind]))
-                raise ValueError(f"{kind} cannot be treated with {policy}; choose from {allowed}")
+            allowed = {FindingPolicy.RAISE, FindingPolicy.SKIP, *_SPECIAL.get(kind, ())}
+            if policy not in allowed:
+                raise ValueError(
+                    f"{kind} cannot be treated with {policy}; choose from "
+                    f"{', '.join(sorted(allowed))}"
+                )
 
     @classmethod
     def strict(cls) -> "ValidationPolicy":
@@ -104,7 +83,9 @@ class ValidationPolicy:
 
     def of(self, kind: FindingKind) -> FindingPolicy:
         """The policy for a kind."""
-        return self.overrides.get(kind, _DEFAULT_POLICIES[kind])
+        truncates = FindingPolicy.TRUNCATE in _SPECIAL.get(kind, ())
+        default = FindingPolicy.TRUNCATE if truncates else FindingPolicy.SKIP
+        return self.overrides.get(kind, default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,15 +106,14 @@ class Finding:
     file: str | None = None
 
     def __str__(self) -> str:
-        place = [
-            *([self.file] if self.file is not None else []),
-            *([f"row {self.row}"] if self.row is not None else []),
-            *([f"column {self.column!r}"] if self.column is not None else []),
-            *([f"episode {self.episode_id}"] if self.episode_id is not None else []),
-            *([f"agent {self.agent_id}"] if self.agent_id is not None else []),
-            *([f"step {self.t}"] if self.t is not None else []),
-        ]
-        return f"{self.kind} ({', '.join(place)}): {self.why} [{self.policy}]"
+        column = None if self.column is None else repr(self.column)
+        named = (
+            *(("row", self.row), ("column", column), ("episode", self.episode_id)),
+            *(("agent", self.agent_id), ("step", self.t)),
+        )
+        place = [f"{name} {value}" for name, value in named if value is not None]
+        places = ", ".join(place if self.file is None else [self.file, *place])
+        return f"{self.kind} ({places}): {self.why} [{self.policy}]"
 
 
 @dataclass(slots=True)
@@ -152,38 +132,21 @@ class ValidationReport:
     findings: list[Finding] = field(default_factory=list)
 
     def note(
-        self,
-        kind: FindingKind,
-        why: str,
-        *,
-        episode_id: str | None = None,
-        agent_id: str | None = None,
-        t: int | None = None,
-        row: int | None = None,
-        column: str | None = None,
+        self, kind: FindingKind, why: str, *, row: int | None = None, **place: Any
     ) -> FindingPolicy:
-        """Record a finding; the caller must then do what is returned.
+        """Record a finding at a place (see `Finding`); the caller must then do what is returned.
 
         Raises:
             ValidationError: the policy for this kind is to raise.
         """
         row = None if row is None else row + self.row_offset
-        finding = Finding(
-            kind=kind,
-            why=why,
-            policy=self.policy.of(kind),
-            episode_id=episode_id,
-            agent_id=agent_id,
-            t=t,
-            row=row,
-            column=column,
-            file=self.file,
-        )
+        policy = self.policy.of(kind)
+        finding = Finding(kind=kind, why=why, policy=policy, row=row, file=self.file, **place)
         self.counts[kind] += 1
         if len(self.findings) < self.findings_max:
             self.findings.append(finding)
         if finding.policy is FindingPolicy.RAISE:
-            raise ValidationError(str(finding), file=self.file, row=row, column=column)
+            raise ValidationError(str(finding), file=self.file, row=row, column=finding.column)
         return finding.policy
 
     def summary(self) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from breadbox_offline.decoding.msgpack_codec import pack_message, unpack_message
 from breadbox_offline.episodes.episode import Episode
-from breadbox_offline.episodes.multi_agent import MultiAgentEpisode, flatten_agents, group_agents
+from breadbox_offline.episodes.multi_agent import MultiAgentEpisode, flatten_agents
 from breadbox_offline.episodes.serialized import pack_episode, unpack_episode
 from breadbox_offline.errors import (
     EpisodeJoinError,
@@ -229,5 +229,5 @@ class TestMultiAgent:
 
     def test_agents_are_grouped_by_episode_and_flattened_again(self) -> None:
         episodes = [agent("a", 3), agent("b", 2)]
-        (group,) = group_agents(episodes)
+        group = MultiAgentEpisode.from_agents(episodes[0].id, episodes)
         assert episodes == flatten_agents([group])

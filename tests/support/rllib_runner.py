@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from breadbox.writing.advantages import estimate_advantages
 from breadbox_offline.episodes.episode import Episode
-from breadbox_offline.episodes.episode_buffer import EpisodeBuffer
+from breadbox_offline.episodes.episode_buffer import EpisodeBuffer, RandomDraws
 from breadbox_offline.episodes.multi_agent import MultiAgentEpisode
 from breadbox_offline.episodes.sampling import (
     SequenceSampling,
@@ -56,7 +56,7 @@ ORIGINAL_POLICY = ValidationPolicy(
 """What the original does: one unfinished or malformed episode rejects the call."""
 
 
-class ScriptedDraws:
+class ScriptedDraws(RandomDraws):
     """Draws that a case lists, in its order."""
 
     def __init__(self, draws: list[int], *, alternate: bool = False) -> None:
@@ -165,7 +165,9 @@ def run_episodes(case: Case, given: Any) -> Outcome:
     for name, earlier in given.items():
         if name != "item" and isinstance(earlier, list):
             buffer.add_all(map_serialized(earlier, report))
-    episodes = validate_episodes(map_serialized(given["item"], report), report, holder=buffer)
+    episodes = validate_episodes(
+        map_serialized(given["item"], report), report, held_digest=buffer.held_digest
+    )
     buffer.add_all(episodes)
     return {
         "episodes": [describe(each) for each in sorted(episodes, key=lambda each: each.id)],

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,32 +24,8 @@ from breadbox_offline.episodes.serialized import episode_from_state, episode_to_
 from breadbox_offline.errors import EpisodeJoinError, EpisodeShapeError, SamplingError
 
 
-class Draws(Protocol):
-    """A source of draws; tests script one."""
-
-    def steps(self, count: int, held_count: int) -> NDArray[np.int64]:
-        """`count` positions below `held_count`, with replacement."""
-        ...
-
-    def lengths(self, count: int, low: int, high: int) -> NDArray[np.int64]:
-        """`count` whole numbers from `low` to below `high`."""
-        ...
-
-    def order(self, held_count: int) -> NDArray[np.int64]:
-        """Every position below `held_count` once, shuffled."""
-        ...
-
-    def get_state(self) -> str:
-        """The state as text, so that `set_state` continues the same sequence."""
-        ...
-
-    def set_state(self, state: str) -> None:
-        """Continue where `get_state` was called."""
-        ...
-
-
 class RandomDraws:
-    """Uniform draws of a seeded generator."""
+    """Uniform draws of a seeded generator; tests script others."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._generator = np.random.default_rng(seed)
@@ -289,7 +265,7 @@ class EpisodeBuffer:
         capacity_steps: int = 10_000,
         *,
         seed: int | None = None,
-        draws: Draws | None = None,
+        draws: RandomDraws | None = None,
         refuses_too_long: bool = False,
     ) -> None:
         """Make an empty buffer.
@@ -305,7 +281,7 @@ class EpisodeBuffer:
             raise SamplingError(f"capacity_steps must be at least 1, got {capacity_steps}")
         self.capacity_steps = capacity_steps
         self.counters = BufferCounters()
-        self.draws: Draws = draws if draws is not None else RandomDraws(seed)
+        self.draws = draws if draws is not None else RandomDraws(seed)
         self._refuses_too_long = refuses_too_long
         self._entries: dict[EpisodeKey, _Entry] = {}
         self._segments: dict[int, tuple[EpisodeKey, int]] = {}

@@ -205,22 +205,3 @@ def flatten_agents(episodes: Iterable[AnyEpisode]) -> list[Episode]:
         else:
             flat.append(episode)
     return flat
-
-
-def group_agents(
-    episodes: Iterable[Episode], clocks: Mapping[tuple[str, str], NDArray[np.int64]] | None = None
-) -> list[MultiAgentEpisode]:
-    """Agents' episodes put together by id, in order of first appearance."""
-    groups: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.id, []).append(episode)
-    return [
-        MultiAgentEpisode.from_agents(
-            episode_id,
-            held,
-            clocks=None
-            if clocks is None
-            else {str(each.agent_id): clocks[episode_id, str(each.agent_id)] for each in held},
-        )
-        for episode_id, held in groups.items()
-    ]

@@ -1,7 +1,6 @@
 """Judges episodes one by one: what can be used, what cannot, and why."""
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import numpy as np
 
@@ -10,14 +9,8 @@ from breadbox_offline.report import FindingKind, FindingPolicy, ValidationReport
 
 EpisodeKey = tuple[str, str | None, int]
 """Id, agent and first timestep: parts of one episode have different keys."""
-
-
-class Holder(Protocol):
-    """Whatever knows the episodes that came before, such as an episode buffer."""
-
-    def held_digest(self, episode: Episode) -> bytes | None:
-        """Content digest of the held part with the same key; None when there is none."""
-        ...
+HeldDigest = Callable[[Episode], bytes | None]
+"""Returns the content digest of the part with the same key that is held, or None."""
 
 
 def episode_key(episode: Episode) -> EpisodeKey:
@@ -26,7 +19,7 @@ def episode_key(episode: Episode) -> EpisodeKey:
 
 
 def validate_episodes(
-    episodes: Iterable[Episode], report: ValidationReport, *, holder: Holder | None = None
+    episodes: Iterable[Episode], report: ValidationReport, *, held_digest: HeldDigest | None = None
 ) -> list[Episode]:
     """The episodes that can be used, in their order; the rest is in the report.
 
@@ -37,7 +30,7 @@ def validate_episodes(
     accepted = []
     for episode in episodes:
         judged = _judge(episode, report)
-        if judged is None or _is_known(judged, report, digests, holder):
+        if judged is None or _is_known(judged, report, digests, held_digest):
             continue
         accepted.append(judged)
     report.accepted_count += len(accepted)
@@ -75,10 +68,10 @@ def _is_known(
     episode: Episode,
     report: ValidationReport,
     digests: dict[EpisodeKey, bytes],
-    holder: Holder | None,
+    held_digest: HeldDigest | None,
 ) -> bool:
     key = episode_key(episode)
-    held = None if holder is None else holder.held_digest(episode)
+    held = None if held_digest is None else held_digest(episode)
     earlier = digests.get(key)
     if held is None and earlier is None:
         digests[key] = episode.content_digest()

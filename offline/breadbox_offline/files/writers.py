@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,22 +31,6 @@ from breadbox_offline.rows.options import (
     T,
 )
 from breadbox_offline.training.prelearner import ITEM
-
-
-class EpisodeWriter(Protocol):
-    """Writes episodes to a file."""
-
-    def write(self, episode: Episode) -> None:
-        """Add an episode."""
-        ...
-
-    def finish(self) -> None:
-        """Make the file complete and close it."""
-        ...
-
-    def abandon(self) -> None:
-        """Close the file, if it is open; what it holds is of no use. Never fails."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +72,11 @@ def write_episodes(
             episode_count += 1
             step_count += len(episode)
         with _written_to(path):
-            writer.finish()
+            writer.close()
             unfinished.replace(path)
     finally:
-        writer.abandon()
+        with suppress(OSError):  # Of one that failed, what it holds is of no use.
+            writer.close()
         unfinished.unlink(missing_ok=True)
     return WrittenCounts(episode_count, step_count)
 
@@ -121,13 +106,13 @@ def _demand_readable(episode: Episode) -> None:
                 raise OfflineDataError(f"cannot be exported: {error}", column=path) from None
 
 
-def _writer_of(path: Path, layout: str) -> Callable[[Path], EpisodeWriter]:
+def _writer_of(path: Path, layout: str) -> "Callable[[Path], _ParquetWriter | _MsgpackWriter]":
     if path.suffix == PARQUET and layout == "steps":
-        return ParquetStepWriter
+        return lambda file: _ParquetWriter(file, _step_table)
     if path.suffix == PARQUET and layout == "episodes":
-        return ParquetEpisodeWriter
+        return lambda file: _ParquetWriter(file, _item_table)
     if path.suffix in MSGPACK:
-        return MsgpackWriter
+        return _MsgpackWriter
     raise UnsupportedDatasetError(
         f"cannot be written with layout {layout!r}: wanted .parquet (steps, episodes) or .msgpack",
         file=str(path),
@@ -137,24 +122,23 @@ def _writer_of(path: Path, layout: str) -> Callable[[Path], EpisodeWriter]:
 class _ParquetWriter:
     """Rows of a Parquet file; the first decides the columns."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, table_of: Callable[[Episode], pa.Table]) -> None:
         self._path = path
+        self._table_of = table_of
         self._writer: parquet.ParquetWriter | None = None
+        self._is_closed = False
 
-    def finish(self) -> None:
-        """See `EpisodeWriter.finish`; without an episode no columns are known."""
-        if self._writer is None:
+    def write(self, episode: Episode) -> None:
+        self._append(self._table_of(episode))
+
+    def close(self) -> None:
+        """Make the file complete; idempotent. Without an episode no columns are known."""
+        if not self._is_closed and self._writer is None:
             self._append(pa.table({ITEM: pa.array([], pa.binary())}))
+        self._is_closed = True
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
-
-    def abandon(self) -> None:
-        """See `EpisodeWriter.abandon`."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            with suppress(OSError):
-                writer.close()
 
     def _append(self, table: pa.Table) -> None:
         if self._writer is None:
@@ -167,42 +151,28 @@ class _ParquetWriter:
         self._writer.write_table(table)
 
 
-class ParquetStepWriter(_ParquetWriter):
+def _step_table(episode: Episode) -> pa.Table:
     """A row is a step."""
-
-    def write(self, episode: Episode) -> None:
-        """Add an episode."""
-        columns = step_columns(episode)
-        arrays = {name: to_arrow(tree, len(episode), name) for name, tree in columns.items()}
-        self._append(pa.table(arrays))
+    columns = step_columns(episode)
+    return pa.table({name: to_arrow(tree, len(episode), name) for name, tree in columns.items()})
 
 
-class ParquetEpisodeWriter(_ParquetWriter):
+def _item_table(episode: Episode) -> pa.Table:
     """A row is a serialized episode, in the column `item`."""
-
-    def write(self, episode: Episode) -> None:
-        """Add an episode."""
-        self._append(pa.table({ITEM: pa.array([pack_episode(episode)], pa.large_binary())}))
+    return pa.table({ITEM: pa.array([pack_episode(episode)], pa.large_binary())})
 
 
-class MsgpackWriter:
+class _MsgpackWriter:
     """Serialized episodes one after the other."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
 
-    def finish(self) -> None:
-        """See `EpisodeWriter.finish`."""
-        self._file.close()
-
-    def abandon(self) -> None:
-        """See `EpisodeWriter.abandon`."""
-        with suppress(OSError):
-            self._file.close()
-
     def write(self, episode: Episode) -> None:
-        """Add an episode."""
         self._file.write(pack_episode(episode))
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def step_columns(episode: Episode) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Turns recorded columns into arrays, one row per step: unpacking, stacking, strict flags."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -263,51 +263,29 @@ class RowTable:
         return len(self.rewards)
 
     def take(self, rows: NDArray[np.int64]) -> "RowTable":
-        """Chosen rows, copied."""
+        """Return chosen rows, copied."""
         picked = rows.tolist()
 
-        def pick(values: list[Any] | None) -> list[Any] | None:
-            return None if values is None else [values[row] for row in picked]
+        def pick(held: Any) -> Any:
+            if isinstance(held, list):
+                return [held[row] for row in picked]
+            return trees.take(held, rows)
 
-        return RowTable(
-            obs=trees.take(self.obs, rows),
-            new_obs=trees.take(self.new_obs, rows),
-            actions=trees.take(self.actions, rows),
-            rewards=self.rewards[rows],
-            terminated=self.terminated[rows],
-            truncated=self.truncated[rows],
-            eps_ids=pick(self.eps_ids),
-            agent_ids=pick(self.agent_ids),
-            module_ids=pick(self.module_ids),
-            t=None if self.t is None else self.t[rows],
-            infos=pick(self.infos),
-            extras={name: trees.take(extra, rows) for name, extra in self.extras.items()},
-            numbers=self.numbers[rows],
-        )
+        return RowTable(**{each.name: pick(getattr(self, each.name)) for each in fields(self)})
 
     def append(self, later: "RowTable") -> "RowTable":
-        """The rows of both, these first; the columns of both must be the same."""
+        """Return the rows of both, these first; the columns of both must be the same."""
 
-        def chain(front: list[Any] | None, back: list[Any] | None) -> list[Any] | None:
-            return None if front is None or back is None else front + back
+        def chain(front: Any, back: Any) -> Any:
+            if front is None or back is None:
+                return None
+            return front + back if isinstance(front, list) else trees.concat([front, back])
 
         return RowTable(
-            obs=trees.concat([self.obs, later.obs]),
-            new_obs=trees.concat([self.new_obs, later.new_obs]),
-            actions=trees.concat([self.actions, later.actions]),
-            rewards=np.concatenate([self.rewards, later.rewards]),
-            terminated=np.concatenate([self.terminated, later.terminated]),
-            truncated=np.concatenate([self.truncated, later.truncated]),
-            eps_ids=chain(self.eps_ids, later.eps_ids),
-            agent_ids=chain(self.agent_ids, later.agent_ids),
-            module_ids=chain(self.module_ids, later.module_ids),
-            t=None if self.t is None or later.t is None else np.concatenate([self.t, later.t]),
-            infos=chain(self.infos, later.infos),
-            extras={
-                name: trees.concat([extra, later.extras[name]])
-                for name, extra in self.extras.items()
-            },
-            numbers=np.concatenate([self.numbers, later.numbers]),
+            **{
+                each.name: chain(getattr(self, each.name), getattr(later, each.name))
+                for each in fields(self)
+            }
         )
 
 

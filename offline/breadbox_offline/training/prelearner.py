@@ -191,7 +191,7 @@ class OfflinePreLearner:
         """
         outcomes = []
         for episode in self._without_states(
-            validate_episodes(episodes, self.report, holder=self.buffer)
+            validate_episodes(episodes, self.report, held_digest=self.buffer.held_digest)
         ):
             try:
                 outcomes.append(self.buffer.add(episode))
