@@ -1,5 +1,8 @@
 """What can be wrong with recorded data. Every error says where (file, row, column) and what."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from breadbox.model.errors import ReplayBufferError
 
 _NAME_CHARACTERS_MAX = 64
@@ -55,6 +58,20 @@ class OfflineDataError(ReplayBufferError, ValueError):
         self.column = self.column if self.column is not None else column
         if self.row is not None:
             self.row += row_offset
+
+
+@contextmanager
+def placed(
+    *, file: str | None = None, row_offset: int = 0, column: str | None = None
+) -> Iterator[None]:
+    """Say where what is wrong within is, as far as the error does not."""
+    try:
+        yield
+    except ValidationError:
+        raise  # a finding, which says where it was
+    except OfflineDataError as error:
+        error.add_place(file=file, row_offset=row_offset, column=column)
+        raise
 
 
 class SchemaError(OfflineDataError):

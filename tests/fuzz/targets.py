@@ -30,8 +30,7 @@ from breadbox.payload import decode_tree, encode_tree
 from breadbox.stores.urls import parse_store_url, redact
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox_offline.decoding.packing import unpack
-from breadbox_offline.decoding.unpickling import read_numpy_pickle, run_machine
+from breadbox_offline.decoding.packing import read_numpy_pickle, run_machine, unpack
 from breadbox_offline.episodes.serialized import pack_episode, unpack_episode
 from breadbox_offline.files.dataset import Dataset
 from breadbox_offline.limits import DataLimits

@@ -19,8 +19,13 @@ import numpy as np
 import pytest
 import xxhash
 
-from breadbox_offline.decoding.packing import looks_packed, unpack
-from breadbox_offline.decoding.unpickling import read_numpy_pickle, read_usual_array, run_machine
+from breadbox_offline.decoding.packing import (
+    looks_packed,
+    read_numpy_pickle,
+    read_usual_array,
+    run_machine,
+    unpack,
+)
 from breadbox_offline.errors import PackedValueError
 from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits
 

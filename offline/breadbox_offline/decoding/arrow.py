@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from breadbox.model import trees
 from breadbox.model.trees import Tree
-from breadbox_offline.errors import OfflineDataError
+from breadbox_offline.errors import OfflineDataError, placed
 from breadbox_offline.limits import DataLimits, demand_bytes
 
 _EXTENSION_SHAPE = b"ARROW:extension:metadata"
@@ -40,12 +40,9 @@ def columns_of(batch: pa.RecordBatch) -> dict[str, Any]:
 
 def demand_type(field: pa.Field, limits: DataLimits) -> int | None:
     """Bytes of a row of a column, as far as its type says; None when rows may be of any length."""
-    try:
+    with placed(column=field.name):
         size_bytes = _row_bytes(field.type, limits.depth_max)
         demand_bytes("a row", abs(size_bytes or 0), limits.array_bytes_max)
-    except OfflineDataError as error:
-        error.add_place(column=field.name)
-        raise
     return size_bytes
 
 
@@ -136,7 +133,11 @@ def _values(array: pa.Array) -> Any:
         if array.null_count:
             return _objects(array.to_pylist())
         fields = [kind.field(i) for i in range(kind.num_fields)]
-        branches = {field.name: _branch(array.field(i), field) for i, field in enumerate(fields)}
+        marks = [(field.metadata or {}).get(_EMPTY_MARK) for field in fields]
+        branches = {
+            field.name: _EMPTY[mark] if mark in _EMPTY else _values(array.field(i))
+            for i, (field, mark) in enumerate(zip(fields, marks, strict=True))
+        }
         is_tuple = bool(fields) and (kind.field(0).metadata or {}).items() >= _TUPLE_MARK.items()
         return tuple(branches.values()) if is_tuple else branches
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -144,20 +145,12 @@ def _values(array: pa.Array) -> Any:
     if pa.types.is_dictionary(kind):
         is_text = _text_bytes(array.dictionary) is not None
         return _shared_texts(array) if is_text else _values(array.dictionary_decode())
-    if _is_numeric(kind) and not array.null_count:
+    types = pa.types
+    is_numeric = types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind)
+    if is_numeric and not array.null_count:
         return array.to_numpy(zero_copy_only=False)
     # Nulls stay None, so that a caller that needs the value can name the row.
     return _objects(array.to_pylist())
-
-
-def _branch(array: pa.Array, field: pa.Field) -> Any:
-    mark = (field.metadata or {}).get(_EMPTY_MARK)
-    return _EMPTY[mark] if mark in _EMPTY else _values(array)
-
-
-def _is_numeric(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind))
 
 
 def _list_values(array: pa.Array) -> Any:

@@ -67,9 +67,10 @@ def _spec_of_written(space: Mapping[str, Any]) -> SpaceSpec:
     raise SpaceMismatchError(f"a space of kind {named(kind)} has no fixed structure, or is unknown")
 
 
-def is_composite(spec: SpaceSpec) -> bool:
-    """Whether samples are nested: only those are ever stored as JSON."""
-    return not isinstance(spec, LeafSpec)
+def composite_spec(space: Any) -> SpaceSpec | None:
+    """Describe a space of nested samples, or None for any other: only those are stored as JSON."""
+    spec = None if space is None else spec_of(space)
+    return None if isinstance(spec, LeafSpec) else spec
 
 
 def from_jsonable(value: Any, spec: SpaceSpec, path: str = "") -> Tree:

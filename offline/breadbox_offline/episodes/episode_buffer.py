@@ -10,7 +10,7 @@ Keeps:
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -176,67 +176,6 @@ class Moment:
     """The step of every agent that acted, in the order in which agents came."""
 
 
-class _Moments:
-    """Finds moments: by episode, the times at which any of its agents acted.
-
-    Times are gathered when they are asked for, those of episodes that changed since.
-    """
-
-    def __init__(self) -> None:
-        self._keys: dict[str, list[EpisodeKey]] = {}
-        self._times: dict[str, NDArray[np.int64]] = {}
-        self._ids: list[str] = []
-        self._ends: NDArray[np.int64] | None = None
-
-    def add_key(self, key: EpisodeKey) -> None:
-        self._keys.setdefault(key[0], []).append(key)
-
-    def keys_of(self, episode_id: str) -> list[EpisodeKey]:
-        return self._keys[episode_id]
-
-    def forget_times(self, episode_id: str) -> None:
-        self._times.pop(episode_id, None)
-        self._ends = None
-
-    def pop_oldest(self) -> list[EpisodeKey]:
-        """Remove the episode that came first; the keys of its agents."""
-        episode_id = next(iter(self._keys))
-        self.forget_times(episode_id)
-        return self._keys.pop(episode_id)
-
-    def __len__(self) -> int:
-        """Episodes, however many agents they have."""
-        return len(self._keys)
-
-    def count(self, times_of: Callable[[EpisodeKey], list[NDArray[np.int64]]]) -> int:
-        ends = self._gathered(times_of)
-        return int(ends[-1]) if len(ends) else 0
-
-    def find(
-        self,
-        positions: NDArray[np.int64],
-        times_of: Callable[[EpisodeKey], list[NDArray[np.int64]]],
-    ) -> Iterator[tuple[str, int]]:
-        """Id and time of moments by their positions."""
-        ends = self._gathered(times_of)
-        slots = np.searchsorted(ends, positions, side="right")
-        for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
-            times = self._times[self._ids[slot]]
-            yield self._ids[slot], int(times[position - int(ends[slot]) + len(times)])
-
-    def _gathered(
-        self, times_of: Callable[[EpisodeKey], list[NDArray[np.int64]]]
-    ) -> NDArray[np.int64]:
-        if self._ends is None:
-            for episode_id, keys in self._keys.items():
-                if episode_id not in self._times:
-                    times = [each for key in keys for each in times_of(key)]
-                    self._times[episode_id] = np.unique(np.concatenate(times))
-            self._ids = list(self._keys)
-            self._ends = np.cumsum([len(self._times[each]) for each in self._ids], dtype=np.int64)
-        return self._ends
-
-
 @dataclass(slots=True)
 class _Entry:
     """All that is held of one episode."""
@@ -247,14 +186,60 @@ class _Entry:
     digests: dict[int, bytes] = field(default_factory=dict)
     """Content of every part as it was added, by first timestep."""
 
-    def step_count(self) -> int:
-        return sum(len(part) for part in self.parts)
-
     def part_at(self, t: int) -> Episode:
         for part in self.parts:
             if part.t_started <= t < part.t:
                 return part
         raise AssertionError(f"no held part has step {t}: the step index is wrong")
+
+
+class _Moments:
+    """Finds moments: by episode, the times at which any of its agents acted.
+
+    Times are gathered when they are asked for, those of episodes that changed since.
+    """
+
+    def __init__(self, entries: dict[EpisodeKey, _Entry]) -> None:
+        self._entries = entries
+        self.keys: dict[str, list[EpisodeKey]] = {}
+        """By episode, those of its agents."""
+        self._times: dict[str, NDArray[np.int64]] = {}
+        self._ids: list[str] = []
+        self._ends: NDArray[np.int64] | None = None
+        for key in entries:
+            self.add_key(key)
+
+    def add_key(self, key: EpisodeKey) -> None:
+        self.keys.setdefault(key[0], []).append(key)
+
+    def forget_times(self, episode_id: str) -> None:
+        self._times.pop(episode_id, None)
+        self._ends = None
+
+    def pop_oldest(self) -> list[EpisodeKey]:
+        """Remove the episode that came first; the keys of its agents."""
+        episode_id = next(iter(self.keys))
+        self.forget_times(episode_id)
+        return self.keys.pop(episode_id)
+
+    def find(self, positions: NDArray[np.int64]) -> Iterator[tuple[str, int]]:
+        """Id and time of moments by their positions."""
+        ends = self.ends()
+        slots = np.searchsorted(ends, positions, side="right")
+        for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
+            times = self._times[self._ids[slot]]
+            yield self._ids[slot], int(times[position - int(ends[slot]) + len(times)])
+
+    def ends(self) -> NDArray[np.int64]:
+        """By episode, how many moments it and those before it have."""
+        if self._ends is None:
+            for episode_id, keys in self.keys.items():
+                if episode_id not in self._times:
+                    times = [part.times() for key in keys for part in self._entries[key].parts]
+                    self._times[episode_id] = np.unique(np.concatenate(times))
+            self._ids = list(self.keys)
+            self._ends = np.cumsum([len(self._times[each]) for each in self._ids], dtype=np.int64)
+        return self._ends
 
 
 class EpisodeBuffer:
@@ -286,7 +271,7 @@ class EpisodeBuffer:
         self._entries: dict[EpisodeKey, _Entry] = {}
         self._segments: dict[int, tuple[EpisodeKey, int]] = {}
         self._index = StepIndex()
-        self._moments = _Moments()
+        self._moments = _Moments(self._entries)
 
     @property
     def step_count(self) -> int:
@@ -369,23 +354,21 @@ class EpisodeBuffer:
     @property
     def moment_count(self) -> int:
         """Moments held: environment steps of episodes in which at least one agent acted."""
-        return self._moments.count(self._times_of)
+        ends = self._moments.ends()
+        return int(ends[-1]) if len(ends) else 0
 
     def moments(self, positions: NDArray[np.int64]) -> list["Moment"]:
         """The moments at positions below `moment_count`, each with all agents that acted in it."""
         found = []
-        for episode_id, time in self._moments.find(positions, self._times_of):
+        for episode_id, time in self._moments.find(positions):
             steps: list[HeldStep] = []
-            for key in self._moments.keys_of(episode_id):
+            for key in self._moments.keys[episode_id]:
                 for part in self._entries[key].parts:
                     step = part.step_at(time)
                     if step is not None:
                         steps.append(HeldStep(part, step))
             found.append(Moment(time, steps))
         return found
-
-    def _times_of(self, key: EpisodeKey) -> list[NDArray[np.int64]]:
-        return [part.times() for part in self._entries[key].parts]
 
     def segment_starts(self) -> list[tuple[HeldStep, int]]:
         """First step of every segment, and its length, in the order of positions."""
@@ -436,12 +419,10 @@ class EpisodeBuffer:
         self.capacity_steps = state["capacity_steps"]
         self.counters = BufferCounters(**state["counters"])
         self._entries, self._segments, self._index = entries, segments, index
-        self._moments = _Moments()
-        for key in entries:
-            self._moments.add_key(key)
+        self._moments = _Moments(entries)
 
     def _evict(self) -> None:
-        while self._index.step_count > self.capacity_steps and len(self._moments) > 1:
+        while self._index.step_count > self.capacity_steps and len(self._moments.keys) > 1:
             numbers: set[int] = set()
             for key in self._moments.pop_oldest():
                 entry = self._entries.pop(key)

@@ -16,12 +16,11 @@ from breadbox_offline.decoding.rows import as_arrays, stack
 from breadbox_offline.decoding.spaces import (
     SpaceSpec,
     batch_from_jsonable,
+    composite_spec,
     from_jsonable,
-    is_composite,
-    spec_of,
 )
 from breadbox_offline.episodes.episode import Episode
-from breadbox_offline.errors import EpisodeStateError, OfflineDataError
+from breadbox_offline.errors import EpisodeStateError, OfflineDataError, placed
 from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits, nested_at_most
 from breadbox_offline.report import FindingKind, ValidationReport
 
@@ -75,13 +74,14 @@ def episode_to_state(episode: Episode) -> dict[str, Any]:
         infos = [{} for _ in range(len(episode.rewards) + 1)]
 
     def buffer(data: Any, *, finalized: bool = True) -> dict[str, Any]:
-        return {
-            "data": data,
-            "lookback": episode.lookback,
-            "finalized": finalized,
-            "space": None,
-        }
+        lookback = episode.lookback
+        return {"data": data, "lookback": lookback, "finalized": finalized, "space": None}
 
+    custom_data: dict[str, Any] = {}
+    if episode.in_states:
+        custom_data[IN_STATES] = [[t, held] for t, held in episode.in_states.items()]
+    if episode.step_times is not None:
+        custom_data[STEP_TIMES] = episode.step_times
     return {
         "id_": episode.id,
         "agent_id": episode.agent_id,
@@ -106,28 +106,26 @@ def episode_to_state(episode: Episode) -> dict[str, Any]:
         "_last_step_time": None,
         "_temporary_timestep_data": None,
         # RLlib keeps what it finds here, and reads nothing of it.
-        "custom_data": _custom_data(episode),
+        "custom_data": custom_data,
     }
-
-
-def _custom_data(episode: Episode) -> dict[str, Any]:
-    custom_data: dict[str, Any] = {}
-    if episode.in_states:
-        custom_data[IN_STATES] = [[t, held] for t, held in episode.in_states.items()]
-    if episode.step_times is not None:
-        custom_data[STEP_TIMES] = episode.step_times
-    return custom_data
 
 
 def episode_from_state(state: Mapping[str, Any]) -> Episode:
     """The episode that a state describes."""
-    observation_space = state.get("_observation_space")
-    action_space = state.get("_action_space")
-    observations = _read_buffer(state, "observations", observation_space)
-    actions = _read_buffer(state, "actions", action_space)
+    observations = _read_buffer(state, "observations", state.get("_observation_space"))
+    actions = _read_buffer(state, "actions", state.get("_action_space"))
     rewards = _read_buffer(state, "rewards", None)
     if not isinstance(rewards, np.ndarray) or rewards.dtype.kind not in "biuf" or rewards.ndim != 1:
         raise EpisodeStateError("holds no numbers", column="rewards")
+    infos = _read(_read(state, "infos", dict), "data", list)
+    if not all(isinstance(info, dict) for info in infos):
+        raise EpisodeStateError("is no list of maps", column="infos")
+    extras = state.get("extra_model_outputs") or {}
+    if not isinstance(extras, dict):
+        raise EpisodeStateError("is no map", column="extra_model_outputs")
+    custom_data = state.get("custom_data")
+    if not isinstance(custom_data, dict):
+        custom_data = {}
     episode = Episode(
         id=_read(state, "id_", str),
         agent_id=_optional_text(state, "agent_id"),
@@ -138,11 +136,11 @@ def episode_from_state(state: Mapping[str, Any]) -> Episode:
         terminated=_read(state, "is_terminated", bool),
         truncated=_read(state, "is_truncated", bool),
         t_started=_read(state, "t_started", int),
-        lookback=_lookback(state),
-        infos=_read_infos(state),
-        extra_model_outputs=_read_extras(state),
-        in_states=_read_in_states(state),
-        step_times=_read_step_times(state),
+        lookback=_read(_read(state, "rewards", dict), "lookback", int),
+        infos=infos if any(infos) else None,
+        extra_model_outputs={str(name): _read_buffer(extras, name, None) for name in extras},
+        in_states=_read_in_states(custom_data.get(IN_STATES, [])),
+        step_times=_read_step_times(custom_data.get(STEP_TIMES)),
     )
     if episode.t != _read(state, "t", int):
         raise EpisodeStateError(
@@ -164,30 +162,7 @@ def _optional_text(state: Mapping[str, Any], key: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _lookback(state: Mapping[str, Any]) -> int:
-    lookback: int = _read(_read(state, "rewards", dict), "lookback", int)
-    return lookback
-
-
-def _read_infos(state: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-    data = _read(_read(state, "infos", dict), "data", list)
-    if not all(isinstance(info, dict) for info in data):
-        raise EpisodeStateError("is no list of maps", column="infos")
-    return data if any(data) else None
-
-
-def _read_extras(state: Mapping[str, Any]) -> dict[str, Tree]:
-    extras = state.get("extra_model_outputs")
-    if extras is None:
-        return {}
-    if not isinstance(extras, dict):
-        raise EpisodeStateError("is no map", column="extra_model_outputs")
-    return {str(name): _read_buffer(extras, name, None) for name in extras}
-
-
-def _read_in_states(state: Mapping[str, Any]) -> dict[int, Tree]:
-    custom_data = state.get("custom_data")
-    held = custom_data.get(IN_STATES, []) if isinstance(custom_data, dict) else []
+def _read_in_states(held: Any) -> dict[int, Tree]:
     if not isinstance(held, list):
         raise EpisodeStateError(f"holds a {type(held).__name__}, wanted a list", column=IN_STATES)
     in_states: dict[int, Tree] = {}
@@ -198,9 +173,7 @@ def _read_in_states(state: Mapping[str, Any]) -> dict[int, Tree]:
     return in_states
 
 
-def _read_step_times(state: Mapping[str, Any]) -> NDArray[np.int64] | None:
-    custom_data = state.get("custom_data")
-    held = custom_data.get(STEP_TIMES) if isinstance(custom_data, dict) else None
+def _read_step_times(held: Any) -> NDArray[np.int64] | None:
     if held is None:
         return None
     if not isinstance(held, np.ndarray) or held.dtype.kind not in "iu" or held.ndim != 1:
@@ -224,35 +197,20 @@ def _state_tree(held: Any, depth: int) -> Tree:
 def _read_buffer(state: Mapping[str, Any], key: str, space: Any) -> Tree:
     buffer = _read(state, key, dict)
     data, own_space = buffer.get("data"), buffer.get("space")
-    try:
+    with placed(column=key):
         is_stacked = "finalized" in buffer and _read(buffer, "finalized", bool)
-        spec = _composite_spec(space if own_space is None else own_space)
+        spec = composite_spec(space if own_space is None else own_space)
         if spec is not None:
-            return _convert(data, spec, is_stacked)
+            # Stacked arrays, samples, or either as JSON.
+            if not is_stacked and isinstance(data, list) and data and isinstance(data[0], _NESTED):
+                return stack([from_jsonable(sample, spec) for sample in data])
+            return batch_from_jsonable(data, spec, _first_length(data, spec))
         if is_stacked and data is not None:
             return as_arrays(_stacked_leaf, _with_tuples(data, _DEPTH_MAX))
         if not isinstance(data, list):
             raise EpisodeStateError(f"holds a {type(data).__name__}, wanted a list")
-        return _stack_list(data)
-    except OfflineDataError as error:
-        error.add_place(column=key)
-        raise
-
-
-def _composite_spec(space: Any) -> SpaceSpec | None:
-    if space is None:
-        return None
-    spec = spec_of(space)
-    return spec if is_composite(spec) else None
-
-
-def _convert(data: Any, spec: SpaceSpec, is_stacked: bool) -> Tree:
-    """A buffer of a composite space: stacked arrays, samples, or either as JSON."""
-    if is_stacked:
-        return batch_from_jsonable(data, spec, _first_length(data, spec))
-    if isinstance(data, list) and data and isinstance(data[0], dict | tuple | list):
-        return stack([from_jsonable(sample, spec) for sample in data])
-    return batch_from_jsonable(data, spec, _first_length(data, spec))
+        samples = [_with_tuples(sample, _DEPTH_MAX) for sample in data]
+        return stack(samples) if samples else np.zeros(0)
 
 
 def _first_length(data: Any, spec: SpaceSpec) -> int:
@@ -277,13 +235,8 @@ def _stacked_leaf(leaf: Any) -> NDArray[Any] | None:
     return array
 
 
-def _stack_list(samples: list[Any]) -> Tree:
-    if not samples:
-        return np.zeros(0)
-    return stack([_with_tuples(sample, _DEPTH_MAX) for sample in samples])
-
-
 _OF_TREES = (np.ndarray, np.generic, dict, tuple)
+_NESTED = (dict, tuple, list)
 
 
 def _with_tuples(held: Any, depth: int) -> Any:

@@ -1,7 +1,6 @@
 """`Dataset`: episodes of a file or a directory of files, read as a stream."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from breadbox_offline.episodes.validation import validate_episodes
 from breadbox_offline.errors import (
     OfflineDataError,
     UnsupportedDatasetError,
-    ValidationError,
+    placed,
 )
 from breadbox_offline.files.manifest import MANIFEST_NAME, read_manifest
 from breadbox_offline.files.minari_dataset import MINARI_SCHEME, read_minari
@@ -70,7 +69,7 @@ class Dataset:
         for file in self._files(path):
             self.report.file = str(file)
             for batch in read_file(file, batch_rows=self.batch_rows, limits=self.mapping.limits):
-                with _placed(batch):
+                with placed(file=batch.file, row_offset=batch.first_row):
                     yield self._map(batch, assembler)
         self.report.file, self.report.row_offset = None, 0
         yield assembler.finish()
@@ -104,14 +103,3 @@ class Dataset:
         if self.mapping.grouping == RowGrouping.ONE_STEP:
             return map_rows(batch.columns, self.mapping, self.report)
         return assembler.add(batch.columns, first_row=batch.first_row)
-
-
-@contextmanager
-def _placed(batch: RowBatch) -> Iterator[None]:
-    try:
-        yield
-    except ValidationError:
-        raise  # a finding, which says where it was
-    except OfflineDataError as error:
-        error.add_place(file=batch.file, row_offset=batch.first_row)
-        raise

@@ -27,6 +27,7 @@ from breadbox_offline.errors import (
     SpaceMismatchError,
     UnsupportedDatasetError,
     named,
+    placed,
 )
 from breadbox_offline.files.writers import WrittenCounts
 from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits, demand_bytes, nested_at_most
@@ -68,11 +69,8 @@ def read_minari(path: str, *, limits: DataLimits = DEFAULT_LIMITS) -> Iterator[E
     except _UNSOUND as error:
         raise UnsupportedDatasetError(f"cannot be opened: {error}", file=path) from error
     for held in _sound_episodes(dataset, path):
-        try:
+        with placed(file=path):
             yield episode_from_minari(held, name)
-        except OfflineDataError as error:
-            error.add_place(file=path)
-            raise
 
 
 def _sound_episodes(dataset: Any, path: str) -> Iterator[Any]:
@@ -263,12 +261,8 @@ def demand_sound(folder: Path, limits: DataLimits) -> None:
                 "is missing: making the environment instead would run code that the data names",
                 column=name,
             )
-        try:
-            with nested_at_most():
-                _demand_space(json.loads(space), limits)
-        except OfflineDataError as error:
-            error.add_place(column=name)
-            raise
+        with placed(column=name), nested_at_most():
+            _demand_space(json.loads(space), limits)
     file = folder / "main_data.hdf5"
     if metadata.get("data_format") == "hdf5":
         _demand_count(metadata, _demand_file(file, limits))
@@ -343,11 +337,8 @@ def _size_of(
         return 0
     if held.external or held.is_virtual:
         raise OfflineDataError("is held in other files", column=path)
-    try:
+    with placed(column=path):
         return _dataset_bytes(held, limits)
-    except OfflineDataError as error:
-        error.add_place(column=path)
-        raise
 
 
 def _dataset_bytes(held: Any, limits: DataLimits) -> int:

@@ -14,7 +14,7 @@ import pyarrow.parquet as parquet
 
 from breadbox.payload.limits import EXPANSION_MAX
 from breadbox_offline.decoding.arrow import columns_of, demand_type, leaf_count, split_rows
-from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError
+from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError, placed
 from breadbox_offline.limits import (
     DEFAULT_LIMITS,
     LIMIT_OPTION,
@@ -109,13 +109,10 @@ def _plan_parquet(
             top = next((each for each in fixed if f"{name}.".startswith(f"{each}.")), None)
             if top is None or fixed[top] is None:
                 # As many values as there are may be those of a single row.
-                try:
+                with placed(column=name):
                     demand_bytes(
                         f"row group {number}", held.num_values * width, limits.memory_bytes_max
                     )
-                except OfflineDataError as error:
-                    error.add_place(column=name)
-                    raise
                 row_bytes += 8 + held.num_values * width // max(1, group.num_rows)
             if is_text and held.num_values * held.total_uncompressed_size > limits.array_bytes_max:
                 shared.add(name)

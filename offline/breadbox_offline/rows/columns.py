@@ -11,13 +11,14 @@ from breadbox.model import trees
 from breadbox.model.trees import Tree
 from breadbox_offline.decoding import packing
 from breadbox_offline.decoding.rows import length, row_types, stack
-from breadbox_offline.decoding.spaces import SpaceSpec, from_jsonable, is_composite, spec_of
+from breadbox_offline.decoding.spaces import SpaceSpec, composite_spec, from_jsonable
 from breadbox_offline.episodes.episode import Info
 from breadbox_offline.errors import (
     MissingColumnError,
     OfflineDataError,
     SchemaError,
     SpaceMismatchError,
+    placed,
 )
 from breadbox_offline.rows.options import (
     ACTIONS,
@@ -109,10 +110,7 @@ def space_spec(canonical: str, options: MappingOptions) -> SpaceSpec | None:
         NEW_OBS: options.observation_space,
         ACTIONS: options.action_space,
     }.get(canonical)
-    if space is None:
-        return None
-    spec = spec_of(space)
-    return spec if is_composite(spec) else None
+    return composite_spec(space)
 
 
 def samples_tree(values: Any, canonical: str, physical: str, options: MappingOptions) -> Tree:
@@ -122,13 +120,10 @@ def samples_tree(values: Any, canonical: str, physical: str, options: MappingOpt
     if is_packed(values, canonical, physical, options):
         values = packing.unpack_column(values, physical, limits=options.limits)
     spec = space_spec(canonical, options)
-    try:
+    with placed(column=physical):
         if spec is not None:
             values = convert_samples(values, spec)
         return stack_samples(values)
-    except OfflineDataError as error:
-        error.add_place(column=physical)
-        raise
 
 
 def _stacked(tree: Tree, path: str) -> Tree:
@@ -137,11 +132,8 @@ def _stacked(tree: Tree, path: str) -> Tree:
         return {key: _stacked(each, trees.child_path(path, key)) for key, each in tree.items()}
     if isinstance(tree, tuple):
         return tuple(_stacked(each, trees.child_path(path, at)) for at, each in enumerate(tree))
-    try:
+    with placed(column=path):
         return None if tree is None else stack_samples(tree)
-    except OfflineDataError as error:
-        error.add_place(column=path)
-        raise
 
 
 def convert_samples(values: Sequence[Any], spec: SpaceSpec) -> list[Tree]:
@@ -166,17 +158,11 @@ def stack_samples(values: Any) -> Tree:
 
 
 def bool_flags(values: Any, physical: str) -> NDArray[np.bool_]:
-    """End flags, from booleans or the numbers 0 and 1."""
+    """Return end flags, from booleans or the numbers 0 and 1."""
     array = np.asarray(values)
     if array.dtype == np.bool_:
         return array
-    if array.dtype == object:
-        for row, value in enumerate(array):
-            if not isinstance(value, bool | np.bool_ | int | float | np.number):
-                raise OfflineDataError(
-                    f"a {type(value).__name__} is no end flag", row=row, column=physical
-                )
-        array = array.astype(np.float64)
+    array = _numbers(array, physical, "end flag")
     if array.dtype.kind not in "iuf" or array.ndim != 1:
         raise OfflineDataError(
             f"end flags are {array.dtype}{list(array.shape)}; wanted one boolean per row",
@@ -184,13 +170,21 @@ def bool_flags(values: Any, physical: str) -> NDArray[np.bool_]:
         )
     wrong = np.flatnonzero((array != 0) & (array != 1))
     if wrong.size:
-        raise OfflineDataError(
-            "is no end flag; wanted true, false, 0 or 1",
-            row=int(wrong[0]),
-            column=physical,
-        )
-    flags: NDArray[np.bool_] = array.astype(np.bool_)
-    return flags
+        why = "is no end flag; wanted true, false, 0 or 1"
+        raise OfflineDataError(why, row=int(wrong[0]), column=physical)
+    return array.astype(np.bool_)
+
+
+def _numbers(array: NDArray[Any], physical: str, what: str) -> NDArray[Any]:
+    """Turn an array of objects into one of floats."""
+    if array.dtype != object:
+        return array
+    for row, value in enumerate(array):
+        if not isinstance(value, int | float | np.number | np.bool_):
+            raise OfflineDataError(
+                f"a {type(value).__name__} is no {what}", row=row, column=physical
+            )
+    return array.astype(np.float64)
 
 
 def whole_numbers(values: Any, physical: str) -> NDArray[np.int64]:
@@ -212,15 +206,8 @@ def whole_numbers(values: Any, physical: str) -> NDArray[np.int64]:
 
 
 def float_numbers(values: Any, physical: str) -> NDArray[Any]:
-    """One number per row, in the dtype it was recorded with."""
-    array = np.asarray(values)
-    if array.dtype == object:
-        for row, value in enumerate(array):
-            if not isinstance(value, int | float | np.number | np.bool_):
-                raise OfflineDataError(
-                    f"a {type(value).__name__} is no number", row=row, column=physical
-                )
-        array = array.astype(np.float64)
+    """Return one number per row, in the dtype it was recorded with."""
+    array = _numbers(np.asarray(values), physical, "number")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1 or array.dtype.kind not in "biuf":
@@ -293,6 +280,8 @@ def read_rows(columns: Columns, options: MappingOptions, *, first_row: int = 0) 
     """Read column data; nothing is kept when this raises."""
     schema = options.schema
     count = row_count(columns)
+    if options.multi_agent:
+        schema.require(AGENT_ID, columns, "the data is said to hold several agents")
     names = {name: schema.require(name, columns) for name in (OBS, ACTIONS, REWARDS)}
     flat = (REWARDS, TERMINATEDS, TRUNCATEDS, DONES, EPS_ID, AGENT_ID, MODULE_ID, T)
     demand_flat(
@@ -311,7 +300,7 @@ def read_rows(columns: Columns, options: MappingOptions, *, first_row: int = 0) 
         terminated=terminated,
         truncated=truncated,
         eps_ids=_read_ids(columns, EPS_ID, schema),
-        agent_ids=_read_agent_ids(columns, options),
+        agent_ids=_read_ids(columns, AGENT_ID, schema),
         module_ids=_read_ids(columns, MODULE_ID, schema),
         t=None if t is None else whole_numbers(columns[t], t),
         infos=None if infos is None else infos_of(rows_of(columns[infos]), infos),
@@ -374,9 +363,3 @@ def _read_new_obs(columns: Columns, obs: Tree, options: MappingOptions) -> Tree:
 def _read_ids(columns: Columns, canonical: str, schema: OfflineSchema) -> list[str] | None:
     name = schema.find(canonical, columns)
     return None if name is None else id_texts(columns[name], name)
-
-
-def _read_agent_ids(columns: Columns, options: MappingOptions) -> list[str] | None:
-    if options.multi_agent:
-        options.schema.require(AGENT_ID, columns, "the data is said to hold several agents")
-    return _read_ids(columns, AGENT_ID, options.schema)
