@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from bench.batched_envs import ACROBOT, CARTPOLE, FORCE_CARTPOLE, BatchedEnv
-from breadbox_learner.ppo_config import PpoConfig
+from breadbox_learner.settings import PpoConfig
 from breadbox_learner.training.batching import TrainingBatch
 from breadbox_learner.training.ppo import PpoUpdater
 from breadbox_policies import PolicyModule, make_policy

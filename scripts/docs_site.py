@@ -47,8 +47,8 @@ TOOLS = {
     "Policies": [
         "breadbox_policies.protocol.Policy",
         "breadbox_policies.protocol.PolicyModule",
-        "breadbox_policies.registry.make_policy",
-        "breadbox_policies.weights.policy_weights",
+        "breadbox_policies.networks.make_policy",
+        "breadbox_policies.protocol.policy_weights",
     ],
     "For learners": [
         "breadbox.writing.advantages.estimate_advantages",

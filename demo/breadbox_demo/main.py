@@ -21,9 +21,7 @@ from breadbox.model.errors import ReplayBufferError
 from breadbox.model.paths import naming
 from breadbox.shared.extras import missing_module
 from breadbox_demo.processes import ProcessGroup
-from breadbox_demo.progress import ProgressLog
-from breadbox_demo.report import write_report
-from breadbox_demo.screen import Screen
+from breadbox_demo.screen import ProgressLog, Screen, write_report
 
 POLL_S = 0.25
 LINE_EVERY_S = 5.0
@@ -33,7 +31,7 @@ INTERRUPTED = 130
 
 
 class DemoSettings(Settings):
-    """What the user asked for.
+    """The options of the demo.
 
     None has a variable: a demo is of its own, however the environment sets other processes.
     """
@@ -63,14 +61,14 @@ class Interrupted(Exception):  # noqa: N818
 
 
 def _child_environment() -> dict[str, str]:
-    """One thread per process: the machine's cores are shared by all of them."""
+    """Give each process one thread: the machine's cores are shared by all of them."""
     settings = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BREADBOX_")}
     return {**kept, **settings}
 
 
 def _interrupt(number: int) -> None:
-    """End the demo once; what is sent again meanwhile changes nothing."""
+    """End the demo once; a signal that is sent again meanwhile changes nothing."""
     for each in _ENDING:
         signal.signal(each, signal.SIG_IGN)
     raise Interrupted(signal.Signals(number).name)
@@ -96,7 +94,7 @@ class Demo:
         self._worker_names = [f"worker-{number}" for number in range(options.workers)]
 
     def run(self) -> int:
-        """Train until the target, the time limit or an interrupt; the exit status."""
+        """Train until the target, the time limit or an interrupt; return the exit status."""
         store = Path(tempfile.mkdtemp(prefix="breadbox-demo-", dir=memory_folder()))
         processes = ProcessGroup(self._run_dir)
         status = 1

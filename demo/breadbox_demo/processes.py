@@ -46,11 +46,11 @@ class ProcessGroup:
         self._children[name] = (process, log)
 
     def return_code(self, name: str) -> int | None:
-        """Exit status of a child; None while it runs."""
+        """Return the exit status of a child, or None while it runs."""
         return self._children[name][0].poll()
 
     def exited(self) -> list[ExitedProcess]:
-        """Children that have ended, in the order of their start."""
+        """List the children that have ended, in the order of their start."""
         return [
             ExitedProcess(name, process.returncode, self.last_lines(name))
             for name, (process, _) in self._children.items()
@@ -58,7 +58,7 @@ class ProcessGroup:
         ]
 
     def last_lines(self, name: str, line_count: int = 12) -> tuple[str, ...]:
-        """The end of a child's log."""
+        """Read the end of a child's log."""
         text = (self._log_folder / f"{name}.log").read_text(errors="replace")
         return tuple(text.splitlines()[-line_count:])
 

@@ -1,8 +1,13 @@
-"""What the demo shows while it runs."""
+"""What the demo shows while it runs, and the picture that it leaves behind."""
 
+import json
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -11,7 +16,46 @@ from rich.table import Table
 from rich.text import Text
 
 from breadbox.model.types import BufferDescription
-from breadbox_demo.progress import ProgressLog
+
+
+@dataclass(slots=True)
+class ProgressLog:
+    """Follows a learner's `progress.jsonl`: one JSON object per update, appended.
+
+    A line still being written is left for the next `poll`.
+    """
+
+    path: Path
+    records: list[dict[str, Any]] = field(default_factory=list)
+    _offset_bytes: int = 0
+
+    def poll(self) -> int:
+        """Read what is new, if there is a file yet; return the number of new records."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset_bytes)
+                fresh = file.read()
+        except FileNotFoundError:
+            return 0
+        complete, newline, _ = fresh.rpartition(b"\n")
+        self._offset_bytes += len(complete) + len(newline)
+        lines = [line for line in complete.splitlines() if line.strip()]
+        self.records.extend(json.loads(line) for line in lines)
+        return len(lines)
+
+    def column(self, name: str) -> list[float]:
+        """List one value per record; NaN where a record has none."""
+        nan = float("nan")
+        values = (record.get(name) for record in self.records)
+        return [nan if value is None else float(value) for value in values]
+
+    def latest(self, name: str) -> float | None:
+        """Return the newest value, or None when no record has one."""
+        for record in reversed(self.records):
+            if record.get(name) is not None:
+                return float(record[name])
+        return None
+
 
 SPARKS = "▁▂▃▄▅▆▇█"
 RATE_WINDOW_S = 5.0
@@ -32,7 +76,7 @@ class RateMeter:
 
     @property
     def per_second(self) -> float:
-        """0 until there are two samples."""
+        """The rate; 0 until there are two samples."""
         if len(self._samples) < 2:
             return 0.0
         (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
@@ -40,7 +84,7 @@ class RateMeter:
 
 
 def sparkline(values: list[float], width: int = 48) -> str:
-    """A line of block characters: the values, thinned to `width`, from lowest to highest."""
+    """Draw values, thinned to `width`, as block characters from lowest to highest."""
     known = [value for value in values if not math.isnan(value)]
     if len(known) < 2:
         return ""
@@ -56,7 +100,7 @@ def _number(value: float | None, form: str = ".1f") -> str:
 
 
 class Screen:
-    """Keeps what is needed to draw one frame after another."""
+    """The state of the buffer and the rates that frames are drawn of."""
 
     def __init__(self, *, title: str, target_return: float, time_limit_s: float) -> None:
         self._title = title
@@ -85,7 +129,7 @@ class Screen:
         return time.monotonic() - self._started_at
 
     def waiting_for(self, log: ProgressLog) -> str:
-        """What the learner waits for, in words."""
+        """Say what the learner waits for."""
         if self.buffer is None or not log.records:
             return self.stage
         if self.buffer.state.waiter_count == 0:
@@ -93,7 +137,7 @@ class Screen:
         return self.buffer.state.waiting_reason or "its turn"
 
     def frame(self, log: ProgressLog) -> RenderableType:
-        """One frame."""
+        """Draw one frame."""
         mean_return = log.latest("return_mean_100")
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
@@ -124,7 +168,7 @@ class Screen:
         return Panel(Group(table, Text(), foot), title=self._title, width=100)
 
     def line(self, log: ProgressLog) -> str:
-        """One line, for output that is no terminal."""
+        """Write one line, for output that is no terminal."""
         return (
             f"{self.elapsed_s:5.0f} s  return {_number(log.latest('return_mean_100'))}"
             f"  version {_number(log.latest('model_version'), '.0f')}"
@@ -132,3 +176,52 @@ class Screen:
             f"  {self._fragments.per_second:.0f} fragments/s"
             f"  learner waits for: {self.waiting_for(log)}"
         )
+
+
+def _panel(axes: object, times_s: Sequence[float], log: ProgressLog, names: dict[str, str]) -> None:
+    from matplotlib.axes import Axes
+
+    assert isinstance(axes, Axes)
+    for name, label in names.items():
+        axes.plot(times_s, log.column(name), label=label, linewidth=1.8)
+    axes.grid(visible=True, alpha=0.3)
+    if len(names) > 1:
+        # Above the panel, where no line can run.
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=len(names), frameon=False, fontsize=9
+        )
+
+
+def write_report(log: ProgressLog, path: Path, *, title: str, target_return: float) -> None:
+    """Draw return, staleness and reuse over time into a PNG, with a dashed line at the target."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    times_s = log.column("time_s")
+    figure, (returns, staleness, reuse) = plt.subplots(
+        3, 1, figsize=(9, 9), sharex=True, height_ratios=(2, 1, 1), layout="constrained"
+    )
+    figure.suptitle(title)
+    _panel(returns, times_s, log, {"return_mean_100": "mean return of the last 100 episodes"})
+    returns.axhline(target_return, linestyle="--", color="grey", linewidth=1)
+    returns.annotate(
+        f"target {target_return:g}",
+        (0.01, target_return),
+        (0, -3),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        color="grey",
+        va="top",
+    )
+    returns.set_ylabel("mean return, last 100 episodes")
+    _panel(staleness, times_s, log, {"staleness_max": "oldest", "staleness_mean": "mean"})
+    staleness.set_ylabel("staleness of what was\ntrained on (versions)")
+    staleness.set_ylim(bottom=0)
+    _panel(reuse, times_s, log, {"use_count_mean": "mean deliveries per chunk"})
+    reuse.set_ylabel("reuse\n(deliveries per chunk)")
+    reuse.set_ylim(bottom=0)
+    reuse.set_xlabel("time (s)")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -13,29 +13,28 @@ import torch
 
 from breadbox import Client
 from breadbox.model.errors import InvalidRequestError, TlsError, UnavailableError
-from breadbox_learner.evaluation.evaluation import Evaluator
-from breadbox_learner.evaluation.playing import EvaluationTask
-from breadbox_learner.ranks.membership import membership_from_environment
-from breadbox_learner.ranks.ranks import Ranks, joined
-from breadbox_learner.runs.progress import (
+from breadbox_learner.evaluation import Evaluator
+from breadbox_learner.playing import EvaluationTask
+from breadbox_learner.ranks import Ranks, joined
+from breadbox_learner.runs import (
     JsonLines,
     Lines,
     Progress,
+    RunFolder,
+    RunFolderError,
     Sink,
     TensorBoard,
     WeightsAndBiases,
 )
-from breadbox_learner.runs.run_folder import RunFolder, RunFolderError
-from breadbox_learner.settings import LearnSettings
+from breadbox_learner.settings import LearnSettings, membership_from_environment
 from breadbox_learner.spaces import spaces_of
 from breadbox_learner.training import checkpoint
 from breadbox_learner.training.checkpoint import CheckpointError, SessionState
 from breadbox_learner.training.fitting import Fitting, expected_rows
 from breadbox_learner.training.ppo import PpoUpdater
-from breadbox_learner.training.publisher import Follower, Publisher
 from breadbox_learner.training.returns import EnvironmentSteps, EpisodeReturns
 from breadbox_learner.training.source import LeaseSource, Share
-from breadbox_learner.training.trainer import Outcome, Trainer, TrainerState
+from breadbox_learner.training.trainer import Follower, Outcome, Publisher, Trainer, TrainerState
 from breadbox_policies import (
     PolicyModule,
     WeightsMismatchError,
@@ -47,16 +46,12 @@ from breadbox_policies import (
 _log = logging.getLogger(__name__)
 
 OUTAGE_S_MAX: Final = 10.0
-"""For so long a run that was told to end tries to reach its server."""
+"""Seconds for which a run that was asked to end tries to reach its server."""
 _POLL_S: Final = 0.5
 
 
 def build_policy(settings: LearnSettings) -> PolicyModule:
-    """Make the policy, with weights drawn under the settings' seed.
-
-    Raises:
-        InvalidRequestError: Environment, policy or device does not fit.
-    """
+    """Make the policy, with weights drawn under the settings' seed."""
     spaces = spaces_of(settings.env, settings.env_options)
     torch.manual_seed(settings.seed)
     policy = make_policy(
@@ -72,13 +67,9 @@ def build_policy(settings: LearnSettings) -> PolicyModule:
 
 
 def build_reference(settings: LearnSettings) -> PolicyModule | None:
-    """Make the policy that `kl_coefficient` pulls towards; None when nothing does.
+    """Make the policy that `kl_coefficient` pulls towards, or None when nothing does.
 
     A file that is named is read and checked even then.
-
-    Raises:
-        InvalidRequestError: No file is named, it holds no weights, or they do not fit the policy
-            that is trained.
     """
     path = settings.reference_policy
     if path is None:
@@ -101,22 +92,14 @@ def build_reference(settings: LearnSettings) -> PolicyModule | None:
 
 
 def connect(settings: LearnSettings) -> Client:
-    """Make the client; nothing is sent yet.
-
-    Raises:
-        InvalidRequestError: The address is malformed, or a certificate cannot be read.
-    """
+    """Make the client; nothing is sent yet."""
     return settings.connect(
         buffer=settings.buffer, deadline_s=settings.deadline_s, reconnect_s=settings.reconnect_s
     )
 
 
 def say_if_away(settings: LearnSettings) -> None:
-    """Ask the server once, and log what is wrong if nobody answers: the run waits for it then.
-
-    Raises:
-        ReplayBufferError: It answers, and refuses; or certificates do not fit.
-    """
+    """Ask the server once, and log what is wrong if nobody answers: the run waits for it then."""
     if settings.reconnect_s <= 0:
         return  # Nothing is waited for, so the run ends with the same words at once.
     with connect(settings.model_copy(update={"reconnect_s": 0.0})) as client:
@@ -129,11 +112,7 @@ def say_if_away(settings: LearnSettings) -> None:
 
 
 def dry_run_text(settings: LearnSettings) -> str:
-    """Build everything that needs no server, and tell the settings as YAML.
-
-    Raises:
-        InvalidRequestError: Something does not fit.
-    """
+    """Build everything that needs no server, and return the settings as YAML."""
     policy = build_policy(settings)
     build_reference(settings)
     connect(settings).close()
@@ -151,8 +130,8 @@ def run(
     Args:
         settings: What to do.
         stopped: Asked at least once a second; true ends the run in good order.
-        told_to_end: Set when that is because somebody waits for the end; None: nobody does. What a
-            server that is away does not answer is given up then, after `OUTAGE_S_MAX`.
+        told_to_end: Set on a signal; None: there is none. What a server that is away does not
+            answer is given up then, after `OUTAGE_S_MAX`.
 
     Raises:
         ReplayBufferError: Something does not fit, or the server went away for good.
@@ -238,11 +217,24 @@ class _Run:
         }
 
     def train(self, stopped: Callable[[], bool]) -> Outcome:
+        folder = self._folder
         state, session = self._restored()
         update_before = state.update
         with ExitStack() as stack:
             publisher = self._publisher(session, stack)
-            self._say_where(publisher, state, stack)
+            if folder is not None:
+                _log.info(
+                    "session %s on %s, buffer %s, run folder %s; waiting for workers",
+                    publisher.session_id,
+                    self._client.address,
+                    self._client.buffer,
+                    folder.path,
+                )
+                stack.callback(
+                    lambda: _log.info(
+                        "ended after update %d; run folder %s", state.update, folder.path
+                    )
+                )
             sinks = self._sinks(publisher.session_id)
             progress = stack.enter_context(Progress(sinks))
             evaluator = self._evaluator()
@@ -265,16 +257,16 @@ class _Run:
                 ranks=self._ranks,
                 evaluations=evaluator,
             ).run()
-        if self._folder is not None and 0 < update_before == state.update:
+        if folder is not None and 0 < update_before == state.update:
             _log.warning(
                 "the run in %s had come to its end at update %d; --overwrite starts anew",
-                self._folder.path,
+                folder.path,
                 update_before,
             )
         return outcome
 
     def _publisher(self, session: SessionState, stack: ExitStack) -> Publisher | Follower:
-        """Start the session, on rank 0, and tell the others its name."""
+        """Start the session, on rank 0, and give the others its name."""
         if not self._ranks.membership.is_main:
             return Follower(self._ranks.from_main(b"").decode(), session.model_version)
         publisher = Publisher(
@@ -285,29 +277,8 @@ class _Run:
         self._ranks.from_main(publisher.session_id.encode())
         return publisher
 
-    def _say_where(
-        self, publisher: Publisher | Follower, state: TrainerState, stack: ExitStack
-    ) -> None:
-        """Say what this run is and where it is kept, now and when the stack unwinds; rank 0 does.
-
-        Its source goes on from there, until the first batch comes.
-        """
-        folder = self._folder
-        if folder is None:
-            return
-        _log.info(
-            "session %s on %s, buffer %s, run folder %s; waiting for workers",
-            publisher.session_id,
-            self._client.address,
-            self._client.buffer,
-            folder.path,
-        )
-        stack.callback(
-            lambda: _log.info("ended after update %d; run folder %s", state.update, folder.path)
-        )
-
     def _evaluator(self) -> Evaluator | None:
-        """What plays for all ranks, on rank 0, if so wished."""
+        """Make the evaluator for all ranks, on rank 0, if so wished."""
         settings = self._settings
         if not (settings.evaluate_every and self._ranks.membership.is_main):
             return None
@@ -348,7 +319,6 @@ class _Run:
         if data:
             state, session = checkpoint.restore(
                 data,
-                policy=self._policy,
                 updater=self._updater,
                 returns=self._returns,
                 environment=self._environment,
@@ -367,7 +337,6 @@ class _Run:
         if self._folder is None:
             return
         data = checkpoint.encode(
-            policy=self._policy,
             updater=self._updater,
             state=state,
             returns=self._returns,
@@ -378,7 +347,7 @@ class _Run:
         self._folder.write_checkpoint(data)
 
     def _sinks(self, session_id: str) -> list[Sink]:
-        """Where records go; nowhere on other ranks than 0."""
+        """List where records go: nowhere on other ranks than 0."""
         settings, folder = self._settings, self._folder
         if folder is None:
             return []

@@ -5,8 +5,24 @@ import click
 from breadbox.cli.command import command
 from breadbox.cli.modules import import_from_here
 from breadbox.cli.signals import stop_on_signals
-from breadbox_learner.checks import check
-from breadbox_learner.settings import LearnSettings
+from breadbox.model.errors import InvalidRequestError
+from breadbox_learner.runs import RunFolder, wandb_installed
+from breadbox_learner.settings import LearnSettings, membership_from_environment
+
+
+def check(settings: LearnSettings) -> None:
+    """Refuse what can be seen to be wrong without torch, whose import takes seconds."""
+    membership = membership_from_environment()
+    if membership.is_main:
+        RunFolder.check(settings)
+    if settings.fragments_per_batch % membership.world_size:
+        raise InvalidRequestError(
+            "fragments_per_batch",
+            f"must divide by the number of ranks, got {settings.fragments_per_batch} "
+            f"for {membership.world_size}",
+        )
+    if settings.wandb_project and not wandb_installed():
+        raise InvalidRequestError("wandb_project", "needs the package wandb: pip install wandb")
 
 
 @command(LearnSettings, reads_variable=True)

@@ -12,22 +12,14 @@ from breadbox.model.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """What goes into a policy and what comes out."""
+    """The spaces that a policy's inputs and outputs are of."""
 
     observation: "gymnasium.Space[Any]"
     action: "gymnasium.Space[Any]"
 
 
 def make_environment(env: str, options: Mapping[str, Any]) -> Any:
-    """Make the environment.
-
-    Args:
-        env: Gymnasium id, or `module:factory`.
-        options: Keyword arguments for making it.
-
-    Raises:
-        InvalidRequestError: It cannot be made.
-    """
+    """Make an environment by a Gymnasium id, or `module:factory`, and keyword arguments."""
     try:
         return _factory(env)(**options)
     except Exception as error:
@@ -45,7 +37,7 @@ def spaces_of(env: str, options: Mapping[str, Any]) -> Spaces:
 
 
 def _factory(env: str) -> Any:
-    """What makes it: `module:factory`, or Gymnasium for an id with or without a module."""
+    """Return what makes it: `module:factory`, or Gymnasium for an id with or without a module."""
     module, separator, attribute = env.partition(":")
     if separator:
         made_by = getattr(importlib.import_module(module), attribute, None)

@@ -4,16 +4,18 @@
 torch; the rest of the library does not need it.
 """
 
+from breadbox_policies.networks import make_policy, policy_names
 from breadbox_policies.protocol import (
     ActResult,
     Evaluation,
     Policy,
     PolicyModule,
     State,
+    WeightsMismatchError,
     check_greedy,
+    policy_weights,
+    set_policy_weights,
 )
-from breadbox_policies.registry import make_policy, policy_names
-from breadbox_policies.weights import WeightsMismatchError, policy_weights, set_policy_weights
 
 __all__ = [
     "ActResult",

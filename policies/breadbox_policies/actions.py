@@ -55,7 +55,7 @@ class ActionHead(nn.Module):
         """Return log-prob and entropy, [...], for inputs [..., n] and actions [..., *action]."""
 
 
-class CategoricalHead(ActionHead):
+class _Categorical(ActionHead):
     """One of *choice_count* choices; the action is `start` plus the index, int64."""
 
     def __init__(self, choice_count: int, start: int = 0) -> None:
@@ -64,7 +64,6 @@ class CategoricalHead(ActionHead):
         self._start = start
 
     def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
-        """See `ActionHead.sample`."""
         log_probs = torch.log_softmax(inputs.float(), dim=-1)
         # The choice whose exponential clock, running at its probability, rings first. The same
         # draw as torch.multinomial's, without its checks: they wait for a CUDA device each time.
@@ -73,19 +72,17 @@ class CategoricalHead(ActionHead):
         return index.squeeze(-1) + self._start, log_probs.gather(-1, index).squeeze(-1)
 
     def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
-        """See `ActionHead.mode`; of choices equally likely the first."""
         log_prob, index = torch.log_softmax(inputs.float(), dim=-1).max(-1)
         return index + self._start, log_prob
 
     def judge(self, inputs: Tensor, action: Tree) -> Judged:
-        """See `ActionHead.judge`."""
         log_probs = torch.log_softmax(inputs.float(), dim=-1)
         index = (action.long() - self._start).unsqueeze(-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         return Judged(log_probs.gather(-1, index).squeeze(-1), entropy)
 
 
-class JoinedHeads(ActionHead):
+class _Joined(ActionHead):
     """Independent parts side by side; each takes its own slice of the inputs."""
 
     def __init__(self, heads: Sequence[ActionHead]) -> None:
@@ -113,19 +110,16 @@ class JoinedHeads(ActionHead):
         return self.join([action for action, _ in acted]), log_prob
 
     def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
-        """See `ActionHead.sample`."""
         return self._together(
             [part.sample(part_inputs, generator) for part, part_inputs in self._slices(inputs)]
         )
 
     def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
-        """See `ActionHead.mode`."""
         return self._together(
             [part.mode(part_inputs) for part, part_inputs in self._slices(inputs)]
         )
 
     def judge(self, inputs: Tensor, action: Tree) -> Judged:
-        """See `ActionHead.judge`."""
         judged = [
             part.judge(part_inputs, part_action)
             for (part, part_inputs), part_action in zip(
@@ -138,26 +132,24 @@ class JoinedHeads(ActionHead):
         )
 
 
-class MultiCategoricalHead(JoinedHeads):
+class _MultiCategorical(_Joined):
     """Several independent choices; the action is an integer array of the space's shape."""
 
     def __init__(self, choice_counts: Sequence[int], shape: tuple[int, ...]) -> None:
-        super().__init__([CategoricalHead(int(count)) for count in choice_counts])
+        super().__init__([_Categorical(int(count)) for count in choice_counts])
         self._shape = shape
 
     def join(self, actions: list[Tree]) -> Tree:
-        """See `JoinedHeads.join`."""
         action = torch.stack(actions, -1)
         return action.reshape(*action.shape[:-1], *self._shape)
 
     def part(self, action: Tree) -> Sequence[Tree]:
-        """See `JoinedHeads.part`."""
         leading = action.shape[: action.dim() - len(self._shape)]
         flat: Tensor = action.reshape(*leading, len(self._widths))
         return flat.unbind(-1)
 
 
-class DictHead(JoinedHeads):
+class _Dict(_Joined):
     """Independent parts, by key; the action is a dict in the space's order."""
 
     def __init__(self, heads: dict[str, ActionHead]) -> None:
@@ -165,37 +157,28 @@ class DictHead(JoinedHeads):
         self._keys = list(heads)
 
     def join(self, actions: list[Tree]) -> Tree:
-        """See `JoinedHeads.join`."""
         return dict(zip(self._keys, actions, strict=True))
 
     def part(self, action: Tree) -> Sequence[Tree]:
-        """See `JoinedHeads.part`."""
         return [action[key] for key in self._keys]
 
 
-class TupleHead(JoinedHeads):
+class _Tuple(_Joined):
     """Independent parts, by place; the action is a tuple."""
 
     def join(self, actions: list[Tree]) -> Tree:
-        """See `JoinedHeads.join`."""
         return tuple(actions)
 
     def part(self, action: Tree) -> Sequence[Tree]:
-        """See `JoinedHeads.part`."""
         return list(action)
 
 
-class GaussianHead(ActionHead):
+class _Gaussian(ActionHead):
     """Independent normal distributions with learned, state-independent deviations.
 
     Where a box has bounds, inputs of -1 and 1 are its ends, so that a deviation means as much in
     any box. Actions go beyond the ends all the same; the side that steps the environment clips
     them, and the fragment keeps what was sampled, so that its log-prob stays right.
-
-    Args:
-        low: Least value of each number, of the space's shape; -inf for none.
-        high: Greatest.
-        log_std: Of the deviation to begin with, of what is -1 to 1 between the ends.
     """
 
     def __init__(
@@ -217,18 +200,15 @@ class GaussianHead(ActionHead):
         self._centre: Tensor
 
     def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
-        """See `ActionHead.sample`."""
         mean = inputs.float()
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         return self._action(mean + noise * self.log_std.exp()), self._log_prob(noise)
 
     def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
-        """See `ActionHead.mode`: the mean."""
         mean = inputs.float()
         return self._action(mean), self._log_prob(torch.zeros_like(mean))
 
     def judge(self, inputs: Tensor, action: Tree) -> Judged:
-        """See `ActionHead.judge`."""
         mean = inputs.float()
         taken = (action.reshape(mean.shape) - self._centre) / self._scale
         log_prob = self._log_prob((taken - mean) / self.log_std.exp())
@@ -245,24 +225,20 @@ class GaussianHead(ActionHead):
 
 
 def make_action_head(space: "gymnasium.Space[object]", path: str = "") -> ActionHead:
-    """Build the head for an action space.
-
-    Raises:
-        InvalidRequestError: The space, or a part of it, is of a kind no head exists for.
-    """
+    """Build the head for an action space, or refuse it."""
     if isinstance(space, gymnasium.spaces.Discrete):
-        return CategoricalHead(int(space.n), int(space.start))
+        return _Categorical(int(space.n), int(space.start))
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
-        return MultiCategoricalHead(space.nvec.reshape(-1).tolist(), space.shape)
+        return _MultiCategorical(space.nvec.reshape(-1).tolist(), space.shape)
     if isinstance(space, gymnasium.spaces.MultiBinary):
-        return MultiCategoricalHead([2] * math.prod(space.shape), space.shape)
+        return _MultiCategorical([2] * math.prod(space.shape), space.shape)
     if isinstance(space, gymnasium.spaces.Box) and space.dtype.kind == "f":
-        return GaussianHead(space.low, space.high)
+        return _Gaussian(space.low, space.high)
     if isinstance(space, gymnasium.spaces.Dict):
-        return DictHead(
+        return _Dict(
             {key: make_action_head(part, child_path(path, key)) for key, part in space.items()}
         )
     if isinstance(space, gymnasium.spaces.Tuple):
-        return TupleHead([make_action_head(p, child_path(path, i)) for i, p in enumerate(space)])
+        return _Tuple([make_action_head(p, child_path(path, i)) for i, p in enumerate(space)])
     where = f" at {path}" if path else ""
     raise InvalidRequestError("action_space", f"has no action head for {space}{where}")

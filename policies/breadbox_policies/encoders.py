@@ -40,11 +40,9 @@ def mlp(input_count: int, hidden_sizes: Sequence[int], output_count: int, gain: 
 class VectorFlattener(nn.Module):
     """Joins every leaf of an observation into one float vector. Without parameters.
 
-    Leading axes are whatever remains of a leaf's shape once the space's own shape is taken away,
-    so the same code serves [B, ...] and [B, T, ...]. Discrete parts become one-hot.
-
-    Raises:
-        InvalidRequestError: The space, or a part of it, has no vector, or is an image.
+    Leading axes are whatever remains of a leaf's shape once the space's own shape is taken away, so
+    the same code serves [B, ...] and [B, T, ...]. Discrete parts become one-hot. A space with an
+    image, or without a vector, is refused.
     """
 
     def __init__(self, space: "gymnasium.Space[object]") -> None:
@@ -121,7 +119,7 @@ def _layout_of(space: "gymnasium.Space[object]") -> str | None:
 
 
 def is_picture(space: "gymnasium.Space[object]") -> bool:
-    """Whether a space is of images that a vector is no substitute for: not a small board.
+    """Tell whether a space is of images that no vector can stand for: not a small board.
 
     Floats count if they are brightnesses, from 0 to 1 or to 255: no matrix of measurements.
     """
@@ -140,7 +138,7 @@ def _is_brightness(space: gymnasium.spaces.Box) -> bool:
 
 
 def has_picture(space: "gymnasium.Space[object]") -> bool:
-    """Whether a space is, or as a dict holds, pictures that `ImageEncoder` takes."""
+    """Tell whether a space is, or as a dict holds, pictures that `ImageEncoder` takes."""
     parts = list(space.values()) if isinstance(space, gymnasium.spaces.Dict) else [space]
     return any(is_picture(part) and image_layout(part) is not None for part in parts)
 

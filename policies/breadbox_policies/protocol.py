@@ -1,4 +1,4 @@
-"""What a policy must do, for acting step by step and for training on fragments.
+"""What a policy must do, for acting step by step and for training on fragments; its weights.
 
 Axes: B environments (or fragments), T steps. Observations and actions are trees (nested dicts,
 lists, tuples) of tensors whose leading axes are B, or B and T. A recurrent state is a tree of
@@ -6,15 +6,17 @@ tensors with leading axis B; None for a policy without memory.
 """
 
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from breadbox.model.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError, ReplayBufferError
 
 Tree = Any
 State = Any
@@ -61,12 +63,14 @@ class Policy(Protocol):
     state it was given: memory never leaks across an episode border.
     """
 
+    @abstractmethod
     def initial_state(self, batch_size: int) -> State:
         """Return the state of *batch_size* environments at the start of an episode.
 
         A tree of tensors with leading axis B, or None for a policy without memory.
         """
 
+    @abstractmethod
     def act(
         self,
         obs: Tree,
@@ -84,10 +88,11 @@ class Policy(Protocol):
             first: bool[B]; this observation starts an episode.
             generator: Source of randomness, on the policy's device, or None for torch's global one.
             greedy: Take the mode of the distribution (the likeliest choice, the mean of a normal
-                distribution) instead of a sample, and no randomness. Callers that only sample leave
-                it out, so that a policy of one's own may do without.
+                distribution), and no randomness. Callers that only sample leave it out, so that a
+                policy of one's own may do without.
         """
 
+    @abstractmethod
     def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
         """Judge recorded actions.
 
@@ -105,31 +110,8 @@ class Policy(Protocol):
         """Undo `merge_state`: one state per environment, leaves without a batch axis."""
 
 
-class PolicyModule(nn.Module, ABC):
-    """A `Policy` that is a torch module; states may be any tree of tensors.
-
-    `help` of `breadbox_policies.Policy` says what each method takes and returns.
-    """
-
-    @abstractmethod
-    def initial_state(self, batch_size: int) -> State:
-        """See `Policy.initial_state`."""
-
-    @abstractmethod
-    def act(
-        self,
-        obs: Tree,
-        state: State,
-        first: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        greedy: bool = False,
-    ) -> ActResult:
-        """See `Policy.act`."""
-
-    @abstractmethod
-    def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
-        """See `Policy.evaluate`."""
+class PolicyModule(nn.Module, Policy):
+    """A `Policy` that is a torch module; states may be any tree of tensors."""
 
     def merge_state(self, states: Sequence[State]) -> State:
         """See `Policy.merge_state`."""
@@ -141,15 +123,7 @@ class PolicyModule(nn.Module, ABC):
 
 
 def check_greedy(policy: Policy, setting: str) -> None:
-    """Find out whether a policy can act greedily, before it is asked to.
-
-    Args:
-        policy: Perhaps one of the user's own, from before there was such an argument.
-        setting: Which asks for it, for the error.
-
-    Raises:
-        InvalidRequestError: Its `act` takes no `greedy`.
-    """
+    """Refuse a policy whose `act` takes no `greedy`, before *setting* asks for it."""
     parameters = inspect.signature(policy.act).parameters.values()
     if not any(p.name == "greedy" or p.kind is p.VAR_KEYWORD for p in parameters):
         raise InvalidRequestError(
@@ -172,13 +146,10 @@ def _merge(states: list[State]) -> State:
 
 def _batch_size(state: State) -> int:
     """Return B of the first leaf; 0 where there is none."""
-    if state is None:
-        return 0
-    if isinstance(state, dict):
-        return max((_batch_size(part) for part in state.values()), default=0)
-    if isinstance(state, list | tuple):
-        return max((_batch_size(part) for part in state), default=0)
-    return int(state.shape[0])
+    if isinstance(state, dict | list | tuple):
+        parts = state.values() if isinstance(state, dict) else state
+        return max(map(_batch_size, parts), default=0)
+    return 0 if state is None else int(state.shape[0])
 
 
 def _split(state: State, batch_size: int) -> list[State]:
@@ -191,3 +162,62 @@ def _split(state: State, batch_size: int) -> list[State]:
         columns = [_split(value, batch_size) for value in state]
         return [type(state)(column[i] for column in columns) for i in range(batch_size)]
     return list(state.unbind(0))
+
+
+_NAMES_SHOWN_MAX = 5
+
+
+class WeightsMismatchError(ReplayBufferError, ValueError):
+    """Published weights do not fit the policy; names the parameters."""
+
+    def __init__(self, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
+        parts = [
+            f"{label}: {', '.join(names[:_NAMES_SHOWN_MAX])}"
+            + (
+                f" and {len(names) - _NAMES_SHOWN_MAX} more"
+                if len(names) > _NAMES_SHOWN_MAX
+                else ""
+            )
+            for label, names in (
+                ("missing", missing),
+                ("unexpected", unexpected),
+                ("of another shape", misshapen),
+            )
+            if names
+        ]
+        super().__init__("weights do not fit the policy; " + "; ".join(parts))
+        self.missing = missing
+        self.unexpected = unexpected
+        self.misshapen = misshapen
+
+
+def policy_weights(policy: nn.Module) -> dict[str, NDArray[Any]]:
+    """Return a copy of the policy's parameters and buffers, by name, as arrays on the CPU."""
+    return {
+        name: tensor.detach().cpu().numpy().copy() for name, tensor in policy.state_dict().items()
+    }
+
+
+def set_policy_weights(
+    policy: nn.Module, weights: Mapping[str, NDArray[Any]], *, strict: bool = True
+) -> None:
+    """Copy *weights*, by parameter name, into the policy, on whatever device it is.
+
+    Nothing is copied unless everything fits, so that a policy never runs on half a version; else
+    `WeightsMismatchError`. With *strict* False what fits is taken, and the rest ignored.
+    """
+    own = policy.state_dict()
+    misshapen = [
+        f"{name} (wanted {tuple(own[name].shape)}, got {np.shape(weights[name])})"
+        for name in own
+        if name in weights and tuple(own[name].shape) != np.shape(weights[name])
+    ]
+    missing = [name for name in own if name not in weights]
+    unexpected = [name for name in weights if name not in own]
+    if strict and (missing or unexpected or misshapen):
+        raise WeightsMismatchError(missing, unexpected, misshapen)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if name in weights and tuple(tensor.shape) == np.shape(weights[name]):
+                # Copied first: arrays that were received in place may be read-only.
+                tensor.copy_(torch.from_numpy(np.array(weights[name])))

@@ -3,8 +3,7 @@
 import math
 from pathlib import Path
 
-from breadbox_demo.progress import ProgressLog
-from breadbox_demo.screen import RateMeter, sparkline
+from breadbox_demo.screen import ProgressLog, RateMeter, sparkline
 
 
 def test_a_line_still_being_written_is_left_for_the_next_poll(tmp_path: Path) -> None:

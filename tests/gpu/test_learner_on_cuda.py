@@ -18,7 +18,7 @@ from breadbox.reading.batches import Batch, load_batch
 from breadbox.reading.cuda_stream import side_stream_for
 from breadbox.stores import open_store
 from breadbox.testing import start_server
-from breadbox_learner.ppo_config import PpoConfig
+from breadbox_learner.settings import PpoConfig
 from breadbox_learner.training.ppo import PpoUpdater
 from breadbox_learner.training.source import LeaseSource
 from breadbox_policies import PolicyModule, make_policy

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from breadbox_learner.ppo_config import PpoConfig
-from breadbox_learner.runs.run_folder import RunFolder, RunFolderError
+from breadbox_learner.runs import RunFolder, RunFolderError
+from breadbox_learner.settings import PpoConfig
 from breadbox_learner.training import checkpoint
 from breadbox_learner.training.batching import TrainingBatch
 from breadbox_learner.training.checkpoint import CheckpointError, SessionState
@@ -54,7 +54,6 @@ class Learner:
 
     def encoded(self) -> bytes:
         return checkpoint.encode(
-            policy=self.policy,
             updater=self.updater,
             state=self.state,
             returns=self.returns,
@@ -65,7 +64,6 @@ class Learner:
     def restore(self, data: bytes, identity: dict[str, Any] = IDENTITY) -> SessionState:
         self.state, session = checkpoint.restore(
             data,
-            policy=self.policy,
             updater=self.updater,
             returns=self.returns,
             identity=identity,
@@ -172,7 +170,7 @@ def test_a_write_that_fails_leaves_the_last_checkpoint(
 WRITER = """
 import sys
 from pathlib import Path
-from breadbox_learner.runs.run_folder import RunFolder
+from breadbox_learner.runs import RunFolder
 folder = RunFolder(Path(sys.argv[1]))
 for number in range(1_000_000):
     folder.write_checkpoint(number.to_bytes(8, "little") * 200_000)

@@ -19,10 +19,10 @@ from gymnasium import spaces
 import breadbox
 from breadbox.model.errors import InvalidRequestError
 from breadbox.testing import start_server
-from breadbox_learner.evaluation.evaluation import Evaluator, evaluated
-from breadbox_learner.evaluation.playing import EvaluationTask, Played, episode_seed, play
+from breadbox_learner.evaluation import Evaluator, evaluated
+from breadbox_learner.playing import EvaluationTask, Played, episode_seed, play
 from breadbox_policies import PolicyModule, check_greedy, make_policy
-from breadbox_policies.mlp import MlpPolicy
+from breadbox_policies.networks import MlpPolicy
 from breadbox_policies.protocol import ActResult
 from support.eventually import eventually_sync
 from support.feeder import feeding
@@ -142,7 +142,7 @@ def test_seeds_are_distinct_the_same_in_every_process_and_none_of_trainings() ->
     seeds = [episode_seed(number) for number in range(1000)]
     assert 1000 == len(set(seeds))
     assert all(0 <= seed < 2**31 for seed in seeds)
-    code = "from breadbox_learner.evaluation.playing import episode_seed; print(episode_seed(7))"
+    code = "from breadbox_learner.playing import episode_seed; print(episode_seed(7))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seeds[7] == int(told.stdout)
     # Whoever trains under a small number, as people do, trains on none of them.
@@ -198,9 +198,7 @@ def make_evaluator() -> Iterator[Callable[[EvaluationTask], Evaluator]]:
     for evaluator in made:
         evaluator.close()
     children = psutil.Process().children(recursive=True)
-    assert [] == [
-        child for child in children if "breadbox_learner.evaluation.playing" in child.cmdline()
-    ]
+    assert [] == [child for child in children if "breadbox_learner.playing" in child.cmdline()]
 
 
 def never() -> bool:

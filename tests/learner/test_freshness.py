@@ -31,7 +31,7 @@ from bench.freshness import (
     with_tables,
 )
 
-from breadbox_learner.ppo_config import PpoConfig
+from breadbox_learner.settings import PpoConfig
 from breadbox_policies import make_policy
 
 SMALL = Cell("CartPole", 2, 4, "V-trace 1")

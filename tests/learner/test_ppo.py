@@ -11,7 +11,7 @@ import torch
 
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Fragment
-from breadbox_learner.ppo_config import PpoConfig
+from breadbox_learner.settings import PpoConfig
 from breadbox_learner.training.batching import TrainingBatch, extend
 from breadbox_learner.training.ppo import PpoUpdater
 from breadbox_policies import PolicyModule, make_policy

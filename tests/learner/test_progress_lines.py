@@ -1,6 +1,6 @@
 import pytest
 
-from breadbox_learner.runs.progress import Lines
+from breadbox_learner.runs import Lines
 from support.clock import ManualClock
 
 

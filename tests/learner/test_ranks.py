@@ -21,8 +21,8 @@ import torch
 import breadbox
 from breadbox.model.errors import InvalidRequestError
 from breadbox.testing import ServerProcess, start_server
-from breadbox_learner.ranks.membership import Membership, membership_from_environment
-from breadbox_learner.ranks.ranks import RankLostError, meeting_of
+from breadbox_learner.ranks import RankLostError, meeting_of
+from breadbox_learner.settings import Membership, membership_from_environment
 from breadbox_learner.training.source import FetchedBatch, LeaseSource, Share
 from support.eventually import eventually_sync
 from support.feeder import feeding

@@ -11,8 +11,7 @@ from click.testing import CliRunner, Result
 
 from breadbox.cli.main import cli
 from breadbox.model.errors import InvalidRequestError
-from breadbox_learner.runs.progress import JsonLines, Progress
-from breadbox_learner.runs.run_folder import RunFolder, RunFolderError
+from breadbox_learner.runs import JsonLines, Progress, RunFolder, RunFolderError
 from breadbox_learner.settings import LearnSettings
 
 

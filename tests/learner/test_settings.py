@@ -16,8 +16,7 @@ from safetensors.torch import load, save
 from breadbox.cli.main import cli
 from breadbox.model.errors import UnavailableError
 from breadbox_learner.app import build_policy, build_reference, run
-from breadbox_learner.ppo_config import PpoConfig
-from breadbox_learner.settings import LearnSettings
+from breadbox_learner.settings import LearnSettings, PpoConfig
 from breadbox_learner.training import checkpoint
 from breadbox_learner.training.checkpoint import SessionState
 from breadbox_learner.training.ppo import PpoUpdater
@@ -113,7 +112,6 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
 def checkpoint_of(policy: PolicyModule) -> bytes:
     """A checkpoint of a run that trained *policy*."""
     return checkpoint.encode(
-        policy=policy,
         updater=PpoUpdater(policy, PpoConfig()),
         state=TrainerState(update=3),
         returns=EpisodeReturns(),

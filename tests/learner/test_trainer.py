@@ -13,19 +13,17 @@ import pytest
 import torch
 
 from breadbox.model.errors import SessionEndedError
-from breadbox_learner.ranks.membership import Membership
-from breadbox_learner.ranks.ranks import Alone, Ranks
-from breadbox_learner.runs.progress import JsonLines, Progress
-from breadbox_learner.runs.run_folder import RunFolderError
-from breadbox_learner.settings import LearnSettings
+from breadbox_learner.ranks import Ranks
+from breadbox_learner.runs import JsonLines, Progress, RunFolderError
+from breadbox_learner.settings import LearnSettings, Membership
 from breadbox_learner.training.ppo import PpoUpdater
 from breadbox_learner.training.returns import EpisodeReturns
 from breadbox_learner.training.source import FetchedBatch, UnusableShareError
-from breadbox_learner.training.trainer import Outcome, StarvedError, Trainer, TrainerState
+from breadbox_learner.training.trainer import Follower, Outcome, StarvedError, Trainer, TrainerState
 from breadbox_policies import PolicyModule, make_policy
 from support.collating import collate
 from support.local_rollout import LocalRollout
-from support.local_source import LocalPublisher, LocalSource
+from support.local_source import LocalSource
 
 
 def make_cartpole() -> gymnasium.Env[Any, Any]:
@@ -42,8 +40,8 @@ class Bench:
         self.policy: PolicyModule = make_policy("mlp", env.observation_space, env.action_space)
         env.close()
         rollout = LocalRollout(make_cartpole, env_count=4, steps_per_fragment=16, seed=0)
-        self.source = LocalSource(rollout, self.policy, rounds=2)
-        self.publisher = LocalPublisher()
+        self.source: Any = LocalSource(rollout, self.policy, rounds=2)
+        self.publisher = Follower("", 1)
         self.now = 0.0
         self.saved: list[int] = []
         self.progress = Progress([])
@@ -231,7 +229,7 @@ def test_draws_that_a_rank_cannot_use_are_skipped_counted_and_waited_through(
 
 
 def test_what_another_rank_cannot_use_is_given_back(bench: Bench) -> None:
-    class OddPeer(Alone):
+    class OddPeer(Ranks):
         asked = 0
 
         def largest(self, number: int) -> int:
@@ -258,7 +256,7 @@ def test_a_batch_that_could_not_be_trained_on_is_given_back(
     assert [False] == bench.source.released
 
 
-class ThreeRanks(Alone):
+class ThreeRanks(Ranks):
     """Rank 0 of three; the two others are scripted, and their share is as large as this one's."""
 
     membership = Membership(0, 3)

@@ -14,7 +14,7 @@ import pytest
 
 from breadbox.model.errors import InvalidRequestError
 from breadbox.testing import start_server
-from breadbox_learner.runs.progress import Progress, WeightsAndBiases
+from breadbox_learner.runs import Progress, WeightsAndBiases
 from support.eventually import eventually_sync
 from support.feeder import feeding
 from support.wandb_file import read_run

@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from breadbox.model.errors import InvalidRequestError
 from breadbox_policies import make_policy
-from breadbox_policies.mlp import MlpPolicy
+from breadbox_policies.networks import MlpPolicy
 from breadbox_rollout.acting.inference import (
     Inference,
     PolicyOutputError,

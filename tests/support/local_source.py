@@ -1,4 +1,4 @@
-"""A learner's batches and versions without a server: environments in this process."""
+"""A learner's batches without a server: environments in this process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,16 +8,6 @@ from breadbox_learner.training.source import FetchedBatch
 from breadbox_policies import PolicyModule
 from support.collating import collate
 from support.local_rollout import LocalRollout
-
-
-@dataclass
-class LocalPublisher:
-    """Counts versions."""
-
-    model_version: int = 1
-
-    def publish(self, policy: PolicyModule) -> None:
-        self.model_version += 1
 
 
 @dataclass

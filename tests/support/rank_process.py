@@ -10,8 +10,8 @@ import sys
 import torch
 
 import breadbox
-from breadbox_learner.ranks.membership import membership_from_environment
-from breadbox_learner.ranks.ranks import joined
+from breadbox_learner.ranks import joined
+from breadbox_learner.settings import membership_from_environment
 from breadbox_learner.training.returns import EpisodeReturns
 from breadbox_learner.training.source import LeaseSource, Share
 

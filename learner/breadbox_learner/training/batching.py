@@ -13,7 +13,7 @@ from breadbox.reading.batches import Batch
 
 _TENSOR_FIELDS = (
     "obs", "action", "reward", "terminated", "truncated", "first", "next_obs", "in_state",
-    "log_prob", "final_obs",
+    "log_prob",
 )  # fmt: skip
 
 
@@ -46,18 +46,16 @@ class TrainingBatch:
     final_obs: Tree = None
     """Leaves [K, ...]; None when K is 0."""
     episode_return: NDArray[np.float32] | None = None
-    """float32[B, T]; where workers tell the return of an episode that ended, else NaN."""
+    """float32[B, T]; the return where workers report one of an episode that ended, else NaN."""
     worker_ids: list[str]
     fragment_indices: list[int]
     session_ids: list[str]
     discontinuities: list[bool]
 
     def __len__(self) -> int:
-        """B."""
         return len(self.reward)
 
     def __repr__(self) -> str:
-        """Name the tensors with their dtypes and shapes, in one line."""
         return summary("TrainingBatch", [f"{len(self)} fragments"], self.tensors)
 
     @property
@@ -68,10 +66,10 @@ class TrainingBatch:
     @property
     def tensors(self) -> dict[str, Tree]:
         """The fields that training reads, which are tensors or trees of them."""
-        return {name: getattr(self, name) for name in _TENSOR_FIELDS}
+        return {name: getattr(self, name) for name in (*_TENSOR_FIELDS, "final_obs")}
 
     def to(self, device: torch.device | str) -> "TrainingBatch":
-        """The same batch with its tensors on *device*."""
+        """Copy the batch with its tensors to *device*."""
         moved = {
             name: map_tree(lambda leaf: leaf.to(device, non_blocking=True), tree)
             for name, tree in self.tensors.items()
@@ -80,22 +78,13 @@ class TrainingBatch:
 
 
 def training_batch(batch: Batch) -> TrainingBatch:
-    """See a loaded batch as tensors; they share its memory where they can."""
+    """View a loaded batch as tensors; they share its memory where they can."""
     tensors = batch.to_torch() if isinstance(batch.reward, np.ndarray) else batch
     told = (tensors.extras or {}).get("episode_return")
     rows, steps, final_obs = _truncated_only(tensors)
     metadata = [reference.metadata for reference in batch.references]
     return TrainingBatch(
-        obs=tensors.obs,
-        action=tensors.action,
-        reward=tensors.reward,
-        terminated=tensors.terminated,
-        truncated=tensors.truncated,
-        first=tensors.first,
-        episode_id=tensors.episode_id,
-        next_obs=tensors.next_obs,
-        in_state=tensors.in_state,
-        log_prob=tensors.log_prob,
+        **{name: getattr(tensors, name) for name in (*_TENSOR_FIELDS, "episode_id")},
         final_row=rows,
         final_step=steps,
         final_obs=final_obs,
@@ -108,9 +97,9 @@ def training_batch(batch: Batch) -> TrainingBatch:
 
 
 def _truncated_only(batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp], Tree]:
-    """Where a truncated episode's true final observation is known, and those observations.
+    """Find truncated episodes' known final observations.
 
-    Terminated episodes are left out: nothing comes after them, so nobody asks for that value.
+    Terminated episodes are left out: nothing comes after them, so that value is never asked for.
     """
     none = np.zeros(0, dtype=np.intp)
     row, step = batch.final_obs_row, batch.final_obs_step

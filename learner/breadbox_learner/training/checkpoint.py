@@ -21,7 +21,7 @@ from breadbox.model.errors import ReplayBufferError
 from breadbox_learner.training.ppo import PpoUpdater
 from breadbox_learner.training.returns import EnvironmentSteps, EpisodeReturns
 from breadbox_learner.training.trainer import TrainerState
-from breadbox_policies import PolicyModule, WeightsMismatchError, set_policy_weights
+from breadbox_policies import WeightsMismatchError, set_policy_weights
 
 FORMAT_VERSION = 1
 _POLICY, _OPTIMIZER, _RANDOM = "policy.", "optimizer.", "random."
@@ -38,7 +38,7 @@ class CheckpointError(ReplayBufferError):
 
 @dataclass(slots=True)
 class SessionState:
-    """Where the run was published."""
+    """The session that the run was published in."""
 
     session_id: str = ""
     model_version: int = 0
@@ -46,7 +46,6 @@ class SessionState:
 
 def encode(
     *,
-    policy: PolicyModule,
     updater: PpoUpdater,
     state: TrainerState,
     returns: EpisodeReturns,
@@ -56,17 +55,10 @@ def encode(
 ) -> bytes:
     """Put everything that a run needs to go on into one checkpoint.
 
-    Args:
-        policy: Its weights are kept.
-        updater: Its optimiser and gradient scaler are kept.
-        state: Counters.
-        returns: The window of returns.
-        session: Where the run was published.
-        identity: What a run that goes on must have in common, such as environment and policy.
-        environment: Steps that environments have made.
+    `identity` is what a run that goes on must have in common, such as environment and policy.
     """
     optimizer = updater.optimizer.state_dict()
-    tensors = {_POLICY + name: tensor for name, tensor in policy.state_dict().items()}
+    tensors = {_POLICY + name: tensor for name, tensor in updater.policy.state_dict().items()}
     plain_state: dict[str, dict[str, Any]] = {}
     for index, entries in optimizer["state"].items():
         for name, value in entries.items():
@@ -94,26 +86,15 @@ def encode(
 def restore(
     data: bytes,
     *,
-    policy: PolicyModule,
     updater: PpoUpdater,
     returns: EpisodeReturns,
     identity: Mapping[str, Any],
     source: str,
     environment: EnvironmentSteps | None = None,
 ) -> tuple[TrainerState, SessionState]:
-    """Put a checkpoint back.
+    """Put a checkpoint back; return counters, and where the run was published.
 
-    Args:
-        data: As `encode` made it.
-        policy: Gets its weights.
-        updater: Gets optimiser and gradient scaler.
-        returns: Gets the window; new.
-        identity: Of this run.
-        source: Name of the checkpoint, for errors.
-        environment: Gets the steps that environments have made; new.
-
-    Returns:
-        Counters, and where the run was published.
+    `returns` and `environment` are to be new; `source` is the checkpoint's name, for errors.
 
     Raises:
         CheckpointError: The data are damaged, of another format version, or of a run with another
@@ -126,7 +107,7 @@ def restore(
             raise CheckpointError(source, f"is of a run with {name} {held!r}, not {wanted!r}")
     tensors = load(data)
     try:
-        set_policy_weights(policy, _policy_weights(tensors))
+        set_policy_weights(updater.policy, _policy_weights(tensors))
     except WeightsMismatchError as error:
         raise CheckpointError(source, str(error)) from error
     updater.optimizer.load_state_dict(_optimizer_state(text["optimizer"], tensors))
@@ -141,16 +122,7 @@ def restore(
 
 
 def read_policy_weights(path: Path) -> dict[str, NDArray[Any]]:
-    """Read the weights of a policy alone: from a checkpoint, or from a file of nothing but weights.
-
-    Args:
-        path: A checkpoint as `encode` makes it, or a safetensors file with one tensor a parameter,
-            by the parameters' names.
-
-    Raises:
-        CheckpointError: The file cannot be read, is damaged, or is a checkpoint of another format
-            version.
-    """
+    """Read the weights of a policy alone: from a checkpoint, or a safetensors file of weights."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -167,7 +139,6 @@ def read_policy_weights(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _policy_weights(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    """The policy's part of a checkpoint."""
     return {
         name.removeprefix(_POLICY): _array(tensor)
         for name, tensor in tensors.items()
@@ -176,13 +147,13 @@ def _policy_weights(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
-    """An array of the tensor; numpy has no bfloat16."""
+    """Make an array of the tensor; numpy has no bfloat16."""
     array: NDArray[Any] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
     return array
 
 
 def _text(data: bytes, source: str) -> dict[str, Any]:
-    """The JSON in a checkpoint's metadata."""
+    """Read the JSON in a checkpoint's metadata."""
     try:
         size = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + size])
@@ -198,7 +169,6 @@ def _text(data: bytes, source: str) -> dict[str, Any]:
 
 
 def _optimizer_state(text: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The optimiser's `state_dict`."""
     state: dict[int, dict[str, Any]] = {
         int(index): dict(entries) for index, entries in text["state"].items()
     }

@@ -74,7 +74,7 @@ class FragmentDataset(IterableDataset[Batch]):
                 left = None if left is None else left - 1
 
     def _own_fetch_count(self) -> int | None:
-        """Fetches that fall to this process; None: endless."""
+        """Return the fetches that fall to this process, or None for an endless share."""
         worker = get_worker_info()
         if self._fetch_count is None or worker is None:
             return self._fetch_count

@@ -1,4 +1,4 @@
-"""Which fragments a learner can train on, and which it leaves out."""
+"""Tells the fragments that a learner can train on from those it leaves out."""
 
 import logging
 from collections import Counter
@@ -33,12 +33,12 @@ _VALUES_READ = ("obs", "action", "next_obs", "in_state", "final_obs", *_NUMBERS)
 """Fields whose values go into the policy or its loss."""
 _FIELDS_READ = (*_STEP_ROWS, "obs", "action", "next_obs", "final_obs", "in_state", "extras")
 WARNINGS_MAX = 16
-"""Kinds of misfits that are told; workers of a hundred kinds are told by the first ones."""
+"""Kinds of misfits that are logged; workers of a hundred kinds are known by the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Why a fragment does not fit."""
+    """The reason why a fragment does not fit."""
 
     path: str
     wanted: str
@@ -46,14 +46,9 @@ class Misfit:
 
 
 def expected_rows(spaces: Spaces, state: Tree) -> dict[str, tuple[int, ...]]:
-    """The shape of a step's part of each array that a policy reads, as far as spaces tell.
+    """Return the shape of a step's part of each array that a policy reads, as far as spaces tell.
 
-    Args:
-        spaces: What goes into the policy and what comes out.
-        state: Its recurrent state for one environment, leaves [1, ...]; None: it has none.
-
-    Raises:
-        InvalidRequestError: The state is a tree without tensors.
+    `state` is its recurrent state for one environment, leaves [1, ...], or None without one.
     """
     # Spaces of no fixed shape, such as text, are left to the policy.
     rows = {path: tuple(space.shape) for path, space in _parts(spaces) if space.shape is not None}
@@ -68,7 +63,7 @@ def expected_rows(spaces: Spaces, state: Tree) -> dict[str, tuple[int, ...]]:
 
 
 def expected_ranges(spaces: Spaces) -> dict[str, tuple[Any, Any]]:
-    """Least and greatest value of each array that a policy takes for the number of a choice."""
+    """Return least and greatest value of each array that a policy takes for a choice."""
     ranges: dict[str, tuple[Any, Any]] = {}
     for path, space in _parts(spaces):
         if isinstance(space, gymnasium.spaces.Discrete):
@@ -81,7 +76,7 @@ def expected_ranges(spaces: Spaces) -> dict[str, tuple[Any, Any]]:
 
 
 def _parts(spaces: Spaces) -> Iterator[tuple[str, "gymnasium.Space[Any]"]]:
-    """Every part that is stored as one array, with its path."""
+    """Yield every part that is stored as one array, with its path."""
     yield from _parts_of(spaces.observation, "obs")
     yield from _parts_of(spaces.action, "action")
 
@@ -101,7 +96,7 @@ def _parts_of(
 
 
 class Fitting:
-    """Tells what fits from what does not, and says once of each kind why.
+    """Tells what fits from what does not, and logs once of each kind why.
 
     Args:
         rows: See `expected_rows`; empty: fragments have to fit one another only.
@@ -119,7 +114,7 @@ class Fitting:
         """Fragments left out so far."""
 
     def batch_misfit(self, batch: Batch) -> Misfit | None:
-        """Why the policy cannot take a stacked batch, leaves [B, T, ...]; None: it can."""
+        """Return why the policy cannot take a stacked batch, leaves [B, T, ...], or None."""
         for field in ("obs", "next_obs", "final_obs", "action") if self._spaces else ():
             assert self._spaces is not None
             space = self._spaces.action if field == "action" else self._spaces.observation
@@ -137,7 +132,7 @@ class Fitting:
         )
 
     def faulty(self, batch: Batch) -> dict[int, Misfit]:
-        """The rows of a batch, whose shapes fit, that hold what would end the training.
+        """Find the rows of a batch, whose shapes fit, that hold what would end the training.
 
         Choices that do not exist, numbers that are none or infinite, steps that are not there.
         """
@@ -175,13 +170,9 @@ class Fitting:
     def kept(
         self, references: Sequence[FragmentReference], described: Sequence[Arrays]
     ) -> list[FragmentReference]:
-        """The fragments that the policy can take and that stack with most of the others.
+        """Keep the fragments that the policy can take and that stack with most of the others.
 
-        Of several kinds equally frequent the first is kept. The rest is counted and told.
-
-        Args:
-            references: Of a batch.
-            described: What each has.
+        Of several kinds equally frequent the first is kept. The rest is counted and logged.
         """
         misfits = [self.misfit(arrays) for arrays in described]
         kinds = [_kind_of(arrays) for arrays in described]
@@ -198,7 +189,7 @@ class Fitting:
         return kept
 
     def leave_out(self, references: Sequence[FragmentReference], misfit: Misfit) -> None:
-        """Count fragments that do not fit, and say why, once for each kind."""
+        """Count fragments that do not fit, and log why, once for each kind."""
         self.misfit_count += len(references)
         if misfit in self._told or len(self._told) >= WARNINGS_MAX:
             return
@@ -212,7 +203,7 @@ class Fitting:
         )
 
     def misfit(self, arrays: Arrays) -> Misfit | None:
-        """Why the policy cannot take a fragment that has these arrays; None: it can."""
+        """Return why the policy cannot take a fragment that has these arrays, or None."""
         for path, row in self._rows.items():
             has_steps = not path.startswith("in_state")
             # Without a state the policy starts from its initial one.
@@ -245,7 +236,7 @@ def _misfit_at(
 
 
 def _has_form(space: "gymnasium.Space[Any]", tree: Tree) -> bool:
-    """Whether a tree has the nodes of a space, and a leaf for each of its leaves."""
+    """Tell whether a tree has the nodes of a space, and a leaf for each of its leaves."""
     if isinstance(space, gymnasium.spaces.Dict):
         return isinstance(tree, dict) and all(
             key in tree and _has_form(part, tree[key]) for key, part in space.spaces.items()
@@ -260,7 +251,7 @@ def _has_form(space: "gymnasium.Space[Any]", tree: Tree) -> bool:
 
 
 def _is_of_kind(path: str, type_name: str) -> bool:
-    """Whether a tensor of this type can stand at this path."""
+    """Tell whether a tensor of this type can stand at this path."""
     if type_name == BFLOAT16:
         return path not in _STEP_ROWS
     dtype = np.dtype(type_name)
@@ -274,7 +265,7 @@ def _is_of_kind(path: str, type_name: str) -> bool:
 
 
 def _type_name(leaf: Any) -> str:
-    """As a payload names the type of a loaded leaf."""
+    """Name the type of a loaded leaf as a payload does."""
     if isinstance(leaf, Tensor):
         if leaf.dtype is torch.bfloat16:
             return BFLOAT16
@@ -283,13 +274,13 @@ def _type_name(leaf: Any) -> str:
 
 
 def _observed(path: str) -> str:
-    """The path in `obs` of what stands elsewhere, too."""
+    """Return the path in `obs` of what stands elsewhere, too."""
     field = field_of(path)
     return "obs" + path.removeprefix(field) if field in ("next_obs", "final_obs") else path
 
 
 def _not_finite(values: Tensor) -> Tensor:
-    """bool[B]; rows that hold a number that is not finite."""
+    """Find rows that hold a number that is not finite, bool[B]."""
     rows = values.reshape(len(values), -1)
     # One pass where all is well: a sum is finite only if its parts are.
     wrong = ~rows.sum(1).isfinite()
@@ -299,7 +290,7 @@ def _not_finite(values: Tensor) -> Tensor:
 
 
 def _kind_of(arrays: Arrays) -> tuple[tuple[str, ArrayType], ...]:
-    """What fragments of one batch must have in common."""
+    """Return what fragments of one batch must have in common."""
     return tuple(sorted(item for item in arrays.items() if field_of(item[0]) not in _LOOSE_FIELDS))
 
 

@@ -10,7 +10,7 @@ two coincide and this is plain PPO.
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,14 +18,12 @@ from torch import Tensor, nn
 
 from breadbox.model.trees import Tree, map_tree
 from breadbox.writing.advantages import VTrace, estimate_advantages_torch, find_successors
-from breadbox_learner.ppo_config import PpoConfig
-from breadbox_learner.ranks.ranks import Alone, Ranks
+from breadbox_learner.ranks import Ranks
+from breadbox_learner.settings import PpoConfig
 from breadbox_learner.training.batching import TrainingBatch, extend
 from breadbox_policies import Evaluation, PolicyModule
 
 EPSILON = 1e-8
-
-
 AMP_DTYPES = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -33,21 +31,21 @@ AMP_DTYPES = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 class UpdateStatistics:
     """Means over the gradient steps of one update, on this rank."""
 
-    policy_loss: float = 0.0
-    value_loss: float = 0.0
-    entropy: float = 0.0
-    kl: float = 0.0
+    policy_loss: float
+    value_loss: float
+    entropy: float
+    kl: float
     """Divergence of the trained from the proximal policy, in nats."""
-    reference_kl: float = 0.0
-    clip_fraction: float = 0.0
+    reference_kl: float
+    clip_fraction: float
     """Share of steps at which the clip took the gradient away."""
-    staleness_weight: float = 0.0
+    staleness_weight: float
     """Mean importance weight of proximal to acting policy; 1 when fresh."""
-    gradient_norm: float = 0.0
-    explained_variance: float = 0.0
+    gradient_norm: float
+    explained_variance: float
     """Share of the targets' variance that the value, before the update, explained."""
-    gradient_steps: int = 0
-    skipped_steps: int = 0
+    gradient_steps: int
+    skipped_steps: int
     """Gradient steps not made because the gradient was not finite."""
 
 
@@ -72,24 +70,9 @@ class Evaluator(nn.Module):
         self.policy = policy
 
     def forward(self, obs: Tree, action: Tree, state: Tree, first: Tensor) -> tuple[Tensor, ...]:
-        """Log-probability, entropy and value, float32[B, T] each."""
+        """Return log-probability, entropy and value, float32[B, T] each."""
         evaluation: Evaluation = self.policy.evaluate(obs, action, state, first)
         return evaluation.log_prob.float(), evaluation.entropy.float(), evaluation.value.float()
-
-
-@dataclass(slots=True)
-class _Sums:
-    """Statistics being gathered."""
-
-    total: dict[str, float] = field(default_factory=dict)
-    count: int = 0
-
-    def add(self, **values: float) -> None:
-        for name, value in values.items():
-            self.total[name] = self.total.get(name, 0.0) + value
-
-    def mean(self, name: str) -> float:
-        return self.total.get(name, 0.0) / max(1, self.count)
 
 
 class PpoUpdater:
@@ -123,7 +106,7 @@ class PpoUpdater:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.amp == "float16")
         self._seed = seed
         self._order = torch.Generator()
-        self._ranks: Ranks = ranks or Alone()
+        self._ranks: Ranks = ranks or Ranks()
         self._evaluator = self._ranks.shared(Evaluator(policy), self.device)
         self._reference_evaluator = None if reference is None else Evaluator(reference).eval()
 
@@ -136,35 +119,27 @@ class PpoUpdater:
             batch: At least one fragment; every rank the same number.
             number: Updates before this one; decides step size and order of minibatches.
             train_policy: False trains the value alone.
-
-        Returns:
-            What happened.
         """
         self._set_out(number)
         prepared = self._prepare(batch.to(self.device))
-        sums = _Sums()
-        steps = skipped = 0
+        losses: list[dict[str, float]] = []
+        norms: list[float] = []
         for _ in range(self.config.epochs):
-            epoch = _Sums()
+            epoch: list[dict[str, float]] = []
             for rows in self._minibatches(len(batch)):
-                took = self._gradient_step(prepared, rows, epoch, train_policy=train_policy)
-                steps += took
-                skipped += not took
-            for name, value in epoch.total.items():
-                sums.add(**{name: value})
-            sums.count += epoch.count
-            if self._drifted(epoch):
+                norms.append(self._gradient_step(prepared, rows, epoch, train_policy=train_policy))
+            losses += epoch
+            if self._drifted([each["kl"] for each in epoch]):
                 break
-        statistics = UpdateStatistics(
+        taken = [norm for norm in norms if math.isfinite(norm)]
+        return UpdateStatistics(
+            **{name: sum(each[name] for each in losses) / len(losses) for name in losses[0]},
+            gradient_norm=sum(taken) / len(losses),
             explained_variance=_explained_variance(prepared.old_value, prepared.target),
             staleness_weight=float(prepared.weight.mean()),
-            gradient_steps=steps,
-            skipped_steps=skipped,
+            gradient_steps=len(taken),
+            skipped_steps=len(norms) - len(taken),
         )
-        for entry in fields(UpdateStatistics):
-            if entry.name in sums.total:
-                setattr(statistics, entry.name, sums.mean(entry.name))
-        return statistics
 
     def _set_out(self, number: int) -> None:
         """Set what depends on the number of the update alone."""
@@ -178,11 +153,17 @@ class PpoUpdater:
 
     @torch.no_grad()
     def _prepare(self, batch: TrainingBatch) -> _Prepared:
-        """Values and log-probabilities under the proximal policy, then advantages."""
+        """Compute values and log-probabilities under the proximal policy, then advantages."""
         passes = [self._values_of(batch, rows) for rows in self._slices(len(batch))]
         value, log_prob, next_value, final = (
             torch.cat(parts) for parts in zip(*passes, strict=True)
         )
+        config = self.config
+        ratio = _staleness_ratio(batch, log_prob)
+        correction, bound = None, config.staleness_weight_max
+        if config.advantages == "vtrace":
+            bound = config.vtrace_rho_max
+            correction = VTrace(ratio.cpu().numpy(), rho_max=bound, c_max=config.vtrace_c_max)
         advantage, target = estimate_advantages_torch(
             value=value,
             reward=batch.reward,
@@ -196,32 +177,30 @@ class PpoUpdater:
                 discontinuities=batch.discontinuities,
                 session_ids=batch.session_ids,
             ),
-            discount=self.config.discount,
-            gae_lambda=self.config.gae_lambda,
-            correction=self._correction(batch, log_prob),
+            discount=config.discount,
+            gae_lambda=config.gae_lambda,
+            correction=correction,
         )
         reference = None
         if self._reference_evaluator is not None:
-            reference = torch.cat(
-                [
-                    self._evaluate(
-                        batch, torch.arange(len(batch))[rows], self._reference_evaluator
-                    )[0]
-                    for rows in self._slices(len(batch))
-                ]
-            )
+            every = torch.arange(len(batch))
+            judged = [
+                self._evaluate(batch, every[rows], self._reference_evaluator)
+                for rows in self._slices(len(batch))
+            ]
+            reference = torch.cat([log_prob for log_prob, _, _ in judged])
         return _Prepared(
             batch=batch,
             proximal_log_prob=log_prob,
             old_value=value,
             advantage=self._normalized(advantage),
             target=target,
-            weight=self._staleness_weight(batch, log_prob),
+            weight=ratio.clamp(max=bound) if bound > 0 else torch.ones_like(ratio),
             reference_log_prob=reference,
         )
 
     def _values_of(self, batch: TrainingBatch, rows: slice) -> tuple[Tensor, ...]:
-        """Value, log-probability [R, T], value of next_obs [R] and of final observations [R, T]."""
+        """Return value, log-prob [R, T], value of next_obs [R] and of final observations [R, T]."""
         sequence = extend(batch, rows)
         state = self._state_of(batch, rows)
         with self._autocast():
@@ -243,27 +222,8 @@ class PpoUpdater:
             final,
         )
 
-    def _staleness_weight(self, batch: TrainingBatch, proximal_log_prob: Tensor) -> Tensor:
-        """Bounded ratio of proximal to acting policy; 1 where the latter is not known."""
-        config = self.config
-        is_vtrace = config.advantages == "vtrace"
-        bound = config.vtrace_rho_max if is_vtrace else config.staleness_weight_max
-        if bound <= 0:
-            return torch.ones_like(proximal_log_prob)
-        return _staleness_ratio(batch, proximal_log_prob).clamp(max=bound)
-
-    def _correction(self, batch: TrainingBatch, proximal_log_prob: Tensor) -> VTrace | None:
-        """How targets are corrected for the policy that acted; None: not at all."""
-        if self.config.advantages == "gae":
-            return None
-        return VTrace(
-            _staleness_ratio(batch, proximal_log_prob).cpu().numpy(),
-            rho_max=self.config.vtrace_rho_max,
-            c_max=self.config.vtrace_c_max,
-        )
-
     def _normalized(self, advantage: Tensor) -> Tensor:
-        """Mean 0, deviation 1 over the whole batch of all ranks (the ancestor did it per rank)."""
+        """Make mean 0, deviation 1 over the whole batch of all ranks."""
         wide = advantage.double()
         count = torch.tensor(float(wide.numel()), dtype=torch.float64, device=wide.device)
         total, squares, number = self._ranks.sum(
@@ -275,16 +235,22 @@ class PpoUpdater:
         return normalized
 
     def _gradient_step(
-        self, prepared: _Prepared, rows: Tensor, sums: _Sums, *, train_policy: bool
-    ) -> bool:
-        """Make one gradient step on some rows; False when the gradient was not finite."""
+        self,
+        prepared: _Prepared,
+        rows: Tensor,
+        losses: list[dict[str, float]],
+        *,
+        train_policy: bool,
+    ) -> float:
+        """Make one gradient step on some rows; return the gradient's norm, perhaps not finite."""
         self.optimizer.zero_grad(set_to_none=True)
         parts = rows.tensor_split(min(self.config.accumulation_count, len(rows)))
         for number, part in enumerate(parts, 1):
             is_last = number == len(parts)
             # Ranks exchange gradients once per step, with the last part.
             with nullcontext() if is_last else self._ranks.without_exchange(self._evaluator):
-                loss = self._loss(prepared, part, sums, train_policy=train_policy)
+                loss, parts_of_loss = self._loss(prepared, part, train_policy=train_policy)
+                losses.append(parts_of_loss)
                 scaled: Tensor = self.scaler.scale(loss * (len(part) / len(rows)))
                 scaled.backward()  # type: ignore[no-untyped-call]
         self.scaler.unscale_(self.optimizer)
@@ -294,17 +260,22 @@ class PpoUpdater:
         if math.isfinite(norm) or self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
         self.scaler.update()
-        if math.isfinite(norm):
-            sums.add(gradient_norm=norm)
-        return math.isfinite(norm)
+        return norm
 
     def _loss(
-        self, prepared: _Prepared, rows: Tensor, sums: _Sums, *, train_policy: bool
-    ) -> Tensor:
+        self, prepared: _Prepared, rows: Tensor, *, train_policy: bool
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss of some rows, and the statistics of its parts."""
         config = self.config
         index = rows.to(self.device)
         log_prob, entropy, value = self._evaluate(prepared.batch, rows, self._evaluator)
-        value_loss = self._value_loss(value, prepared.old_value[index], prepared.target[index])
+        target = prepared.target[index]
+        squared = (value - target) ** 2
+        if config.value_clip > 0:
+            old = prepared.old_value[index]
+            near = old + (value - old).clamp(-config.value_clip, config.value_clip)
+            squared = torch.maximum(squared, (near - target) ** 2)
+        value_loss = 0.5 * squared.mean()
         log_ratio = log_prob - prepared.proximal_log_prob[index]
         ratio = log_ratio.exp()
         advantage, weight = prepared.advantage[index], prepared.weight[index]
@@ -319,25 +290,14 @@ class PpoUpdater:
             reference_kl = _divergence(log_prob, prepared.reference_log_prob[index])
             loss = loss + on * config.kl_coefficient * reference_kl
         with torch.no_grad():
-            sums.add(
-                policy_loss=float(policy_loss),
-                value_loss=float(value_loss),
-                entropy=float(entropy.mean()),
-                kl=float((ratio - 1 - log_ratio).mean()),
-                reference_kl=float(reference_kl),
-                clip_fraction=float(((ratio - 1).abs() > config.clip).float().mean()),
-            )
-            sums.count += 1
-        return loss
-
-    def _value_loss(self, value: Tensor, old_value: Tensor, target: Tensor) -> Tensor:
-        squared = (value - target) ** 2
-        if self.config.value_clip > 0:
-            near = old_value + (value - old_value).clamp(
-                -self.config.value_clip, self.config.value_clip
-            )
-            squared = torch.maximum(squared, (near - target) ** 2)
-        return 0.5 * squared.mean()
+            return loss, {
+                "policy_loss": float(policy_loss),
+                "value_loss": float(value_loss),
+                "entropy": float(entropy.mean()),
+                "kl": float((ratio - 1 - log_ratio).mean()),
+                "reference_kl": float(reference_kl),
+                "clip_fraction": float(((ratio - 1).abs() > config.clip).float().mean()),
+            }
 
     def _evaluate(
         self, batch: TrainingBatch, rows: Tensor, evaluator: nn.Module
@@ -354,7 +314,7 @@ class PpoUpdater:
         return result
 
     def _state_of(self, batch: TrainingBatch, rows: Tensor | slice) -> Tree:
-        """Recurrent states of some rows; where none were stored, initial ones."""
+        """Return recurrent states of some rows; where none were stored, initial ones."""
         if batch.in_state is None:
             return self.policy.initial_state(len(batch.reward[rows]))
         return map_tree(lambda leaf: leaf[rows], batch.in_state)
@@ -364,36 +324,34 @@ class PpoUpdater:
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _slices(self, row_count: int) -> list[slice]:
-        """Rows in pieces that fit where a minibatch fits."""
+        """Cut rows into pieces that fit where a minibatch fits."""
         size = self.config.minibatch_fragments
         return [slice(start, min(start + size, row_count)) for start in range(0, row_count, size)]
 
     def _minibatches(self, row_count: int) -> Iterator[Tensor]:
-        """Rows in random order, in even parts: a tiny last minibatch would be a noisy step."""
+        """Yield rows in random order, in even parts: a tiny last one would be a noisy step."""
         order = torch.randperm(row_count, generator=self._order)
         parts = max(1, round(row_count / self.config.minibatch_fragments))
         yield from order.tensor_split(parts)
 
-    def _drifted(self, epoch: _Sums) -> bool:
-        """Whether the policy moved further than `target_kl` allows, by all ranks' judgement."""
+    def _drifted(self, kls: list[float]) -> bool:
+        """Tell whether the policy moved further than `target_kl` allows, by all ranks' count."""
         if self.config.target_kl <= 0:
             return False
-        numbers = torch.tensor(
-            [epoch.total.get("kl", 0.0), float(epoch.count)], dtype=torch.float64
-        )
+        numbers = torch.tensor([sum(kls), float(len(kls))], dtype=torch.float64)
         total, count = self._ranks.sum(numbers.to(self.device)).tolist()
         return bool(total / max(count, 1.0) > 1.5 * self.config.target_kl)
 
 
 def _staleness_ratio(batch: TrainingBatch, proximal_log_prob: Tensor) -> Tensor:
-    """Ratio of proximal to acting policy, [B, T]; 1 where the latter is not known."""
+    """Return the ratio of proximal to acting policy, [B, T]; 1 where the latter is not known."""
     if batch.log_prob is None:
         return torch.ones_like(proximal_log_prob)
     return (proximal_log_prob - batch.log_prob).clamp(max=20.0).exp()
 
 
 def _divergence(log_prob: Tensor, other: Tensor) -> Tensor:
-    """KL of the policy from another one, estimated on sampled actions; never negative."""
+    """Estimate the KL of the policy from another one on sampled actions; never negative."""
     log_ratio = other - log_prob
     return (log_ratio.exp() - 1 - log_ratio).mean()
 

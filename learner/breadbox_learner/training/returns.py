@@ -25,7 +25,7 @@ class EpisodeReturns:
     Where several ranks train together, each finds what ended in its share of a batch, and counts
     what ended in the shares of all: so every rank has the same mean, of the last episodes of all.
 
-    Fragments tell the return of an episode that ends in them (`extras["episode_return"]`). Where
+    Fragments carry the return of an episode that ends in them (`extras["episode_return"]`). Where
     they do not, rewards are added up, and an episode counts only if every step of it was seen in
     order; that misses episodes whose fragments went elsewhere.
     """
@@ -39,7 +39,7 @@ class EpisodeReturns:
 
     @property
     def mean(self) -> float | None:
-        """Mean over the window; None before the first episode."""
+        """The mean over the window, or None before the first episode."""
         return math.fsum(self._recent) / len(self._recent) if self._recent else None
 
     @property
@@ -78,7 +78,7 @@ class EpisodeReturns:
             self.episode_count += 1
 
     def _added_up(self, batch: TrainingBatch, row: int) -> list[tuple[int, float]]:
-        """Step and return of each episode that ends here and was seen from its first step."""
+        """Return step and return of each episode that ends here and was seen from its start."""
         worker = (batch.session_ids[row], batch.worker_ids[row])
         index, episode, total = self._running.pop(worker, (-2, -1, math.nan))
         if index + 1 != batch.fragment_indices[row] or batch.discontinuities[row]:
@@ -109,7 +109,6 @@ class EpisodeReturns:
 
 
 def _identity(batch: TrainingBatch, row: int, step: int) -> int:
-    """Name the episode that ends at a step."""
     # Episode ids may start over with a worker's restart; fragment indices do not.
     names = (batch.session_ids[row], batch.worker_ids[row], batch.fragment_indices[row], step)
     return _hashed(names)
@@ -130,8 +129,8 @@ class EnvironmentSteps:
     """Steps that environments have made, as far as a learner can tell. Not thread-safe.
 
     A worker's fragments are numbered without gaps, those included that were stale, evicted or never
-    sent; so the highest number seen tells how many steps came before it. What a worker has made
-    since then is not known yet, nor are steps that it dropped before they filled a fragment.
+    sent; so the highest number seen is how many fragments came before it. Steps since then, and
+    those dropped before they filled a fragment, are not known.
     """
 
     def __init__(self) -> None:
@@ -140,7 +139,7 @@ class EnvironmentSteps:
         """Steps of all workers and sessions of the run."""
 
     def seen_in(self, batch: TrainingBatch) -> list[tuple[int, int]]:
-        """Workers in *batch*, by an identity that is the same on every rank, and their steps."""
+        """List workers in *batch*, by an identity that is the same on every rank, and steps."""
         length = batch.reward.shape[1]
         names = zip(batch.session_ids, batch.worker_ids, strict=True)
         identities = [_hashed(name) for name in names]
@@ -157,7 +156,7 @@ class EnvironmentSteps:
                 self._by_worker.popitem(last=False)
 
     def written(self) -> dict[str, Any]:
-        """What `restore` needs, as plain data."""
+        """Return what `restore` needs, as plain data."""
         return {"total": self.total, "by_worker": [list(item) for item in self._by_worker.items()]}
 
     def restore(self, written: Mapping[str, Any]) -> None:

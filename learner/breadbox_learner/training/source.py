@@ -1,4 +1,4 @@
-"""Where a learner's batches come from."""
+"""Batches of a buffer, under leases, for a learner."""
 
 import logging
 import threading
@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
 from uuid import uuid4
 
 from breadbox import Client, Lease
@@ -42,7 +41,7 @@ SAY_WAITING_S = 10.0
 
 @dataclass(slots=True)
 class FetchedBatch:
-    """A batch and what is known of how it came."""
+    """A batch and how it came."""
 
     batch: TrainingBatch
     staleness: list[int]
@@ -52,10 +51,10 @@ class FetchedBatch:
     load_s: float
     """Seconds from the grant to the stacked batch."""
     waiting_reason: str
-    """What the server waited for last, in its words; empty when it granted at once."""
+    """What the server waited for last, in its words; empty when it granted immediately."""
     release: Callable[[bool], None]
-    """Call it once: True when the batch was trained on, False to give its use back. Nothing of the
-    batch may be used after that: its memory is what a later batch is loaded into."""
+    """Called once: with True when the batch was trained on, False to give its use back. Nothing of
+    the batch may be used after that: its memory is what a later batch is loaded into."""
     misfit_count: int = 0
     """Fragments left out since the batch before because they did not fit."""
 
@@ -74,24 +73,9 @@ class UnusableShareError(ReplayBufferError):
         """Fragments left out since the batch before because they did not fit."""
 
 
-class BatchSource(Protocol):
-    """Gives one batch after another."""
-
-    def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
-        """Wait for a batch; None when `stopped()` turned true first.
-
-        Raises:
-            UnusableShareError: Of one rank of several: there is nothing in its share of this draw.
-            ReplayBufferError: The buffer cannot be reached, or refuses.
-        """
-
-    def close(self) -> None:
-        """Give back whatever is held and was not handed out. Idempotent."""
-
-
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which part of each batch this process gets (B12)."""
+    """The part of each batch that this process gets (B12)."""
 
     rank: int = 0
     world_size: int = 1
@@ -122,7 +106,7 @@ class LeaseSource:
             so, for all ranks to skip the draw.
         while_waiting: Called after each wait that gave nothing, from the fetching thread.
         wait_slice_s: Longest single wait; `stopped` is asked in between.
-        clock: Monotonic seconds; a wait is told every 10 of them, by rank 0.
+        clock: Monotonic seconds; a wait is logged every 10 of them, by rank 0.
     """
 
     def __init__(
@@ -164,7 +148,12 @@ class LeaseSource:
         )
 
     def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
-        """See `BatchSource.next`."""
+        """Wait for a batch; return None if `stopped()` turned true first.
+
+        Raises:
+            UnusableShareError: Of one rank of several: there is nothing in its share of this draw.
+            ReplayBufferError: The buffer cannot be reached, or refuses.
+        """
         self._stopped = stopped
         fetched = next(self._batches, None)
         if isinstance(fetched, UnusableShareError):
@@ -174,16 +163,14 @@ class LeaseSource:
         return fetched
 
     def close(self) -> None:
-        """See `BatchSource.close`. Waits for a fetch under way, a wait slice at most."""
+        """Give back what is held and was not handed out; waits a wait slice at most. Idempotent."""
         self._closing.set()
         self._batches.close()
-        with self._open_lock:
-            left, self._open = self._open, set()
-        for lease in left:
+        for lease in list(self._open):
             self._release(lease, ReleaseMode.RETURNED)
 
     def _fetch(self, number: int) -> FetchedBatch | UnusableShareError | None:
-        """Wait for batch *number* and load it; None when told to stop first.
+        """Wait for batch *number* and load it, or return None if stopped first.
 
         What cannot be used is a value here: an iterator that raises is over.
         """
@@ -202,14 +189,14 @@ class LeaseSource:
                 self._failed_loads += 1
                 _log.warning("a batch could not be loaded and is left out: %s", error)
             # Not given back: it would only be served, and fail, again.
-            self._hand_back(lease, trained=True)
+            self._release(lease, ReleaseMode.CONSUMED)
             if self._share.world_size > 1:
                 # Other ranks have their shares of this draw: there is no other one for this rank.
                 return UnusableShareError(self._new_misfits())
         raise AssertionError("unreachable")
 
     def _granted(self, request_id: str) -> tuple[Lease | None, str]:
-        """Wait for a lease; also what the server waited for last."""
+        """Wait for a lease; return what the server waited for last, too."""
         reason = ""
         say_at = self._clock() + SAY_WAITING_S
         while not (self._closing.is_set() or self._stopped()):
@@ -238,7 +225,7 @@ class LeaseSource:
         return None, reason
 
     def _load(self, lease: Lease, reason: str) -> FetchedBatch | None:
-        """Load what fits of a lease; None when nothing does."""
+        """Load what fits of a lease, or return None when nothing does."""
         granted_at = time.monotonic()
         references: Sequence[FragmentReference] = lease.references
         while True:
@@ -263,7 +250,7 @@ class LeaseSource:
         def release(trained: bool) -> None:
             if loaded.stacked is not None:
                 self._spare.append(loaded.stacked)
-            self._hand_back(lease, trained)
+            self._release(lease, ReleaseMode.CONSUMED if trained else ReleaseMode.RETURNED)
 
         return FetchedBatch(
             batch=batch,
@@ -276,7 +263,7 @@ class LeaseSource:
         )
 
     def _new_misfits(self) -> int:
-        """Fragments left out since this was asked last."""
+        """Count fragments left out since this was asked last."""
         count = self._fitting.misfit_count - self._misfits_told
         self._misfits_told += count
         return count
@@ -286,10 +273,8 @@ class LeaseSource:
     ) -> list[FragmentReference]:
         """Leave out what a batch could not be loaded for; fewer than there were.
 
-        The server is told with the end of the lease of what nobody can read or use.
-
-        Raises:
-            ReplayBufferError: The one given: no fragment is at fault alone, or none is left.
+        The server is told with the end of the lease of what nobody can read or use. The error is
+        raised again if no fragment is at fault alone, or none is left.
         """
         if isinstance(error, PayloadMissingError):
             # The server asks the store itself.
@@ -327,7 +312,7 @@ class LeaseSource:
         return kept
 
     def _of_the_fewer(self, references: Sequence[FragmentReference]) -> set[str]:
-        """Payloads that do not stack with the first, or all that do, whichever are fewer."""
+        """Return the payloads that do not stack with the first, or all others if fewer."""
         apart = {_id_of(each) for each in references if not self._stack(references[0], each)}
         together = {_id_of(each) for each in references} - apart
         return min(apart, together, key=len)
@@ -340,7 +325,7 @@ class LeaseSource:
         return True
 
     def _usable(self, lease: Lease, loaded: Batch) -> list[FragmentReference]:
-        """Leave out rows that cannot be trained on; the server is told as of unreadable ones."""
+        """Leave out rows that cannot be trained on; the server hears of them as unreadable ones."""
         references = loaded.references
         misfit = self._fitting.batch_misfit(loaded)
         if misfit is None:
@@ -372,18 +357,15 @@ class LeaseSource:
     def _as_many(
         self, kept: Sequence[FragmentReference], wanted_count: int
     ) -> Sequence[FragmentReference]:
-        """What to train on in place of a whole share: ranks make the same steps, of like size."""
+        """Repeat what fits up to a whole share: ranks make the same steps, of like size."""
         if self._share.world_size == 1:
             return kept
         return [kept[position % len(kept)] for position in range(wanted_count)]
 
-    def _hand_back(self, lease: Lease, trained: bool) -> None:
-        with self._open_lock:
-            self._open.discard(lease)
-        self._release(lease, ReleaseMode.CONSUMED if trained else ReleaseMode.RETURNED)
-
     def _release(self, lease: Lease, mode: ReleaseMode) -> None:
         """End a lease. One that expired meanwhile costs a repeated use, not the run."""
+        with self._open_lock:
+            self._open.discard(lease)
         try:
             lease.release(mode)
         except LeaseExpiredError as error:

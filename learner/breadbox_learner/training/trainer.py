@@ -1,34 +1,114 @@
-"""The loop: wait for a batch, train on it, publish, write down what happened."""
+"""The session, and the loop: wait for a batch, train on it, publish, write down what happened."""
 
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import Enum, IntEnum
-from typing import Protocol
 
 import torch
 
-from breadbox.model.errors import ClosedError, ReplayBufferError
-from breadbox_learner.ranks.ranks import Alone, Ranks
-from breadbox_learner.runs.progress import Progress, Record
-from breadbox_learner.runs.run_folder import RunFolderError
+from breadbox import Client
+from breadbox.model.errors import ClosedError, ReplayBufferError, SessionEndedError
+from breadbox_learner.evaluation import Evaluator
+from breadbox_learner.ranks import Ranks
+from breadbox_learner.runs import Progress, Record, RunFolderError
 from breadbox_learner.settings import LearnSettings
 from breadbox_learner.training.ppo import PpoUpdater, UpdateStatistics
 from breadbox_learner.training.returns import Ended, EnvironmentSteps, EpisodeReturns
-from breadbox_learner.training.source import BatchSource, FetchedBatch, UnusableShareError
-from breadbox_policies import PolicyModule
+from breadbox_learner.training.source import FetchedBatch, LeaseSource, UnusableShareError
+from breadbox_policies import PolicyModule, policy_weights
+
+_log = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Starts a session, publishes versions in it, ends it.
+
+    With the `session_id` and `model_version` of an interrupted run it goes on with that.
+    """
+
+    def __init__(self, client: Client, *, session_id: str = "", model_version: int = 0) -> None:
+        self._client = client
+        self.session_id = session_id
+        self.model_version = model_version
+
+    def start(self, policy: PolicyModule) -> None:
+        """Make the session current and publish the policy as its next version.
+
+        An interrupted run goes on in its own session if that is still current, so that fragments on
+        the way are not lost; its version then goes on from the last published one, which may be
+        ahead of the checkpoint. Where the session has ended, a new one starts at the version.
+        """
+        try:
+            self._start(policy)
+        except SessionEndedError:
+            self.session_id = ""
+            self._start(policy)
+
+    def _start(self, policy: PolicyModule) -> None:
+        state = self._client.start_session(
+            self.session_id or None, model_version=self.model_version
+        )
+        self.session_id = state.session_id
+        self.model_version = max(self.model_version, state.model_version or 0)
+        self.publish(policy)
+
+    def keep(self, policy: PolicyModule) -> None:
+        """Make sure that the session is still current; cheap enough for once a second of waiting.
+
+        A server that came back without its memory is given the session again.
+
+        Raises:
+            SessionEndedError: Another learner has started a session of its own.
+        """
+        state = self._client.watch_model()
+        current = "" if state is None else state.session_id
+        if current == self.session_id:
+            return
+        if current:
+            raise SessionEndedError(self.session_id, current)
+        _log.warning("the server has lost session %s; starting it again", self.session_id)
+        self._start(policy)
+
+    def publish(self, policy: PolicyModule) -> None:
+        """Publish the policy's weights as the next version."""
+        self._client.publish(self.session_id, self.model_version + 1, policy_weights(policy))
+        self.model_version += 1
+
+    def end(self) -> None:
+        """End the session. A server that is away does not hear of it, and that is only logged."""
+        try:
+            self._client.end_session(self.session_id)
+        except ReplayBufferError as error:
+            _log.warning("the session could not be ended: %s", error)
+
+
+class Follower:
+    """The publisher of a rank that leaves publishing to rank 0: it only counts."""
+
+    def __init__(self, session_id: str, model_version: int) -> None:
+        self.session_id = session_id
+        self.model_version = model_version
+
+    def publish(self, policy: PolicyModule) -> None:
+        """Count the version that rank 0 publishes."""
+        self.model_version += 1
+
+    def keep(self, policy: PolicyModule) -> None:
+        """Do nothing: rank 0 looks after the session."""
+
 
 _log = logging.getLogger(__name__)
 
 MEANINGFUL_EPISODES = 100
 """Episodes below which a mean return is not compared with the target."""
 LAST_EVALUATION_S_MAX = 60.0
-"""How long the end of a run waits for evaluations under way; one that is stopped does not."""
+"""Seconds that the end of a run waits for evaluations; one that is stopped does not."""
 
 
 class Outcome(Enum):
-    """Why training ended."""
+    """The reason why training ended."""
 
     TARGET_REACHED = "target_reached"
     UPDATES_DONE = "updates_done"
@@ -60,30 +140,6 @@ class StarvedError(ReplayBufferError):
         self.waited_s = waited_s
 
 
-class ModelPublisher(Protocol):
-    """Where versions go."""
-
-    @property
-    def model_version(self) -> int:
-        """The last published version."""
-
-    def publish(self, policy: PolicyModule) -> None:
-        """Publish the next version."""
-
-
-class Evaluations(Protocol):
-    """Where versions are evaluated; see `breadbox_learner.evaluation.evaluation.Evaluator`."""
-
-    def begin(self, marks: Record, policy: PolicyModule) -> None:
-        """Have the policy evaluated as it is now; does not wait."""
-
-    def finished(self) -> list[Record]:
-        """Records of evaluations that ended meanwhile."""
-
-    def finish(self, stopped: Callable[[], bool], limit_s: float) -> list[Record]:
-        """Wait for those under way."""
-
-
 @dataclass(slots=True)
 class TrainerState:
     """Counters of a run; they belong in a checkpoint."""
@@ -101,18 +157,6 @@ class TrainerState:
     """Draws that no rank trained on, since one could use nothing of its share."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    """The shares of one draw that all ranks trained on, together."""
-
-    fragments: int
-    steps: int
-    staleness_mean: float
-    staleness_max: int
-    use_count_mean: float
-    misfits: int
-
-
 class Trainer:
     """Runs updates until there is a reason to end. Use `run` once.
 
@@ -126,8 +170,8 @@ class Trainer:
         *,
         policy: PolicyModule,
         updater: PpoUpdater,
-        source: BatchSource,
-        publisher: ModelPublisher,
+        source: LeaseSource,
+        publisher: Publisher | Follower,
         progress: Progress,
         returns: EpisodeReturns,
         state: TrainerState,
@@ -135,7 +179,7 @@ class Trainer:
         checkpoint: Callable[[TrainerState], None],
         environment: EnvironmentSteps | None = None,
         ranks: Ranks | None = None,
-        evaluations: Evaluations | None = None,
+        evaluations: Evaluator | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -149,7 +193,7 @@ class Trainer:
         self.state = state
         self._stopped = stopped
         self._checkpoint = checkpoint
-        self._ranks = ranks or Alone()
+        self._ranks = ranks or Ranks()
         self._clock = clock
         self._started_at = clock() - state.trained_s
         self._is_updating = False
@@ -161,24 +205,19 @@ class Trainer:
         self._is_evaluation_due = False
 
     def run(self) -> Outcome:
-        """Train; the reason why it ended.
+        """Train; return the reason why it ended.
 
         A checkpoint is left in any case: at the end, and where an error ends the run, of the last
         whole update. Only an error within an update leaves the one before.
-
-        Raises:
-            StarvedError: No batch came for `wait_limit_s`.
-            RankLostError: Another rank is gone.
-            RunFolderError: The last checkpoint cannot be written.
-            ReplayBufferError: The server went away for good, or the session was taken over.
         """
         try:
             outcome = self._train()
         except Exception as error:
             self._save_after_error()
-            if not self._was_given_up(error):
-                raise
-            return Outcome.STOPPED
+            # A call ends with the run that it was for if its server was away for too long.
+            if isinstance(error, ClosedError) and self._stopped():
+                return Outcome.STOPPED
+            raise
         self._save()
         if self._evaluations is not None:
             limit_s = 0.0 if outcome is Outcome.STOPPED else LAST_EVALUATION_S_MAX
@@ -228,8 +267,8 @@ class Trainer:
         except UnusableShareError as unusable:
             self._misfits_unsaid += unusable.misfit_count
             fetched, otherwise = None, _Vote.SKIP
-        except ClosedError as error:
-            if not self._was_given_up(error):
+        except ClosedError:
+            if not self._stopped():
                 raise
             fetched = None
         if fetched is not None:
@@ -237,12 +276,7 @@ class Trainer:
         vote = self._waiting_vote(asked_at)
         return None, vote if vote is not _Vote.GO_ON else otherwise
 
-    def _was_given_up(self, error: Exception) -> bool:
-        """Whether a call ended with the run that it was for: its server was away for too long."""
-        return isinstance(error, ClosedError) and self._stopped()
-
     def _waiting_vote(self, asked_at: float) -> _Vote:
-        """What to say while there is no batch yet."""
         if self._stopped():
             return _Vote.STOPPED
         if self._out_of_time():
@@ -272,45 +306,53 @@ class Trainer:
 
     def _train_on(self, fetched: FetchedBatch, waited_s: float) -> None:
         started_at = self._clock()
-        number = self.state.update
-        train_policy = number >= self._settings.value_warmup_updates
+        settings, batch, number = self._settings, fetched.batch, self.state.update
+        train_policy = number >= settings.value_warmup_updates
         trained = is_published = False
-        ended: list[Ended] = []
-        seen: list[tuple[int, int]] = []
         self._is_updating = True
         try:
-            statistics = self._updater.update(
-                fetched.batch, number=number, train_policy=train_policy
-            )
+            statistics = self._updater.update(batch, number=number, train_policy=train_policy)
             trained = True
             self._is_updating = False
             self.state.update += 1
-            ended = self._returns.ended_in(fetched.batch)
-            seen = self._environment.seen_in(fetched.batch)
-            step_count = fetched.batch.step_count
+            ended = self._returns.ended_in(batch)
+            seen = self._environment.seen_in(batch)
+            step_count = batch.step_count
         finally:
             fetched.release(trained)  # The end of the batch: its memory is used again.
-        shares = self._shares(fetched, step_count)
+        staleness = fetched.staleness
+        misfits = fetched.misfit_count + self._misfits_unsaid
+        self._misfits_unsaid = 0
+        # Of the shares of all ranks.
+        sums = [len(staleness), step_count, misfits, sum(staleness), sum(fetched.use_count)]
+        summed = self._ranks.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        fragments, steps, misfits, staleness_sum, use_count_sum = summed
+        shares = {
+            "staleness_mean": staleness_sum / max(1.0, fragments),
+            "staleness_max": self._ranks.largest(max(staleness, default=0)),
+            "use_count_mean": use_count_sum / max(1.0, fragments),
+        }
         self._returns.count(self._of_all_ranks(ended))
         rows = torch.tensor(seen, dtype=torch.int64).reshape(-1, 2)
         self._environment.count(map(tuple, self._ranks.gathered(rows).tolist()))
-        self.state.fragments += shares.fragments
-        self.state.steps += shares.steps
-        self.state.misfits += shares.misfits
-        if train_policy and self.state.update % self._settings.publish_every == 0:
+        self.state.fragments += int(fragments)
+        self.state.steps += int(steps)
+        self.state.misfits += int(misfits)
+        if train_policy and self.state.update % settings.publish_every == 0:
             self._publisher.publish(self._policy)
             is_published = True
         update_s = self._clock() - started_at
         self._progress.write(self._record(fetched, shares, statistics, waited_s, update_s))
-        every = self._settings.evaluate_every
-        self._is_evaluation_due |= bool(every) and self.state.update % every == 0
+        self._is_evaluation_due |= self._is_turn(settings.evaluate_every)
         if is_published and self._is_evaluation_due:
             self._evaluate()
         if self._evaluations is not None:
             self._write_down(self._evaluations.finished())
-        every = self._settings.checkpoint_every
-        if every and self.state.update % every == 0:
+        if self._is_turn(settings.checkpoint_every):
             self._save_on_the_way()
+
+    def _is_turn(self, every: int) -> bool:
+        return bool(every) and self.state.update % every == 0
 
     def _evaluate(self) -> None:
         """Have the version that was published last evaluated."""
@@ -330,7 +372,7 @@ class Trainer:
             self._progress.write_evaluation(record)
 
     def _of_all_ranks(self, ended: list[Ended]) -> list[Ended]:
-        """The episodes that ended in the shares of all ranks."""
+        """Gather the episodes that ended in the shares of all ranks."""
         identities = torch.tensor([identity for identity, _ in ended], dtype=torch.int64)
         # Returns travel as the bits of a float64, beside the identities.
         values = torch.tensor([value for _, value in ended], dtype=torch.float64)
@@ -338,24 +380,6 @@ class Trainer:
         every = self._ranks.gathered(rows)
         values = every[:, 1].contiguous().view(torch.float64)
         return list(zip(every[:, 0].tolist(), values.tolist(), strict=True))
-
-    def _shares(self, fetched: FetchedBatch, step_count: int) -> _Shares:
-        """Add up what is known of the shares of all ranks."""
-        staleness, uses = fetched.staleness, fetched.use_count
-        misfits_unsaid = fetched.misfit_count + self._misfits_unsaid
-        self._misfits_unsaid = 0
-        numbers = [len(staleness), step_count, sum(staleness), sum(uses), misfits_unsaid]
-        summed = self._ranks.sum(torch.tensor(numbers, dtype=torch.float64)).tolist()
-        fragments, steps, staleness_sum, use_count_sum, misfits = summed
-        count = max(1.0, fragments)
-        return _Shares(
-            fragments=int(fragments),
-            steps=int(steps),
-            staleness_mean=staleness_sum / count,
-            staleness_max=self._ranks.largest(max(staleness, default=0)),
-            use_count_mean=use_count_sum / count,
-            misfits=int(misfits),
-        )
 
     def _save_on_the_way(self) -> None:
         """Write a checkpoint, if there is room: what was trained goes on without one."""
@@ -385,21 +409,19 @@ class Trainer:
     def _record(
         self,
         fetched: FetchedBatch,
-        shares: _Shares,
+        shares: Record,
         statistics: UpdateStatistics,
         waited_s: float,
         update_s: float,
     ) -> dict[str, float | int | str | None]:
-        """What is written down: counts and returns of all ranks, times and losses of this one."""
+        """Make the record: counts and returns of all ranks, times and losses of this one."""
         return {
             "time_s": round(self.elapsed_s, 3),
             "update": self.state.update,
             "model_version": self._publisher.model_version,
             "return_mean_100": self._returns.mean,
             "episode_count": self._returns.episode_count,
-            "staleness_mean": shares.staleness_mean,
-            "staleness_max": shares.staleness_max,
-            "use_count_mean": shares.use_count_mean,
+            **shares,
             "fetch_wait_s": waited_s,
             "load_s": fetched.load_s,
             "update_s": update_s,

@@ -1,4 +1,8 @@
-"""Recurrent policies: an encoder, an LSTM, and heads for action and value."""
+"""The policies of this package, and policies by name."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, cast
 
 import gymnasium
 import torch
@@ -6,8 +10,62 @@ from torch import Tensor, nn
 
 from breadbox.model.errors import InvalidRequestError
 from breadbox_policies.actions import make_action_head
-from breadbox_policies.encoders import ObservationEncoder, image_layout, initialise
+from breadbox_policies.encoders import (
+    ObservationEncoder,
+    VectorFlattener,
+    has_picture,
+    image_layout,
+    initialise,
+    mlp,
+)
 from breadbox_policies.protocol import ActResult, Evaluation, PolicyModule, State, Tree
+
+
+class MlpPolicy(PolicyModule):
+    """Two tanh networks, one for the action and one for the value, without memory.
+
+    They share nothing: on small problems a value loss that shapes the actor's features does more
+    harm than the shared features do good.
+    """
+
+    def __init__(
+        self,
+        observation_space: "gymnasium.Space[object]",
+        action_space: "gymnasium.Space[object]",
+        hidden_sizes: Sequence[int] = (64, 64),
+    ) -> None:
+        super().__init__()
+        self._flattener = VectorFlattener(observation_space)
+        self.head = make_action_head(action_space)
+        input_count = self._flattener.output_count
+        # A small gain starts the policy near uniform; the value starts near zero.
+        self.actor = mlp(input_count, hidden_sizes, self.head.input_count, gain=0.01)
+        self.critic = mlp(input_count, hidden_sizes, 1, gain=1.0)
+
+    def initial_state(self, batch_size: int) -> State:
+        """Return None: there is no memory."""
+        return None
+
+    def act(
+        self,
+        obs: Tree,
+        state: State,
+        first: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> ActResult:
+        """See `Policy.act`."""
+        features = self._flattener(obs)
+        action, log_prob = self.head.choose(self.actor(features), generator, greedy=greedy)
+        return ActResult(action, log_prob, self.critic(features).squeeze(-1).float(), None)
+
+    def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
+        """See `Policy.evaluate`."""
+        features = self._flattener(obs)
+        judged = self.head.judge(self.actor(features), action)
+        value = self.critic(features).squeeze(-1).float()
+        return Evaluation(judged.log_prob, judged.entropy, value, None)
 
 
 class LstmPolicy(PolicyModule):
@@ -125,3 +183,97 @@ class ConvLstmPolicy(LstmPolicy):
                 "as uint8, from 0 to 255, and what is none goes to the policy 'lstm' or 'mlp'",
             )
         super().__init__(observation_space, action_space, feature_count, memory_count)
+
+
+class UniformPolicy(PolicyModule):
+    """Uniform over choices, and normal around the middle of boxes; the value is 0.
+
+    Greedy, it takes the first of each choice, and the middle (zero, where there are no bounds).
+
+    Useful to fill a buffer, or to see an environment, before there is anything to act with.
+    """
+
+    def __init__(
+        self,
+        observation_space: "gymnasium.Space[object]",
+        action_space: "gymnasium.Space[object]",
+    ) -> None:
+        super().__init__()
+        del observation_space
+        self.head = make_action_head(action_space)
+
+    def initial_state(self, batch_size: int) -> State:
+        """Return None: there is no memory."""
+        return None
+
+    def act(
+        self,
+        obs: Tree,
+        state: State,
+        first: Tensor,
+        *,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> ActResult:
+        """See `Policy.act`."""
+        inputs = torch.zeros(len(first), self.head.input_count, device=first.device)
+        action, log_prob = self.head.choose(inputs, generator, greedy=greedy)
+        return ActResult(action, log_prob, torch.zeros(len(first), device=first.device), None)
+
+    def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
+        """See `Policy.evaluate`."""
+        inputs = torch.zeros(*first.shape, self.head.input_count, device=first.device)
+        judged = self.head.judge(inputs, action)
+        value = torch.zeros(first.shape, device=first.device)
+        return Evaluation(judged.log_prob, judged.entropy, value, None)
+
+
+_POLICIES = {
+    "mlp": MlpPolicy,
+    "lstm": LstmPolicy,
+    "conv_lstm": ConvLstmPolicy,
+    "random": UniformPolicy,
+}
+
+
+def policy_names() -> list[str]:
+    """Return the names that `make_policy` knows, besides `module:factory`."""
+    return ["auto", *_POLICIES]
+
+
+def make_policy(
+    name: str,
+    observation_space: "gymnasium.Space[object]",
+    action_space: "gymnasium.Space[object]",
+    **options: object,
+) -> PolicyModule:
+    """Build a policy with fresh weights, drawn from torch's global generator, on the CPU.
+
+    Args:
+        name: "auto" ("conv_lstm" where there are images, else "mlp"), "mlp", "lstm", "conv_lstm",
+            "random", or `module:factory` of your own, called alike.
+        observation_space: Of one environment, without a batch axis.
+        action_space: Likewise.
+        **options: Keyword arguments of the policy, such as `hidden_sizes` of "mlp".
+
+    Raises:
+        InvalidRequestError: The name, an option or a space does not fit.
+    """
+    if name == "auto":
+        name = "conv_lstm" if has_picture(observation_space) else "mlp"
+    factory: Any = _POLICIES.get(name)
+    if factory is None:
+        module_name, _, attribute = name.partition(":")
+        if not attribute:
+            known = ", ".join(policy_names())
+            raise InvalidRequestError(
+                "policy", f"{name!r} is not one of {known}, nor module:factory"
+            )
+        try:
+            factory = getattr(importlib.import_module(module_name), attribute)
+        except (ImportError, AttributeError) as error:
+            raise InvalidRequestError("policy", f"{name!r} cannot be loaded: {error}") from error
+    try:
+        return cast(PolicyModule, factory(observation_space, action_space, **options))
+    except TypeError as error:
+        raise InvalidRequestError("policy_options", f"do not fit {name!r}: {error}") from error

@@ -1,6 +1,6 @@
-"""Plays episodes greedily, in a process: `python -m breadbox_learner.evaluation.playing`.
+"""Plays episodes greedily, in a process: `python -m breadbox_learner.playing`.
 
-Started by `breadbox_learner.evaluation.evaluation`. Messages:
+Started by `breadbox_learner.evaluation`. Messages:
 
     learner to process   8 bytes of length, little-endian, then so many bytes: first the JSON of an
                          `EvaluationTask`, then weights in safetensors format, once per evaluation
@@ -38,7 +38,7 @@ _SEEDS_OF = 0x6272656164626F78
 
 @dataclass(frozen=True, slots=True)
 class EvaluationTask:
-    """Which episodes; every part is plain JSON."""
+    """The episodes to play; every part is plain JSON."""
 
     env: str
     env_options: Mapping[str, Any]
@@ -56,11 +56,11 @@ class Played:
     episode_return: float
     steps: int
     is_cut_off: bool = False
-    """It would have gone on: the return is of its beginning alone."""
+    """Whether it would have gone on: the return is of its beginning alone."""
 
 
 def episode_seed(number: int) -> int:
-    """The seed of episode *number* of every evaluation, from 0 to 2**31 - 1."""
+    """Return the seed of episode *number* of every evaluation, from 0 to 2**31 - 1."""
     return int(np.random.SeedSequence((_SEEDS_OF, number)).generate_state(1)[0] >> 1)
 
 
@@ -68,14 +68,7 @@ def episode_seed(number: int) -> int:
 def play(
     env: "gymnasium.Env[Any, Any]", policy: PolicyModule, *, seed: int, steps_max: int
 ) -> Played:
-    """Play one episode with the policy's likeliest actions.
-
-    Args:
-        env: Is reset first; boxes among its actions get values within their bounds.
-        policy: On the CPU.
-        seed: Of the environment.
-        steps_max: Steps after which the episode counts as it is.
-    """
+    """Play one episode with the policy's likeliest actions, at most `steps_max` steps."""
     obs, _ = env.reset(seed=seed)
     state = policy.initial_state(1)
     total, steps, is_over = 0.0, 0, False
@@ -92,7 +85,7 @@ def play(
 
 
 def _tensors(space: "gymnasium.Space[Any]", obs: Tree) -> Tree:
-    """An observation as a batch of one, in the types that the space promises."""
+    """Make a batch of one of an observation, in the types that the space promises."""
     if isinstance(space, spaces.Dict):
         return {key: _tensors(part, obs[key]) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
@@ -101,7 +94,7 @@ def _tensors(space: "gymnasium.Space[Any]", obs: Tree) -> Tree:
 
 
 def _taken(space: "gymnasium.Space[Any]", action: Tree) -> Tree:
-    """The action of a batch of one, in the types that the space promises."""
+    """Read the action of a batch of one, in the types that the space promises."""
     if isinstance(space, spaces.Dict):
         return {key: _taken(part, action[key]) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
@@ -117,7 +110,7 @@ def write_message(file: IO[bytes], data: bytes) -> None:
 
 
 def _read_message(file: IO[bytes]) -> bytes | None:
-    """The next message; None at the end."""
+    """Return the next message, or None at the end."""
     head = file.read(_LENGTH_BYTES)
     data = file.read(int.from_bytes(head, "little"))
     whole = len(head) == _LENGTH_BYTES and len(data) == int.from_bytes(head, "little")
@@ -131,7 +124,6 @@ def _receive(messages: "queue.SimpleQueue[bytes]") -> None:
 
 
 def _answer(task: EvaluationTask, data: bytes) -> dict[str, Any]:
-    """Play the episodes with these weights, in an environment of their own."""
     env = make_environment(task.env, task.env_options)
     try:
         policy = make_policy(
@@ -153,7 +145,7 @@ def _answer(task: EvaluationTask, data: bytes) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Answer until the input ends; the exit status."""
+    """Answer until the input ends; return the exit status."""
     # The learner decides when to end: Ctrl-C in its terminal lets it end in good order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What environments print belongs to the log, not between the answers.

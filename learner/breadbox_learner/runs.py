@@ -1,17 +1,147 @@
-"""A record per update and evaluation: to `progress.jsonl`, TensorBoard and Weights & Biases."""
+"""A run's folder, and its records: to `progress.jsonl`, TensorBoard and Weights & Biases."""
 
 import importlib
 import importlib.util
 import json
 import logging
 import math
+import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from breadbox.model.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError, ReplayBufferError
+from breadbox_learner.settings import LearnSettings
+
+EVENT_FILES = "events.out.tfevents.*"
+
+
+class RunFolderError(ReplayBufferError):
+    """The folder of a run, or a file in it, cannot be used; says which and why."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"{path}: {error.strerror or error}")
+        self.path = path
+
+
+class RunFolder:
+    """The files of one run. Made by `open`; nothing here is safe against a second learner."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.progress = path / "progress.jsonl"
+        """One JSON object per update."""
+        self.checkpoint = path / "checkpoint.safetensors"
+        """The last checkpoint, whole or not there."""
+
+    @classmethod
+    def open(cls, settings: LearnSettings) -> "RunFolder":
+        """Make the folder, or find it; with `overwrite` the run in it is deleted."""
+        cls.check(settings)
+        if settings.run_dir is None:
+            return cls(_new_folder(Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")))
+        folder = cls(settings.run_dir)
+        with _named(folder.path):
+            folder.path.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder.path, os.W_OK):
+                raise PermissionError(0, "cannot be written to")
+            if settings.overwrite:
+                folder._delete_run()
+        return folder
+
+    @classmethod
+    def check(cls, settings: LearnSettings) -> None:
+        """Refuse a folder that holds another run, or cannot be looked into; touch nothing."""
+        if settings.resume and settings.overwrite:
+            raise InvalidRequestError("resume", "and overwrite contradict each other: set one")
+        if settings.run_dir is None or settings.resume or settings.overwrite:
+            return
+        folder = cls(settings.run_dir)
+        with _named(folder.path):
+            holds_run = folder.checkpoint.exists() or (
+                folder.progress.exists() and folder.progress.stat().st_size > 0
+            )
+        if holds_run:
+            raise InvalidRequestError(
+                "run_dir",
+                f"{folder.path} holds a run: --resume goes on with it, --overwrite deletes it "
+                "and starts anew",
+            )
+
+    def read_checkpoint(self) -> bytes:
+        """Read the checkpoint; empty when there is none."""
+        with _named(self.checkpoint):
+            return self.checkpoint.read_bytes() if self.checkpoint.exists() else b""
+
+    def write_checkpoint(self, data: bytes) -> None:
+        """Replace the checkpoint in one step; a crash, or want of room, leaves a whole one."""
+        partial = self.checkpoint.with_suffix(".partial")
+        with _named(self.checkpoint):
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self.checkpoint)
+            # The new name is only as safe as its folder's entry.
+            folder = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def drop_records_after(self, update: int) -> None:
+        """Delete the records of updates that are about to be made again.
+
+        A run that was killed has written records of updates which its checkpoint does not hold.
+        """
+        with _named(self.progress):
+            if not self.progress.is_file():
+                return
+            kept = [
+                line
+                for line in self.progress.read_bytes().splitlines(keepends=True)
+                if _update_of(line) <= update
+            ]
+            partial = self.progress.with_suffix(".partial")
+            partial.write_bytes(b"".join(kept))
+            partial.replace(self.progress)
+
+    def _delete_run(self) -> None:
+        for path in (self.checkpoint, self.progress, *self.path.glob(EVENT_FILES)):
+            path.unlink(missing_ok=True)
+
+
+def _new_folder(wanted: Path) -> Path:
+    """Make a folder of our own, named after *wanted*."""
+    with _named(wanted):
+        for number in count(2):
+            path = wanted if number == 2 else wanted.with_name(f"{wanted.name}-{number - 1}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            return path
+    raise AssertionError("unreachable")
+
+
+def _update_of(line: bytes) -> float:
+    """Return the number of a record's update, or infinity where a kill cut the line short."""
+    try:
+        return int(json.loads(line)["update"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(path, error) from error
+
 
 _log = logging.getLogger(__name__)
 
@@ -19,7 +149,7 @@ Record = Mapping[str, float | int | str | None]
 
 
 class Sink(Protocol):
-    """Somewhere records go."""
+    """A place where records go."""
 
     def write(self, record: Record) -> None:
         """Take one record; `update` in it numbers them."""
@@ -32,16 +162,10 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """Appends one JSON object a line, at once, so that another process can follow.
+    """Appends one JSON object a line, immediately, so that another process can follow.
 
     Numbers that JSON has no word for (NaN, infinities) become null. A line is there whole or not at
-    all, unless the process is killed while writing it.
-
-    Args:
-        path: Of the file; made if it is not there.
-
-    Raises:
-        OSError: The file cannot be opened; or, of `write`, there is no room for the line.
+    all, unless the process is killed while writing it. Without room, `write` raises `OSError`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,10 +199,7 @@ class JsonLines:
 class Lines:
     """A line for people every few seconds: what `docker logs` or a terminal shows of a run.
 
-    Args:
-        echo: Prints one line.
-        period_s: Seconds between lines; the first record is always shown.
-        clock: Seconds that never go back.
+    The first record is always shown.
     """
 
     def __init__(
@@ -137,10 +258,7 @@ class Lines:
 class TensorBoard:
     """Event files in a folder, over environment steps.
 
-    Args:
-        folder: Where they go.
-        environment_steps: Steps made before the first record; what earlier files say of later ones
-            is not shown any more.
+    What earlier files say of steps beyond `environment_steps` is not shown any more.
     """
 
     def __init__(self, folder: Path, environment_steps: int = 0) -> None:
@@ -168,17 +286,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases; needs the `wandb` package, and obeys its `WANDB_MODE`.
-
-    Args:
-        project: Where the run belongs.
-        run_id: Its name; a run of that name is gone on with.
-        config: Settings shown beside it.
-        folder: Where the package keeps its files.
-
-    Raises:
-        InvalidRequestError: The package cannot start a run, such as for want of a key.
-    """
+    """A run of Weights & Biases, gone on with by its id; obeys the package's `WANDB_MODE`."""
 
     def __init__(self, project: str, run_id: str, config: Mapping[str, Any], folder: Path) -> None:
         wandb = importlib.import_module("wandb")
@@ -194,7 +302,6 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="environment_steps")
         self._evaluation_names: set[str] = set()
         self._evaluation_row: int | None = None
-        """Row of the last one."""
 
     def write(self, record: Record) -> None:
         """Log the record under its update's number."""
@@ -223,7 +330,7 @@ class WeightsAndBiases:
 
 
 def _evaluation_of(record: Record) -> Record:
-    """What an evaluation found, by names without the prefix."""
+    """Name an evaluation's results without the prefix."""
     prefix = "evaluation_"
     return {
         name.removeprefix(prefix): value
@@ -233,15 +340,15 @@ def _evaluation_of(record: Record) -> Record:
 
 
 def wandb_installed() -> bool:
-    """Whether the `wandb` package can be imported."""
+    """Tell whether the `wandb` package can be imported."""
     return importlib.util.find_spec("wandb") is not None
 
 
 class Progress:
     """All sinks of a run, as one. Use it as a context manager, or call `close`.
 
-    A sink that the operating system refuses, such as for want of room, loses records and says so
-    once, until it works again: what is trained is worth more than what is written about it.
+    A sink that the operating system refuses, such as for want of room, loses records, logged once,
+    until it works again: what is trained is worth more than what is written about it.
     """
 
     def __init__(self, sinks: list[Sink]) -> None:

@@ -6,12 +6,13 @@ wait for an environment, and an environment that fails or hangs ends no training
 
 import json
 import logging
+import math
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -19,10 +20,25 @@ from typing import Any
 import safetensors.torch
 
 from breadbox.shared.child_processes import child_environment
-from breadbox_learner.evaluation.intervals import interval
-from breadbox_learner.evaluation.playing import EvaluationTask, write_message
-from breadbox_learner.runs.progress import Record
+from breadbox_learner.playing import EvaluationTask, write_message
+from breadbox_learner.runs import Record
 from breadbox_policies import PolicyModule
+
+STUDENT_T_95 = {
+    1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 14: 2.14,
+    19: 2.09, 29: 2.05,
+}  # fmt: skip
+"""Half the width of the middle 95% of Student's t, by degrees of freedom."""
+
+
+def half_interval(values: Sequence[float]) -> float | None:
+    """Return half the width of the mean's 95% interval, or None of less than two values."""
+    if len(values) < 2:
+        return None
+    # The next smaller table entry: a wider interval, never a narrower one.
+    freedom = max(each for each in STUDENT_T_95 if each <= len(values) - 1)
+    return STUDENT_T_95[freedom] * statistics.stdev(values) / math.sqrt(len(values))
+
 
 _log = logging.getLogger(__name__)
 
@@ -35,21 +51,14 @@ class EvaluationError(Exception):
 
 
 def evaluated(answer: Mapping[str, Any], seconds: float) -> dict[str, float | int | None]:
-    """What is written down of an evaluation.
-
-    Args:
-        answer: Returns and lengths (in steps) of its episodes, and how many were cut off.
-        seconds: How long it took.
-    """
+    """Make the record of an evaluation from its process's answer and the seconds it took."""
     returns, lengths = answer["returns"], answer["lengths"]
-    found = interval(returns)
-    mean, half_width = found["mean"], found["half_width"]
-    known = mean is not None and half_width is not None
+    mean, half_width = statistics.fmean(returns), half_interval(returns)
     return {
         "evaluation_return_mean": mean,
         # Of the mean, at 95%; unknown of a single episode.
-        "evaluation_return_low": mean - half_width if known else None,  # type: ignore[operator]
-        "evaluation_return_high": mean + half_width if known else None,  # type: ignore[operator]
+        "evaluation_return_low": None if half_width is None else mean - half_width,
+        "evaluation_return_high": None if half_width is None else mean + half_width,
         "evaluation_return_min": min(returns),
         "evaluation_return_max": max(returns),
         "evaluation_length_mean": statistics.fmean(lengths),
@@ -65,11 +74,8 @@ def evaluated(answer: Mapping[str, Any], seconds: float) -> dict[str, float | in
 class Evaluator:
     """Evaluates versions, one after another. No method but `finish` and `close` waits.
 
-    While one is evaluated one more waits; a newer one takes its place, and that is counted and told
-    once. What fails is told, and the next evaluation tries again, in a new process.
-
-    Args:
-        task: Which episodes.
+    While one is evaluated one more waits; a newer one takes its place, which is counted and logged
+    once. A failure is logged, and the next evaluation tries again, in a new process.
     """
 
     def __init__(self, task: EvaluationTask) -> None:
@@ -81,17 +87,12 @@ class Evaluator:
         self._finished: list[Record] = []
         self._process: subprocess.Popen[bytes] | None = None
         self.skipped_count = 0
-        """Evaluations that were not made since a newer version came first."""
+        """Evaluations that were left out since a newer version came first."""
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
         self._thread.start()
 
     def begin(self, marks: Record, policy: PolicyModule) -> None:
-        """Have the policy evaluated as it is now.
-
-        Args:
-            marks: What its record begins with, such as update and environment steps.
-            policy: Its weights are copied.
-        """
+        """Have the policy evaluated as it is now; `marks` begin its record, such as the update."""
         weights = {
             name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()
         }
@@ -109,18 +110,13 @@ class Evaluator:
             self._changed.notify_all()
 
     def finished(self) -> list[Record]:
-        """Records of evaluations that have ended since this was asked last."""
+        """Return records of evaluations that have ended since this was asked last."""
         with self._changed:
             found, self._finished = self._finished, []
         return found
 
     def finish(self, stopped: Callable[[], bool], limit_s: float) -> list[Record]:
-        """Wait for what was begun, until `stopped()` turns true or the limit; then as `finished`.
-
-        Args:
-            stopped: Asked several times a second.
-            limit_s: Longest wait.
-        """
+        """Wait for what was begun, until `stopped()` turns true or the limit; return `finished`."""
         give_up_at = time.monotonic() + limit_s
         with self._changed:
             while self._is_playing or self._waiting is not None:
@@ -172,7 +168,7 @@ class Evaluator:
                 self._changed.notify_all()
 
     def _ask(self, weights: bytes) -> dict[str, Any]:
-        """Have the process play; its answer."""
+        """Have the process play; return its answer."""
         process = self._process_running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -199,7 +195,7 @@ class Evaluator:
             if self._is_closing:
                 raise EvaluationError("the run ends")
             self._process = process = subprocess.Popen(
-                [sys.executable, "-m", "breadbox_learner.evaluation.playing"],
+                [sys.executable, "-m", "breadbox_learner.playing"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=child_environment(),

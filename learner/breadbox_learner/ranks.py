@@ -1,4 +1,4 @@
-"""The processes of one learner: who they are, and the few words they exchange.
+"""The processes of one learner, and the few words they exchange.
 
 Batches need none: ranks ask the server with the same request ids and get their shares (B12). What
 is exchanged over `torch.distributed` are gradients, a handful of sums, and once per update whether
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Protocol
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from breadbox.model.errors import ReplayBufferError
-from breadbox_learner.ranks.membership import Membership
+from breadbox_learner.settings import Membership
 
 _MEETING_POLL_S = 0.05
 
@@ -34,86 +34,59 @@ class RankLostError(ReplayBufferError):
         self.rank = rank
 
 
-class Ranks(Protocol):
-    """What a learner says to its peers. Calls are made by all ranks, in the same order."""
+class Ranks:
+    """What a learner says to its peers; this one is alone and has none.
 
-    @property
-    def membership(self) -> Membership:
-        """This process."""
-
-    def sum(self, numbers: Tensor) -> Tensor:
-        """Float64[N] summed over all ranks."""
-
-    def largest(self, number: int) -> int:
-        """The largest of the ranks' numbers."""
-
-    def gathered(self, rows: Tensor) -> Tensor:
-        """The rows [N, ...] of all ranks, N may differ, one behind another in order of rank."""
-
-    def from_main(self, data: bytes) -> bytes:
-        """What rank 0 passes; other ranks' argument is ignored."""
-
-    def shared(self, module: nn.Module, device: torch.device) -> nn.Module:
-        """The module with gradients averaged over all ranks, and rank 0's parameters."""
-
-    def without_exchange(self, module: nn.Module) -> AbstractContextManager[None]:
-        """Within it, gradients of a shared module are only added up locally."""
-
-
-class Alone:
-    """The `Ranks` of a learner that is one process."""
+    Calls are made by all ranks, in the same order.
+    """
 
     membership = Membership()
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """See `Ranks.sum`."""
+        """Sum float64[N] over all ranks."""
         return numbers
 
     def largest(self, number: int) -> int:
-        """See `Ranks.largest`."""
+        """Return the largest of the ranks' numbers."""
         return number
 
     def gathered(self, rows: Tensor) -> Tensor:
-        """See `Ranks.gathered`."""
+        """Join the rows [N, ...] of all ranks, N may differ, in order of rank."""
         return rows
 
     def from_main(self, data: bytes) -> bytes:
-        """See `Ranks.from_main`."""
+        """Return what rank 0 passes; other ranks' argument is ignored."""
         return data
 
     def shared(self, module: nn.Module, device: torch.device) -> nn.Module:
-        """See `Ranks.shared`."""
+        """Average the module's gradients over all ranks, from rank 0's parameters on."""
         return module
 
     def without_exchange(self, module: nn.Module) -> AbstractContextManager[None]:
-        """See `Ranks.without_exchange`."""
+        """Only add up gradients of a shared module locally, within it."""
         return nullcontext()
 
 
-class Distributed:
-    """The `Ranks` of a process started by torchrun."""
+class _Distributed(Ranks):
+    """The ranks that torchrun starts."""
 
     def __init__(self, membership: Membership, limit_s: float) -> None:
-        """Use `joined` instead."""
         self.membership = membership
         self._limit_s = limit_s
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """See `Ranks.sum`."""
         summed = numbers.to(self._device(), copy=True)
         with self._talking():
             dist.all_reduce(summed)
         return summed.to(numbers.device)
 
     def largest(self, number: int) -> int:
-        """See `Ranks.largest`."""
         held = torch.tensor(number, device=self._device())
         with self._talking():
             dist.all_reduce(held, op=dist.ReduceOp.MAX)
         return int(held)
 
     def gathered(self, rows: Tensor) -> Tensor:
-        """See `Ranks.gathered`."""
         size = torch.tensor(len(rows), device=self._device())
         sizes = [torch.zeros_like(size) for _ in range(self.membership.world_size)]
         with self._talking():
@@ -130,7 +103,7 @@ class Distributed:
         return torch.cat(filled).to(rows.device)
 
     def from_main(self, data: bytes) -> bytes:
-        """See `Ranks.from_main`. Plain bytes: nothing that travels is ever executed."""
+        # Plain bytes: nothing that travels is ever executed.
         size = torch.tensor(len(data), device=self._device())
         with self._talking():
             dist.broadcast(size, src=0)
@@ -144,20 +117,18 @@ class Distributed:
         return held.cpu().numpy().tobytes()
 
     def shared(self, module: nn.Module, device: torch.device) -> nn.Module:
-        """See `Ranks.shared`."""
         devices = [device] if device.type == "cuda" else None
         with self._talking():
             return nn.parallel.DistributedDataParallel(module, device_ids=devices)
 
     @contextmanager
     def without_exchange(self, module: nn.Module) -> Iterator[None]:
-        """See `Ranks.without_exchange`."""
         assert isinstance(module, nn.parallel.DistributedDataParallel)
         with module.no_sync():
             yield
 
     def translated(self, error: RuntimeError) -> RankLostError:
-        """What a failed exchange means, such as one within a backward pass."""
+        """Say what a failed exchange means, such as one within a backward pass."""
         return RankLostError(self.membership.rank, self._limit_s, str(error).splitlines()[0])
 
     @contextmanager
@@ -171,39 +142,21 @@ class Distributed:
         return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
-class Store(Protocol):
-    """What is used of `torch.distributed.Store`."""
-
-    def set(self, key: str, value: str) -> None:
-        """Put a value."""
-
-    def get(self, key: str) -> bytes:
-        """Wait for a value."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all keys have a value."""
-
-
-def meeting_of(store: Store, membership: Membership, limit_s: float) -> str:
+def meeting_of(store: Any, membership: Membership, limit_s: float) -> str:
     """Agree with the other ranks on a name that no earlier start of them had.
 
     The store of torchrun outlives its ranks: after a restart it still says where the dead ones
     could be reached, and the living would wait for those. So each rank leaves a new name of its
     own; rank 0 answers the names that it finds, old ones too, until all ranks have had an answer.
 
-    Args:
-        store: Where they meet, with a timeout of `limit_s`.
-        membership: This process.
-        limit_s: Deadline.
-
     Raises:
-        RankLostError: Some rank did not come.
+        RankLostError: Some rank did not come within `limit_s`.
         RuntimeError: On another rank than 0: rank 0 did not come.
     """
     if not membership.is_main:
         name = uuid4().hex
         store.set(f"breadbox/name/{membership.rank}", name)
-        meeting = store.get(f"breadbox/meeting/{name}").decode()
+        meeting: str = store.get(f"breadbox/meeting/{name}").decode()
         store.set(f"breadbox/came/{meeting}/{membership.rank}", "")
         return meeting
     meeting = uuid4().hex
@@ -228,16 +181,13 @@ def joined(membership: Membership, *, device: torch.device, limit_s: float) -> I
 
     Args:
         membership: This process. Alone, nothing is set up.
-        device: gloo talks for CPU tensors, nccl for CUDA ones.
+        device: gloo exchanges CPU tensors, nccl CUDA ones.
         limit_s: Deadline of meeting and of every exchange.
-
-    Raises:
-        RankLostError: The others did not come, or one got lost.
     """
     if membership.world_size == 1:
-        yield Alone()
+        yield Ranks()
         return
-    ranks = Distributed(membership, limit_s)
+    ranks = _Distributed(membership, limit_s)
     limit = timedelta(seconds=limit_s)
     try:
         store, _, _ = next(

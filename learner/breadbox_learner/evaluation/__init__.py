@@ -1,4 +1,0 @@
-"""Episodes played greedily beside training.
-
-Callers: `app.py`.
-"""

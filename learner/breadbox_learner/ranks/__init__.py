@@ -1,4 +1,0 @@
-"""The processes of one distributed learner.
-
-Callers: `training` and `app.py`.
-"""
