@@ -1,7 +1,7 @@
 """CleanRL's replay buffers on top of Breadbox. Needs `pip install "breadbox[cleanrl]"`.
 
 `ReplayBuffer` is that of `cleanrl_utils.buffers`, as dqn.py, sac_continuous_action.py, td3 and
-their like use it:
+their like use it; `PrioritizedReplayBuffer` is that of rainbow_atari.py:
 
 ```python
 from breadbox_adapters.cleanrl import ReplayBuffer
@@ -17,18 +17,9 @@ rb = ReplayBuffer(
 )
 ```
 
-`PrioritizedReplayBuffer` is that of rainbow_atari.py. The scripts stay as they are but for these
-lines. Beside that, the steps are in the service: other processes may add to them and learn from
-them, and a script that was killed finds them again under the same `run`.
-
-What is different, and why:
-
-- A sample may lag behind: the newest `LAG_STEPS` of an environment may be on their way to the
-  service and back. The first draw waits for all.
-- `indices` of prioritised batches are never used again, so that a late update changes no other
-  step; what is no longer kept is counted and ignored.
-- Windows of n steps end where an episode was cut off, too, which the scripts' own windows go
-  beyond. `discounts` of a batch say how long each window was.
+The scripts stay as they are but for these lines. Beside that, the steps are in the service: other
+processes may add to them and learn from them, and a script that was killed finds them again under
+the same `run`. docs/adapters.md lists what is different.
 """
 
 from collections.abc import Sequence

@@ -70,20 +70,15 @@ class RunReplay:
         """Find or make the buffer, enter the session, and begin to mirror it.
 
         Logs where the steps go, and for a named run how many were there, counted for at most a
-        second. `SpacedReplay` explains what is not explained here.
+        second. `SpacedReplay` explains `server`, `run`, `buffer`, `frame_stack`, `arrival_wait_s`
+        and `process`. Token and certificates are the environment's (see `breadbox.environment`), so
+        that none of them is written into a model's file.
 
         Args:
-            server: Likewise; token and certificates are the environment's (see
-                `breadbox.environment`), so that none of them is written into a model's file.
-            run: Name of the training: of its session, and of its buffer unless that is given.
-            buffer: Likewise.
             capacity_steps: Steps that are kept here, and about as many in a buffer that is made.
             env_count: Environments of which each `add` brings a step.
             prefix: Begins the names that are made up.
             seed: Of the draws.
-            frame_stack: Likewise.
-            arrival_wait_s: Likewise.
-            process: Likewise.
             must_exist: Whether the buffer has to be there, with a session of the run, as where a
                 checkpoint is loaded.
             arrays: Type and shape, in a single step, at each path of an observation and an action;
@@ -94,7 +89,6 @@ class RunReplay:
             SessionEndedError: The run's session ended; it needs another name.
             SchemaMismatchError: The run's steps have other arrays than these.
             BufferNotFoundError: It must exist, or cannot be made with this token.
-            ReplayBufferError: The server cannot be reached.
         """
         self.is_own = run is None and buffer is None
         made_up = f"{prefix}-{uuid4().hex[:8]}"

@@ -13,21 +13,9 @@ model = SAC(
 model.learn(20_000)
 ```
 
-Steps are sampled with the shapes, types and normalisation of the library's own buffers. Beside
-that they are in the service: other processes may add to them and learn from them, and a training
-that was killed finds them again under the same `run`.
-
-What is different, and why:
-
-- A sample may lag behind: the newest `LAG_STEPS` of an environment may be on their way to the
-  service and back. The first draw waits for all.
-- `optimize_memory_usage` has no effect: an observation is kept once anyway.
-- `observations`, `rewards` and their like are copies: samples do not see what is written to them.
-- Hindsight takes no `copy_info_dict`: infos are objects of any kind, and stay where they are made.
-  What `compute_reward` needs belongs into the observation.
-- A checkpoint has no steps in it, but says where they are. Loaded are the steps that the service
-  holds by then, those that were added after the checkpoint among them.
-- `reset()` forgets the steps here; the service keeps them.
+Steps are sampled with the shapes, types and normalisation of the library's own buffers. Beside that
+they are in the service: other processes may add to them and learn from them, and a training that
+was killed finds them again under the same `run`. docs/adapters.md lists what is different.
 """
 
 from typing import Any

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 from uuid import uuid4
 
 import torch
@@ -189,35 +190,28 @@ def _given_up_in_time(client: Client, told_to_end: threading.Event) -> Iterator[
         thread.join()
 
 
+@dataclass(slots=True)
 class _Run:
     """One run, once everything it works with is there."""
 
-    def __init__(
-        self,
-        settings: LearnSettings,
-        ranks: Ranks,
-        client: Client,
-        policy: PolicyModule,
-        updater: PpoUpdater,
-        folder: RunFolder | None,
-    ) -> None:
-        self._settings = settings
-        self._ranks = ranks
-        self._client = client
-        self._policy = policy
-        self._updater = updater
-        self._returns = EpisodeReturns()
-        self._environment = EnvironmentSteps()
-        self._folder = folder
-        """Rank 0's; None on the others, which write nothing."""
+    settings: LearnSettings
+    ranks: Ranks
+    client: Client
+    policy: PolicyModule
+    updater: PpoUpdater
+    folder: RunFolder | None
+    """Rank 0's; None on the others, which write nothing."""
+    returns: EpisodeReturns = field(default_factory=EpisodeReturns)
+    environment: EnvironmentSteps = field(default_factory=EnvironmentSteps)
+
+    @property
+    def identity(self) -> dict[str, Any]:
         # What a run that goes on must have in common with the one it goes on from.
-        plain = settings.plain()
-        self._identity = {
-            name: plain[name] for name in ("env", "env_options", "policy", "policy_options")
-        }
+        plain = self.settings.plain()
+        return {name: plain[name] for name in ("env", "env_options", "policy", "policy_options")}
 
     def train(self, stopped: Callable[[], bool]) -> Outcome:
-        folder = self._folder
+        folder = self.folder
         state, session = self._restored()
         update_before = state.update
         with ExitStack() as stack:
@@ -226,8 +220,8 @@ class _Run:
                 _log.info(
                     "session %s on %s, buffer %s, run folder %s; waiting for workers",
                     publisher.session_id,
-                    self._client.address,
-                    self._client.buffer,
+                    self.client.address,
+                    self.client.buffer,
                     folder.path,
                 )
                 stack.callback(
@@ -243,18 +237,17 @@ class _Run:
             source = self._source(publisher)
             stack.callback(source.close)
             outcome = Trainer(
-                self._settings,
-                policy=self._policy,
-                updater=self._updater,
+                settings=self.settings,
+                updater=self.updater,
                 source=source,
                 publisher=publisher,
                 progress=progress,
-                returns=self._returns,
-                environment=self._environment,
+                returns=self.returns,
+                environment=self.environment,
                 state=state,
                 stopped=stopped,
                 checkpoint=lambda state: self._save(state, publisher),
-                ranks=self._ranks,
+                ranks=self.ranks,
                 evaluations=evaluator,
             ).run()
         if folder is not None and 0 < update_before == state.update:
@@ -267,20 +260,20 @@ class _Run:
 
     def _publisher(self, session: SessionState, stack: ExitStack) -> Publisher | Follower:
         """Start the session, on rank 0, and give the others its name."""
-        if not self._ranks.membership.is_main:
-            return Follower(self._ranks.from_main(b"").decode(), session.model_version)
+        if not self.ranks.membership.is_main:
+            return Follower(self.ranks.from_main(b"").decode(), session.model_version)
         publisher = Publisher(
-            self._client, session_id=session.session_id, model_version=session.model_version
+            self.client, session_id=session.session_id, model_version=session.model_version
         )
-        publisher.start(self._policy)
+        publisher.start(self.policy)
         stack.callback(publisher.end)
-        self._ranks.from_main(publisher.session_id.encode())
+        self.ranks.from_main(publisher.session_id.encode())
         return publisher
 
     def _evaluator(self) -> Evaluator | None:
         """Make the evaluator for all ranks, on rank 0, if so wished."""
-        settings = self._settings
-        if not (settings.evaluate_every and self._ranks.membership.is_main):
+        settings = self.settings
+        if not (settings.evaluate_every and self.ranks.membership.is_main):
             return None
         return Evaluator(
             EvaluationTask(
@@ -294,67 +287,67 @@ class _Run:
         )
 
     def _source(self, publisher: Publisher | Follower) -> LeaseSource:
-        membership = self._ranks.membership
+        membership = self.ranks.membership
         # Another one for each start: the server remembers which requests it has granted.
-        nonce = self._ranks.from_main(uuid4().hex.encode()).decode()
-        spaces = spaces_of(self._settings.env, self._settings.env_options)
+        nonce = self.ranks.from_main(uuid4().hex.encode()).decode()
+        spaces = spaces_of(self.settings.env, self.settings.env_options)
         return LeaseSource(
-            self._client,
-            fragment_count=self._settings.fragments_per_batch,
+            self.client,
+            fragment_count=self.settings.fragments_per_batch,
             share=Share(membership.rank, membership.world_size, nonce),
-            prefetch_batches=self._settings.prefetch_batches,
-            device=self._settings.device,
+            prefetch_batches=self.settings.prefetch_batches,
+            device=self.settings.device,
             session_id=publisher.session_id,
-            fitting=Fitting(expected_rows(spaces, self._policy.initial_state(1)), spaces),
-            while_waiting=lambda: publisher.keep(self._policy),
+            fitting=Fitting(expected_rows(spaces, self.policy.initial_state(1)), spaces),
+            while_waiting=lambda: publisher.keep(self.policy),
         )
 
     def _restored(self) -> tuple[TrainerState, SessionState]:
         """Go on from the checkpoint if so wished and there is one; rank 0 reads it for all."""
         data = b""
-        if self._folder is not None and self._settings.resume:
-            data = self._folder.read_checkpoint()
-        data = self._ranks.from_main(data)
+        if self.folder is not None and self.settings.resume:
+            data = self.folder.read_checkpoint()
+        data = self.ranks.from_main(data)
         state, session = TrainerState(), SessionState()
         if data:
             state, session = checkpoint.restore(
                 data,
-                updater=self._updater,
-                returns=self._returns,
-                environment=self._environment,
-                identity=self._identity,
-                source=str(self._folder.checkpoint if self._folder is not None else "checkpoint"),
+                updater=self.updater,
+                returns=self.returns,
+                environment=self.environment,
+                identity=self.identity,
+                source=str(self.folder.checkpoint if self.folder is not None else "checkpoint"),
             )
-        if self._folder is not None and self._settings.resume:
-            self._folder.drop_records_after(state.update)
+        if self.folder is not None and self.settings.resume:
+            self.folder.drop_records_after(state.update)
             if data:
-                _log.info("going on in %s after update %d", self._folder.path, state.update)
+                _log.info("going on in %s after update %d", self.folder.path, state.update)
             else:
-                _log.info("no checkpoint in %s: starting from scratch", self._folder.path)
+                _log.info("no checkpoint in %s: starting from scratch", self.folder.path)
         return state, session
 
     def _save(self, state: TrainerState, publisher: Publisher | Follower) -> None:
-        if self._folder is None:
+        if self.folder is None:
             return
         data = checkpoint.encode(
-            updater=self._updater,
+            updater=self.updater,
             state=state,
-            returns=self._returns,
-            environment=self._environment,
+            returns=self.returns,
+            environment=self.environment,
             session=SessionState(publisher.session_id, publisher.model_version),
-            identity=self._identity,
+            identity=self.identity,
         )
-        self._folder.write_checkpoint(data)
+        self.folder.write_checkpoint(data)
 
     def _sinks(self, session_id: str) -> list[Sink]:
         """List where records go: nowhere on other ranks than 0."""
-        settings, folder = self._settings, self._folder
+        settings, folder = self.settings, self.folder
         if folder is None:
             return []
         try:
             sinks: list[Sink] = [JsonLines(folder.progress), Lines(_log.info)]
             if settings.tensorboard:
-                sinks.append(TensorBoard(folder.path, self._environment.total))
+                sinks.append(TensorBoard(folder.path, self.environment.total))
         except OSError as error:
             raise RunFolderError(folder.path, error) from error
         if settings.wandb_project:

@@ -57,8 +57,7 @@ class Bench:
         made = LearnSettings(**settings)
         self.progress = Progress([JsonLines(self.path)])
         return Trainer(
-            made,
-            policy=self.policy,
+            settings=made,
             updater=PpoUpdater(self.policy, made.ppo, seed=0),
             source=source or self.source,
             publisher=self.publisher,
@@ -67,7 +66,7 @@ class Bench:
             state=TrainerState(),
             stopped=stopped,
             checkpoint=save or (lambda state: self.saved.append(state.update)),
-            ranks=ranks,
+            ranks=ranks or Ranks(),
             clock=lambda: self.now,
         )
 

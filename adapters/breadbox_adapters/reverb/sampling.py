@@ -33,13 +33,9 @@ class Draws:
     """
 
     def __init__(self, client: Client, table: str, *, at_once: int, wait_s: float) -> None:
-        """Draw nothing yet.
+        """Draw at most `at_once` items a fetch; wait `wait_s` seconds, or for ever, for an item.
 
-        Args:
-            client: Stays the caller's to close.
-            table: Which table.
-            at_once: Items of a fetch at most; those a consumer never comes to count as drawn.
-            wait_s: Seconds to wait for an item; infinite: for as long as it takes.
+        Items that were drawn and that a consumer never comes to count as drawn.
         """
         if at_once < 1:
             raise ValueError(f"items drawn at a time must be at least 1, got {at_once}")

@@ -86,11 +86,9 @@ class Share:
 class LeaseSource:
     """Batches of a buffer, each under a lease that lives until the batch is released.
 
-    The host memory of a released batch is what a later one is loaded into, so that a run allocates
-    for as many batches as it holds at a time and no more.
-
-    Not thread-safe. All ranks of a learner ask with the same request ids, so that they share each
-    draw without a word between them; a rank that is late finds its share waiting.
+    The host memory of a released batch is what a later one is loaded into. All ranks of a learner
+    ask with the same request ids, so that they share each draw without a word between them; a rank
+    that is late finds its share waiting. Not thread-safe.
 
     Args:
         client: Connected to the buffer.
@@ -102,8 +100,8 @@ class LeaseSource:
         session_id: Session that fragments must be of; empty: any.
         fitting: Tells which fragments can be trained on; None: all that fit one another. The others
             are left out: the batch is smaller, or on one rank of several filled up with fragments
-            of this rank's share that do fit, since ranks work in step; if none does, `next` says
-            so, for all ranks to skip the draw.
+            that do fit, since ranks work in step; if none does, `next` raises, for all ranks to
+            skip the draw.
         while_waiting: Called after each wait that gave nothing, from the fetching thread.
         wait_slice_s: Longest single wait; `stopped` is asked in between.
         clock: Monotonic seconds; a wait is logged every 10 of them, by rank 0.

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum, IntEnum
 
 import torch
@@ -157,6 +157,7 @@ class TrainerState:
     """Draws that no rank trained on, since one could use nothing of its share."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Trainer:
     """Runs updates until there is a reason to end. Use `run` once.
 
@@ -164,45 +165,28 @@ class Trainer:
     evaluations do anything.
     """
 
-    def __init__(
-        self,
-        settings: LearnSettings,
-        *,
-        policy: PolicyModule,
-        updater: PpoUpdater,
-        source: LeaseSource,
-        publisher: Publisher | Follower,
-        progress: Progress,
-        returns: EpisodeReturns,
-        state: TrainerState,
-        stopped: Callable[[], bool],
-        checkpoint: Callable[[TrainerState], None],
-        environment: EnvironmentSteps | None = None,
-        ranks: Ranks | None = None,
-        evaluations: Evaluator | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._settings = settings
-        self._policy = policy
-        self._updater = updater
-        self._source = source
-        self._publisher = publisher
-        self._progress = progress
-        self._returns = returns
-        self._environment = environment or EnvironmentSteps()
-        self.state = state
-        self._stopped = stopped
-        self._checkpoint = checkpoint
-        self._ranks = ranks or Ranks()
-        self._clock = clock
-        self._started_at = clock() - state.trained_s
-        self._is_updating = False
-        """Whether weights stand in the middle of an update; also after one that failed."""
-        self._misfits_unsaid = 0
-        """Fragments that this rank left out of draws that were skipped since the last update."""
-        self._saving_fails = False
-        self._evaluations = evaluations
-        self._is_evaluation_due = False
+    settings: LearnSettings
+    updater: PpoUpdater
+    source: LeaseSource
+    publisher: Publisher | Follower
+    progress: Progress
+    returns: EpisodeReturns
+    state: TrainerState
+    stopped: Callable[[], bool]
+    checkpoint: Callable[[TrainerState], None]
+    environment: EnvironmentSteps = field(default_factory=EnvironmentSteps)
+    ranks: Ranks = field(default_factory=Ranks)
+    evaluations: Evaluator | None = None
+    clock: Callable[[], float] = time.monotonic
+    _is_updating: bool = False
+    """Whether weights stand in the middle of an update; also after one that failed."""
+    _misfits_unsaid: int = 0
+    """Fragments that this rank left out of draws that were skipped since the last update."""
+    _saving_fails: bool = False
+    _is_evaluation_due: bool = False
+
+    def __post_init__(self) -> None:
+        self._started_at = self.clock() - self.state.trained_s
 
     def run(self) -> Outcome:
         """Train; return the reason why it ended.
@@ -215,28 +199,28 @@ class Trainer:
         except Exception as error:
             self._save_after_error()
             # A call ends with the run that it was for if its server was away for too long.
-            if isinstance(error, ClosedError) and self._stopped():
+            if isinstance(error, ClosedError) and self.stopped():
                 return Outcome.STOPPED
             raise
         self._save()
-        if self._evaluations is not None:
+        if self.evaluations is not None:
             limit_s = 0.0 if outcome is Outcome.STOPPED else LAST_EVALUATION_S_MAX
-            self._write_down(self._evaluations.finish(self._stopped, limit_s))
+            self._write_down(self.evaluations.finish(self.stopped, limit_s))
         return outcome
 
     def _train(self) -> Outcome:
-        asked_at = self._clock()
+        asked_at = self.clock()
         if not self.state.update:
             self._evaluate()  # Where the curve begins.
         while True:
             fetched, vote = self._fetch(asked_at)
             # Asked by every rank once per draw, so that all end with the same one.
-            decision = _Vote(self._ranks.largest(vote))
-            waited_s = self._clock() - asked_at
+            decision = _Vote(self.ranks.largest(vote))
+            waited_s = self.clock() - asked_at
             if decision is _Vote.GO_ON:
                 assert fetched is not None
                 self._train_on(fetched, waited_s)
-                asked_at = self._clock()
+                asked_at = self.clock()
                 continue
             if fetched is not None:
                 fetched.release(False)
@@ -250,7 +234,7 @@ class Trainer:
     @property
     def elapsed_s(self) -> float:
         """Seconds of training, earlier parts of the run included."""
-        return self._clock() - self._started_at
+        return self.clock() - self._started_at
 
     def _fetch(self, asked_at: float) -> tuple[FetchedBatch | None, _Vote]:
         """Wait for a batch, or a reason to end or to skip this draw; waiting since *asked_at*."""
@@ -263,12 +247,12 @@ class Trainer:
 
         otherwise = _Vote.STOPPED
         try:
-            fetched = self._source.next(must_give_up)
+            fetched = self.source.next(must_give_up)
         except UnusableShareError as unusable:
             self._misfits_unsaid += unusable.misfit_count
             fetched, otherwise = None, _Vote.SKIP
         except ClosedError:
-            if not self._stopped():
+            if not self.stopped():
                 raise
             fetched = None
         if fetched is not None:
@@ -277,46 +261,46 @@ class Trainer:
         return None, vote if vote is not _Vote.GO_ON else otherwise
 
     def _waiting_vote(self, asked_at: float) -> _Vote:
-        if self._stopped():
+        if self.stopped():
             return _Vote.STOPPED
         if self._out_of_time():
             return _Vote.TIME_LIMIT
-        waited_s = self._clock() - asked_at
-        return _Vote.STARVED if waited_s > self._settings.wait_limit_s else _Vote.GO_ON
+        waited_s = self.clock() - asked_at
+        return _Vote.STARVED if waited_s > self.settings.wait_limit_s else _Vote.GO_ON
 
     def _reason_to_end(self) -> _Vote:
-        settings = self._settings
-        if self._stopped():
+        settings = self.settings
+        if self.stopped():
             return _Vote.STOPPED
         if settings.updates_max and self.state.update >= settings.updates_max:
             return _Vote.UPDATES_DONE
-        mean = self._returns.mean
+        mean = self.returns.mean
         if (
             settings.target_return is not None
             and mean is not None
-            and self._returns.episode_count >= MEANINGFUL_EPISODES
+            and self.returns.episode_count >= MEANINGFUL_EPISODES
             and mean >= settings.target_return
         ):
             return _Vote.TARGET_REACHED
         return _Vote.TIME_LIMIT if self._out_of_time() else _Vote.GO_ON
 
     def _out_of_time(self) -> bool:
-        limit_s = self._settings.time_limit_s
+        limit_s = self.settings.time_limit_s
         return limit_s is not None and self.elapsed_s >= limit_s
 
     def _train_on(self, fetched: FetchedBatch, waited_s: float) -> None:
-        started_at = self._clock()
-        settings, batch, number = self._settings, fetched.batch, self.state.update
+        started_at = self.clock()
+        settings, batch, number = self.settings, fetched.batch, self.state.update
         train_policy = number >= settings.value_warmup_updates
         trained = is_published = False
         self._is_updating = True
         try:
-            statistics = self._updater.update(batch, number=number, train_policy=train_policy)
+            statistics = self.updater.update(batch, number=number, train_policy=train_policy)
             trained = True
             self._is_updating = False
             self.state.update += 1
-            ended = self._returns.ended_in(batch)
-            seen = self._environment.seen_in(batch)
+            ended = self.returns.ended_in(batch)
+            seen = self.environment.seen_in(batch)
             step_count = batch.step_count
         finally:
             fetched.release(trained)  # The end of the batch: its memory is used again.
@@ -325,29 +309,29 @@ class Trainer:
         self._misfits_unsaid = 0
         # Of the shares of all ranks.
         sums = [len(staleness), step_count, misfits, sum(staleness), sum(fetched.use_count)]
-        summed = self._ranks.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        summed = self.ranks.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
         fragments, steps, misfits, staleness_sum, use_count_sum = summed
         shares = {
             "staleness_mean": staleness_sum / max(1.0, fragments),
-            "staleness_max": self._ranks.largest(max(staleness, default=0)),
+            "staleness_max": self.ranks.largest(max(staleness, default=0)),
             "use_count_mean": use_count_sum / max(1.0, fragments),
         }
-        self._returns.count(self._of_all_ranks(ended))
+        self.returns.count(self._of_all_ranks(ended))
         rows = torch.tensor(seen, dtype=torch.int64).reshape(-1, 2)
-        self._environment.count(map(tuple, self._ranks.gathered(rows).tolist()))
+        self.environment.count(map(tuple, self.ranks.gathered(rows).tolist()))
         self.state.fragments += int(fragments)
         self.state.steps += int(steps)
         self.state.misfits += int(misfits)
         if train_policy and self.state.update % settings.publish_every == 0:
-            self._publisher.publish(self._policy)
+            self.publisher.publish(self.updater.policy)
             is_published = True
-        update_s = self._clock() - started_at
-        self._progress.write(self._record(fetched, shares, statistics, waited_s, update_s))
+        update_s = self.clock() - started_at
+        self.progress.write(self._record(fetched, shares, statistics, waited_s, update_s))
         self._is_evaluation_due |= self._is_turn(settings.evaluate_every)
         if is_published and self._is_evaluation_due:
             self._evaluate()
-        if self._evaluations is not None:
-            self._write_down(self._evaluations.finished())
+        if self.evaluations is not None:
+            self._write_down(self.evaluations.finished())
         if self._is_turn(settings.checkpoint_every):
             self._save_on_the_way()
 
@@ -357,19 +341,19 @@ class Trainer:
     def _evaluate(self) -> None:
         """Have the version that was published last evaluated."""
         self._is_evaluation_due = False
-        if self._evaluations is None:
+        if self.evaluations is None:
             return
         marks = {
             "time_s": round(self.elapsed_s, 3),
             "update": self.state.update,
-            "model_version": self._publisher.model_version,
-            "environment_steps": self._environment.total,
+            "model_version": self.publisher.model_version,
+            "environment_steps": self.environment.total,
         }
-        self._evaluations.begin(marks, self._policy)
+        self.evaluations.begin(marks, self.updater.policy)
 
     def _write_down(self, evaluations: list[Record]) -> None:
         for record in evaluations:
-            self._progress.write_evaluation(record)
+            self.progress.write_evaluation(record)
 
     def _of_all_ranks(self, ended: list[Ended]) -> list[Ended]:
         """Gather the episodes that ended in the shares of all ranks."""
@@ -377,7 +361,7 @@ class Trainer:
         # Returns travel as the bits of a float64, beside the identities.
         values = torch.tensor([value for _, value in ended], dtype=torch.float64)
         rows = torch.stack([identities, values.view(torch.int64)], dim=1)
-        every = self._ranks.gathered(rows)
+        every = self.ranks.gathered(rows)
         values = every[:, 1].contiguous().view(torch.float64)
         return list(zip(every[:, 0].tolist(), values.tolist(), strict=True))
 
@@ -404,7 +388,7 @@ class Trainer:
 
     def _save(self) -> None:
         self.state.trained_s = self.elapsed_s
-        self._checkpoint(self.state)
+        self.checkpoint(self.state)
 
     def _record(
         self,
@@ -418,16 +402,16 @@ class Trainer:
         return {
             "time_s": round(self.elapsed_s, 3),
             "update": self.state.update,
-            "model_version": self._publisher.model_version,
-            "return_mean_100": self._returns.mean,
-            "episode_count": self._returns.episode_count,
+            "model_version": self.publisher.model_version,
+            "return_mean_100": self.returns.mean,
+            "episode_count": self.returns.episode_count,
             **shares,
             "fetch_wait_s": waited_s,
             "load_s": fetched.load_s,
             "update_s": update_s,
             "fragments": self.state.fragments,
             "steps": self.state.steps,
-            "environment_steps": self._environment.total,
+            "environment_steps": self.environment.total,
             "misfits": self.state.misfits,
             "skipped_draws": self.state.skipped_draws,
             "waiting_reason": fetched.waiting_reason,
