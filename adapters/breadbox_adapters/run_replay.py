@@ -74,15 +74,11 @@ class RunReplay:
         and `process`. Token and certificates are the environment's (see `breadbox.environment`), so
         that none of them is written into a model's file.
 
-        Args:
-            capacity_steps: Steps that are kept here, and about as many in a buffer that is made.
-            env_count: Environments of which each `add` brings a step.
-            prefix: Begins the names that are made up.
-            seed: Of the draws.
-            must_exist: Whether the buffer has to be there, with a session of the run, as where a
-                checkpoint is loaded.
-            arrays: Type and shape, in a single step, at each path of an observation and an action;
-                None: any.
+        About `capacity_steps` are kept here, and in a buffer that is made; each `add` brings a step
+        of `env_count` environments. `prefix` begins names that are made up, `seed` is of the draws.
+        With `must_exist` the buffer has to be there, with a session of the run, as where a
+        checkpoint is loaded. `arrays` are type and shape, in a single step, at each path of
+        observations and actions.
 
         Raises:
             InvalidRequestError: Another run's session is current in the buffer.
