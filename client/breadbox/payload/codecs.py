@@ -78,11 +78,7 @@ class Encoded:
 
 @lru_cache(maxsize=256)
 def parse_codec(text: str) -> CodecChoice:
-    """Read a codec's name.
-
-    Raises:
-        InvalidRequestError: There is no such codec, or its setting is out of range.
-    """
+    """Read a codec's name."""
     name, colon, setting = text.partition(":")
     ranges = {
         "zstd": (_ZSTD_LEVELS, _ZSTD_LEVEL_DEFAULT),
@@ -103,11 +99,7 @@ def parse_codec(text: str) -> CodecChoice:
 
 
 def choose(codecs: Codecs, path: str) -> CodecChoice:
-    """Find the codec for an array.
-
-    Raises:
-        InvalidRequestError: The codec found is not one.
-    """
+    """Find the codec for an array."""
     if isinstance(codecs, str):
         return parse_codec(codecs)
     for pattern, text in codecs.items():
@@ -130,9 +122,6 @@ def encode(
         type_name: Of its elements.
         choice: Codec and parameters.
         expansion: Expansion of the payload that it becomes a part of, or None if it is alone.
-
-    Raises:
-        UnsupportedArrayError: The codec needs a package that is not installed.
     """
     raw = byte_view(array)
     expansion = expansion or Expansion()
@@ -154,12 +143,7 @@ def require_plausible(
     type_name: str,
     expansion: Expansion,
 ) -> None:
-    """Check what a payload declares of an encoded array, before anything is allocated for it.
-
-    Raises:
-        PayloadCorruptError: The codec is unknown, or cannot have made so much of so little; or the
-            payload's compressed arrays would expand to more than they may.
-    """
+    """Check what a payload declares of an encoded array, before anything is allocated for it."""
     if not 0 < encoded_bytes < raw_bytes:
         is_plausible = False
     elif codec == payload_pb2.CODEC_LZ4:
@@ -185,12 +169,7 @@ def require_plausible(
 def decode_into(
     destination: NDArray[Any], encoded: memoryview, codec: int, parameters: Mapping[str, str]
 ) -> None:
-    """Decode into a C-contiguous array of the declared shape and type.
-
-    Raises:
-        PayloadCorruptError: The bytes are not what the codec makes, or decode to another size.
-        UnsupportedArrayError: The codec needs a package that is not installed.
-    """
+    """Decode into a C-contiguous array of the declared shape and type."""
     if codec == payload_pb2.CODEC_RAW:
         byte_view(destination)[:] = encoded
     elif codec == payload_pb2.CODEC_LZ4:
@@ -288,9 +267,6 @@ def encode_frames(
     Args:
         frames: uint8[T, H, W] or [T, H, W, 3], C-contiguous; see `is_video`.
         quality: None for lossless.
-
-    Raises:
-        UnsupportedArrayError: PyAV is not installed.
     """
     av = _require_av()
     is_colour = frames.ndim == 4
@@ -325,12 +301,7 @@ def encode_frames(
 def decode_frames_into(
     destination: NDArray[np.uint8], encoded: memoryview, parameters: Mapping[str, str]
 ) -> None:
-    """Decode frames into uint8[T, H, W] or [T, H, W, 3].
-
-    Raises:
-        PayloadCorruptError: The stream does not decode, or to other frames than declared.
-        UnsupportedArrayError: PyAV is not installed.
-    """
+    """Decode frames into uint8[T, H, W] or [T, H, W, 3]."""
     av = _require_av()
     height, width = destination.shape[1:3]
     planes = parameters.get(_PARAMETER, "")

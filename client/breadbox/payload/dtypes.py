@@ -27,9 +27,6 @@ def stored_array(path: str, leaf: Any) -> tuple[NDArray[Any], str]:
 
     No copy is made unless the leaf is on another device or lazily conjugated. Accepts numpy arrays
     and scalars, torch tensors, and Python's bool, int, float and complex (as 0-d arrays).
-
-    Raises:
-        UnsupportedArrayError: The leaf is not an array, or of a type that is never stored.
     """
     if is_tensor(leaf):
         return _stored_tensor(path, leaf)
@@ -63,11 +60,7 @@ def _remedy(array: NDArray[Any]) -> str:
 
 
 def parse_dtype(name: str) -> np.dtype[Any]:
-    """Return the stored type that a header names.
-
-    Raises:
-        PayloadCorruptError: The name is not one that a writer makes; object types are among these.
-    """
+    """Return the stored type that a header names."""
     if name == BFLOAT16:
         return np.dtype("<u2")
     try:
@@ -82,11 +75,7 @@ def parse_dtype(name: str) -> np.dtype[Any]:
 
 
 def as_leaf(array: NDArray[Any], name: str) -> Any:
-    """Return a stored array as users see it: itself, or for bfloat16 a torch tensor of its memory.
-
-    Raises:
-        UnsupportedArrayError: It is bfloat16 and torch is not installed.
-    """
+    """Return a stored array as users see it; of bfloat16, as a torch tensor of its memory."""
     if name != BFLOAT16:
         return array
     try:

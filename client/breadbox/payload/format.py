@@ -36,10 +36,8 @@ ever executed, and a reader checks every size against the payload's own before i
 
 import struct
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -71,11 +69,11 @@ from breadbox.payload.layout import (
     StoredArray,
     aligned,
     make_layout,
-    pack_figures,
     parse_attributes,
     serialize_attributes,
 )
 from breadbox.payload.limits import (
+    ALIGNMENT_BYTES,
     CHECKSUM_BLOCKS_MAX,
     HEAD_BYTES_MAX,
     LAYOUTS_MAX,
@@ -93,17 +91,16 @@ CHECKSUMMED_PRELUDE_BYTES: Final = _PRELUDE.size
 """Bytes of a prelude in front of its checksum."""
 PRELUDE_BYTES: Final = CHECKSUMMED_PRELUDE_BYTES + _CHECKSUM.size
 
+_digest: Final = xxhash.xxh3_64_intdigest
+_ZEROS: Final = [bytes(count) for count in range(ALIGNMENT_BYTES)]
+
 _JOIN_BYTES: Final = 16 * 1024
 """Neighbouring buffers up to this size are joined: a copy costs less than a buffer more to send."""
 
-_SMALL_BODY_BYTES: Final = 16 * 1024
-"""Bodies up to this size are joined with their head, for the same reason."""
-
 _layout_reader = LayoutReader()
-_layouts: OrderedDict[Hashable, tuple[Structure, Layout]] = OrderedDict()
-_recognised: dict[Hashable, Layout] = {}
-"""Layouts by the signature of usual trees: found without naming a leaf."""
-_layouts_lock = threading.Lock()
+_kinds: dict[Hashable, "_TreeKind"] = {}
+"""Kinds of trees that were encoded last, by signature."""
+_kinds_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,28 +154,27 @@ def encode_with_layout(
     raw_attributes = (
         attributes if isinstance(attributes, bytes) else serialize_attributes(attributes)
     )
+    kind, arrays = _recognise(tree)
+    encoded = None
     if codecs != "raw":
-        return _encode_by_codec(tree, raw_attributes, codecs)
-    layout, arrays = _recognise(tree)
-    if layout.raw_places.body_bytes <= _SMALL_BODY_BYTES:
-        return layout, [_small_payload(layout, [each.tobytes() for each in arrays], raw_attributes)]
+        expansion = Expansion()
+        encoded = [
+            encode(_contiguous(array), type_name, choose(codecs, path), expansion)
+            for path, array, type_name in zip(kind.paths, arrays, kind.type_names, strict=True)
+        ]
+    layout = kind.layout(arrays, encoded)
+    if encoded is not None:
+        return layout, _assemble(layout, [each.buffer for each in encoded], raw_attributes)
     # A copy of a small array costs less than a view of it.
     buffers = [
-        array.tobytes()
-        if array.nbytes <= _JOIN_BYTES
-        else byte_view(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+        array.tobytes() if array.nbytes <= _JOIN_BYTES else byte_view(_contiguous(array))
         for array in arrays
     ]
     return layout, _assemble(layout, buffers, raw_attributes)
 
 
 def head_bytes_of(prelude: memoryview) -> int:
-    """Tell from a payload's first bytes how long its head is, padding not included.
-
-    Raises:
-        PayloadFormatError: The payload is of another format version.
-        PayloadCorruptError: This is not a payload, or its head is beyond the limit.
-    """
+    """Tell from a payload's first bytes how long its head is, padding not included."""
     return _parse_prelude(prelude).head_bytes
 
 
@@ -268,11 +264,10 @@ def decode_tree(
 
 def checksums(buffer: bytes | memoryview, block_bytes: int) -> list[int]:
     """XXH3-64 of each block of a buffer, in order; none of an empty one."""
-    digest = xxhash.xxh3_64_intdigest
     if len(buffer) <= block_bytes:
-        return [digest(buffer)] if len(buffer) else []
+        return [_digest(buffer)] if len(buffer) else []
     return [
-        digest(buffer[start : start + block_bytes]) for start in range(0, len(buffer), block_bytes)
+        _digest(buffer[start : start + block_bytes]) for start in range(0, len(buffer), block_bytes)
     ]
 
 
@@ -284,9 +279,6 @@ def verify(head: Head, index: int, encoded: memoryview, *, first_block: int = 0)
         index: Of the array.
         encoded: Its encoded bytes from the start of `first_block`, to the end of a block.
         first_block: Number of the block that `encoded` starts with.
-
-    Raises:
-        PayloadCorruptError: A checksum differs; names the array and the block.
     """
     layout = head.layout
     first = head.places.first_figures[index]
@@ -298,143 +290,99 @@ def verify(head: Head, index: int, encoded: memoryview, *, first_block: int = 0)
             )
 
 
-_NO_PARAMETERS: Final[Mapping[str, str]] = {}
+_ndarray = np.ndarray
 
 
-class _UnusualTreeError(Exception):
-    """A tree has a leaf whose stored form is not found by a quick look."""
+def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
+    # Numpy's own function makes an array without axes one of one axis.
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
-def _recognise(tree: Tree) -> tuple[Layout, Sequence[NDArray[Any]]]:
-    """Find the layout of a tree's raw payloads, and its leaves as arrays of the stored types."""
-    leaves: list[NDArray[Any]] = []
+@dataclass(slots=True)
+class _TreeKind:
+    """What trees of one structure, of arrays of the same types and shapes, have in common."""
+
+    structure: Structure
+    paths: list[str]
+    type_names: list[str]
+    layouts: dict[Hashable, Layout] = field(default_factory=dict)
+    """Layouts by the codecs of the arrays, or by none if all are raw."""
+
+    def layout(self, arrays: Sequence[NDArray[Any]], encoded: Sequence[Encoded] | None) -> Layout:
+        codecs = [(each.codec, each.parameters) for each in encoded or ()]
+        key = tuple([(codec, *parameters.items()) for codec, parameters in codecs])
+        layout = self.layouts.get(key)
+        if layout is None:
+            codecs = codecs or [(payload_pb2.CODEC_RAW, {})] * len(arrays)
+            stored = [
+                StoredArray(
+                    path, name, parse_dtype(name), array.shape, codec, array.nbytes, parameters
+                )
+                for path, name, array, (codec, parameters) in zip(
+                    self.paths, self.type_names, arrays, codecs, strict=True
+                )
+            ]
+            layout = make_layout(self.structure, stored)
+            if len(self.layouts) < LAYOUTS_MAX:
+                self.layouts[key] = layout
+        return layout
+
+
+def _recognise(tree: Tree) -> tuple[_TreeKind, Sequence[NDArray[Any]]]:
+    """Return a tree's kind, and its leaves as arrays of the stored types."""
     parts: list[Hashable] = []
+    leaves: list[NDArray[Any]] = []
     try:
         _sign((tree,), parts, leaves, TREE_DEPTH_MAX)
-    except _UnusualTreeError:
-        return _examine(tree)
+    except UnsupportedArrayError:
+        _describe(tree)  # Raises again, and names the leaf.
+        raise
     signature = tuple(parts)
-    known = _recognised.get(signature)
-    if known is not None:
-        return known, leaves
-    layout, arrays = _examine(tree)
-    if any(each.dtype.kind not in "buif" for each in leaves):
-        return layout, arrays
-    with _layouts_lock:
-        _recognised[signature] = layout
-        while len(_recognised) > LAYOUTS_MAX:
-            del _recognised[next(iter(_recognised))]
-    return layout, arrays
-
-
-_ndarray = np.ndarray
+    kind = _kinds.get(signature)
+    if kind is None:
+        kind = _TreeKind(*_describe(tree))
+        with _kinds_lock:
+            _kinds[signature] = kind
+            while len(_kinds) > LAYOUTS_MAX:
+                del _kinds[next(iter(_kinds))]
+    return kind, leaves
 
 
 def _sign(
     nodes: Iterable[Tree], parts: list[Hashable], leaves: list[NDArray[Any]], depth_left: int
 ) -> None:
-    """Append what trees of one layout have in common, and no others; collect the leaves.
-
-    Raises:
-        _UnusualTreeError: A tree may not be storable, or not as it is.
-    """
+    """Append what trees of one kind have in common, and no others; collect the leaves."""
     for node in nodes:
-        kind = type(node)
-        if kind is _ndarray:  # First, because most are.
+        if type(node) is _ndarray and node.dtype.kind in "buif":  # First, because most are.
             leaves.append(node)
             parts += (node.dtype, node.shape)
         elif node is None:
             parts.append(None)
-        elif depth_left <= 0:
-            raise _UnusualTreeError
-        elif kind is dict:
-            parts.append((dict, *node))
-            _sign(node.values(), parts, leaves, depth_left - 1)
-        elif kind is list or kind is tuple:
-            parts.append((kind, len(node)))
-            _sign(node, parts, leaves, depth_left - 1)
+        elif isinstance(node, (dict, list, tuple)):
+            if depth_left <= 0:
+                raise UnsupportedArrayError("", "the tree is too deep")
+            if isinstance(node, dict):
+                parts.append((dict, *node))
+                _sign(node.values(), parts, leaves, depth_left - 1)
+            else:
+                parts.append((isinstance(node, tuple), len(node)))
+                _sign(node, parts, leaves, depth_left - 1)
         else:
-            raise _UnusualTreeError
+            array, type_name = stored_array("", node)
+            leaves.append(array)
+            parts += (type_name, array.shape)
 
 
-def _examine(tree: Tree) -> tuple[Layout, Sequence[NDArray[Any]]]:
-    """Do as `_recognise`, for any tree, and refuse one that cannot be stored."""
-    structure, arrays, type_names = _stored_leaves(tree)
-    codecs = [(payload_pb2.CODEC_RAW, _NO_PARAMETERS)] * len(arrays)
-    return _layout_of(structure, arrays, type_names, codecs), arrays
-
-
-def _stored_leaves(tree: Tree) -> tuple[Structure, list[NDArray[Any]], list[str]]:
-    """Return a tree's structure, and its leaves as arrays of the stored types, with their types."""
+def _describe(tree: Tree) -> tuple[Structure, list[str], list[str]]:
+    """Return a tree's structure, and the paths and stored types of its leaves."""
     structure, leaves = flatten_leaves(tree)
-    arrays, type_names = [], []
-    for position, leaf in enumerate(leaves):
-        try:
-            array, type_name = stored_array("", leaf)
-        except UnsupportedArrayError as error:
-            raise UnsupportedArrayError(paths_of(structure)[position], error.problem) from None
-        arrays.append(array)
-        type_names.append(type_name)
-    return structure, arrays, type_names
-
-
-def _layout_of(
-    structure: Structure,
-    arrays: Sequence[NDArray[Any]],
-    type_names: Sequence[str],
-    codecs: Sequence[tuple[int, Mapping[str, str]]],
-) -> Layout:
-    """Return the layout of payloads of these types, shapes, codecs and this structure."""
-    key = tuple(
-        [
-            (type_name, array.shape, codec, *parameters.items())
-            for array, type_name, (codec, parameters) in zip(
-                arrays, type_names, codecs, strict=True
-            )
-        ]
-    )
-    with _layouts_lock:
-        known = _layouts.get(key)
-    if known is not None and known[0] == structure:
-        return known[1]
-    stored = []
-    for path, array, type_name, (codec, parameters) in zip(
-        paths_of(structure), arrays, type_names, codecs, strict=True
-    ):
-        dtype = parse_dtype(type_name)
-        stored.append(
-            StoredArray(path, type_name, dtype, array.shape, codec, array.nbytes, parameters)
-        )
-    layout = make_layout(structure, stored)
-    with _layouts_lock:
-        _layouts[key] = (structure, layout)
-        while len(_layouts) > LAYOUTS_MAX:
-            _layouts.popitem(last=False)
-    return layout
-
-
-def _encode_by_codec(
-    tree: Tree, raw_attributes: bytes, codecs: Codecs
-) -> tuple[Layout, list[memoryview]]:
-    structure, arrays, type_names = _stored_leaves(tree)
-    expansion = Expansion()
-    encoded: list[Encoded] = []
     paths = paths_of(structure)
-    for path, array, type_name in zip(paths, arrays, type_names, strict=True):
-        contiguous = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-        encoded.append(encode(contiguous, type_name, choose(codecs, path), expansion))
-    layout = _layout_of(
-        structure, arrays, type_names, [(each.codec, each.parameters) for each in encoded]
-    )
-    return layout, _assemble(layout, [each.buffer for each in encoded], raw_attributes)
+    types = [stored_array(path, leaf)[1] for path, leaf in zip(paths, leaves, strict=True)]
+    return structure, paths, types
 
 
 def _place(layout: Layout, sizes: Sequence[int]) -> Places:
-    """Place the arrays of a payload, its encoded ones of these sizes, if they can be true.
-
-    Raises:
-        PayloadCorruptError: A size is impossible, or more would be made of it than is taken.
-    """
+    """Place the arrays of a payload, its encoded ones of these sizes, if they can be true."""
     expansion = Expansion()
     for index, size_bytes in zip(layout.encoded, sizes, strict=True):
         stored = layout.arrays[index]
@@ -459,68 +407,45 @@ def _assemble(
     sizes = [len(buffers[index]) for index in layout.encoded]
     places = layout.place(sizes)
     figures = list(sizes)
-    for index in layout.order:
-        figures += checksums(buffers[index], layout.block_bytes)
-    payload: list[memoryview] = []
-    small: list[bytes | memoryview] = [*_head(layout, places.body_bytes, figures, raw_attributes)]
+    first: list[bytes | memoryview] = [b""]  # The head, once all figures are known.
+    small = first
+    parts: list[list[bytes | memoryview] | memoryview] = [small]
     end = 0
     for index in layout.order:
         buffer, offset = buffers[index], places.offsets[index]
-        small.append(bytes(offset - end))
-        end = offset + len(buffer)
-        if len(buffer) <= _JOIN_BYTES:
+        size_bytes = len(buffer)
+        small.append(_ZEROS[offset - end])
+        end = offset + size_bytes
+        if size_bytes <= _JOIN_BYTES:
             small.append(buffer)
+            if size_bytes:
+                figures.append(_digest(buffer))
         else:
-            payload += [memoryview(b"".join(small)), memoryview(buffer)]
+            figures += checksums(buffer, layout.block_bytes)
             small = []
-    if small:
-        payload.append(memoryview(b"".join(small)))
-    return payload
-
-
-def _small_payload(layout: Layout, raws: Sequence[bytes], raw_attributes: bytes) -> memoryview:
-    """Return a payload of raw arrays that have one checksum block each, or are empty."""
-    figures = map(xxhash.xxh3_64_intdigest, filter(None, raws))
-    parts = _head(layout, layout.raw_places.body_bytes, [*figures], raw_attributes)
-    body = [*layout.gaps_between]
-    body[1::2] = raws
-    parts += body
-    return memoryview(b"".join(parts))
+            parts += (memoryview(buffer), small)
+    first[:1] = _head(layout, places.body_bytes, figures, raw_attributes)
+    return [
+        memoryview(b"".join(part)) if isinstance(part, list) else part for part in parts if part
+    ]
 
 
 def _head(
     layout: Layout, body_bytes: int, figures: Sequence[int], raw_attributes: bytes
-) -> list[bytes]:
+) -> tuple[bytes, ...]:
     """Return the parts of a head, padding included."""
-    own = pack_figures(figures) + raw_attributes
-    prelude, padding = _frame(layout, len(figures), len(raw_attributes), body_bytes)
-    checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(prelude + own))
-    return [prelude, checksum, own, layout.raw, padding]
-
-
-@lru_cache(maxsize=64)
-def _frame(
-    layout: Layout, figure_count: int, attribute_bytes: int, body_bytes: int
-) -> tuple[bytes, bytes]:
-    """Return what a head begins with, checksum not included, and its padding."""
-    figure_bytes = figure_count * _CHECKSUM.size
-    head_bytes = PRELUDE_BYTES + figure_bytes + attribute_bytes + len(layout.raw)
+    raw_figures = struct.pack(f"<{len(figures)}Q", *figures)
+    head_bytes = PRELUDE_BYTES + len(raw_figures) + len(raw_attributes) + len(layout.raw)
     if head_bytes > HEAD_BYTES_MAX:
         raise UnsupportedArrayError("", f"the head has {head_bytes} bytes")
     body_offset = aligned(head_bytes)
     if body_offset + body_bytes > PAYLOAD_BYTES_MAX:
         raise UnsupportedArrayError("", f"the payload has {body_offset + body_bytes} bytes")
-    prelude = _PRELUDE.pack(
-        _MAGIC,
-        FORMAT_VERSION,
-        0,
-        len(layout.raw),
-        layout.hash,
-        figure_bytes,
-        attribute_bytes,
-        body_bytes,
-    )
-    return prelude, bytes(body_offset - head_bytes)
+    sizes = len(raw_figures), len(raw_attributes), body_bytes
+    prelude = _PRELUDE.pack(_MAGIC, FORMAT_VERSION, 0, len(layout.raw), layout.hash, *sizes)
+    own = raw_figures + raw_attributes
+    checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(prelude + own))
+    return prelude, checksum, own, layout.raw, _ZEROS[body_offset - head_bytes]
 
 
 class _Prelude(NamedTuple):

@@ -81,11 +81,7 @@ def fragment_tree(fragment: Fragment) -> dict[str, Any]:
 
 
 def fragment_attributes(fragment: Fragment) -> bytes:
-    """Return what a payload says about where it belongs, for inspection.
-
-    Raises:
-        UnsupportedArrayError: A name is too long, or no UTF-8 text.
-    """
+    """Return what a payload says about where it belongs, for inspection."""
     fixed = _fixed_attributes(
         fragment.worker_id, fragment.session_id, str(fragment.model_version_min)
     )
@@ -125,12 +121,7 @@ _INDEX_ENTRY: Final = serialize_attributes({"fragment_index": "0"})
 
 
 def encode_fragment(fragment: Fragment, *, codecs: Codecs = "raw") -> list[memoryview]:
-    """Encode a fragment as a payload. See `encode_tree` about whose memory the buffers are.
-
-    Raises:
-        TreeMismatchError: A leaf does not have one row per step.
-        UnsupportedArrayError: A leaf cannot be stored.
-    """
+    """Encode a fragment as a payload. See `encode_tree` about whose memory the buffers are."""
     return _encode(fragment, codecs)[1]
 
 
@@ -204,12 +195,7 @@ def write_and_describe(
 
 
 def encode_inline(fragment: Fragment, *, codecs: Codecs, size_bytes_max: int) -> Written | None:
-    """Encode a payload that is sent inline, or return None if it is too large.
-
-    Raises:
-        TreeMismatchError: A leaf does not have one row per step.
-        UnsupportedArrayError: A leaf cannot be stored.
-    """
+    """Encode a payload that is sent inline, or return None if it is too large."""
     return _inline(*_encode(fragment, codecs), size_bytes_max)
 
 
@@ -356,12 +342,7 @@ class Selection:
     def of(
         self, head: Head, reference: FragmentReference
     ) -> list[tuple[int, tuple[int, ...], tuple[int, int] | None]]:
-        """List the arrays to read, as (index, shape to read, rows or None for all).
-
-        Raises:
-            PayloadCorruptError: The payload is not a fragment's.
-            InvalidRequestError: A column is not in the payload, or steps are out of range.
-        """
+        """List the arrays to read, as (index, shape to read, rows or None for all)."""
         require_fragment(head.layout, reference.metadata.step_count)
         steps = self._steps
         if steps is not None and steps[1] > reference.metadata.step_count:
@@ -452,11 +433,7 @@ def _cut_to_steps(tree: dict[str, Any], steps: tuple[int, int], step_count: int)
 
 
 def require_fields(tree: Any) -> dict[str, Any]:
-    """Return a tree, or structure, that is a fragment's.
-
-    Raises:
-        PayloadCorruptError: It is of something else.
-    """
+    """Return a tree, or structure, that is a fragment's."""
     if not isinstance(tree, dict) or tree.keys() != set(FIELDS):
         raise PayloadCorruptError("the payload is not a fragment's")
     return tree
@@ -464,11 +441,7 @@ def require_fields(tree: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def require_fragment(layout: Layout, step_count: int) -> None:
-    """See that what a layout describes can be a fragment of so many steps. Once per layout.
-
-    Raises:
-        PayloadCorruptError: A field is missing, of another type or kind, or has other rows.
-    """
+    """See that what a layout describes can be a fragment of so many steps. Once per layout."""
     structure = require_fields(layout.structure)
     for name in _REQUIRED_FIELDS:
         if structure[name] is None:
@@ -520,11 +493,7 @@ def _fragment_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment
 
 @lru_cache(maxsize=64)
 def _check_layout(layout: Layout, step_count: int) -> None:
-    """Check that step fields have one row per step; warn of images as floats. Once per layout.
-
-    Raises:
-        TreeMismatchError: A leaf does not have one row per step; names its path.
-    """
+    """Check that step fields have one row per step; warn of images as floats. Once per layout."""
     for stored in layout.arrays:
         if field_of(stored.name) not in STEP_FIELDS:
             continue

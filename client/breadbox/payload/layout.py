@@ -5,7 +5,6 @@ and shared: `is` finds out quickly that two payloads are alike.
 """
 
 import math
-import struct
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,9 +99,6 @@ class Layout:
     """Arrays whose sizes each payload has for itself: the last ones of `order`."""
     raw_places: Places = field(init=False)
     """Where raw arrays and their checksums are in every payload; encoded ones come behind them."""
-    gaps_between: tuple[bytes, ...] = field(init=False)
-    """Zeros before each raw array, from the end of the one before; each is followed by an empty
-    place for its array."""
 
     def __post_init__(self) -> None:
         raw = [index for index, stored in enumerate(self.arrays) if stored.is_raw]
@@ -111,9 +107,6 @@ class Layout:
         object.__setattr__(self, "encoded", tuple(encoded))
         places = _go_on(_nowhere(self), self, raw, [self.arrays[index].raw_bytes for index in raw])
         object.__setattr__(self, "raw_places", places)
-        gaps = [bytes(-self.arrays[index].raw_bytes % ALIGNMENT_BYTES) for index in raw]
-        pairs = [part for gap in (b"", *gaps[:-1]) for part in (gap, b"")]
-        object.__setattr__(self, "gaps_between", tuple(pairs) if raw else ())
 
     def place(self, encoded_sizes: Sequence[int]) -> Places:
         """Give every array its place, from the sizes of the encoded ones."""
@@ -146,11 +139,6 @@ def aligned(offset_bytes: int) -> int:
     return offset_bytes + -offset_bytes % ALIGNMENT_BYTES
 
 
-def pack_figures(figures: Sequence[int]) -> bytes:
-    """The checksums section of these numbers."""
-    return struct.pack(f"<{len(figures)}Q", *figures)
-
-
 _PATH_TOO_LONG: Final = "." * (NAME_CHARACTERS_MAX + 1)
 """Stands for every path that is longer than an array's name may be."""
 
@@ -160,11 +148,7 @@ _CODECS: Final = frozenset(payload_pb2.Codec.values()) - {payload_pb2.CODEC_UNSP
 
 
 def make_layout(structure: Structure, arrays: Sequence[StoredArray]) -> Layout:
-    """Make the layout of payloads of these arrays, the leaves of a structure.
-
-    Raises:
-        UnsupportedArrayError: It is beyond a limit, or a key is not UTF-8 text.
-    """
+    """Make the layout of payloads of these arrays, the leaves of a structure."""
     if len(arrays) > ARRAYS_MAX:
         raise UnsupportedArrayError("", f"{len(arrays)} arrays; the limit is {ARRAYS_MAX}")
     for stored in arrays:
@@ -360,11 +344,7 @@ _PARTS_MAX: Final = 64 * ATTRIBUTES_MAX
 
 
 def serialize_attributes(attributes: Mapping[str, str]) -> bytes:
-    """Return the attributes section of a payload; two of them joined are one as well.
-
-    Raises:
-        UnsupportedArrayError: They are beyond a limit, or no UTF-8 text.
-    """
+    """Return the attributes section of a payload; two of them joined are one as well."""
     try:
         raw = payload_pb2.PayloadAttributes(values=attributes).SerializeToString(deterministic=True)
     except (UnicodeEncodeError, ValueError) as error:
@@ -379,11 +359,7 @@ def serialize_attributes(attributes: Mapping[str, str]) -> bytes:
 
 
 def parse_attributes(raw: bytes) -> dict[str, str]:
-    """Read an attributes section.
-
-    Raises:
-        PayloadCorruptError: It is none, or beyond a limit.
-    """
+    """Read an attributes section."""
     try:
         require_few_parts(raw, _ATTRIBUTES_KIND, _PARTS_MAX)
         attributes = payload_pb2.PayloadAttributes.FromString(raw)

@@ -69,11 +69,7 @@ ALIGNMENT_BYTES: Final = 64
 
 @cache
 def expanded_bytes_max() -> int:
-    """What the compressed arrays of a payload may expand to together, at most.
-
-    Raises:
-        InvalidRequestError: The environment says something that is no number of bytes.
-    """
+    """What the compressed arrays of a payload may expand to together, at most."""
     text = os.environ.get(EXPANDED_BYTES_MAX_VARIABLE, "").strip()
     if not text:
         return EXPANDED_BYTES_MAX

@@ -47,12 +47,7 @@ def receive(
     *,
     wants_whole: bool = True,
 ) -> None:
-    """Receive payloads into the arrays that `place` names, every byte verified.
-
-    Raises:
-        StoreError: As the store does, or the payload is damaged.
-        Exception: Whatever `place` raises.
-    """
+    """Receive payloads into the arrays that `place` names, every byte verified."""
     store.read_many(references, _Receiver(references, place, wants_whole))
 
 

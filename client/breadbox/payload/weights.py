@@ -39,11 +39,7 @@ _STORED_NAMES: Final = {
 
 
 def encode_weights(weights: Mapping[str, Any]) -> bytes:
-    """Return named arrays or tensors as the bytes of a safetensors file.
-
-    Raises:
-        UnsupportedArrayError: An array is of a type that safetensors does not have.
-    """
+    """Return named arrays or tensors as the bytes of a safetensors file."""
     import safetensors.numpy
 
     arrays = {}
@@ -63,11 +59,7 @@ def encode_weights(weights: Mapping[str, Any]) -> bytes:
 
 
 def decode_weights(raw: bytes) -> dict[str, Any]:
-    """Return the arrays of a safetensors file; bfloat16 ones as torch tensors.
-
-    Raises:
-        PayloadCorruptError: The bytes are not a safetensors file, or hold a type unknown here.
-    """
+    """Return the arrays of a safetensors file; bfloat16 ones as torch tensors."""
     import safetensors
 
     try:

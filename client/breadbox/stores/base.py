@@ -311,11 +311,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_sound(references: Iterable[PayloadReference]) -> None:
-    """See that references, which may come from the network, are within all bounds.
-
-    Raises:
-        PayloadCorruptError: One is not.
-    """
+    """See that references, which may come from the network, are within all bounds."""
     for reference in references:
         if not is_sound(reference):
             raise PayloadCorruptError(f"a payload reference is out of bounds: {reference}")
@@ -334,18 +330,16 @@ class AbstractStore:
         self._closed = threading.Event()
 
     def within(self, deadline: Deadline) -> Self:
-        """See PayloadStore."""
         view = copy.copy(self)
         view._deadline = deadline  # noqa: SLF001 - another of this class
         return view
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
-        """See PayloadStore. None: it is not on this host, as far as is known."""
+        """None: it is not on this host, as far as is known."""
         del references
         return None
 
     def close(self) -> None:
-        """See PayloadStore."""
         if not self._closed.is_set():
             self._closed.set()
             self._close()
@@ -354,11 +348,7 @@ class AbstractStore:
         """Close connections; called once."""
 
     def _begin(self) -> Deadline:
-        """Begin a call; returns when it ends at the latest.
-
-        Raises:
-            ClosedError: The store was closed.
-        """
+        """Begin a call; returns when it ends at the latest."""
         if self._closed.is_set():
             raise ClosedError("the payload store is closed")
         return self._deadline or Deadline(self._silence_s)
@@ -368,7 +358,7 @@ class AbstractParts(AbstractStore, ABC):
     """A store that also moves parts of payloads; whole ones are written as such."""
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
-        """See PayloadStore. On failure nothing of the call is left behind, or it expires."""
+        """On failure nothing of the call is left behind, or it expires."""
         bounded = self.within(self._begin())
         references = [self.new_reference(sum(map(len, buffers))) for buffers in payloads]
         try:

@@ -29,23 +29,13 @@ def make_private_directory(path: Path, *, has_parents: bool = False) -> None:
     Args:
         path: Of the directory.
         has_parents: Whether those above are made, too.
-
-    Raises:
-        UnsafePathError: It belongs to another user, or others may write it; or it is a link that
-            another user made.
-        OSError: It cannot be made.
     """
     path.mkdir(mode=0o700, parents=has_parents, exist_ok=True)
     check_private_directory(path)
 
 
 def check_private_directory(path: Path) -> None:
-    """See that a directory is safe to use, as `make_private_directory` does.
-
-    Raises:
-        UnsafePathError: As there.
-        OSError: There is none.
-    """
+    """See that a directory is safe to use, as `make_private_directory` does."""
     user = os.geteuid()
     own = path.lstat()
     if stat.S_ISLNK(own.st_mode) and own.st_uid not in (user, 0):
@@ -65,10 +55,6 @@ def open_private(path: str | Path, flags: int) -> int:
 
     Returns:
         A file descriptor.
-
-    Raises:
-        UnsafePathError: It is a link of either kind, no file, or another user's.
-        OSError: It cannot be opened.
     """
     # Non-blocking, or a pipe in its place would hold us up.
     flags = (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -92,10 +78,6 @@ def check_private(path: str | Path) -> None:
 
     For files that something else in this process holds POSIX locks on: closing any descriptor of
     such a file gives the locks up.
-
-    Raises:
-        UnsafePathError: As of `open_private`.
-        FileNotFoundError: It is not there.
     """
     if _is_for_others(os.lstat(path), path):
         os.chmod(path, 0o600)
@@ -124,9 +106,6 @@ def open_new(path: str | Path) -> int:
 
     Returns:
         A file descriptor.
-
-    Raises:
-        OSError: It cannot be made, or what was there cannot be deleted.
     """
     try:
         return os.open(path, _NEW_FILE, 0o600)
@@ -150,11 +129,7 @@ def _refused(why: str, path: str | Path) -> UnsafePathError:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace what a file holds in one step; owner and mode stay, of a new file they are private.
-
-    Raises:
-        OSError: It cannot be replaced; it holds what it held.
-    """
+    """Replace what a file holds in one step; owner and mode stay, those of a new one are private."""
     half = path.with_name(f".{path.name}.half")
     with open(half, "w", opener=new_opener) as file:
         try:
@@ -195,11 +170,7 @@ class DiskRoom:
 
     @classmethod
     def of(cls, directory: str | Path) -> "DiskRoom":
-        """Look at the file system that a directory is on. A system call; never waits for a disk.
-
-        Raises:
-            OSError: The directory is not there.
-        """
+        """Look at the file system that a directory is on. A system call; never waits for a disk."""
         seen = os.statvfs(directory)
         used_blocks = seen.f_blocks - seen.f_bfree
         return cls(

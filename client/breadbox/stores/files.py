@@ -84,12 +84,7 @@ class PayloadDirectory:
         self.journals = self.root / "journals"
 
     def make(self) -> None:
-        """Make the directories, where they are missing.
-
-        Raises:
-            StoreUnavailableError: They cannot be made, or one that is there belongs to another
-                user, or can be written by others.
-        """
+        """Make the directories, where they are missing."""
         with _translated_errors():
             make_private_directory(self.root, has_parents=True)
             make_private_directory(self.unannounced)
@@ -98,12 +93,7 @@ class PayloadDirectory:
                 make_private_directory(self.payloads / f"{number:02x}")
 
     def check(self) -> None:
-        """Check that the directories exist.
-
-        Raises:
-            StoreUrlError: They are not there.
-            StoreUnavailableError: One belongs to another user, or can be written by others.
-        """
+        """Check that the directories exist."""
         with _translated_errors():
             try:
                 for path in (self.root, self.unannounced, self.payloads):
@@ -127,12 +117,7 @@ class PayloadDirectory:
         return f"{self.unannounced}/.{payload_id}"
 
     def open(self, reference: PayloadReference) -> int:
-        """Open a payload for reading, confirmed or not.
-
-        Raises:
-            PayloadMissingError: It is in neither place.
-            PayloadCorruptError: It is no file, or of another size than the reference says.
-        """
+        """Open a payload for reading, confirmed or not."""
         check_sound((reference,))
         payload_id = reference.payload_id
         # The first place twice: the payload may be confirmed between the first two looks.
@@ -173,11 +158,9 @@ class FileStore(AbstractParts):
             self._directory.make()
 
     def new_reference(self, size_bytes: int) -> PayloadReference:
-        """See PayloadParts."""
         return PayloadReference(new_payload_id(), size_bytes)
 
     def write_parts(self, parts: Sequence[Part]) -> None:
-        """See PayloadParts."""
         self._begin()
         size_bytes = sum(len(buffer) for part in parts for buffer in part.buffers)
         _check_room(self._directory, size_bytes, len(parts))
@@ -187,7 +170,6 @@ class FileStore(AbstractParts):
                 _write(self._directory, reference, offset_bytes, buffers, path)
 
     def discard_parts(self, references: Sequence[PayloadReference]) -> None:
-        """See PayloadParts."""
         with _translated_errors():
             for each in references:
                 with suppress(FileNotFoundError):
@@ -195,14 +177,12 @@ class FileStore(AbstractParts):
         self.delete_many(references)
 
     def read_parts(self, parts: Sequence[Part]) -> None:
-        """See PayloadParts."""
         self._begin()
         for reference, offset_bytes, buffers in parts:
             with _opened(self._directory, reference) as descriptor:
                 _read_fully(descriptor, buffers, offset_bytes, reference)
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
-        """See PayloadStore."""
         self._begin()
         for position, reference in enumerate(references):
             with _opened(self._directory, reference) as descriptor:
@@ -210,7 +190,6 @@ class FileStore(AbstractParts):
             receiver.arrived(position)
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
-        """See PayloadStore."""
         self._begin()
         mapped = []
         for reference in references:
@@ -221,12 +200,11 @@ class FileStore(AbstractParts):
         return mapped
 
     def delete_many(self, references: Sequence[PayloadReference]) -> None:
-        """See PayloadStore."""
         self._begin()
         _delete(self._directory, [reference.payload_id for reference in references])
 
     def within(self, deadline: Deadline) -> Self:
-        """See PayloadStore. The kernel answers, sooner or later."""
+        """The kernel answers, sooner or later."""
         del deadline
         return self
 
@@ -255,13 +233,7 @@ class FileCustodian:
         unannounced_s: float,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Look after `directory`.
-
-        Args:
-            directory: Absolute path; made if missing.
-            unannounced_s: Age at which unconfirmed files are swept.
-            wall_clock: Seconds since the epoch, as file times are.
-        """
+        """Look after `directory`."""
         self._directory = PayloadDirectory(directory)
         self._directory.make()
         self._unannounced_s = unannounced_s
@@ -270,31 +242,27 @@ class FileCustodian:
 
     @_in_thread
     def take(self, custody: Custody) -> None:
-        """See PayloadCustodian. On a full disk no word is left where none was."""
+        """On a full disk no word is left where none was."""
         self._custody = custody
         self._check_custody()
 
     @_in_thread
     def journals(self) -> set[str]:
-        """See PayloadCustodian."""
         return {path.name for path in self._journals()}
 
     @_in_thread
     def forget_other_journals(self) -> None:
-        """See PayloadCustodian."""
         with _translated_errors():
             for path in self._other_journals():
                 path.unlink(missing_ok=True)
 
     @_in_thread
     def ping(self) -> None:
-        """See PayloadCustodian."""
         with _translated_errors():
             os.stat(self._directory.unannounced)
 
     @_in_thread
     def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
-        """See PayloadCustodian."""
         self._check_custody()
         with _translated_errors():
             return [
@@ -304,7 +272,6 @@ class FileCustodian:
 
     @_in_thread
     def keep(self, payloads: Sequence[tuple[PayloadReference, bytes]]) -> None:
-        """See PayloadCustodian."""
         self._check_custody()
         size_bytes = sum(len(body) for _, body in payloads)
         _check_room(self._directory, size_bytes, len(payloads))
@@ -315,7 +282,6 @@ class FileCustodian:
 
     @_in_thread
     def read(self, references: Sequence[PayloadReference]) -> list[bytes]:
-        """See PayloadCustodian."""
         bodies = []
         for reference in references:
             try:
@@ -329,19 +295,17 @@ class FileCustodian:
 
     @_in_thread
     def delete(self, references: Sequence[PayloadReference]) -> None:
-        """See PayloadCustodian."""
         self._check_custody()
         _delete(self._directory, [each.payload_id for each in references])
 
     @_in_thread
     def present(self, references: Sequence[PayloadReference]) -> list[bool]:
-        """See PayloadCustodian."""
         with _translated_errors():
             return [is_sound(each) and self._is_present(each) for each in references]
 
     @_in_thread
     def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
-        """See PayloadCustodian. For many, whole directories are read: it costs a quarter."""
+        """For many, whole directories are read: it costs a quarter."""
         listed: set[str] = set()
         with _translated_errors():
             if len(references) > _DIRECTORIES:
@@ -354,7 +318,6 @@ class FileCustodian:
             ]
 
     async def confirmed(self) -> AsyncIterator[str]:
-        """See PayloadCustodian."""
         for number in range(_DIRECTORIES):
             for payload_id in await self._confirmed_in(f"{number:02x}"):
                 yield payload_id
@@ -367,7 +330,6 @@ class FileCustodian:
 
     @_in_thread
     def delete_ids(self, payload_ids: Iterable[str]) -> None:
-        """See PayloadCustodian."""
         self._check_custody()
         if self._custody is not None and self._other_journals():
             raise StoreSharedError
@@ -375,7 +337,6 @@ class FileCustodian:
 
     @_in_thread
     def sweep_unannounced(self) -> int:
-        """See PayloadCustodian."""
         oldest = self._wall_clock() - self._unannounced_s
         swept = 0
         with _translated_errors():
@@ -390,7 +351,7 @@ class FileCustodian:
 
     @_in_thread
     def usage(self) -> StoreUsage:
-        """See PayloadCustodian: of the file system that the directory is on."""
+        """Of the file system that the directory is on."""
         with _translated_errors():
             room = DiskRoom.of(self._directory.unannounced)
         return StoreUsage(
@@ -401,26 +362,23 @@ class FileCustodian:
 
     @_in_thread
     def incarnation(self) -> str:
-        """See PayloadCustodian: another directory of the same name is another store."""
+        """Another directory of the same name is another store."""
         with _translated_errors():
             seen = os.stat(self._directory.payloads)
         return f"{seen.st_dev}:{seen.st_ino}"
 
     async def concerns(self) -> tuple[str, ...]:
-        """See PayloadCustodian: a directory has no such settings."""
+        """A directory has no such settings."""
         return ()
 
     async def close(self) -> None:
-        """See PayloadCustodian. The files stay."""
+        """The files stay."""
 
     def _check_custody(self) -> None:
         """See that no later epoch of the journal has come, and leave word of this one.
 
         Not in one step with what follows, as in Redis: that two servers have the directory at all
         is prevented by its lock, and this is for a lock that was deleted.
-
-        Raises:
-            StoreTakenError: A later one has come.
         """
         custody = self._custody
         if custody is None or not custody.epoch:

@@ -40,11 +40,7 @@ def pack(buffers: Sequence[bytes | bytearray | memoryview], others: bytes = b"")
 
 
 def unpack_write(raw: bytes) -> Written:
-    """A WritePayloadsRequest.
-
-    Raises:
-        google.protobuf.message.DecodeError: It is none.
-    """
+    """A WritePayloadsRequest."""
     data, others = _split(raw)
     message = pb.WritePayloadsRequest.FromString(others)
     # Of several `data`, which no serializer writes, the last counts.
@@ -52,11 +48,7 @@ def unpack_write(raw: bytes) -> Written:
 
 
 def unpack_read(raw: bytes) -> memoryview:
-    """The `data` of a ReadPayloadsResponse.
-
-    Raises:
-        google.protobuf.message.DecodeError: It is none.
-    """
+    """The `data` of a ReadPayloadsResponse."""
     data, others = _split(raw)
     return memoryview(pb.ReadPayloadsResponse.FromString(others).data or data)
 

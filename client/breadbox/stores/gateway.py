@@ -53,12 +53,7 @@ class GatewayStore(AbstractStore):
     """
 
     def __init__(self, route: Route, options: ClientOptions) -> None:
-        """Connect on use.
-
-        Args:
-            route: To the server: the client's, so that both find the one that leads.
-            options: The client's.
-        """
+        """Connect on use."""
         super().__init__(options.deadline_s)
         self._route = route
         self._options = options
@@ -70,7 +65,7 @@ class GatewayStore(AbstractStore):
         self._watch = _Watch()
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
-        """See PayloadStore. On failure the server deletes what it has, or it expires."""
+        """On failure the server deletes what it has, or it expires."""
         deadline = self._begin()
         references: list[PayloadReference] = []
         for first in range(0, len(payloads), _PAYLOADS_MAX):
@@ -78,7 +73,6 @@ class GatewayStore(AbstractStore):
         return references
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
-        """See PayloadStore."""
         deadline = self._begin()
         check_sound(references)
         with self._line() as line, ExitStack() as opened:
@@ -90,7 +84,7 @@ class GatewayStore(AbstractStore):
             read(partial(_Answers, ask), list(enumerate(references)), receiver)
 
     def delete_many(self, references: Sequence[PayloadReference]) -> None:
-        """See PayloadStore; those that this token did not write, or has announced, stay."""
+        """Those that this token did not write, or has announced, stay."""
         deadline = self._begin()
         ids = [reference.payload_id for reference in references]
         for first in range(0, len(ids), _PAYLOADS_MAX):
@@ -182,7 +176,6 @@ class _Answers:
     def receive_into(
         self, destination: memoryview, filled: Callable[[int], None] | None = None
     ) -> None:
-        """See ByteStream."""
         done = 0
         while done < len(destination):
             part = self._next(len(destination) - done)
@@ -192,7 +185,7 @@ class _Answers:
                 filled(done)
 
     def skip(self, count: int) -> None:
-        """See ByteStream. The bytes come all the same: they were asked for."""
+        """The bytes come all the same: they were asked for."""
         while count:
             count -= len(self._next(count))
 
@@ -221,12 +214,7 @@ class _Watch:
         self._closed = False
 
     def answers(self, call: Any, deadline: Deadline) -> Generator[Any, None, None]:
-        """Yield the answers of a call; each answer extends the deadline.
-
-        Raises:
-            StoreUnavailableError: There was none for too long.
-            grpc.RpcError: The call failed.
-        """
+        """Yield the answers of a call; each answer extends the deadline."""
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(

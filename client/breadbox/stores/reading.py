@@ -93,11 +93,7 @@ def _receive_head(
 def head_bytes_of(
     position: int, reference: PayloadReference, prelude: memoryview, receiver: PayloadReceiver
 ) -> int:
-    """Length of a payload's head, as its prelude has it.
-
-    Raises:
-        PayloadCorruptError: No payload can be so.
-    """
+    """Length of a payload's head, as its prelude has it."""
     if len(prelude) < PRELUDE_BYTES:
         raise PayloadCorruptError(f"payload {reference.payload_id} is shorter than its prelude")
     head_bytes = receiver.head_bytes(position, prelude)
@@ -196,27 +192,22 @@ class StoreOnUse:
         self._deadline = deadline
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
-        """See PayloadStore."""
         return self._opened().write_many(payloads) if payloads else []
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
-        """See PayloadStore."""
         self._opened().read_many(references, receiver)
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
-        """See PayloadStore."""
         return self._opened().map_many(references)
 
     def delete_many(self, references: Sequence[PayloadReference]) -> None:
-        """See PayloadStore."""
         self._opened().delete_many(references)
 
     def within(self, deadline: Deadline) -> "StoreOnUse":
-        """See PayloadStore."""
         return StoreOnUse(self._open_store, deadline)
 
     def close(self) -> None:
-        """See PayloadStore. Whoever opens the store closes it."""
+        """Whoever opens the store closes it."""
 
     def _opened(self) -> PayloadStore:
         store = self._open_store(self._deadline)
@@ -236,11 +227,9 @@ class InlineStore:
         self._store = store
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
-        """See PayloadStore."""
         return self._store.write_many(payloads)
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
-        """See PayloadStore."""
         others: list[tuple[int, PayloadReference]] = []
         for position, reference in enumerate(references):
             body = self.bodies.get(reference.payload_id)
@@ -253,7 +242,7 @@ class InlineStore:
             self._store.read_many([reference for _, reference in others], renumbered)
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
-        """See PayloadStore. Those that are here are copied, into memory that nobody else has."""
+        """Those that are here are copied, into memory that nobody else has."""
         if any(each.payload_id not in self.bodies for each in references):
             return self._store.map_many(references)
         mapped = []
@@ -264,15 +253,13 @@ class InlineStore:
         return mapped
 
     def delete_many(self, references: Sequence[PayloadReference]) -> None:
-        """See PayloadStore."""
         self._store.delete_many(references)
 
     def within(self, deadline: Deadline) -> "InlineStore":
-        """See PayloadStore."""
         return InlineStore(self.bodies, self._store.within(deadline))
 
     def close(self) -> None:
-        """See PayloadStore. The other store is not this one's to close."""
+        """The other store is not this one's to close."""
 
 
 def bodies_at_hand(

@@ -153,11 +153,7 @@ def _parse_file(url: str, parts: SplitResult) -> StoreUrl:
 
 
 def _require_known_options(url: str, behind_hosts: str) -> None:
-    """Refuse options that redis-py would take for what they are not.
-
-    Raises:
-        StoreUrlError: There is one, or one has a value that is none.
-    """
+    """Refuse options that redis-py would take for what they are not."""
     query = behind_hosts.partition("#")[0].partition("?")[2]
     options = parse_qsl(query, keep_blank_values=True)
     for name, value in options:

@@ -159,31 +159,23 @@ class RedisCustodian:
     """A `PayloadCustodian` in Redis. See `breadbox.stores.base` for the contract."""
 
     def __init__(self, client: Any, *, is_cluster: bool = False, answer_s: float = 5.0) -> None:
-        """Use an asyncio redis-py client; it is closed with this.
-
-        Args:
-            client: Redis or RedisCluster.
-            is_cluster: Keys may live on different nodes: one script call per payload, not for all.
-            answer_s: Seconds that Redis may take for one answer.
-        """
+        """Use an asyncio redis-py client; it is closed with this."""
         self._client = client
         self._scripts = ScriptLine(client, answer_s)
         self._is_cluster = is_cluster
         self._custody: Custody | None = None
 
     async def take(self, custody: Custody) -> None:
-        """See PayloadCustodian. Slots of a cluster get word with the first payload in them."""
+        """Slots of a cluster get word with the first payload in them."""
         self._custody = custody
         with _answers():
             _checked(await self._eval(self._client, _TAKE, []))
 
     async def journals(self) -> set[str]:
-        """See PayloadCustodian."""
         with _answers():
             return {journal async for _, journals in self._journals() for journal in journals}
 
     async def forget_other_journals(self) -> None:
-        """See PayloadCustodian."""
         with _answers():
             async for key, journals in self._journals():
                 if self._custody is not None:
@@ -200,12 +192,10 @@ class RedisCustodian:
             yield key, {each.decode() for each in await self._client.hkeys(key)}
 
     async def ping(self) -> None:
-        """See PayloadCustodian."""
         with _answers():
             await self._client.ping()
 
     async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
-        """See PayloadCustodian."""
         groups = [piece_keys(each) if is_sound(each) else [] for each in references]
         flags = [b""] * len(groups)
         with _answers():
@@ -221,7 +211,6 @@ class RedisCustodian:
         return [_CONFIRMATIONS[each] for each in flags]
 
     async def keep(self, payloads: Sequence[tuple[PayloadReference, bytes]]) -> None:
-        """See PayloadCustodian."""
         keys = [piece_key(reference.payload_id, 0) for reference, _ in payloads]
         bodies = [body for _, body in payloads]
         with _answers():
@@ -237,7 +226,6 @@ class RedisCustodian:
                 _checked(each)
 
     async def read(self, references: Sequence[PayloadReference]) -> list[bytes]:
-        """See PayloadCustodian."""
         keys = [piece_key(each.payload_id, 0) if is_sound(each) else b"" for each in references]
         with _answers():
             if self._is_cluster:
@@ -253,16 +241,13 @@ class RedisCustodian:
         ]
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
-        """See PayloadCustodian."""
         with _answers():
             await self._ask(_UNLINK, [piece_keys(each) for each in references if is_sound(each)])
 
     async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
-        """See PayloadCustodian."""
         return await self._are_all(_EXISTS, references)
 
     async def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
-        """See PayloadCustodian."""
         missing: list[PayloadReference] = []
         single: list[PayloadReference] = []
         others: list[PayloadReference] = []
@@ -284,7 +269,6 @@ class RedisCustodian:
         return missing
 
     async def confirmed(self) -> AsyncIterator[str]:
-        """See PayloadCustodian."""
         with _answers():
             batch: list[bytes] = []
             async for key in self._client.scan_iter(match=KEY_PATTERN, count=_SCAN_COUNT):
@@ -297,7 +281,7 @@ class RedisCustodian:
                 yield payload_id
 
     async def delete_ids(self, payload_ids: Iterable[str]) -> None:
-        """See PayloadCustodian. Pieces are deleted from 0 on until one is not there."""
+        """Pieces are deleted from 0 on until one is not there."""
         payload_ids = [each for each in payload_ids if is_payload_id(each)]
         piece = 0
         with _answers():
@@ -311,11 +295,11 @@ class RedisCustodian:
                 piece += 1
 
     async def sweep_unannounced(self) -> int:
-        """See PayloadCustodian. Redis expires them by itself: nothing to do."""
+        """Redis expires them by itself: nothing to do."""
         return 0
 
     async def usage(self) -> StoreUsage:
-        """See PayloadCustodian. Of a cluster the primaries count; without a limit on all, none."""
+        """Of a cluster the primaries count; without a limit on all, none."""
         nodes = await self._info("memory")
         limits = [int(node["maxmemory"]) for node in nodes]
         limit_bytes = sum(limits) if all(limits) else 0
@@ -326,11 +310,11 @@ class RedisCustodian:
         )
 
     async def incarnation(self) -> str:
-        """See PayloadCustodian: every start of a Redis is another; of a cluster, of a primary."""
+        """Every start of a Redis is another; of a cluster, of a primary."""
         return " ".join(sorted(str(node["run_id"]) for node in await self._info("server")))
 
     async def concerns(self) -> tuple[str, ...]:
-        """See PayloadCustodian. Of a cluster the primaries count."""
+        """Of a cluster the primaries count."""
         found = []
         policies = {
             str(node.get("maxmemory_policy"))
@@ -385,7 +369,6 @@ class RedisCustodian:
         return list(found.values()) if has_nodes else [found]
 
     async def close(self) -> None:
-        """See PayloadCustodian."""
         await self._client.aclose()
 
     async def _are_all(self, script: str, references: Sequence[PayloadReference]) -> list[bool]:
@@ -398,13 +381,7 @@ class RedisCustodian:
     async def _ask(
         self, script: str, groups: Sequence[Sequence[bytes]], sizes: Sequence[str] = ()
     ) -> list[bytes]:
-        """Run a script on groups of keys, each of one payload; a flag per key, by group.
-
-        Args:
-            script: Answers a flag per key.
-            groups: Keys of each payload.
-            sizes: Said to a script that compares them, of each group; it has one key at most then.
-        """
+        """Run a script on groups of keys, each of one payload; a flag per key, by group."""
         if self._is_cluster:
             return await self._ask_each(script, groups, sizes)
         keys = [key for group in groups for key in group]
@@ -476,11 +453,7 @@ def _text(each: bytes | str) -> str:
 
 
 def _checked(answer: bytes) -> bytes:
-    """What a script has answered, unless it refused.
-
-    Raises:
-        StoreTakenError, StoreSharedError: It did.
-    """
+    """What a script has answered, unless it refused."""
     if answer == b"TAKEN":
         raise StoreTakenError
     if answer == b"SHARED":

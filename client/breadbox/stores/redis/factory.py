@@ -58,12 +58,7 @@ def open_redis_custodian(url: str, *, answer_s: float) -> PayloadCustodian:
 
 
 def open_redis(url: str) -> Any:
-    """Open a plain, blocking redis-py client for `url`, for what is kept beside payloads.
-
-    Raises:
-        StoreUrlError: The URL, or its options, cannot be used, or it is no Redis.
-        redis.exceptions.RedisClusterException: No node of a cluster answers.
-    """
+    """Open a plain, blocking redis-py client for `url`, for what is kept beside payloads."""
     parsed = _parse_redis_url(url)
     if parsed.kind == "cluster":
         with _url_errors(parsed):
@@ -77,9 +72,6 @@ def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
     Args:
         url: See the package's docstring.
         answer_s: Seconds that Redis may take for one answer.
-
-    Raises:
-        StoreUrlError: The URL, or its options, cannot be used, or it is no Redis.
     """
     return _async_client(_parse_redis_url(url), answer_s)
 
@@ -318,11 +310,7 @@ def _telling(connection_class: Any) -> Any:
 
 
 def _answer_s() -> float | None:
-    """Return the seconds that the next answer may take, or None for the connection's default.
-
-    Raises:
-        redis.exceptions.TimeoutError: The deadline is over.
-    """
+    """Return the seconds that the next answer may take, or None for the connection's default."""
     deadline = current()
     if deadline is None:
         return None

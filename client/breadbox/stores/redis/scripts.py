@@ -33,11 +33,7 @@ class ScriptLine:
         self._is_busy = False
 
     async def eval(self, script: str, *arguments: Word) -> Any:
-        """Run a script; the arguments are those of EVAL behind it.
-
-        Raises:
-            redis.RedisError, OSError: It failed, or Redis did not answer in time.
-        """
+        """Run a script; the arguments are those of EVAL behind it."""
         if self._pool is not None and not self._is_busy:
             self._is_busy = True
             try:

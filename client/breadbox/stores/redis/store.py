@@ -60,17 +60,7 @@ class RedisStore(AbstractParts):
         silence_s: float,
         refresh: Callable[[Deadline], None] = lambda _: None,
     ) -> None:
-        """Use `client` for small commands and the pools that `router` names for values.
-
-        Args:
-            client: A redis-py client (Redis or RedisCluster) whose connections keep to deadlines;
-                closed with the store.
-            router: Finds the connection pool for a payload.
-            unannounced_s: Seconds until an unconfirmed payload expires.
-            piece_size_bytes: Payloads beyond this are cut into pieces of it.
-            silence_s: Seconds of silence that end a call, where `within` does not say otherwise.
-            refresh: Finds out anew which node has which keys, before another try.
-        """
+        """Use `client` for small commands and the pools that `router` names for values."""
         super().__init__(silence_s)
         self._client = client
         self._router = router
@@ -82,26 +72,21 @@ class RedisStore(AbstractParts):
         """Set where a node was silent: another one may have its keys when it is asked again."""
 
     def new_reference(self, size_bytes: int) -> PayloadReference:
-        """See PayloadParts."""
         piece_size_bytes = self._piece_size_bytes if size_bytes > self._piece_size_bytes else 0
         return PayloadReference(new_payload_id(), size_bytes, piece_size_bytes)
 
     def write_parts(self, parts: Sequence[Part]) -> None:
-        """See PayloadParts."""
         self._per_node(parts, attrgetter("reference"), self._write, self._begin())
 
     def discard_parts(self, references: Sequence[PayloadReference]) -> None:
-        """See PayloadParts."""
         self.delete_many(references)
 
     def read_parts(self, parts: Sequence[Part]) -> None:
-        """See PayloadParts."""
         deadline = self._begin()
         check_sound(part.reference for part in parts)
         self._per_node(parts, attrgetter("reference"), _read_parts, deadline)
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
-        """See PayloadStore."""
         deadline = self._begin()
         check_sound(references)
         work = list(enumerate(references))
@@ -114,7 +99,6 @@ class RedisStore(AbstractParts):
         )
 
     def delete_many(self, references: Sequence[PayloadReference]) -> None:
-        """See PayloadStore."""
         deadline = self._begin()
         keys = [key for reference in references for key in piece_keys(reference)]
         with translated_errors(), slot_taken(self._slots, deadline), in_force(deadline):
@@ -319,9 +303,6 @@ def on_all_nodes(parts: Mapping[Node, Work], act: Callable[[Node, Work], None]) 
 
     Returns when all threads have ended. Threads last for one call: they would not survive a fork,
     and cost little beside a round trip.
-
-    Raises:
-        Exception: What `act` raised; where it did for several nodes, the first of them.
     """
     if not parts:
         return
@@ -351,6 +332,5 @@ class InTurns:
         self.arrived = receiver.arrived
 
     def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
-        """See PayloadReceiver."""
         with self._turn:
             return self._receiver.segments(position, head)

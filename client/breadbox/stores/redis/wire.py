@@ -54,11 +54,7 @@ _LOOK: Final = struct.pack("@ll", int(LOOK_S), int(LOOK_S % 1.0 * 1e6))
 
 @contextmanager
 def slot_taken(slots: threading.Semaphore, deadline: Deadline) -> Iterator[None]:
-    """Take one of so many places for a connection; wait for one until the deadline.
-
-    Raises:
-        TimeoutError: All are taken, and none became free in time.
-    """
+    """Take one of so many places for a connection; wait for one until the deadline."""
     if not slots.acquire(timeout=max(0.0, deadline.left_s())):
         raise TimeoutError("all connections of this client to the store are in use")
     try:
@@ -71,13 +67,7 @@ def slot_taken(slots: threading.Semaphore, deadline: Deadline) -> Iterator[None]
 def borrowed_wire(
     pool: redis.ConnectionPool, slots: threading.Semaphore, deadline: Deadline
 ) -> Iterator["Wire"]:
-    """Take a connection from `pool`; give it back, disconnected if the body raised.
-
-    Raises:
-        StoreUnavailableError: No connection could be made, or it broke, or nothing moved on it
-            until the deadline.
-        StoreFullError: Redis refused a write for want of memory.
-    """
+    """Take a connection from `pool`; give it back, disconnected if the body raised."""
     with translated_errors(), slot_taken(slots, deadline), in_force(deadline):
         connection: Any = pool.get_connection()
         try:
@@ -153,12 +143,7 @@ class Wire:
         raise _unexpected(line)
 
     def bulk_length(self) -> int | None:
-        """Read the header of a bulk reply: its length, or None for a key that is not there.
-
-        Raises:
-            StoreUnavailableError: Redis answered with an error.
-            MovedError: Another node of the cluster has the key.
-        """
+        """Read the header of a bulk reply: its length, or None for a key that is not there."""
         line = self._line()
         if line[:1] == b"-":
             raise_reply_error(line[1:])
@@ -235,11 +220,7 @@ class Wire:
             return count
 
     def _look(self) -> None:
-        """End it if it has been silent for too long. Nothing moved for `LOOK_S`.
-
-        Raises:
-            TimeoutError: It has.
-        """
+        """End it if it has been silent for too long. Nothing moved for `LOOK_S`."""
         if self._has_moved:
             self._has_moved = False
             self._heard_at = self._deadline.now() - LOOK_S
