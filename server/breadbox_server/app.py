@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
-from breadbox.stores import open_parts
+from breadbox import stores
 from breadbox.stores.base import PayloadCustodian, PayloadParts
 from breadbox.stores.urls import parse_store_url
 from breadbox.v1 import replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
@@ -286,7 +286,7 @@ class _Steps:
     def _open_gateway(self, parts: PayloadParts | None) -> Gateway:
         settings, driver = self.settings, self.driver
         with store_needed(settings):
-            parts = parts or open_parts(
+            parts = parts or stores.open_store(
                 settings.store,
                 unannounced_s=settings.unannounced_s,
                 piece_size_bytes=limits.PART_BYTES,

@@ -68,8 +68,6 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> list[Interruptible]:
 
     for name in ("open_redis", "open_redis_async"):
         monkeypatch.setattr(redis_stream, name, interruptible(getattr(redis_stream, name)))
-    # Scripts are commands of theirs as well.
-    monkeypatch.setattr(redis_stream, "ScriptLine", lambda client, answer_s: client)
     return made
 
 

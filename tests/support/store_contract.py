@@ -14,10 +14,10 @@ from breadbox.model.errors import ClosedError, PayloadCorruptError, PayloadMissi
 from breadbox.model.types import PayloadReference
 from breadbox.stores.base import (
     PRELUDE_BYTES,
-    AbstractParts,
     Confirmation,
     Custody,
     Part,
+    PartsStore,
     PayloadCustodian,
     PayloadStore,
     Segment,
@@ -217,7 +217,7 @@ class StoreContract:
     ) -> None:
         with pytest.raises(PayloadCorruptError):
             faces.store.read_many([reference], RangeReceiver([], wants_whole=True))
-        if isinstance(faces.store, AbstractParts):
+        if isinstance(faces.store, PartsStore):
             with pytest.raises(PayloadCorruptError):
                 faces.store.read_parts([Part(reference, 0, [memoryview(bytearray(1))])])
         assert [Confirmation.MISSING] == await faces.custodian.confirm([reference])

@@ -82,15 +82,14 @@ def fragment_tree(fragment: Fragment) -> dict[str, Any]:
 
 def fragment_attributes(fragment: Fragment) -> bytes:
     """Return what a payload says about where it belongs, for inspection."""
-    fixed = _fixed_attributes(
+    # Two maps of protobuf joined are one: most of it is the same in many fragments.
+    return _fixed_attributes(
         fragment.worker_id, fragment.session_id, str(fragment.model_version_min)
-    )
-    return fixed + _index_attribute(str(fragment.fragment_index))
+    ) + serialize_attributes({"fragment_index": str(fragment.fragment_index)})
 
 
 @lru_cache(maxsize=1024)
 def _fixed_attributes(worker_id: str, session_id: str, model_version: str) -> bytes:
-    """Return the attributes that fragments of one worker and version share."""
     return serialize_attributes(
         {
             "kind": _KIND,
@@ -99,25 +98,6 @@ def _fixed_attributes(worker_id: str, session_id: str, model_version: str) -> by
             "model_version": model_version,
         }
     )
-
-
-def _index_attribute(text: str) -> bytes:
-    """Return one attribute as protobuf writes an entry of a map: what differs per fragment."""
-    digits = text.encode()
-    if len(digits) > 64:  # Then lengths would take two bytes.
-        return serialize_attributes({"fragment_index": text})
-    size_bytes = len(digits)
-    entry_bytes = _INDEX_ENTRY[1] - 1 + size_bytes
-    return b"%c%c%b%c%b" % (
-        _INDEX_ENTRY[0],
-        entry_bytes,
-        _INDEX_ENTRY[2:-2],
-        size_bytes,
-        digits,
-    )
-
-
-_INDEX_ENTRY: Final = serialize_attributes({"fragment_index": "0"})
 
 
 def encode_fragment(fragment: Fragment, *, codecs: Codecs = "raw") -> list[memoryview]:
@@ -140,10 +120,9 @@ def _encode(fragment: Fragment, codecs: Codecs) -> tuple[Layout, list[memoryview
 def write_fragments(
     store: PayloadStore, fragments: Sequence[Fragment], *, codecs: Codecs = "raw"
 ) -> list[PayloadReference]:
-    """Write fragments to a store, unannounced.
+    """Write fragments to a store, unannounced, once all are encoded and checked.
 
-    All fragments are encoded and checked before the first byte is written: encoding the next ones
-    in a thread meanwhile was measured, and costs more than it hides. On failure none is left.
+    On failure none is left.
 
     Raises:
         TreeMismatchError: A leaf does not have one row per step.
@@ -237,13 +216,11 @@ def read_fragments(
         references: As a lease has them.
         columns: Paths to read, such as "reward" or "obs.image"; a path stands for everything
             below it. Fields that are not read are None. None reads all.
-        steps: Read steps [first, last) only, within each fragment's own. Of a compressed array
-            the whole is moved. What else a fragment holds is cut to fit: `in_state` is None unless
-            `first` is 0; `next_obs` is the observation at `last`, as far as `obs` is read too;
-            final observations are those of the steps read.
-        is_mapped: Return views of the store's own memory, where the store is on this host and all
-            is read. Views stay valid after the payload is deleted, and nobody else sees what is
-            written into them.
+        steps: Read steps [first, last) of each fragment alone. `in_state` is None then unless
+            `first` is 0, `next_obs` is the observation at `last` if `obs` is read too, and final
+            observations are those of the steps read. A compressed array is moved whole.
+        is_mapped: Return views of the store's own memory, if the store is on this host and all is
+            read. Views stay valid after the payload is deleted; nobody else sees writes into them.
 
     Raises:
         PayloadMissingError: A payload is not there: its lease may have expired.
@@ -293,14 +270,7 @@ def read_fragments(
 def describe_arrays(
     store: PayloadStore, references: Sequence[FragmentReference]
 ) -> list[dict[str, ArrayType]]:
-    """Read what arrays fragments have, and none of the arrays.
-
-    Args:
-        store: Where they are.
-        references: In any number.
-
-    Returns:
-        For each fragment, in order, what is at each path.
+    """Return type and shape of each array of fragments, by path; no array is read.
 
     Raises:
         PayloadMissingError: A payload is not there: its lease may have expired.
@@ -325,7 +295,6 @@ class Selection:
     def __init__(
         self, columns: Sequence[str] | None = None, steps: tuple[int, int] | None = None
     ) -> None:
-        """Select columns and steps; see `read_fragments`."""
         if steps is not None and not 0 <= steps[0] < steps[1]:
             raise InvalidRequestError("steps", f"must be [a, b) with 0 <= a < b, not {steps}")
         if columns is not None and any(each.startswith("final_obs") for each in columns):
@@ -369,7 +338,7 @@ class Selection:
     def tree(
         self, head: Head, arrays: Mapping[int, Any], reference: FragmentReference
     ) -> dict[str, Any]:
-        """Build the tree of what was read, by array index; what was not read is None."""
+        """Return the tree of what was read, by array index, with None for the rest."""
 
         def leaf(index: int) -> Any:
             if index not in arrays:
@@ -382,7 +351,7 @@ class Selection:
         return tree
 
     def part_read(self, structure: Structure, arrays: Sequence[StoredArray]) -> Structure:
-        """The part of a structure over *arrays* that is read; None when nothing of it is."""
+        """Return the part of a structure over *arrays* that is read, or None if nothing is."""
         if self._columns is None or structure is None:
             return structure
         if isinstance(structure, dict):
@@ -398,7 +367,7 @@ class Selection:
         return self._matching(name) is not None
 
     def _matching(self, name: str) -> set[str] | None:
-        """Columns that select the array of this name; None when it is not selected."""
+        """Return the columns that select the array of this name, or None if none does."""
         if self._columns is None:
             return set()
         matched = {column for column in self._columns if is_within(name, column)}
@@ -441,7 +410,7 @@ def require_fields(tree: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def require_fragment(layout: Layout, step_count: int) -> None:
-    """See that what a layout describes can be a fragment of so many steps. Once per layout."""
+    """Refuse a layout that cannot be that of a fragment of so many steps."""
     structure = require_fields(layout.structure)
     for name in _REQUIRED_FIELDS:
         if structure[name] is None:
@@ -518,17 +487,3 @@ def _is_float_image(stored: StoredArray) -> bool:
         and (len(shape) in (4, 5) or (len(shape) == 3 and shape[-1] > 4))
         and min(shape[1:3]) >= _IMAGE_SIDE_MIN
     )
-
-
-__all__ = [
-    "FIELDS",
-    "STEP_FIELDS",
-    "WHOLE_FIELDS",
-    "Selection",
-    "decode_fragment",
-    "encode_fragment",
-    "fragment_tree",
-    "read_fragments",
-    "require_fields",
-    "write_fragments",
-]

@@ -1,11 +1,9 @@
-"""Memory of large arrays, used again once nobody sees it any more.
+"""Recycle the memory of large arrays.
 
-Fresh memory costs about as much as what is received into it: the kernel clears each page when it is
-first written, and takes it back when a large array is freed. Learners drop a batch for one of the
-same shapes, so what is idle is kept for that, up to a bound.
-
-Nobody gives memory back by hand. An array from here is a view of an object that does so when it
-dies, which is when the last view of it, or tensor over it, is gone.
+Fresh memory costs about as much as what is received into it: the kernel clears each page at its
+first write. Learners drop a batch for one of the same shapes, so idle memory is kept, bounded.
+An array from here is a view of an object that gives its memory back when the last view of it, or
+tensor over it, is gone.
 """
 
 import ctypes

@@ -13,13 +13,13 @@ Options of redis-py's connections may follow as a query, such as `?ssl_ca_certs=
 database, user, timeouts and TLS (`breadbox.stores.urls` lists them); any other is refused.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from breadbox.model.errors import StoreUrlError
 from breadbox.stores.base import (
     PRELUDE_BYTES,
+    PartsStore,
     PayloadCustodian,
-    PayloadParts,
     PayloadReceiver,
     PayloadStore,
     Segment,
@@ -40,7 +40,6 @@ __all__ = [
     "StoreUsage",
     "has_secret",
     "open_custodian",
-    "open_parts",
     "open_store",
     "redact",
 ]
@@ -61,7 +60,7 @@ def open_store(
     piece_size_bytes: int = 0,
     deadline: Deadline | None = None,
     must_exist: bool = False,
-) -> PayloadStore:
+) -> PartsStore:
     """Open the store at `url` for writing and reading payloads.
 
     Redis is connected to on use, but for a cluster, one of whose nodes is asked for the others.
@@ -81,23 +80,6 @@ def open_store(
         StoreUnavailableError: The directory of a file:// URL cannot be made, or no node of a
             cluster answers.
     """
-    store: PayloadStore = _open(url, unannounced_s, piece_size_bytes, deadline, must_exist)
-    return store
-
-
-def open_parts(url: str, *, unannounced_s: float, piece_size_bytes: int) -> PayloadParts:
-    """Open the store at `url` for handing on payloads of others; see `open_store`."""
-    parts: PayloadParts = _open(url, unannounced_s, piece_size_bytes, None)
-    return parts
-
-
-def _open(
-    url: str,
-    unannounced_s: float,
-    piece_size_bytes: int,
-    deadline: Deadline | None,
-    must_exist: bool = False,
-) -> Any:
     parsed = parse_store_url(url)
     if not unannounced_s > 0:
         raise StoreUrlError(f"unannounced_s must be over 0, not {unannounced_s}")
@@ -135,6 +117,8 @@ def open_custodian(
     parsed = parse_store_url(url)
     if parsed.kind == "file":
         return FileCustodian(parsed.directory, unannounced_s=unannounced_s)
-    from breadbox.stores.redis.factory import open_redis_custodian
+    from breadbox.stores.redis.custodian import RedisCustodian
+    from breadbox.stores.redis.factory import open_redis_async
 
-    return open_redis_custodian(url, answer_s=answer_s)
+    client = open_redis_async(url, answer_s=answer_s)
+    return RedisCustodian(client, is_cluster=parsed.kind == "cluster")

@@ -1,17 +1,16 @@
-"""What a payload store must do, as its clients and as the server see it.
+"""What a payload store must do, as its clients and as the server see it, and what all do alike.
 
-Two faces of one store. `PayloadStore` moves bytes and is used by writers and readers, from threads.
-`PayloadCustodian` is the server's, on its loop, which confirms, deletes and counts with it, and
-moves the bytes of small payloads that are inline in calls, but of no others.
+Two faces of one store. `PayloadStore` moves bytes for writers and readers, from threads.
+`PayloadCustodian` confirms, deletes and counts for the server, on its loop, and moves the bytes of
+inline payloads alone.
 
-Life of a payload: *unannounced* once written (it expires by itself), *confirmed* once the server
+A payload is *unannounced* once written (it expires by itself), and *confirmed* once the server has
 admitted its fragment (it stays until it is deleted).
 """
 
 import copy
 import logging
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -40,9 +39,8 @@ class Segment(NamedTuple):
     destination: memoryview
     """Format "B", C-contiguous; as long as the range."""
     filled: Callable[[int], None] | None = None
-    """Called by a store, where it can, while the segment is being filled: with the number of bytes
-    that are there so far, from its start, soon after they came and are in a cache. Never needed:
-    `arrived` says that all is there."""
+    """Called by some stores while they fill the segment, with the number of bytes that are there,
+    while these are still in a cache. `arrived` says that all are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +52,7 @@ class StoreUsage:
     limit_bytes: int
     """Where it refuses to take more; 0: it has no limit of its own."""
     capacity_bytes_max: int
-    """What buffers can be promised of it, since payloads are not all that it needs room for; 0: as
-    much as one likes."""
+    """What buffers can be promised of it: it needs room for more than payloads. 0: no limit."""
 
 
 class StoreTakenError(StoreUnavailableError):
@@ -74,13 +71,13 @@ class StoreSharedError(StoreError):
 
 @dataclass(slots=True)
 class Custody:
-    """On whose behalf a custodian confirms and deletes."""
+    """The journal on whose behalf a custodian confirms and deletes."""
 
     journal: str
-    """Identity of the journal that knows the payloads."""
+    """Identity of the journal."""
     epoch: int
-    """Epoch of the server that writes the journal, which grows with each claim of the journal; 0
-    for a process that does not write it."""
+    """Epoch of the server that writes it, which grows with each claim; 0 in a process that does
+    not."""
 
 
 class Confirmation(IntEnum):
@@ -91,17 +88,15 @@ class Confirmation(IntEnum):
     THERE = 1
     """It is there, complete, and stays."""
     OTHER_SIZE = 2
-    """It has another number of bytes than its reference says: nothing was done to it, so it goes on
-    to expire."""
+    """It has another number of bytes than its reference says, and was left to expire."""
 
 
 class PayloadReceiver(Protocol):
     """Says where the bytes of payloads go while a store receives them.
 
-    For each payload, in this order: `head_bytes`, `segments`, then `arrived`; all from the thread
-    that called `read_many`, or from threads of the store, but never at once for one payload. After
-    a broken connection the store may start a payload again, with `head_bytes`.
-    An exception raised here ends the read and leaves `read_many` as it is.
+    For each payload, in this order: `head_bytes`, `segments`, then `arrived`; from any thread, but
+    never from two for one payload. After a broken connection the store may start a payload again.
+    An exception raised here ends the read, and leaves `read_many` as it is.
     """
 
     @property
@@ -132,13 +127,10 @@ class PayloadStore(Protocol):
     """
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
-        """Write payloads, each given as the buffers that joined would be its bytes.
+        """Write payloads, each given as the buffers that joined are its bytes; return references.
 
         Nobody sees a payload half-written. Each is unannounced: it expires after the store's
         `unannounced_s` unless the server confirms it.
-
-        Returns:
-            One reference per payload, in order, with fresh ids.
         """
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
@@ -148,23 +140,19 @@ class PayloadStore(Protocol):
         """
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
-        """Map payloads into memory without moving a byte.
+        """Return views of payloads in the store's own memory, or None if it is on another host.
 
-        A mapping stays readable after the payload is deleted, for as long as the view lives. What
-        is written into it stays there: pages that are written to are copied first.
-
-        Returns:
-            One view per payload, in order; None where the store is not on this host.
+        A view outlives its payload. Pages that are written to are copied first.
         """
 
     def delete_many(self, references: Sequence[PayloadReference]) -> None:
         """Delete payloads that were written but will not be announced; missing ones are fine."""
 
     def within(self, deadline: Deadline) -> "PayloadStore":
-        """The same store, for calls that end with StoreUnavailableError at a deadline.
+        """Return the same store, for calls that end with StoreUnavailableError at a deadline.
 
-        That is when no byte has moved for so long. Without it they allow the silence that the
-        store was opened with. A directory knows no silence: the kernel waits for its disk.
+        Without one they allow the silence that the store was opened with. A directory knows no
+        silence: the kernel waits for its disk.
         """
 
     def close(self) -> None:
@@ -196,8 +184,7 @@ class PayloadParts(Protocol):
         """Write parts of payloads that `new_reference` has named, those of each in order.
 
         Each begins where the one before it ended, at a multiple of the payload's pieces. Nobody
-        sees a payload before its last byte is written; it is unannounced then. Of one that is given
-        up before, what was written expires, unless it is deleted.
+        sees a payload before its last byte is written. What is not finished expires.
         """
 
     def discard_parts(self, references: Sequence[PayloadReference]) -> None:
@@ -218,19 +205,19 @@ class PayloadCustodian(Protocol):
 
     Raises (all methods):
         StoreUnavailableError: The store cannot be reached, or did not answer in time.
-        StoreTakenError: The same journal has come with a later epoch; only once there is a custody,
-            from what confirms and deletes. It is looked at together with what is to be done, so
-            that a server that was replaced can change nothing, however late its command arrives.
+        StoreTakenError: The same journal has come with a later epoch; from what confirms and
+            deletes. The store compares epochs in the same step, so that a server that was replaced
+            can change nothing, however late its command arrives.
     """
 
     async def take(self, custody: Custody) -> None:
-        """Confirm and delete on behalf of this from now on, and leave word of it in the store.
+        """Confirm and delete on behalf of this from now on, and record it in the store.
 
         The epoch is read again for each call.
         """
 
     async def journals(self) -> set[str]:
-        """Identities of the journals that have left word here. Changes nothing."""
+        """Return the identities of the journals that are recorded here."""
 
     async def forget_other_journals(self) -> None:
         """Take what is confirmed here for payloads of this custody's journal alone."""
@@ -239,69 +226,48 @@ class PayloadCustodian(Protocol):
         """Find out whether the store answers."""
 
     async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
-        """Make payloads stay whose bytes are as many as their references say.
-
-        Idempotent. One round trip for all of them.
-        """
+        """Make payloads of the right size stay. Idempotent; one round trip."""
 
     async def keep(self, payloads: Sequence[tuple[PayloadReference, bytes]]) -> None:
-        """Write payloads that stay, whole, under ids that nobody has used. One round trip.
-
-        On failure some may be there, and stay, until they are deleted.
-
-        Raises:
-            StoreFullError: There is no room.
-        """
+        """Write payloads that stay, under fresh ids. One round trip. On failure some may stay."""
 
     async def read(self, references: Sequence[PayloadReference]) -> list[bytes]:
-        """Read payloads that are small and not cut into pieces. One round trip for all of them.
-
-        Returns:
-            Their bytes; empty for one that is not there so, or has another size.
-        """
+        """Return small payloads, or b"" for one that is missing or cut. One round trip."""
 
     async def delete(self, references: Sequence[PayloadReference]) -> None:
-        """Delete payloads; missing ones are fine. One round trip for all of them."""
+        """Delete payloads; missing ones are fine. One round trip."""
 
     async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
-        """Whether each payload is completely there."""
+        """Return whether each payload is completely there."""
 
     async def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
-        """Those of many payloads that are not there, or not completely, in no order.
+        """Return those of very many payloads that are not completely there, in no order.
 
-        The cheapest way that the store has to look for very many; a payload of another size than
-        its reference says may pass for present.
+        A payload of another size than its reference says may pass for present.
         """
 
     def confirmed(self) -> AsyncIterator[str]:
-        """Every payload id in the store that is confirmed, in no order, for sweeping and fsck."""
+        """Yield the id of every confirmed payload, in no order, for sweeping and fsck."""
 
     async def delete_ids(self, payload_ids: Iterable[str]) -> None:
         """Delete payloads of which only the id is known.
 
         Raises:
-            StoreSharedError: There is a custody, and others than its journal have left word here;
-                some may be deleted.
+            StoreSharedError: Other journals than the custody's are recorded here; some of the
+                payloads may be deleted.
         """
 
     async def sweep_unannounced(self) -> int:
-        """Delete unannounced payloads past their time, where the store does not do it by itself.
-
-        Returns:
-            Payloads deleted.
-        """
+        """Delete unannounced payloads past their time, if the store does not; return how many."""
 
     async def usage(self) -> StoreUsage:
-        """How full the store is; of several nodes, the sums."""
+        """Return how full the store is; of several nodes, the sums."""
 
     async def incarnation(self) -> str:
-        """Says which store this is: another answer, and it may have come back with less.
-
-        It changes when a store is restarted, replaced, or a replica of it is promoted.
-        """
+        """Return an identity that changes when the store is restarted, replaced or promoted."""
 
     async def concerns(self) -> tuple[str, ...]:
-        """Settings of the store under which it may lose payloads: what, and the remedy, each."""
+        """Return settings under which the store may lose payloads, each with the remedy."""
 
     async def close(self) -> None:
         """Close connections. Idempotent."""
@@ -318,14 +284,11 @@ def check_sound(references: Iterable[PayloadReference]) -> None:
 
 
 class AbstractStore:
-    """A store that is open until it is closed, and whose calls have a deadline.
-
-    Args:
-        silence_s: Seconds of silence that end a call, where `within` does not say otherwise.
-    """
+    """A store that is open until it is closed, and whose calls have a deadline."""
 
     def __init__(self, silence_s: float) -> None:
         self._silence_s = silence_s
+        """Seconds of silence that end a call, unless `within` says otherwise."""
         self._deadline: Deadline | None = None
         self._closed = threading.Event()
 
@@ -335,7 +298,6 @@ class AbstractStore:
         return view
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
-        """None: it is not on this host, as far as is known."""
         del references
         return None
 
@@ -348,14 +310,14 @@ class AbstractStore:
         """Close connections; called once."""
 
     def _begin(self) -> Deadline:
-        """Begin a call; returns when it ends at the latest."""
+        """Return the deadline of a call that begins, or raise ClosedError."""
         if self._closed.is_set():
             raise ClosedError("the payload store is closed")
         return self._deadline or Deadline(self._silence_s)
 
 
-class AbstractParts(AbstractStore, ABC):
-    """A store that also moves parts of payloads; whole ones are written as such."""
+class PartsStore(AbstractStore, PayloadStore, PayloadParts):
+    """A store that moves payloads, and parts of them; it writes a whole one as a part."""
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
         """On failure nothing of the call is left behind, or it expires."""
@@ -370,18 +332,3 @@ class AbstractParts(AbstractStore, ABC):
                 _log.debug("a failed write is left to its expiry: %s", error)
             raise
         return references
-
-    @abstractmethod
-    def new_reference(self, size_bytes: int) -> PayloadReference:
-        """See PayloadParts."""
-
-    @abstractmethod
-    def write_parts(self, parts: Sequence[Part]) -> None:
-        """See PayloadParts."""
-
-    @abstractmethod
-    def discard_parts(self, references: Sequence[PayloadReference]) -> None:
-        """See PayloadParts."""
-
-    def read_parts(self, parts: Sequence[Part]) -> None:
-        """See PayloadParts."""

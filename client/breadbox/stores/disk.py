@@ -129,7 +129,7 @@ def _refused(why: str, path: str | Path) -> UnsafePathError:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace what a file holds in one step; owner and mode stay, those of a new one are private."""
+    """Replace a file's text in one step. Owner and mode stay; those of a new file are private."""
     half = path.with_name(f".{path.name}.half")
     with open(half, "w", opener=new_opener) as file:
         try:

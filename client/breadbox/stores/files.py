@@ -1,14 +1,12 @@
 """Payloads as files in a directory, on shared memory or disk: the fast path on one host.
 
     DIR/unannounced/<id>       written, not yet confirmed; swept by age
-    DIR/unannounced/.<id>      being written; nobody looks at it
+    DIR/unannounced/.<id>      being written
     DIR/payloads/<2 hex>/<id>  confirmed
     DIR/journals/<journal>     latest epoch of a journal whose payloads are kept here
 
 Both steps are renames within one file system, so a payload is seen whole or not at all.
-Nobody writes a payload into the last of the room: see `breadbox.stores.disk`.
-Files are readable by their owner only, and links are not followed: see
-`breadbox.stores.disk`.
+`breadbox.stores.disk` says who may read the files, and how much of a disk stays free.
 """
 
 import asyncio
@@ -34,10 +32,10 @@ from breadbox.model.errors import (
 from breadbox.model.types import PayloadReference
 from breadbox.stores.base import (
     PRELUDE_BYTES,
-    AbstractParts,
     Confirmation,
     Custody,
     Part,
+    PartsStore,
     PayloadReceiver,
     StoreSharedError,
     StoreTakenError,
@@ -65,10 +63,10 @@ _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
 
 _GAP: Final = memoryview(bytearray(4096))
-"""Takes bytes that nobody wants; shared by all threads, for nobody reads it."""
+"""Takes bytes that are not wanted, from all threads."""
 
 _BYTES_AT_ONCE: Final = 512 * 1024
-"""Read before they are looked at: what stays in a core's own cache."""
+"""Read before they are verified: what stays in a core's own cache."""
 
 _HEAD_GUESS_BYTES: Final = 16 * 1024
 """First read of a payload; holds the head of nearly all."""
@@ -84,7 +82,7 @@ class PayloadDirectory:
         self.journals = self.root / "journals"
 
     def make(self) -> None:
-        """Make the directories, where they are missing."""
+        """Make the directories that are missing."""
         with _translated_errors():
             make_private_directory(self.root, has_parents=True)
             make_private_directory(self.unannounced)
@@ -105,24 +103,36 @@ class PayloadDirectory:
                 ) from error
 
     def confirmed_path(self, payload_id: str) -> str:
-        """Path of a confirmed payload; `payload_id` must be well-formed."""
+        """Return the path of a confirmed payload; its id must be well-formed."""
         return f"{self.payloads}/{payload_id[:2]}/{payload_id}"
 
     def unannounced_path(self, payload_id: str) -> str:
-        """Path of an unconfirmed payload."""
+        """Return the path of an unconfirmed payload."""
         return f"{self.unannounced}/{payload_id}"
 
     def hidden_path(self, payload_id: str) -> str:
-        """Path of a payload that is being written."""
+        """Return the path of a payload that is being written."""
         return f"{self.unannounced}/.{payload_id}"
 
-    def open(self, reference: PayloadReference) -> int:
+    def places(self, payload_id: str) -> tuple[str, str, str]:
+        """Return where to look for a payload, which may be confirmed between two looks."""
+        confirmed = self.confirmed_path(payload_id)
+        return confirmed, self.unannounced_path(payload_id), confirmed
+
+    @contextmanager
+    def open(self, reference: PayloadReference) -> Iterator[int]:
         """Open a payload for reading, confirmed or not."""
         check_sound((reference,))
+        with _translated_errors():
+            descriptor = self._open(reference)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _open(self, reference: PayloadReference) -> int:
         payload_id = reference.payload_id
-        # The first place twice: the payload may be confirmed between the first two looks.
-        confirmed = self.confirmed_path(payload_id)
-        for path in (confirmed, self.unannounced_path(payload_id), confirmed):
+        for path in self.places(payload_id):
             try:
                 descriptor = os.open(path, _READ)
             except FileNotFoundError:
@@ -132,21 +142,19 @@ class PayloadDirectory:
                     raise PayloadCorruptError(f"payload {payload_id} is no file") from error
                 raise
             seen = os.fstat(descriptor)
-            size_bytes = seen.st_size
+            if stat.S_ISREG(seen.st_mode) and seen.st_size == reference.size_bytes:
+                return descriptor
+            os.close(descriptor)
             if not stat.S_ISREG(seen.st_mode):
-                os.close(descriptor)
                 raise PayloadCorruptError(f"payload {payload_id} is no file")
-            if size_bytes != reference.size_bytes:
-                os.close(descriptor)
-                raise PayloadCorruptError(
-                    f"payload {payload_id} has {size_bytes} bytes where its reference says "
-                    f"{reference.size_bytes}"
-                )
-            return descriptor
+            raise PayloadCorruptError(
+                f"payload {payload_id} has {seen.st_size} bytes where its reference says "
+                f"{reference.size_bytes}"
+            )
         raise PayloadMissingError(payload_id)
 
 
-class FileStore(AbstractParts):
+class FileStore(PartsStore):
     """A `PayloadStore` in a directory. See `breadbox.stores.base` for the contract."""
 
     def __init__(self, directory: str, *, must_exist: bool = False) -> None:
@@ -179,13 +187,13 @@ class FileStore(AbstractParts):
     def read_parts(self, parts: Sequence[Part]) -> None:
         self._begin()
         for reference, offset_bytes, buffers in parts:
-            with _opened(self._directory, reference) as descriptor:
+            with self._directory.open(reference) as descriptor:
                 _read_fully(descriptor, buffers, offset_bytes, reference)
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         self._begin()
         for position, reference in enumerate(references):
-            with _opened(self._directory, reference) as descriptor:
+            with self._directory.open(reference) as descriptor:
                 _read(descriptor, position, reference, receiver)
             receiver.arrived(position)
 
@@ -193,7 +201,7 @@ class FileStore(AbstractParts):
         self._begin()
         mapped = []
         for reference in references:
-            with _opened(self._directory, reference) as descriptor, _translated_errors():
+            with self._directory.open(reference) as descriptor, _translated_errors():
                 mapping = mmap.mmap(descriptor, reference.size_bytes, access=mmap.ACCESS_COPY)
             # The view holds the mapping; it is unmapped when the last view is gone.
             mapped.append(memoryview(mapping))
@@ -227,13 +235,9 @@ class FileCustodian:
     """A `PayloadCustodian` in a directory. See `breadbox.stores.base` for the contract."""
 
     def __init__(
-        self,
-        directory: str,
-        *,
-        unannounced_s: float,
-        wall_clock: Callable[[], float] = time.time,
+        self, directory: str, *, unannounced_s: float, wall_clock: Callable[[], float] = time.time
     ) -> None:
-        """Look after `directory`."""
+        """Look after a directory, made if missing, and sweep unconfirmed files of that age."""
         self._directory = PayloadDirectory(directory)
         self._directory.make()
         self._unannounced_s = unannounced_s
@@ -242,7 +246,7 @@ class FileCustodian:
 
     @_in_thread
     def take(self, custody: Custody) -> None:
-        """On a full disk no word is left where none was."""
+        """On a full disk no new record is made."""
         self._custody = custody
         self._check_custody()
 
@@ -286,7 +290,7 @@ class FileCustodian:
         for reference in references:
             try:
                 body = bytearray(reference.size_bytes)
-                with _opened(self._directory, reference) as descriptor:
+                with self._directory.open(reference) as descriptor:
                     _read_fully(descriptor, [memoryview(body)], 0, reference)
                 bodies.append(bytes(body))
             except (PayloadMissingError, PayloadCorruptError):
@@ -305,7 +309,7 @@ class FileCustodian:
 
     @_in_thread
     def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
-        """For many, whole directories are read: it costs a quarter."""
+        """For many, list whole directories, at a quarter of the cost."""
         listed: set[str] = set()
         with _translated_errors():
             if len(references) > _DIRECTORIES:
@@ -375,10 +379,10 @@ class FileCustodian:
         """The files stay."""
 
     def _check_custody(self) -> None:
-        """See that no later epoch of the journal has come, and leave word of this one.
+        """Compare the custody's epoch with the recorded one, and record it.
 
-        Not in one step with what follows, as in Redis: that two servers have the directory at all
-        is prevented by its lock, and this is for a lock that was deleted.
+        Not in one step with what follows, as in Redis: the directory's lock keeps a second server
+        away, and this is for a lock that was deleted.
         """
         custody = self._custody
         if custody is None or not custody.epoch:
@@ -415,30 +419,26 @@ class FileCustodian:
         confirmed = self._directory.confirmed_path(reference.payload_id)
         unannounced = self._directory.unannounced_path(reference.payload_id)
         try:
-            if not _is_file(unannounced, reference.size_bytes):
-                return Confirmation.OTHER_SIZE
-            os.rename(unannounced, confirmed)
+            is_right = _is_file(unannounced, reference.size_bytes)
+            if is_right:
+                os.rename(unannounced, confirmed)
         except FileNotFoundError:
             try:
-                if not _is_file(confirmed, reference.size_bytes):
-                    return Confirmation.OTHER_SIZE
+                is_right = _is_file(confirmed, reference.size_bytes)
             except FileNotFoundError:
                 return Confirmation.MISSING
-        return Confirmation.THERE
+        return Confirmation.THERE if is_right else Confirmation.OTHER_SIZE
 
     def _is_present(self, reference: PayloadReference) -> bool:
-        return any(
-            _is_there(path, reference.size_bytes)
-            for path in (
-                self._directory.confirmed_path(reference.payload_id),
-                self._directory.unannounced_path(reference.payload_id),
-                self._directory.confirmed_path(reference.payload_id),
-            )
-        )
+        for path in self._directory.places(reference.payload_id):
+            with suppress(FileNotFoundError):
+                if _is_file(path, reference.size_bytes):
+                    return True
+        return False
 
 
 def _check_room(directory: PayloadDirectory, size_bytes: int, file_count: int) -> None:
-    """Refuse what would take the room that the journal needs to let payloads go again."""
+    """Refuse what would take the room that the journal needs to delete payloads."""
     with _translated_errors():
         room = DiskRoom.of(directory.unannounced)
     if not room.has_room_for(size_bytes, file_count):
@@ -456,14 +456,17 @@ def _write(
     buffers: Sequence[memoryview],
     path: str,
 ) -> None:
-    """Write a part of a payload; behind its last byte it is moved to `path`."""
+    """Write a part of a payload; after its last byte move it to `path`."""
     hidden = directory.hidden_path(reference.payload_id)
     begins = os.O_CREAT | os.O_EXCL if not offset_bytes else 0
     descriptor = os.open(hidden, os.O_WRONLY | begins | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
             os.lseek(descriptor, offset_bytes, os.SEEK_SET)
-            _write_vector(descriptor, buffers)
+            for first in range(0, len(buffers), _BUFFERS_PER_CALL):
+                rest = list(buffers[first : first + _BUFFERS_PER_CALL])
+                while rest:
+                    drop(rest, os.writev(descriptor, rest))
         finally:
             os.close(descriptor)
         if offset_bytes + sum(map(len, buffers)) == reference.size_bytes:
@@ -478,8 +481,7 @@ def _read(
 ) -> None:
     """Read the head, then the segments straight into their destinations.
 
-    Not by way of a mapping: making one and taking it down costs what the cheaper copy saves, and
-    an error of the disk would be a signal instead of an exception.
+    Not by way of a mapping, which costs as much, and makes an error of the disk a signal.
     """
     guess = memoryview(bytearray(min(_HEAD_GUESS_BYTES, reference.size_bytes)))
     _read_fully(descriptor, [guess], 0, reference)
@@ -526,24 +528,10 @@ def _read_fully(
             drop(rest, count)
 
 
-def _write_vector(descriptor: int, buffers: Sequence[memoryview]) -> None:
-    for first in range(0, len(buffers), _BUFFERS_PER_CALL):
-        rest = list(buffers[first : first + _BUFFERS_PER_CALL])
-        while rest:
-            drop(rest, os.writev(descriptor, rest))
-
-
 def _is_file(path: str, size_bytes: int) -> bool:
     """Whether it is a file of this size, not a link to one."""
     seen = os.lstat(path)
     return seen.st_size == size_bytes and stat.S_ISREG(seen.st_mode)
-
-
-def _is_there(path: str, size_bytes: int) -> bool:
-    try:
-        return _is_file(path, size_bytes)
-    except FileNotFoundError:
-        return False
 
 
 def _delete(directory: PayloadDirectory, payload_ids: Iterable[str]) -> None:
@@ -551,25 +539,13 @@ def _delete(directory: PayloadDirectory, payload_ids: Iterable[str]) -> None:
         for payload_id in payload_ids:
             if not is_payload_id(payload_id):
                 continue
-            # Unannounced first: a confirm between the two looks moves it to where we look next.
+            # Unannounced first: a confirmation moves it to where the next look is.
             for path in (
                 directory.unannounced_path(payload_id),
                 directory.confirmed_path(payload_id),
             ):
-                try:
+                with suppress(FileNotFoundError):
                     os.unlink(path)
-                except FileNotFoundError:
-                    continue
-
-
-@contextmanager
-def _opened(directory: PayloadDirectory, reference: PayloadReference) -> Iterator[int]:
-    with _translated_errors():
-        descriptor = directory.open(reference)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from breadbox.stores.keys import (
     piece_keys,
 )
 from breadbox.stores.redis.errors import kept_cancellation, translated_errors
-from breadbox.stores.redis.scripts import ScriptLine
 
 _SCAN_COUNT: Final = 1000
 """Keys that Redis looks at per SCAN call: short enough not to hold up other clients."""
@@ -52,11 +51,10 @@ if ours > 0 then
   end
 end
 """
-"""Begins scripts that confirm or delete, for a journal and its epoch: KEYS[1] is the hash of
-journals. What first arrives in an epoch raises it here, so each node, and each slot of a cluster,
-learns of it before a payload of that epoch is confirmed there: until then nothing there is in
-danger from an earlier one. The HDEL of a field that is never there counts as a write, after which
-Redis lets the script go on although it has reached maxmemory."""
+"""The epoch check, with which every script that confirms or deletes begins: KEYS[1] is the hash of
+journals. The first script of an epoch raises it here, so each node, and each slot of a cluster,
+knows the epoch before a payload of it is confirmed there. The HDEL of a field that is never there
+counts as a write, after which Redis lets the script go on although it has reached maxmemory."""
 _ALONE: Final = (
     _OURS
     + """
@@ -79,8 +77,8 @@ local function differs(key, expected)
 end
 """
 )
-"""Why a key is not to be kept, or nil. What is no string has no length, and answers with an error,
-which must not end the script for all others."""
+"""Returns why a key is not to be kept, or nil. STRLEN of what is no string is an error, which must
+not end the script for the other keys."""
 _CONFIRM: Final = (
     _LENGTHS
     + """
@@ -94,8 +92,7 @@ end
 return table.concat(flags)
 """
 )
-"""For payloads of one piece. Their sizes stand in one argument: one for each would cost the
-server's loop most."""
+"""For payloads of one piece. One argument has their sizes: one each would cost the loop most."""
 _CONFIRM_WHOLE: Final = (
     _LENGTHS
     + """
@@ -113,8 +110,7 @@ end
 return found
 """
 )
-"""For the pieces of one payload: were some of them kept and others not, nobody would ever delete
-them."""
+"""For all pieces of one payload: nobody would ever delete some of them."""
 _KEEP: Final = (
     _OURS
     + """
@@ -126,7 +122,7 @@ return '1'
 _EXISTS: Final = _LOOP % "redis.call('EXISTS', key)"
 _UNLINK: Final = _OURS + _LOOP % "redis.call('UNLINK', key)"
 _UNLINK_ALONE: Final = _ALONE + _LOOP % "redis.call('UNLINK', key)"
-"""A "1" or "0" per key in one reply: parsing a reply per key would cost the server's loop most."""
+"""One reply with a "1" or "0" per key: parsing one for each would cost the loop most."""
 _EXISTS_BY_ID: Final = """
 local flags = {}
 for id in string.gmatch(ARGV[1], '%x+') do
@@ -134,9 +130,8 @@ for id in string.gmatch(ARGV[1], '%x+') do
 end
 return table.concat(flags)
 """
-"""For payloads of one piece, by their ids with a space between. A restart waits for the answer for
-everything that is held: one argument costs the server a sixth of a thousand keys. Not for a
-cluster, which needs the keys as arguments."""
+"""For payloads of one piece, by their ids with a space between: at a restart one argument costs the
+server a sixth of a thousand keys. Not for a cluster, which needs the keys as arguments."""
 _CONFIRMATIONS: Final = {b"": Confirmation.MISSING} | {
     str(each.value).encode(): each for each in Confirmation
 }
@@ -145,24 +140,24 @@ _CONFIRMATIONS: Final = {b"": Confirmation.MISSING} | {
 
 @contextmanager
 def _answers() -> Iterator[None]:
-    """Around every trip to Redis: errors in words of ours, and no cancellation is lost."""
+    """Translate the errors of a trip to Redis, and lose no cancellation."""
     with kept_cancellation(), translated_errors():
         yield
 
 
 _CAPACITY_SHARE: Final = 0.7
-"""Share of maxmemory that buffers can be promised: the rest is for keys, the journal, payloads that
-are being written, and the allocator's losses."""
+"""Share of maxmemory that buffers can be promised; the rest is for keys, the journal, payloads that
+are being written, and fragmentation."""
 
 
 class RedisCustodian:
     """A `PayloadCustodian` in Redis. See `breadbox.stores.base` for the contract."""
 
-    def __init__(self, client: Any, *, is_cluster: bool = False, answer_s: float = 5.0) -> None:
-        """Use an asyncio redis-py client; it is closed with this."""
+    def __init__(self, client: Any, *, is_cluster: bool = False) -> None:
+        """Use an asyncio client of redis-py, Redis or RedisCluster; it is closed with this."""
         self._client = client
-        self._scripts = ScriptLine(client, answer_s)
         self._is_cluster = is_cluster
+        """Keys may be on different nodes: one script call for each payload, not for all."""
         self._custody: Custody | None = None
 
     async def take(self, custody: Custody) -> None:
@@ -213,17 +208,15 @@ class RedisCustodian:
     async def keep(self, payloads: Sequence[tuple[PayloadReference, bytes]]) -> None:
         keys = [piece_key(reference.payload_id, 0) for reference, _ in payloads]
         bodies = [body for _, body in payloads]
+        count = 1 if self._is_cluster else _KEYS_PER_SCRIPT
         with _answers():
-            if len(keys) <= (1 if self._is_cluster else _KEYS_PER_SCRIPT):
-                answers = [await self._eval(self._scripts, _KEEP, keys, bodies)] if keys else []
-            else:
-                count = 1 if self._is_cluster else _KEYS_PER_SCRIPT
-                pipeline = self._pipeline()
-                for at in range(0, len(keys), count):
-                    self._eval(pipeline, _KEEP, keys[at : at + count], bodies[at : at + count])
-                answers = await pipeline.execute()
-            for each in answers:
-                _checked(each)
+            await self._run(
+                _KEEP,
+                [
+                    (keys[at : at + count], bodies[at : at + count])
+                    for at in range(0, len(keys), count)
+                ],
+            )
 
     async def read(self, references: Sequence[PayloadReference]) -> list[bytes]:
         keys = [piece_key(each.payload_id, 0) if is_sound(each) else b"" for each in references]
@@ -232,7 +225,7 @@ class RedisCustodian:
                 pipeline = self._pipeline()
                 for key in keys:
                     pipeline.get(key)
-                found = await pipeline.execute() if keys else []
+                found = await pipeline.execute()
             else:
                 found = await self._client.mget(keys) if keys else []
         return [
@@ -245,25 +238,28 @@ class RedisCustodian:
             await self._ask(_UNLINK, [piece_keys(each) for each in references if is_sound(each)])
 
     async def present(self, references: Sequence[PayloadReference]) -> list[bool]:
-        return await self._are_all(_EXISTS, references)
+        keys = [piece_keys(each) if is_sound(each) else [] for each in references]
+        with _answers():
+            flags = await self._ask(_EXISTS, keys)
+        return [bool(each) and b"0" not in each for each in flags]
 
     async def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
         missing: list[PayloadReference] = []
         single: list[PayloadReference] = []
         others: list[PayloadReference] = []
         for each in references:
-            is_cut = 0 < each.piece_size_bytes < each.size_bytes
-            is_single = not is_cut and not self._is_cluster and is_payload_id(each.payload_id)
+            is_single = is_payload_id(each.payload_id) and not (
+                self._is_cluster or 0 < each.piece_size_bytes < each.size_bytes
+            )
             (single if is_single else others).append(each)
         if single:
-            pipeline = self._client.pipeline(transaction=False)
+            pipeline = self._pipeline()
             for at in range(0, len(single), _KEYS_PER_SCRIPT):
                 ids = " ".join([each.payload_id for each in single[at : at + _KEYS_PER_SCRIPT]])
                 pipeline.eval(_EXISTS_BY_ID, 0, ids)
             with _answers():
                 flags = b"".join(await pipeline.execute())
-            if b"0" in flags:
-                missing = [each for each, flag in zip(single, flags, strict=True) if flag != _THERE]
+            missing = [each for each, flag in zip(single, flags, strict=True) if flag != _THERE]
         there = await self.present(others)
         missing += [each for each, is_there in zip(others, there, strict=True) if not is_there]
         return missing
@@ -336,7 +332,7 @@ class RedisCustodian:
         return tuple(found)
 
     async def _reader_concerns(self) -> list[str]:
-        """What the user `default` lacks: Redis reads its append-only file as that one."""
+        """Return what the user `default` lacks, as which Redis reads its append-only file."""
         unseen = "cannot be seen, since this server's user lacks +acl|getuser"
         try:
             rights = await self._ask_primaries("ACL GETUSER", "default")
@@ -355,12 +351,12 @@ class RedisCustodian:
         ]
 
     async def _info(self, section: str) -> list[Mapping[str, Any]]:
-        """A section of INFO, of each primary."""
+        """Return a section of INFO, of each primary."""
         with _answers():
             return await self._ask_primaries("INFO", section)
 
     async def _ask_primaries(self, *command: str) -> list[Mapping[str, Any]]:
-        """Give a command that is answered with names and values to each primary."""
+        """Return each primary's answer, of names and values, to a command."""
         if not self._is_cluster:
             return [await self._client.execute_command(*command)]
         found = await self._client.execute_command(*command, target_nodes="primaries")
@@ -371,17 +367,13 @@ class RedisCustodian:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _are_all(self, script: str, references: Sequence[PayloadReference]) -> list[bool]:
-        """Run a script on the pieces of payloads; whether it answers 1 for all of each."""
-        keys = [piece_keys(each) if is_sound(each) else [] for each in references]
-        with _answers():
-            flags = await self._ask(script, keys)
-        return [bool(each) and b"0" not in each for each in flags]
-
     async def _ask(
         self, script: str, groups: Sequence[Sequence[bytes]], sizes: Sequence[str] = ()
     ) -> list[bytes]:
-        """Run a script on groups of keys, each of one payload; a flag per key, by group."""
+        """Run a script on the keys of payloads; return its flags, one per key, by payload.
+
+        A script that compares sizes is given them; then each payload has one key at most.
+        """
         if self._is_cluster:
             return await self._ask_each(script, groups, sizes)
         keys = [key for group in groups for key in group]
@@ -393,29 +385,35 @@ class RedisCustodian:
             )
             for at in range(0, len(keys), _KEYS_PER_SCRIPT)
         ]
-        if len(calls) <= 1:
-            flags = _checked(await self._eval(self._scripts, script, *calls[0])) if calls else b""
-        else:
-            pipeline = self._client.pipeline(transaction=False)
-            for each in calls:
-                self._eval(pipeline, script, *each)
-            flags = b"".join(map(_checked, await pipeline.execute()))
+        flags = b"".join(await self._run(script, calls))
         ends = list(accumulate(len(group) for group in groups))
         return [flags[end - len(group) : end] for group, end in zip(groups, ends, strict=True)]
 
     async def _ask_each(
         self, script: str, groups: Sequence[Sequence[bytes]], sizes: Sequence[str] = ()
     ) -> list[bytes]:
-        """Run a script once for each group of keys; the answers, of an empty group an empty one."""
-        pipeline = self._pipeline()
-        for keys, size in zip(groups, sizes or [""] * len(groups), strict=True):
-            if keys:
-                self._eval(pipeline, script, keys, [size] if size else ())
-        answers = map(_checked, await pipeline.execute() if any(groups) else [])
+        """Run a script once for each group of keys; return the answers, b"" for an empty group."""
+        calls = [
+            (keys, [size] if size else ())
+            for keys, size in zip(groups, sizes or [""] * len(groups), strict=True)
+            if keys
+        ]
+        answers = iter(await self._run(script, calls))
         return [next(answers) if keys else b"" for keys in groups]
 
+    async def _run(
+        self, script: str, calls: Sequence[tuple[Sequence[bytes], Sequence[str | bytes]]]
+    ) -> list[bytes]:
+        """Call a script with each of these keys and values, in one trip."""
+        if len(calls) == 1:
+            return [_checked(await self._eval(self._client, script, *calls[0]))]
+        pipeline = self._pipeline()
+        for each in calls:
+            self._eval(pipeline, script, *each)
+        return list(map(_checked, await pipeline.execute() if calls else []))
+
     def _pipeline(self) -> Any:
-        """For one trip. The client of a cluster sorts calls by node, and asks all nodes at once."""
+        """Gather commands for one trip; the client of a cluster asks all of its nodes."""
         if self._is_cluster:
             return self._client.pipeline()
         return self._client.pipeline(transaction=False)
@@ -423,7 +421,7 @@ class RedisCustodian:
     def _eval(
         self, client: Any, script: str, keys: Sequence[bytes], sizes: Sequence[str | bytes] = ()
     ) -> Any:
-        """Call a script for keys, which in a cluster are of one slot, on behalf of the custody."""
+        """Call a script for keys, of one slot if it is a cluster, on behalf of the custody."""
         journals = journals_key(keys[0]) if self._is_cluster and keys else JOURNALS_KEY
         custody = self._custody
         values: tuple[object, ...] = () if custody is None else (custody.journal, custody.epoch)
@@ -432,7 +430,7 @@ class RedisCustodian:
         return client.eval(script, 1 + len(keys), journals, *keys, *values)
 
     async def _without_expiry(self, keys: Sequence[bytes]) -> list[str]:
-        pipeline = self._client.pipeline(transaction=False)
+        pipeline = self._pipeline()
         for key in keys:
             pipeline.pttl(key)
         ttls = await pipeline.execute() if keys else []
@@ -443,17 +441,13 @@ class RedisCustodian:
 
 
 def _rules(user: Mapping[str, Any]) -> set[str]:
-    """What a user may do, as redis-py reads ACL GETUSER; keys as the rules are written."""
-    keys = {f"~{key.removeprefix('~')}" for key in map(_text, user["keys"])}
-    return keys | {*user["categories"], *user["commands"]}
-
-
-def _text(each: bytes | str) -> str:
-    return each.decode() if isinstance(each, bytes) else each
+    """Return what a user may do, as redis-py reads ACL GETUSER; keys as rules are written."""
+    keys = [key.decode() if isinstance(key, bytes) else key for key in user["keys"]]
+    return {f"~{key.removeprefix('~')}" for key in keys} | {*user["categories"], *user["commands"]}
 
 
 def _checked(answer: bytes) -> bytes:
-    """What a script has answered, unless it refused."""
+    """Return a script's answer, or raise what it refused with."""
     if answer == b"TAKEN":
         raise StoreTakenError
     if answer == b"SHARED":

@@ -18,7 +18,7 @@ REDIS_ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException,
 _IN_SCRIPT: Final = re.compile(r"^Error running script .*?: -|\.? script: [0-9a-f]{40}, on .*$")
 
 _ANSWER_LENGTH: Final = 400
-"""Most characters of an error that Redis returns: a full disk takes it 300."""
+"""Most characters of an error of Redis: that of a full disk has 300."""
 
 
 class NoTlsError(redis.exceptions.TimeoutError):
@@ -67,10 +67,7 @@ def translated_errors() -> Iterator[None]:
 
 
 def shortened(error: BaseException) -> str:
-    """Return what a Redis that refuses says, as long as it may be in a line of ours.
-
-    Where in a script a command was refused is left out, and so is the name of a user.
-    """
+    """Return Redis' refusal, cut to fit a line, without the script's line or the user's name."""
     if isinstance(error, redis.exceptions.NoPermissionError):
         return "NOPERM, the user lacks a right"
     return _IN_SCRIPT.sub("", str(error)).rstrip(".")[:_ANSWER_LENGTH]
@@ -104,16 +101,13 @@ def kept_cancellation() -> Iterator[None]:
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
-    swallowed = False
     try:
         yield
     except asyncio.CancelledError:
         raise
-    except Exception:
-        swallowed = task is not None and task.cancelling() > before
-        if not swallowed:
-            raise
-    else:
-        swallowed = task is not None and task.cancelling() > before
-    if swallowed:
+    except Exception as error:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError from error
+        raise
+    if task is not None and task.cancelling() > before:
         raise asyncio.CancelledError

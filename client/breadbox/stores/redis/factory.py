@@ -4,7 +4,8 @@ Loaded when a URL names a Redis, since redis-py takes long to load.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
@@ -19,13 +20,13 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 
 from breadbox.model.errors import StoreUrlError
-from breadbox.stores.base import PayloadCustodian, PayloadStore
 from breadbox.stores.deadline import Deadline, current, in_force
-from breadbox.stores.redis.custodian import RedisCustodian
 from breadbox.stores.redis.errors import NoTlsError, translated_errors
 from breadbox.stores.redis.store import PIECE_SIZE_BYTES_DEFAULT, RedisStore
 from breadbox.stores.urls import StoreUrl, parse_store_url, redact
 
+CONNECT_S_MAX: Final = 5.0
+"""Longest making of a connection: an address that swallows packets is not there."""
 _SOCKET_TIMEOUT_S: Final = 30.0
 """For what keeps to no deadline: a server that reads its journal while it starts."""
 _HEALTH_CHECK_S: Final = 30
@@ -35,7 +36,7 @@ _CONNECT_RETRIES: Final = 3
 
 def open_redis_store(
     parsed: StoreUrl, *, unannounced_s: float, piece_size_bytes: int, deadline: Deadline
-) -> PayloadStore:
+) -> RedisStore:
     """Open a store in Redis; see `breadbox.stores.open_store`, which has checked the numbers."""
     settings: dict[str, Any] = {
         "unannounced_s": unannounced_s,
@@ -50,34 +51,19 @@ def open_redis_store(
     return RedisStore(client, lambda _: pool, **settings)
 
 
-def open_redis_custodian(url: str, *, answer_s: float) -> PayloadCustodian:
-    """Open a custodian of a store in Redis; see `breadbox.stores.open_custodian`."""
-    client = open_redis_async(url, answer_s=answer_s)
-    is_cluster = parse_store_url(url).kind == "cluster"
-    return RedisCustodian(client, is_cluster=is_cluster, answer_s=answer_s)
-
-
 def open_redis(url: str) -> Any:
     """Open a plain, blocking redis-py client for `url`, for what is kept beside payloads."""
     parsed = _parse_redis_url(url)
     if parsed.kind == "cluster":
         with _url_errors(parsed):
-            return _cluster_client(redis, parsed, _options(parsed))
+            return _cluster_client(redis, parsed, dict(_OPTIONS))
     return _blocking_client(parsed, Retry(ExponentialBackoff(cap=1.0, base=0.05), _CONNECT_RETRIES))
 
 
 def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
-    """Open a plain asyncio redis-py client for `url`. Redis is connected to on use.
-
-    Args:
-        url: See the package's docstring.
-        answer_s: Seconds that Redis may take for one answer.
-    """
-    return _async_client(_parse_redis_url(url), answer_s)
-
-
-def _async_client(parsed: StoreUrl, answer_s: float) -> Any:
-    options = _options(parsed) | {
+    """Open a plain asyncio redis-py client, which may wait `answer_s` for an answer of Redis."""
+    parsed = _parse_redis_url(url)
+    options = _OPTIONS | {
         "socket_timeout": answer_s,
         "socket_connect_timeout": min(CONNECT_S_MAX, answer_s),
     }
@@ -85,17 +71,20 @@ def _async_client(parsed: StoreUrl, answer_s: float) -> Any:
         if parsed.kind == "cluster":
             return _cluster_client(redis.asyncio, parsed, options)
         options["max_connections"] = _CONNECTIONS_MAX
-        # A loop that many wait for: what does not come back at once is the caller's to try again.
-        backoff = ExponentialBackoff(cap=0.2, base=0.02)
-        # Silence has taken the time of an answer already: it is not waited for again.
+        # A loop that many wait for: the caller tries again what does not come back soon. Silence
+        # has taken the time of an answer already.
         options["retry"] = redis.asyncio.retry.Retry(
-            backoff, _CONNECT_RETRIES, supported_errors=(redis.exceptions.ConnectionError,)
+            ExponentialBackoff(cap=0.2, base=0.02),
+            _CONNECT_RETRIES,
+            supported_errors=(redis.exceptions.ConnectionError,),
         )
         if parsed.kind == "sentinel":
             return _sentinel_client(redis.asyncio, parsed, options)
         client = redis.asyncio.Redis.from_url(parsed.url, **options)
-        tell_of_tls(client)
-        _require_known_options(client.connection_pool)
+        pool: Any = client.connection_pool
+        if issubclass(pool.connection_class, redis.asyncio.SSLConnection):
+            pool.connection_class = _explaining_tls(pool.connection_class)
+        _require_known_options(pool)
         return client
 
 
@@ -106,37 +95,32 @@ def _parse_redis_url(url: str) -> StoreUrl:
     return parsed
 
 
-class _url_errors:  # noqa: N801 - a context manager that reads as a function
+@contextmanager
+def _url_errors(parsed: StoreUrl) -> Iterator[None]:
     """Turn redis-py's complaints about a URL's options into a StoreUrlError."""
-
-    def __init__(self, parsed: StoreUrl) -> None:
-        self._parsed = parsed
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (ValueError, TypeError)) and not isinstance(error, redis.RedisError):
-            # Without the cause: redis-py may quote the URL.
-            raise StoreUrlError(
-                f"store URL {redact(self._parsed.url)!r} has options that cannot be used"
-            ) from None
+    try:
+        yield
+    except redis.RedisError:
+        raise
+    except (ValueError, TypeError):
+        # Without the cause: redis-py may quote the URL.
+        raise StoreUrlError(
+            f"store URL {redact(parsed.url)!r} has options that cannot be used"
+        ) from None
 
 
-def _options(parsed: StoreUrl) -> dict[str, Any]:
-    del parsed
-    return {
-        "protocol": 2,
-        "decode_responses": False,
-        "socket_timeout": _SOCKET_TIMEOUT_S,
-        "socket_connect_timeout": CONNECT_S_MAX,
-        "health_check_interval": _HEALTH_CHECK_S,
-        "client_name": "breadbox",
-    }
+_OPTIONS: Final[dict[str, Any]] = {
+    "protocol": 2,
+    "decode_responses": False,
+    "socket_timeout": _SOCKET_TIMEOUT_S,
+    "socket_connect_timeout": CONNECT_S_MAX,
+    "health_check_interval": _HEALTH_CHECK_S,
+    "client_name": "breadbox",
+}
 
 
 def _blocking_client(parsed: StoreUrl, retry: Retry) -> Any:
-    options = _options(parsed) | {"retry": retry}
+    options = _OPTIONS | {"retry": retry}
     if parsed.kind == "sentinel":
         return _sentinel_client(redis, parsed, options)
     with _url_errors(parsed):
@@ -152,9 +136,9 @@ def _require_known_options(pool: Any) -> None:
 
 def _open_cluster_store(
     parsed: StoreUrl, settings: dict[str, Any], deadline: Deadline
-) -> PayloadStore:
+) -> RedisStore:
     with _url_errors(parsed), translated_errors(), in_force(deadline):
-        client = _cluster_client(redis, parsed, _options(parsed))
+        client = _cluster_client(redis, parsed, dict(_OPTIONS))
     refreshing = threading.Lock()
 
     def pool_of(payload_id: str) -> redis.ConnectionPool:
@@ -202,7 +186,8 @@ def _sentinel_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> 
         client = sentinel.master_for(parsed.service_name, **options)
     if module is redis:
         for each in (client, *sentinel.sentinels):
-            bound_pool(each)
+            pool = each.connection_pool
+            pool.connection_class = bounded(pool.connection_class)
     _close_together(client, sentinel.sentinels)
     return client
 
@@ -226,8 +211,6 @@ def _close_together(client: Any, others: Sequence[Any]) -> None:
     setattr(client, name, aclose if is_async else close)
 
 
-CONNECT_S_MAX: Final = 5.0
-"""Longest making of a connection: an address that swallows packets is not there."""
 _SHARE: Final = 0.5
 """Part of the time left that one answer may take: another node, or Sentinel, may answer instead."""
 
@@ -237,12 +220,6 @@ class BoundedPool(redis.ConnectionPool):
 
     def __init__(self, connection_class: Any = redis.connection.Connection, **options: Any) -> None:
         super().__init__(connection_class=bounded(connection_class), **options)
-
-
-def bound_pool(client: Any) -> None:
-    """Let a client that made its own pool make bounded connections in it."""
-    pool = client.connection_pool
-    pool.connection_class = bounded(pool.connection_class)
 
 
 @cache
@@ -290,23 +267,18 @@ def bounded(connection_class: Any) -> Any:
     return Bounded
 
 
-def tell_of_tls(client: Any) -> None:
-    """Let an asyncio client say what its silent encrypted connections may mean."""
-    pool = client.connection_pool
-    if issubclass(pool.connection_class, redis.asyncio.SSLConnection):
-        pool.connection_class = _telling(pool.connection_class)
-
-
 @cache
-def _telling(connection_class: Any) -> Any:
-    class Telling(connection_class):  # type: ignore[misc]
+def _explaining_tls(connection_class: Any) -> Any:
+    """Return a kind of connection that says what silence at an encrypted greeting may mean."""
+
+    class Explaining(connection_class):  # type: ignore[misc]
         async def connect(self) -> None:
             try:
                 await super().connect()
             except (TimeoutError, redis.exceptions.TimeoutError) as error:
                 raise NoTlsError from error
 
-    return Telling
+    return Explaining
 
 
 def _answer_s() -> float | None:

@@ -14,7 +14,7 @@ import redis
 
 from breadbox.model.errors import PayloadCorruptError, PayloadMissingError, StoreUnavailableError
 from breadbox.model.types import PayloadReference
-from breadbox.stores.base import AbstractParts, Part, PayloadReceiver, Segment, check_sound
+from breadbox.stores.base import Part, PartsStore, PayloadReceiver, Segment, check_sound
 from breadbox.stores.deadline import Deadline, in_force
 from breadbox.stores.keys import cut, new_payload_id, piece_key, piece_keys, piece_ranges
 from breadbox.stores.reading import Range, read
@@ -24,7 +24,7 @@ from breadbox.stores.redis.wire import Wire, borrowed_wire, slot_taken
 _log = logging.getLogger(__name__)
 
 PIECE_SIZE_BYTES_DEFAULT: Final = 1024 * 1024
-"""Measured best on unix sockets; see docs/performance.md."""
+"""Measured best on unix sockets."""
 
 _ATTEMPTS_MAX: Final = 3
 """Tries of one call on fresh connections, where one breaks. Writes and reads repeat without harm.
@@ -47,7 +47,7 @@ Router = Callable[[str], redis.ConnectionPool]
 """The pool of the node that has a payload's pieces, by payload id."""
 
 
-class RedisStore(AbstractParts):
+class RedisStore(PartsStore):
     """A `PayloadStore` in Redis. See `breadbox.stores.base` for the contract."""
 
     def __init__(
@@ -60,7 +60,16 @@ class RedisStore(AbstractParts):
         silence_s: float,
         refresh: Callable[[Deadline], None] = lambda _: None,
     ) -> None:
-        """Use `client` for small commands and the pools that `router` names for values."""
+        """Open a store.
+
+        Args:
+            client: A redis-py client for small commands; closed with the store.
+            router: Finds the connection pool for a payload.
+            unannounced_s: Seconds until an unconfirmed payload expires.
+            piece_size_bytes: Payloads beyond this are cut into pieces of it.
+            silence_s: Seconds of silence that end a call, unless `within` says otherwise.
+            refresh: Finds out anew which node has which keys, before another try.
+        """
         super().__init__(silence_s)
         self._client = client
         self._router = router
@@ -90,7 +99,7 @@ class RedisStore(AbstractParts):
         deadline = self._begin()
         check_sound(references)
         work = list(enumerate(references))
-        turns = InTurns(receiver)
+        turns = _InTurns(receiver)
         self._per_node(
             work,
             lambda item: item[1],
@@ -131,7 +140,7 @@ class RedisStore(AbstractParts):
             for item in work:
                 groups[self._router(reference_of(item).payload_id)].append(item)
             try:
-                on_all_nodes(groups, act_on)
+                _on_all_nodes(groups, act_on)
             except MovedError as error:
                 if attempt == _ATTEMPTS_MAX:
                     # For the caller the same as a node that is away: asking later helps.
@@ -298,11 +307,10 @@ Node = TypeVar("Node")
 Work = TypeVar("Work")
 
 
-def on_all_nodes(parts: Mapping[Node, Work], act: Callable[[Node, Work], None]) -> None:
-    """Do each node's part in a thread of its own, the first one's in this.
+def _on_all_nodes(parts: Mapping[Node, Work], act: Callable[[Node, Work], None]) -> None:
+    """Do each node's part in a thread of its own, the first one's in this; wait for all.
 
-    Returns when all threads have ended. Threads last for one call: they would not survive a fork,
-    and cost little beside a round trip.
+    Threads last for one call: they would not survive a fork, and cost little beside a round trip.
     """
     if not parts:
         return
@@ -317,14 +325,10 @@ def on_all_nodes(parts: Mapping[Node, Work], act: Callable[[Node, Work], None]) 
         each.result()
 
 
-class InTurns:
-    """A `PayloadReceiver` that plans one payload at a time, while bytes arrive from many nodes.
-
-    What a receiver finds out with the first payload, such as the shape of a batch, holds for all.
-    """
+class _InTurns:
+    """A `PayloadReceiver` that plans one payload at a time, while bytes arrive from many nodes."""
 
     def __init__(self, receiver: PayloadReceiver) -> None:
-        """Plan for `receiver`."""
         self._receiver = receiver
         self._turn = Lock()
         self.wants_whole: Any = receiver.wants_whole

@@ -1,12 +1,9 @@
-"""Large values to and from Redis, without copies: the one place that speaks RESP by itself.
+"""Move large values to and from Redis without copies: the one module that speaks RESP.
 
-redis-py makes the connections (pools, TLS, authentication, retries, health checks, Sentinel,
-Cluster). Between taking a connection from its pool and giving it back, this module packs SET
-commands around the caller's own memory and receives bulk replies straight into their destination.
-
-The state of a connection's stream is either known, then it goes back to the pool, or not (an error
-in the middle of a value, an exception of the caller), then it is disconnected first. So a value
-of one reply can never be taken for another's.
+redis-py makes the connections (pools, TLS, authentication, health checks, Sentinel, Cluster). While
+one is borrowed from its pool, this module packs SET commands around the caller's own memory and
+receives bulk replies straight into their destination. After an error in the middle of a value the
+connection is closed, so a value of one reply is never taken for another's.
 
 Only RESP2 is spoken: with it, a server sends nothing that was not asked for.
 """
@@ -87,8 +84,7 @@ class Wire:
     """A borrowed connection: sends commands in vectors of buffers, receives replies into memory."""
 
     def __init__(self, connection: Any, deadline: Deadline) -> None:
-        # A pool hands out connections with nothing left to read: neither in the parser's buffer
-        # nor on the socket. From here to the last reply, only this class reads from the socket.
+        # Nothing is left to read on it, and only this class reads from it until the last reply.
         self._socket: socket.socket = connection._sock  # noqa: SLF001 - redis-py has no public one
         self._is_tls = isinstance(self._socket, ssl.SSLSocket)
         self._timeout_s = self._socket.gettimeout()
@@ -109,7 +105,7 @@ class Wire:
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
-        """Report to the deadline at the end if bytes moved: another connection may go on."""
+        """Report to the deadline at the end if bytes moved."""
         try:
             yield
         finally:
@@ -130,11 +126,7 @@ class Wire:
             self._send_vector(buffers[first : first + _BUFFERS_PER_CALL])
 
     def expect_ok(self) -> bytes | None:
-        """Read a simple reply.
-
-        Returns:
-            None for +OK or an integer; the error, without its leading "-", if it is one.
-        """
+        """Read a simple reply; return the error without its leading "-", or None if it is none."""
         line = self._line()
         if line[:1] == b"-":
             return line[1:]
@@ -172,7 +164,9 @@ class Wire:
                 self._start += count
                 filled += count
             else:
-                filled += self._receive_direct(destination[filled:])
+                # All of it, where the kernel can wait and bytes move.
+                flags = 0 if self._is_tls else socket.MSG_WAITALL
+                filled += self._receive(destination[filled:], flags)
 
     def skip(self, count: int) -> None:
         """Drop the next bytes of a bulk reply."""
@@ -195,17 +189,12 @@ class Wire:
     def _let_kernel_wait(self) -> None:
         """Make the socket block, for a moment at a time.
 
-        Python's own timeouts make a socket non-blocking and poll before each call, which then
-        moves no more than a socket buffer: some hundred calls, and as many switches to Redis and
-        back, for what the kernel does in one.
+        With Python's own timeouts a socket polls before each call, which then moves no more than a
+        socket buffer: hundreds of calls for what the kernel does in one.
         """
         self._socket.settimeout(None)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LOOK)
-
-    def _receive_direct(self, destination: memoryview) -> int:
-        """Receive into `destination`, all of it where the kernel can wait and bytes move."""
-        return self._receive(destination, 0 if self._is_tls else socket.MSG_WAITALL)
 
     def _receive(self, destination: memoryview, flags: int = 0) -> int:
         while True:
@@ -220,7 +209,7 @@ class Wire:
             return count
 
     def _look(self) -> None:
-        """End it if it has been silent for too long. Nothing moved for `LOOK_S`."""
+        """Raise TimeoutError if the connection was silent for too long; called each `LOOK_S`."""
         if self._has_moved:
             self._has_moved = False
             self._heard_at = self._deadline.now() - LOOK_S
@@ -229,7 +218,6 @@ class Wire:
             raise TimeoutError("nothing moves on the connection")
 
     def _send_vector(self, buffers: Sequence[memoryview | bytes]) -> None:
-        """Send up to one system call's worth of buffers, however often the socket takes a part."""
         rest = list(buffers)
         while rest:
             try:

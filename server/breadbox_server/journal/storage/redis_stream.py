@@ -26,7 +26,6 @@ from redis.exceptions import ResponseError
 from breadbox.stores.keys import JOURNALS_KEY, piece_key
 from breadbox.stores.redis.errors import REDIS_ERRORS, kept_cancellation, shortened
 from breadbox.stores.redis.factory import open_redis, open_redis_async
-from breadbox.stores.redis.scripts import ScriptLine
 from breadbox.stores.urls import redact
 from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.journal.storage.claims import (
@@ -407,7 +406,6 @@ class RedisWriter:
         self.carries_payloads = carries_payloads
         """See JournalWriter."""
         self._client: Any = open_redis_async(url, answer_s=answer_s)
-        self._scripts = ScriptLine(self._client, answer_s)
 
     @property
     def claim(self) -> Claim:
@@ -469,7 +467,7 @@ class RedisWriter:
 
     async def _eval(self, call: "_Call") -> Any:
         with kept_cancellation(), _translated_errors():
-            answer = await self._scripts.eval(*call.arguments(self._claim.to_text()))
+            answer = await self._client.eval(*call.arguments(self._claim.to_text()))
         return _checked(answer)
 
     async def trim(self, up_to: int) -> bool:
