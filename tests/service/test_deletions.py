@@ -1,14 +1,12 @@
-"""Payloads on their way out: the first goes at once, and those after it share trips."""
+"""Payloads on their way out: what is queued together shares trips."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
-import pytest
 from prometheus_client import CollectorRegistry
 
-from breadbox_server.admission import payloads as store_side
-from breadbox_server.admission.payloads import BATCH_PAYLOADS, GATHER_BYTES_MAX, DeletionQueue
+from breadbox_server.admission.payloads import BATCH_PAYLOADS, DeletionQueue
 from breadbox_server.core.model.inputs import Payload
 from breadbox_server.metrics.metrics import Metrics
 from support.eventually import eventually
@@ -45,35 +43,16 @@ async def running(store: CountingTrips) -> AsyncIterator[DeletionQueue]:
         job.cancel()
 
 
-async def test_what_comes_after_a_trip_shares_the_next() -> None:
+async def test_what_comes_together_shares_a_trip_up_to_a_batch() -> None:
     store = CountingTrips()
     async with running(store) as queue:
-        for number in range(1, 21):
+        for number in range(1, BATCH_PAYLOADS + 2):
             queue.put(payloads(number))
-            await asyncio.sleep(0)
-        await eventually(lambda: len(store.deleted) == 21)
-    assert [1, 20] == store.trips
+        await eventually(lambda: len(store.deleted) == BATCH_PAYLOADS + 2)
+    assert [1, BATCH_PAYLOADS, 1] == store.trips
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [payloads(*range(1, BATCH_PAYLOADS + 1)), payloads(1, size_bytes=GATHER_BYTES_MAX)],
-    ids=["a full batch", "many bytes"],
-)
-async def test_what_needs_room_goes_at_once(
-    monkeypatch: pytest.MonkeyPatch, batch: list[Payload]
-) -> None:
-    monkeypatch.setattr(store_side, "GATHER_S", 3600.0)
-    store = CountingTrips()
-    async with running(store) as queue:
-        queue.put(batch)
-        await eventually(lambda: store.trips == [1, len(batch)])
-
-
-async def test_who_waits_until_nothing_is_left_waits_for_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(store_side, "GATHER_S", 3600.0)
+async def test_a_caller_waits_until_nothing_is_left() -> None:
     store = CountingTrips()
     async with running(store) as queue:
         queue.put(payloads(1))

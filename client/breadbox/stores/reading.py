@@ -180,12 +180,7 @@ OpenStore = Callable[[Deadline | None], PayloadStore]
 
 
 class StoreOnUse:
-    """A `PayloadStore` that is opened when a payload is to be moved, and not before.
-
-    Args:
-        open_store: Called for each use.
-        deadline: By which calls must have ended; see `PayloadStore.within`.
-    """
+    """A `PayloadStore` that is opened when a payload is to be moved, and not before."""
 
     def __init__(self, open_store: OpenStore, deadline: Deadline | None = None) -> None:
         self._open_store = open_store
@@ -207,27 +202,23 @@ class StoreOnUse:
         return StoreOnUse(self._open_store, deadline)
 
     def close(self) -> None:
-        """Whoever opens the store closes it."""
+        """Leave the store to its opener."""
 
     def _opened(self) -> PayloadStore:
         store = self._open_store(self._deadline)
         return store if self._deadline is None else store.within(self._deadline)
 
 
-class InlineStore:
-    """A `PayloadStore` of payloads that are here already, before one of the others; for reading.
+class InlineStore(StoreOnUse):
+    """A store before which inline payloads are looked for, by id; for reading.
 
-    Args:
-        bodies: Bytes by payload id, as they came from the network: nothing is known of them.
-        store: Has the others.
+    The bodies came from the network: nothing is known of them.
     """
 
     def __init__(self, bodies: Mapping[str, bytes], store: PayloadStore) -> None:
+        super().__init__(lambda _: store)
         self.bodies = bodies
         self._store = store
-
-    def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
-        return self._store.write_many(payloads)
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         others: list[tuple[int, PayloadReference]] = []
@@ -242,7 +233,7 @@ class InlineStore:
             self._store.read_many([reference for _, reference in others], renumbered)
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
-        """Those that are here are copied, into memory that nobody else has."""
+        """Copy inline payloads, if all are, into memory of the caller's own."""
         if any(each.payload_id not in self.bodies for each in references):
             return self._store.map_many(references)
         mapped = []
@@ -252,20 +243,14 @@ class InlineStore:
             mapped.append(memoryview(bytearray(body)))
         return mapped
 
-    def delete_many(self, references: Sequence[PayloadReference]) -> None:
-        self._store.delete_many(references)
-
     def within(self, deadline: Deadline) -> "InlineStore":
         return InlineStore(self.bodies, self._store.within(deadline))
-
-    def close(self) -> None:
-        """The other store is not this one's to close."""
 
 
 def bodies_at_hand(
     store: PayloadStore, references: Sequence[PayloadReference]
 ) -> list[bytes] | None:
-    """Payloads in memory, as they came; None unless all of them are, each of the size it has."""
+    """Return inline payloads, or None unless all are inline, each of its size."""
     if not isinstance(store, InlineStore):
         return None
     bodies = store.bodies

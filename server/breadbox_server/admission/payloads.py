@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 from breadbox.model.errors import StoreError
@@ -22,10 +22,6 @@ PERIOD_S: Final = 1.0
 SWEEP_PERIOD_S: Final = 60.0
 BATCH_PAYLOADS: Final = 256
 """Payloads deleted in one round trip."""
-GATHER_S: Final = 0.05
-"""Seconds after a trip in which less than a batch waits for more to share the next."""
-GATHER_BYTES_MAX: Final = 8 * 2**20
-"""Most bytes that wait for that: the store needs the room."""
 RETRY_DELAY_S: Final = 0.5
 
 
@@ -65,13 +61,10 @@ class DeletionQueue:
         self._metrics = metrics
         self._limit = limit
         self._payloads: deque[Payload] = deque()
-        self._bytes = 0
         self._leaving: set[PayloadId] = set()
         self._confirming: set[PayloadId] = set()
         self._outage = OutageLog(log, "deleting payloads")
         self._wake = asyncio.Event()
-        self._is_urgent = asyncio.Event()
-        self._awaiting_count = 0
         self._empty = asyncio.Event()
         self._empty.set()
         metrics.pending_deletions.set_function(lambda: len(self._payloads))
@@ -94,14 +87,10 @@ class DeletionQueue:
         """Queue payloads that nothing refers to any more, which is durable."""
         payloads = list(payloads)
         self.announce(payloads)
-        going = self._hold_back(payloads)
-        self._payloads.extend(going)
-        self._bytes += sum([each.size_bytes for each in going])
+        self._payloads.extend(self._hold_back(payloads))
         if self._payloads:
             self._empty.clear()
             self._wake.set()
-            if not self._may_gather():
-                self._is_urgent.set()
 
     def is_leaving(self, payload_id: PayloadId) -> bool:
         """Return True from when a payload's end is decided until it is deleted."""
@@ -136,12 +125,7 @@ class DeletionQueue:
 
     async def wait_empty(self) -> None:
         """Return when everything that was queued has been deleted."""
-        self._awaiting_count += 1
-        self._is_urgent.set()
-        try:
-            await self._empty.wait()
-        finally:
-            self._awaiting_count -= 1
+        await self._empty.wait()
 
     async def run(self) -> None:
         """Delete what is queued, for ever; retry while the store cannot be reached."""
@@ -151,21 +135,6 @@ class DeletionQueue:
             while self._payloads:
                 await self._delete_batch()
             self._empty.set()
-            await self._gather()
-
-    def _may_gather(self) -> bool:
-        """Return True if what is queued may wait for more."""
-        return (
-            len(self._payloads) < BATCH_PAYLOADS
-            and self._bytes < GATHER_BYTES_MAX
-            and not self._awaiting_count
-        )
-
-    async def _gather(self) -> None:
-        self._is_urgent.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(GATHER_S):
-                await self._is_urgent.wait()
 
     async def _delete_batch(self) -> None:
         count = min(BATCH_PAYLOADS, len(self._payloads))
@@ -181,9 +150,7 @@ class DeletionQueue:
         self._outage.succeeded()
         # Only now: a batch whose deletion failed stays at the head, and is tried again whole.
         for _ in range(count):
-            payload = self._payloads.popleft()
-            self._leaving.discard(payload.payload_id)
-            self._bytes -= payload.size_bytes
+            self._leaving.discard(self._payloads.popleft().payload_id)
         self._metrics.deleted.inc(count)
 
 
