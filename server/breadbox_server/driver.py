@@ -248,7 +248,7 @@ class Driver:
         """Return the payloads that a live lease keeps: only these reach the journal and the log."""
         if not payload_ids:
             return ()
-        leased = self.core.buffers.leased_payloads(command.buffer, command.lease_id)
+        leased = self.core.buffers[command.buffer].leased_payloads(command.lease_id)
         return tuple({each.payload_id for each in leased}.intersection(payload_ids))
 
     # --- what the server says of its stores ----------------------------------------------------

@@ -542,7 +542,7 @@ class BufferMachine(RuleBasedStateMachine):
         if request_id is not None:
             assert request_id == self.model.waiters[0].request_id, "the head was overtaken"
             self.callers_of_grant = {c.caller_id for c in self.model.waiters[0].callers}
-            prepared = self.buffers.prepared(B, request_id)
+            prepared = self.buffers[B].prepared(request_id)
             size = self.model.config.fragments_per_chunk
             numbers = [granted.chunk_id for granted in prepared[::size]]
             taken = snapshot_of(self.buffers, B)
@@ -569,7 +569,7 @@ class BufferMachine(RuleBasedStateMachine):
         lease.told += 1
         expected = [fragment for chunk in lease.chunks for fragment in chunk.fragments]
         assert [granted.fragment for granted in event.fragments] == expected
-        shares = [self.buffers.prepared(B, grant.request_id)]
+        shares = [self.buffers[B].prepared(grant.request_id)]
         size = len(shares[0]) // grant.world_size
         assert event.fragments == shares[0][lease.rank * size : (lease.rank + 1) * size]
         self.told_leases.append(event.lease_id)
@@ -626,8 +626,8 @@ class BufferMachine(RuleBasedStateMachine):
                 if self.model.remove_caller(caller.caller_id):
                     self.apply(CancelFetch(B, caller.caller_id))
         self.model.end(self.model.session)
-        if self.buffers.model(B).session_id:
-            self.apply(EndSession(B, self.buffers.model(B).session_id))
+        if self.buffers[B].model.session_id:
+            self.apply(EndSession(B, self.buffers[B].model.session_id))
         self.advance(100.0, is_late=False)
         seen = self.buffers.describe(B, now=self.now)
         left = (seen.chunk_count, seen.payload_bytes, seen.weights_bytes, seen.worker_count)

@@ -254,8 +254,8 @@ def test_several_buffers_live_beside_each_other() -> None:
     for _ in range(2):
         world.buffers.apply(CreateBuffer(other, BufferConfig()), now=world.now)
     world.buffers.apply(start_session("another run", buffer=other), now=world.now)
-    assert "s0" == world.buffers.model(DEFAULT_BUFFER).session_id
-    assert "another run" == world.buffers.model(other).session_id
+    assert "s0" == world.buffers[DEFAULT_BUFFER].model.session_id
+    assert "another run" == world.buffers[other].model.session_id
 
 
 def test_fetch_ends_at_its_deadline_and_says_what_it_waited_for() -> None:

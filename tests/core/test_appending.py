@@ -22,26 +22,26 @@ from breadbox_server.core.model.events import (
 )
 from breadbox_server.core.model.ids import ModelVersion
 from breadbox_server.core.model.inputs import AdmissionOutcome, AppendFragment
-from breadbox_server.core.rules.admission import Circumstances, judge
+from breadbox_server.core.rules.intake import outcome_of
 from core.world import World
 from support.metadata import make_fragment
 
 ADMITTED = AdmissionOutcome.ADMITTED
-FITS = Circumstances(
-    is_of_current_session=True,
-    was_judged_before=False,
-    version=ModelVersion(3),
-    version_min=3,
-    size_bytes=10,
-    closes_chunk=True,
-    place_count=1,
-    capacity_chunks=2,
-    limiter_permits=True,
-    full_policy=FullPolicy.BLOCK,
-    referred_bytes=80,
-    evictable_bytes=50,
-    capacity_bytes=90,
-)
+FITS: dict[str, Any] = {
+    "is_of_current_session": True,
+    "was_judged_before": False,
+    "version": ModelVersion(3),
+    "version_min": 3,
+    "size_bytes": 10,
+    "closes_chunk": True,
+    "place_count": 1,
+    "capacity_chunks": 2,
+    "limiter_permits": True,
+    "full_policy": FullPolicy.BLOCK,
+    "referred_bytes": 80,
+    "evictable_bytes": 50,
+    "capacity_bytes": 90,
+}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ FITS = Circumstances(
 def test_admission_names_the_first_reason_that_applies(
     changes: dict[str, Any], outcome: str
 ) -> None:
-    assert AdmissionOutcome(outcome) is judge(FITS._replace(**changes))
+    assert AdmissionOutcome(outcome) is outcome_of(**(FITS | changes))
 
 
 def test_stale_fragment_evicts_nothing_although_the_buffer_is_full() -> None:
@@ -274,14 +274,14 @@ def test_look_ahead_is_the_answer_and_changes_nothing() -> None:
 def test_credit_is_what_fits_without_waiting() -> None:
     evicting = World(fragments_per_chunk=2, capacity_chunks=3, capacity_bytes=100)
     evicting.append("w0", 0)
-    assert (5, 90) == evicting.buffers.append_credit(DEFAULT_BUFFER)
+    assert (5, 90) == evicting.buffers[DEFAULT_BUFFER].append_credit()
     evicting.append("w0", 1)
-    assert (6, 100) == evicting.buffers.append_credit(DEFAULT_BUFFER)
+    assert (6, 100) == evicting.buffers[DEFAULT_BUFFER].append_credit()
     blocking = World(capacity_chunks=2, capacity_bytes=100, full_policy=FullPolicy.BLOCK)
     blocking.append("w0", 0)
-    assert (1, 90) == blocking.buffers.append_credit(DEFAULT_BUFFER)
+    assert (1, 90) == blocking.buffers[DEFAULT_BUFFER].append_credit()
     blocking.append("w0", 1)
-    assert (0, 80) == blocking.buffers.append_credit(DEFAULT_BUFFER)
+    assert (0, 80) == blocking.buffers[DEFAULT_BUFFER].append_credit()
 
 
 def test_full_buffer_evicts_the_oldest_even_under_lease() -> None:
@@ -393,17 +393,17 @@ def test_what_waits_for_a_place_is_passed_only_by_what_takes_none() -> None:
     world.append("w0", 0)
     full = AdmissionOutcome.BUFFER_FULL
     opens, closes = make_fragment("w1"), make_fragment("w0", 1)
-    assert world.buffers.may_overtake(DEFAULT_BUFFER, opens, full)
-    assert not world.buffers.may_overtake(DEFAULT_BUFFER, closes, full)
+    assert world.buffers[DEFAULT_BUFFER].may_overtake(opens, full)
+    assert not world.buffers[DEFAULT_BUFFER].may_overtake(closes, full)
 
 
 def test_what_waits_for_bytes_is_passed_only_while_nothing_is_there_that_makes_room() -> None:
     world = World(full_policy=FullPolicy.BLOCK, uses_max=1)
     fragment, full = make_fragment("w1"), AdmissionOutcome.BYTES_FULL
-    assert world.buffers.may_overtake(DEFAULT_BUFFER, fragment, full)
+    assert world.buffers[DEFAULT_BUFFER].may_overtake(fragment, full)
     world.append("w0", 0)
-    assert not world.buffers.may_overtake(DEFAULT_BUFFER, fragment, full)
+    assert not world.buffers[DEFAULT_BUFFER].may_overtake(fragment, full)
     grant = world.granted(1)
-    assert not world.buffers.may_overtake(DEFAULT_BUFFER, fragment, full)
+    assert not world.buffers[DEFAULT_BUFFER].may_overtake(fragment, full)
     world.release(grant.lease_id)
-    assert world.buffers.may_overtake(DEFAULT_BUFFER, fragment, full)
+    assert world.buffers[DEFAULT_BUFFER].may_overtake(fragment, full)

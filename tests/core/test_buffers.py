@@ -83,11 +83,11 @@ def test_everything_about_an_unknown_buffer_is_refused() -> None:
         lambda: world.buffers.apply(start_session(buffer=OTHER), now=world.now),
         lambda: world.buffers.apply(DeleteBuffer(OTHER), now=world.now),
         lambda: world.buffers.describe(OTHER, now=world.now),
-        lambda: world.buffers.model(OTHER),
-        lambda: world.buffers.prepared(OTHER, RequestId("r")),
-        lambda: world.buffers.append_credit(OTHER),
+        lambda: world.buffers[OTHER].model,
+        lambda: world.buffers[OTHER].prepared(RequestId("r")),
+        lambda: world.buffers[OTHER].append_credit(),
         lambda: world.buffers.judge(OTHER, make_fragment(), now=world.now),
-        lambda: world.buffers.payloads(OTHER),
+        lambda: world.buffers[OTHER].payloads(),
     ):
         with pytest.raises(BufferNotFoundError, match="no buffer is named 'other'"):
             act()
@@ -185,9 +185,11 @@ def test_payloads_lists_all_that_is_referred_to() -> None:
         world.offer(fragment)
     world.granted(2)
     expected = sorted([weights.payload_id, *(f.payload.payload_id for f in fragments)])
-    listed = list(world.buffers.payloads(DEFAULT_BUFFER))
+    listed = list(world.buffers[DEFAULT_BUFFER].payloads())
     assert expected == sorted(payload.payload_id for payload in listed)
     assert all(world.buffers.refers_to(DEFAULT_BUFFER, p.payload_id) for p in listed)
+    assert all(world.buffers.refers_elsewhere(None, p.payload_id) for p in listed)
+    assert not any(world.buffers.refers_elsewhere(DEFAULT_BUFFER, p.payload_id) for p in listed)
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
@@ -195,8 +197,8 @@ def test_payloads_are_gone_through_in_batches_while_inputs_go_on(size: int) -> N
     world = World(fragments_per_chunk=2, staleness_max=9)
     world.fill(3)
     world.append("open")
-    known = sorted(each.payload_id for each in world.buffers.payloads(DEFAULT_BUFFER))
-    batches = world.buffers.payload_batches(DEFAULT_BUFFER, size)
+    known = sorted(each.payload_id for each in world.buffers[DEFAULT_BUFFER].payloads())
+    batches = world.buffers[DEFAULT_BUFFER].payload_batches(size)
     seen = [*next(batches), *next(batches)]
     world.append("open", 1)
     world.append("late")
@@ -209,7 +211,7 @@ def test_payloads_are_gone_through_in_batches_while_inputs_go_on(size: int) -> N
 def test_payloads_that_go_while_batches_are_held_are_not_among_them() -> None:
     world = World(fragments_per_chunk=2)
     world.fill(3)
-    batches = world.buffers.payload_batches(DEFAULT_BUFFER, 2)
+    batches = world.buffers[DEFAULT_BUFFER].payload_batches(2)
     assert [0, 2] == [len(next(batches)) for _ in range(2)]
     world.end()
     assert [] == [each for batch in batches for each in batch]
@@ -246,10 +248,10 @@ def test_a_lease_keeps_the_payloads_of_its_share_until_it_ends() -> None:
     fragment = make_fragment()
     world.offer(fragment)
     grant = world.granted()
-    assert (fragment.payload,) == world.buffers.leased_payloads(DEFAULT_BUFFER, grant.lease_id)
+    assert (fragment.payload,) == world.buffers[DEFAULT_BUFFER].leased_payloads(grant.lease_id)
     world.release(grant.lease_id)
-    assert () == world.buffers.leased_payloads(DEFAULT_BUFFER, grant.lease_id)
-    assert () == world.buffers.leased_payloads(DEFAULT_BUFFER, LeaseId("unknown"))
+    assert () == world.buffers[DEFAULT_BUFFER].leased_payloads(grant.lease_id)
+    assert () == world.buffers[DEFAULT_BUFFER].leased_payloads(LeaseId("unknown"))
 
 
 @pytest.mark.parametrize(("piece_size_bytes", "count"), [(0, 1), (10, 1), (4, 3), (5, 2)])

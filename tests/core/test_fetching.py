@@ -21,7 +21,7 @@ from breadbox_server.core.model.errors import (
 from breadbox_server.core.model.events import FetchGranted, FetchRefused, WaitElapsed
 from breadbox_server.core.model.ids import CallerId, LeaseId
 from breadbox_server.core.model.inputs import AdmissionOutcome
-from breadbox_server.core.state.waiters import RETRIES_MAX
+from breadbox_server.core.state.grants import RETRIES_MAX
 from core.world import World, indices
 
 
@@ -477,7 +477,7 @@ def test_ratio_holds_back_workers_that_are_ahead() -> None:
     world = World(limiter=SampleToInsertRatioConfig(1.0, 2.0))
     world.fill(2)
     assert "buffer_full" == world.append("w0", 2).value
-    assert 0 == world.buffers.append_credit(DEFAULT_BUFFER).fragment_count
+    assert 0 == world.buffers[DEFAULT_BUFFER].append_credit().fragment_count
     world.granted(1)
     assert "admitted" == world.append("w0", 2).value
 

@@ -18,7 +18,7 @@ from breadbox_server.core.model.events import (
 )
 from breadbox_server.core.model.ids import LeaseId
 from breadbox_server.core.model.inputs import AdmissionOutcome, ReleaseMode
-from breadbox_server.core.state.leases import Lease
+from breadbox_server.core.state.grants import Lease
 from core.world import World, indices
 from support.metadata import make_fragment
 
@@ -86,7 +86,7 @@ def test_place_of_a_leased_chunk_is_its_own_until_its_lease_ends_where_producers
     grant = world.granted(2)
     assert [] == world.held()
     assert AdmissionOutcome.BUFFER_FULL is world.append("w1")
-    assert 0 == world.buffers.append_credit(DEFAULT_BUFFER).fragment_count
+    assert 0 == world.buffers[DEFAULT_BUFFER].append_credit().fragment_count
     give_back(world, grant)
     assert [("w0", 0, uses_max - 1), ("w0", 1, uses_max - 1)] == world.held()
     assert AdmissionOutcome.BUFFER_FULL is world.append("w1")

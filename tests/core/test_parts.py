@@ -21,11 +21,10 @@ from breadbox_server.core.model.ids import (
 )
 from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment, Payload
 from breadbox_server.core.model.lazy_heap import WASTE_MIN, LazyHeap
-from breadbox_server.core.model.outcomes import OutcomeWindow
 from breadbox_server.core.samplers import SAMPLERS, Sampler, make_sampler
+from breadbox_server.core.state.assembly import OutcomeWindow
 from breadbox_server.core.state.chunks import Chunk, ChunkState, ChunkTable
-from breadbox_server.core.state.leases import Grant, Lease, LeaseBook
-from breadbox_server.core.state.waiters import Caller, Waiter, WaiterQueue
+from breadbox_server.core.state.grants import Caller, Grant, Lease, LeaseBook, Waiter, WaiterQueue
 
 ADMITTED, STALE = AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE
 
@@ -80,7 +79,7 @@ def test_outcome_window_remembers_the_latest_indices_only() -> None:
 def test_outcome_window_survives_as_bytes() -> None:
     window = OutcomeWindow()
     window.remember(2, STALE, 8)
-    twin = OutcomeWindow(window.next_index, window.codes())
+    twin = OutcomeWindow(window.next_index, window.codes)
     assert (STALE, False, 3) == (twin.outcome(2), twin.was_judged(1), twin.next_index)
 
 
@@ -143,7 +142,7 @@ def test_chunks_that_come_and_go_behind_one_that_stays_leave_nothing_in_any_orde
         table.add(chunk)
         if number > 0:
             table.add_leases([chunk])
-            table.remove(chunk, ChunkState.GONE)
+            table.remove_many([chunk], ChunkState.GONE)
     assert max(order_sizes(table)) <= 2 + WASTE_MIN
     assert 3 == len(order_sizes(table))
 

@@ -18,7 +18,7 @@ START = Cursor(after=None)
 
 
 def read(world: World, cursor: Cursor = START) -> ChunksRead:
-    return world.buffers.read(DEFAULT_BUFFER, cursor)
+    return world.buffers[DEFAULT_BUFFER].read(cursor)
 
 
 def chunk_ids(found: ChunksRead) -> list[int]:
@@ -30,7 +30,7 @@ def test_a_buffer_that_is_not_there_has_nothing_to_read() -> None:
     nowhere = BufferName("nowhere")
     assert 0 == world.buffers.closed_count(nowhere)
     with pytest.raises(BufferNotFoundError):
-        world.buffers.read(nowhere, START)
+        world.buffers[nowhere].read(START)
 
 
 def test_an_empty_buffer_has_no_cursor_yet() -> None:

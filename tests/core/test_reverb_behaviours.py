@@ -104,7 +104,7 @@ def test_reverb_6_and_19_what_would_wait_can_be_asked_without_side_effects() -> 
     world.append("w0", 0)
     before = world.buffers.snapshot()
     assert "" == world.seen().waiting_reason
-    credit = world.buffers.append_credit(DEFAULT_BUFFER)
+    credit = world.buffers[DEFAULT_BUFFER].append_credit()
     assert (0, before) == (credit.fragment_count, world.buffers.snapshot())
     assert not may_fetch(world, 3)
     assert may_fetch(world, 2)

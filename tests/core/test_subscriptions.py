@@ -46,13 +46,13 @@ class Followed(World):
 
     def read(self, **fields: Any) -> ChunksRead:
         cursor = Cursor(**{"after": None, "subscription": READER, "chunk_count_max": 999, **fields})
-        return self.buffers.read(DEFAULT_BUFFER, cursor)
+        return self.buffers[DEFAULT_BUFFER].read(cursor)
 
     def ids(self, **fields: Any) -> list[int]:
         return list(dict.fromkeys(each.chunk_id for each in self.read(**fields).fragments))
 
     def shown(self, name: SubscriptionName = READER) -> SubscriptionDescription:
-        return {each.name: each for each in self.buffers.subscriptions(DEFAULT_BUFFER)}[name]
+        return {each.name: each for each in self.buffers[DEFAULT_BUFFER].subscriptions()}[name]
 
     def disposed(self) -> int:
         return sum(len(event.payloads) for event in self.events(PayloadsDisposable))
@@ -69,11 +69,11 @@ class Followed(World):
 def test_there_are_none_until_somebody_subscribes() -> None:
     world = Followed()
     world.fill(2)
-    assert () == world.buffers.subscriptions(DEFAULT_BUFFER)
+    assert () == world.buffers[DEFAULT_BUFFER].subscriptions()
     world.subscribe(after=0)
-    assert [READER] == [each.name for each in world.buffers.subscriptions(DEFAULT_BUFFER)]
+    assert [READER] == [each.name for each in world.buffers[DEFAULT_BUFFER].subscriptions()]
     world.unsubscribe()
-    assert () == world.buffers.subscriptions(DEFAULT_BUFFER)
+    assert () == world.buffers[DEFAULT_BUFFER].subscriptions()
 
 
 def test_what_is_used_up_is_kept_until_it_was_passed() -> None:
@@ -237,7 +237,7 @@ def test_where_producers_block_they_wait_for_the_slowest(
     world.subscribe()
     world.fill(2)
     world.use_up(2)
-    credit = world.buffers.append_credit(DEFAULT_BUFFER)
+    credit = world.buffers[DEFAULT_BUFFER].append_credit()
     assert outcome is world.append(index=2)
     assert 0 in credit
     world.acknowledge(0)
@@ -303,9 +303,9 @@ def test_each_of_many_counts_what_went_behind_where_it_stood_then(seed: int) -> 
                 for each_name, cursor in cursors.items():
                     expected[each_name] += cursor < gone
         asked.check()
-        shown = asked.buffers.subscriptions(DEFAULT_BUFFER)
+        shown = asked.buffers[DEFAULT_BUFFER].subscriptions()
         assert expected == {each.name: each.missed_count for each in shown}
-    shown = world.buffers.subscriptions(DEFAULT_BUFFER)
+    shown = world.buffers[DEFAULT_BUFFER].subscriptions()
     assert expected == {each.name: each.missed_count for each in shown}
 
 
@@ -352,7 +352,7 @@ def test_where_a_subscription_begins() -> None:
     world.subscribe("of what is held")
     world.subscribe("from now on", after=4)
     world.subscribe("of all", after=-1)
-    shown = {each.name: each.cursor for each in world.buffers.subscriptions(DEFAULT_BUFFER)}
+    shown = {each.name: each.cursor for each in world.buffers[DEFAULT_BUFFER].subscriptions()}
     assert {"of nothing": -1, "of what is held": 2, "from now on": 4, "of all": -1} == shown
 
 
@@ -444,7 +444,7 @@ def test_a_retaining_reader_misses_nothing_that_capacity_does_not_cost_it(
     twin.check_invariants()
     restored = BufferSet.restore(world.buffers.snapshot(), random.Random(0))
     assert restored.snapshot() == world.buffers.snapshot()
-    assert restored.subscriptions(DEFAULT_BUFFER) == world.buffers.subscriptions(DEFAULT_BUFFER)
+    assert restored[DEFAULT_BUFFER].subscriptions() == world.buffers[DEFAULT_BUFFER].subscriptions()
     restored.check_invariants()
 
 

@@ -101,7 +101,7 @@ class World:
         return event
 
     def prepared(self, request_id: str) -> tuple[GrantedFragment, ...]:
-        return self.buffers.prepared(DEFAULT_BUFFER, RequestId(request_id))
+        return self.buffers[DEFAULT_BUFFER].prepared(RequestId(request_id))
 
     def cancel(self, caller_id: CallerId) -> None:
         self.buffers.apply(CancelFetch(DEFAULT_BUFFER, caller_id), now=self.now)

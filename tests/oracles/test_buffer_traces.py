@@ -26,8 +26,7 @@ from breadbox_server.core.model.inputs import (
     ReleaseMode,
     StartSession,
 )
-from breadbox_server.core.samplers import SAMPLERS, Candidate, Sampler
-from breadbox_server.core.samplers.interface import UsesLeft
+from breadbox_server.core.samplers import SAMPLERS, Candidate, Sampler, UsesLeft
 from support.metadata import make_fragment
 
 ORACLES = Path(
@@ -95,7 +94,7 @@ def test_buffer_follows_the_recorded_trace(
         match op["op"]:
             case "publish":
                 session_id, version = op["session"], op["version"]
-                if buffers.model(DEFAULT_BUFFER).session_id != session_id:
+                if buffers[DEFAULT_BUFFER].model.session_id != session_id:
                     buffers.apply(StartSession(DEFAULT_BUFFER, session_id, version), now=now)
                 buffers.apply(PublishModel(DEFAULT_BUFFER, session_id, version), now=now)
             case "append":

@@ -183,7 +183,7 @@ async def test_what_the_store_lost_and_is_in_memory_is_written_again() -> None:
         await it.append(it.riding(0), it.metadata(1), payloads=[b"some", b""])
         it.custodian.lose_everything()
         assert 2 == await it.server.driver.losses.drop_missing(
-            DEFAULT, it.server.driver.core.buffers.payloads(DEFAULT)
+            DEFAULT, it.server.driver.core.buffers[DEFAULT].payloads()
         )
         (reference,) = (await it.fetch(1, inline_bytes_max=9)).grant.fragments
     assert {reference.metadata.payload.payload_id: b"some"} == it.custodian.bodies
@@ -196,10 +196,10 @@ async def test_what_is_in_memory_is_not_given_up_by_a_store_without_room_for_it(
         await it.append(it.riding(0), it.metadata(1), payloads=[b"some", b""])
         it.custodian.lose_everything()
         it.custodian.is_full = True
-        losses, payloads = it.server.driver.losses, it.server.driver.core.buffers.payloads
+        losses, payloads = it.server.driver.losses, it.server.driver.core.buffers[DEFAULT].payloads
         suspicion_count = losses.suspicion_count
-        assert 1 == await losses.drop_missing(DEFAULT, payloads(DEFAULT))
-        assert 0 == await losses.drop_missing(DEFAULT, payloads(DEFAULT))
+        assert 1 == await losses.drop_missing(DEFAULT, payloads())
+        assert 0 == await losses.drop_missing(DEFAULT, payloads())
         assert suspicion_count + 2 == losses.suspicion_count  # So that somebody looks again.
         (reference,) = (await it.fetch(1, inline_bytes_max=9)).grant.fragments
     assert 0 == reference.metadata.fragment_index
@@ -208,13 +208,13 @@ async def test_what_is_in_memory_is_not_given_up_by_a_store_without_room_for_it(
 async def test_what_is_let_go_while_it_is_written_again_is_deleted() -> None:
     async with served(BufferConfig(uses_max=1)) as it:
         await it.start()
-        losses, payloads = it.server.driver.losses, it.server.driver.core.buffers.payloads
+        losses, payloads = it.server.driver.losses, it.server.driver.core.buffers[DEFAULT].payloads
         await it.append(it.riding(0), payloads=[b"some"])
         it.custodian.lose_everything()
         it.custodian.may_confirm.clear()
         it.custodian.confirming.clear()
         async with asyncio.TaskGroup() as group:
-            mending = group.create_task(losses.drop_missing(DEFAULT, payloads(DEFAULT)))
+            mending = group.create_task(losses.drop_missing(DEFAULT, payloads()))
             await it.custodian.confirming.wait()
             lease_id = (await it.fetch(1)).grant.lease.lease_id
             await it.stub.ReleaseLease(

@@ -100,7 +100,7 @@ async def test_a_payload_that_came_back_unannounced_is_confirmed_again_and_a_mis
         await reconciler.reconcile()
         running.cancel()
     assert ({first.payload.payload_id}, set()) == (custodian.kept, custodian.unannounced)
-    assert [first.payload] == list(driver.core.buffers.payloads(BUFFER))
+    assert [first.payload] == list(driver.core.buffers[BUFFER].payloads())
 
 
 class SlowlyConfirmed(FakeCustodian):
@@ -170,7 +170,7 @@ async def test_everything_is_compared_a_batch_at_a_time(monkeypatch: pytest.Monk
         await reconciler.reconcile()
         running.cancel()
     assert [4, 4, 2] == custodian.confirm_trips
-    left = {payload.payload_id for payload in driver.core.buffers.payloads(BUFFER)}
+    left = {payload.payload_id for payload in driver.core.buffers[BUFFER].payloads()}
     assert {each.payload.payload_id for each in fragments} - gone == left
 
 
@@ -192,10 +192,10 @@ async def test_books_are_compared_before_anybody_is_served_unless_the_store_was_
         custodian.kept.discard(fragments[0].payload.payload_id)
         known = await custodian.incarnation()
         await reconciler.begin(known if watched == "the same" else watched)
-        assert left_count == len(list(driver.core.buffers.payloads(BUFFER)))
+        assert left_count == len(list(driver.core.buffers[BUFFER].payloads()))
         # While it serves, what is lost is found as ever.
         await reconciler.look()
-        assert 1 == len(list(driver.core.buffers.payloads(BUFFER)))
+        assert 1 == len(list(driver.core.buffers[BUFFER].payloads()))
         running.cancel()
 
 

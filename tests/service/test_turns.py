@@ -512,7 +512,7 @@ async def test_a_lost_journal_is_begun_again_with_everything_decided_so_far() ->
         rebuilt = BufferSet.restore(state, random.Random(1))
         for turn in it.journal.turns:
             rebuilt.replay(turn)
-        assert 3 == rebuilt.model(BUFFER).model_version
+        assert 3 == rebuilt[BUFFER].model.model_version
         assert it.books.snapshot() == rebuilt.snapshot()
 
 
@@ -546,10 +546,10 @@ async def test_what_rides_along_is_written_in_the_turn_that_tells_of_it() -> Non
         await it.journal.writing.wait()
         # The books know it already, and it is not lost.
         assert 0 == await it.driver.losses.drop_missing(
-            BUFFER, it.driver.core.buffers.payloads(BUFFER)
+            BUFFER, it.driver.core.buffers[BUFFER].payloads()
         )
         assert 0 == await it.driver.losses.confirm_again(
-            BUFFER, it.driver.core.buffers.payloads(BUFFER)
+            BUFFER, it.driver.core.buffers[BUFFER].payloads()
         )
         assert not appending.done()
         it.journal.may_write.set()

@@ -230,7 +230,7 @@ class Ledger:
 
     def check_books(self, buffers: BufferSet, now: float) -> None:
         """Check, right after a start, that the server knows everything it ever acknowledged."""
-        model = buffers.model(DEFAULT_BUFFER)
+        model = buffers[DEFAULT_BUFFER].model
         session, version = self.version
         if model.session_id == session:
             assert (model.model_version or 0) >= version, "an acknowledged version is gone"
@@ -242,7 +242,7 @@ class Ledger:
                 answer = buffers.judge(DEFAULT_BUFFER, fragment, now=now)
                 expected = Appended(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
                 assert answer == expected, f"{worker_id}/{index} was acknowledged and is gone"
-        cursors = {each.name: each.cursor for each in buffers.subscriptions(DEFAULT_BUFFER)}
+        cursors = {each.name: each.cursor for each in buffers[DEFAULT_BUFFER].subscriptions()}
         for name, cursor in self.subscriptions.items():
             assert name in cursors, f"subscription {name} was acknowledged and is gone"
             assert cursors[name] >= cursor, f"an acknowledgement of {name} is gone"
@@ -680,7 +680,7 @@ class Reader(Client):
         if self.subscription is None:
             assert len(self.seen) + self.skipped_count == newest + 1, "missed, and nobody said so"
             return
-        shown = {each.name: each for each in buffers.subscriptions(DEFAULT_BUFFER)}
+        shown = {each.name: each for each in buffers[DEFAULT_BUFFER].subscriptions()}
         assert self._base is not None
         missed = [each for each in range(self._base + 1, newest + 1) if each not in self.seen]
         missed_count = shown[self.subscription].missed_count

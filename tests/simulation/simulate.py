@@ -453,7 +453,7 @@ class Simulation:
         except StoreError as error:
             raise AssertionError("a healed store failed") from error
         await driver.flush()
-        known = {payload.payload_id for payload in driver.core.buffers.payloads(DEFAULT_BUFFER)}
+        known = {payload.payload_id for payload in driver.core.buffers[DEFAULT_BUFFER].payloads()}
         kept = self.deployment.store.confirmed
         assert known <= kept, f"in the books and not in the store: {sorted(known - kept)}"
         assert kept <= known, f"in the store and not in the books: {sorted(kept - known)}"

@@ -164,7 +164,7 @@ class TakesOlderForTaken(Variant):
 
 class _HastyReads(Reads):
     async def read(self, buffer: BufferName, cursor: Cursor, **_: Any) -> Reading:
-        found = self._core.buffers.read(buffer, cursor)
+        found = self._core.buffers[buffer].read(cursor)
         return Reading(found, Reply([]), None)
 
 

@@ -107,7 +107,7 @@ class Appends:
         charge, job = UNCHARGED, None
         try:
             async with core.durable_refusals():
-                session = core.buffers.model(buffer).session_id
+                session = core.buffers[buffer].model.session_id
                 core.use(buffer)
                 charge = self.quotas.charge(caller, buffer, session, fragments)
                 if schemas:
@@ -164,7 +164,7 @@ class Appends:
         """Return what a producer may send now; nothing while deletions or the journal lack room."""
         if self.hold():
             return AppendCredit(0, 0)
-        return self.quotas.left(caller, self._core.buffers.append_credit(buffer))
+        return self.quotas.left(caller, self._core.buffers[buffer].append_credit())
 
     async def publish(self, command: PublishModel, caller: Caller = ANONYMOUS) -> Published:
         """Publish a version whose weights, if any, are confirmed first.

@@ -72,7 +72,7 @@ class LostPayloads:
     async def check_returned(self, command: ReleaseLease) -> None:
         """Look for the payloads of a lease that is returned, for at most `RETURN_CHECK_S`."""
         async with self._core.durable_refusals():
-            payloads = self._core.buffers.leased_payloads(command.buffer, command.lease_id)
+            payloads = self._core.buffers[command.buffer].leased_payloads(command.lease_id)
         try:
             async with asyncio.timeout(RETURN_CHECK_S):
                 if await self.drop_missing(command.buffer, payloads):

@@ -19,7 +19,6 @@ S4  Equal inputs at equal times to sets of equal seed give equal answers and equ
 
 import random
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import groupby
 from typing import cast
 
@@ -27,11 +26,7 @@ from breadbox_server.core import snapshot
 from breadbox_server.core.buffer import ReplayBuffer
 from breadbox_server.core.model import inputs
 from breadbox_server.core.model.config import BufferConfig
-from breadbox_server.core.model.description import (
-    AppendCredit,
-    BufferDescription,
-    SubscriptionDescription,
-)
+from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.entries import BufferCreated, Entry, FragmentTaken, ReplayError
 from breadbox_server.core.model.errors import (
     BufferExistsError,
@@ -41,29 +36,13 @@ from breadbox_server.core.model.errors import (
     DrainingError,
 )
 from breadbox_server.core.model.events import Event
-from breadbox_server.core.model.ids import (
-    BufferName,
-    CallerId,
-    LeaseId,
-    PayloadId,
-    RequestId,
-    SessionId,
-)
-from breadbox_server.core.model.inputs import (
-    AdmissionOutcome,
-    Answer,
-    Appended,
-    Fragment,
-    GrantedFragment,
-    ModelState,
-    Payload,
-)
+from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId
+from breadbox_server.core.model.inputs import Answer, Appended, Fragment
 from breadbox_server.core.model.validation import check_buffer_name
-from breadbox_server.core.rules.fetching import LEASE_ID_BITS
-from breadbox_server.core.rules.reading import ChunksRead, Cursor
+from breadbox_server.core.rules.granting import LEASE_ID_BITS
 from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.snapshot import BufferSnapshot
-from breadbox_server.core.state.buffer_state import BufferState
+from breadbox_server.core.state.buffer_state import BufferState, Shared
 
 DEFAULT_BUFFER = BufferName("default")
 DRAW_SEED_BITS = 63
@@ -96,18 +75,16 @@ class BufferSet:
 
     def _begin(self, rng: random.Random, buffers_max: int, is_recording: bool) -> None:
         self._rng = rng
-        self._lease_salt = 0
         self.buffers_max = buffers_max
         """Buffers held at a time."""
         self._buffers: dict[BufferName, ReplayBuffer] = {}
-        self._events: list[Event] = []
+        self._shared = Shared(is_recording=is_recording)
         self._draining = False
-        self._caller_count = 0
-        self._entries: list[tuple[float, Entry]] = []
-        self._is_recording = is_recording
+
+    # --- inputs and what comes of them -----------------------------------------------------------
 
     def apply(self, input: inputs.Input[Answer], *, now: float) -> Answer:
-        """Carry out one input to its end and give its answer.
+        """Carry out one input to its end and return its answer.
 
         What is due by `now` is done first (S2). Everything else that came of it is in
         `take_events()`.
@@ -139,9 +116,8 @@ class BufferSet:
         if isinstance(input, inputs.CreateBuffer):
             self._create(input, now=now)
             return cast(Answer, None)
-        buffer = self._find(input.buffer)
+        buffer = self[input.buffer]
         if isinstance(input, inputs.DeleteBuffer):
-            buffer.handle_timer(now=now)
             self._delete(input, now=now)
             return cast(Answer, None)
         if self._draining and isinstance(input, inputs.Fetch | inputs.AppendFragment):
@@ -150,7 +126,8 @@ class BufferSet:
 
     def take_events(self) -> list[Event]:
         """Hand over what happened since the last call, in order; empty when nothing did."""
-        events, self._events[:] = self._events[:], []
+        events = self._shared.events[:]
+        self._shared.events.clear()
         return events
 
     def next_timer(self) -> float | None:
@@ -162,11 +139,11 @@ class BufferSet:
         return min((timer for timer in timers if timer is not None), default=None)
 
     def handle_timer(self, *, now: float) -> None:
-        """Do everything that was due at or before `now`, in each buffer.
+        """Do everything that was due at or before `now`, in each buffer; cheap if nothing is.
 
         Expired leases are ended first, so that chunks they held back can satisfy waiters whose
         deadline is this same instant. Then open chunks of silent workers are discarded. Then
-        waiters whose deadline has passed time out. Cheap, and a no-op, when nothing is due.
+        waiters whose deadline has passed time out.
         """
         for buffer in self._buffers.values():
             buffer.handle_timer(now=now)
@@ -182,9 +159,22 @@ class BufferSet:
             buffer.handle_timer(now=now)
             buffer.refuse_waiters(DrainingError())
 
+    # --- looks ---------------------------------------------------------------------------------
+
     def names(self) -> tuple[BufferName, ...]:
         """List the buffers, sorted by name."""
         return tuple(sorted(self._buffers))
+
+    def __getitem__(self, name: BufferName) -> ReplayBuffer:
+        """Return a buffer, for looks at it as it was left by the last input; inputs go to `apply`.
+
+        Raises:
+            BufferNotFoundError: No buffer has this name.
+        """
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            raise BufferNotFoundError(name)
+        return buffer
 
     def describe(self, buffer: BufferName, *, now: float) -> BufferDescription:
         """Show limits, gauges and counters of a buffer, after what is due by `now` (S2).
@@ -192,161 +182,63 @@ class BufferSet:
         Raises:
             BufferNotFoundError: No buffer has this name.
         """
-        found = self._find(buffer)
+        found = self[buffer]
         found.handle_timer(now=now)
         return found.describe()
 
-    def model(self, buffer: BufferName) -> ModelState:
-        """Give the current session, version and weights.
-
-        Raises:
-            BufferNotFoundError: No buffer has this name.
-        """
-        return self._find(buffer).model
-
-    def prepared(self, buffer: BufferName, request_id: RequestId) -> tuple[GrantedFragment, ...]:
-        """List what was granted to a request, rank 0's share first; takes no lease (B12).
-
-        Raises:
-            BufferNotFoundError: No buffer has this name.
-            InvalidArgumentError: The request's name is none.
-            RequestNotFoundError: The request is unknown, still waits, or all its leases ended.
-        """
-        return self._find(buffer).prepared(request_id)
-
     def refers_to(self, buffer: BufferName, payload_id: PayloadId) -> bool:
-        """Tell whether a fragment, a lease or weights of the buffer refer to a payload.
-
-        False for a buffer that does not exist.
-        """
-        found = self._buffers.get(buffer)
-        return found is not None and found.refers_to(payload_id)
-
-    def has_ended(self, buffer: BufferName, session_id: SessionId) -> bool:
-        """Tell whether a session of a buffer is remembered to have ended.
-
-        False for a buffer that does not exist.
-        """
-        found = self._buffers.get(buffer)
-        return found is not None and found.has_ended(session_id)
+        """Return whether a buffer, if it exists, refers to a payload."""
+        state = self._shared.states.get(buffer)
+        return state is not None and payload_id in state.payloads.owners
 
     def refers_elsewhere(self, buffer: BufferName | None, payload_id: PayloadId) -> bool:
-        """Tell whether another buffer than this one, or any, refers to a payload."""
+        """Return whether another buffer than this one, or any, refers to a payload."""
         return any(
-            name != buffer and each.refers_to(payload_id) for name, each in self._buffers.items()
+            name != buffer and payload_id in state.payloads.owners
+            for name, state in self._shared.states.items()
         )
 
     def has_weights(self, buffer: BufferName, payload_id: PayloadId) -> bool:
-        """Tell whether a payload is weights of the buffer's model, which the latest two are.
+        """Return whether a payload is one of the latest two weights of a buffer, if it exists."""
+        state = self._shared.states.get(buffer)
+        kept = () if state is None else state.model.weights.values()
+        return payload_id in [weights.payload_id for weights in kept]
 
-        False for a buffer that does not exist.
-        """
-        found = self._buffers.get(buffer)
-        return found is not None and found.has_weights(payload_id)
+    def has_ended(self, buffer: BufferName, session_id: SessionId) -> bool:
+        """Return whether a session of a buffer, if it exists, is remembered to have ended."""
+        state = self._shared.states.get(buffer)
+        return state is not None and session_id in state.model.ended_sessions
 
-    def payloads(self, buffer: BufferName) -> Iterator[Payload]:
-        """Go lazily through every payload that a buffer refers to; not to be held over an input.
-
-        Raises:
-            BufferNotFoundError: No buffer has this name.
-        """
-        return self._find(buffer).payloads()
-
-    def payload_batches(self, buffer: BufferName, size: int) -> Iterator[list[Payload]]:
-        """Go through every payload that a buffer refers to now, many at a time.
-
-        May be held over inputs: what comes meanwhile is not among them, nor what has gone before
-        its turn. It takes a pointer for each payload, and milliseconds for a million to begin with.
-
-        Args:
-            buffer: Name of it.
-            size: Payloads looked at for a batch, which may have up to a chunk more.
-
-        Raises:
-            BufferNotFoundError: No buffer has this name.
-        """
-        return self._find(buffer).payload_batches(size)
+    def closed_count(self, buffer: BufferName) -> int:
+        """Count the chunks ever closed; 0 for a buffer that does not exist."""
+        state = self._shared.states.get(buffer)
+        return 0 if state is None else state.holdings.closed_count
 
     def fragments(self) -> Iterator[Fragment]:
         """Go lazily through the fragments of all buffers; not to be held over an input."""
         for buffer in self._buffers.values():
             yield from buffer.fragments()
 
-    def leased_payloads(self, buffer: BufferName, lease_id: LeaseId) -> tuple[Payload, ...]:
-        """The payloads that a lease keeps readable; none of one that is unknown or over.
-
-        Raises:
-            BufferNotFoundError: No buffer has this name.
-        """
-        return self._find(buffer).leased_payloads(lease_id)
-
-    def closed_count(self, buffer: BufferName) -> int:
-        """Count the chunks ever closed; 0 for a buffer that does not exist."""
-        found = self._buffers.get(buffer)
-        return 0 if found is None else found.closed_count
-
-    def read(self, buffer: BufferName, cursor: Cursor) -> ChunksRead:
-        """Give the chunks that came after a cursor, in order of arrival; changes nothing (B16).
-
-        Raises:
-            BufferNotFoundError: No buffer has this name.
-        """
-        return self._find(buffer).read(cursor)
-
-    def subscriptions(self, buffer: BufferName) -> tuple[SubscriptionDescription, ...]:
-        """Show the named cursors of a buffer; far cheaper than going through what is behind them.
-
-        Raises:
-            BufferNotFoundError: No buffer has this name.
-        """
-        return self._find(buffer).subscriptions()
-
-    def append_credit(self, buffer: BufferName) -> AppendCredit:
-        """Return how many fragments and bytes all producers may send now without having to wait.
-
-        Raises:
-            BufferNotFoundError: No buffer has this name.
-        """
-        return self._find(buffer).append_credit()
-
     def judge(self, buffer: BufferName, fragment: Fragment, *, now: float) -> Appended | None:
-        """Say how `AppendFragment` would be answered at `now`, after what is due by then (S2).
+        """Return how `AppendFragment` would be answered at `now`, or None if it would be ADMITTED.
 
-        Changes nothing else. For the driver, which confirms a payload in the store only if its
-        fragment has a chance. Looks at one fragment: an earlier one of the same batch may still
-        change the outcome.
+        What is due by `now` is done (S2), and nothing else changed. For the driver, which confirms
+        a payload in the store only if its fragment has a chance. Looks at one fragment: an earlier
+        one of the same batch may still change the outcome.
 
         Args:
             buffer: Name of it.
             fragment: One that `validation.check_fragment` lets pass, which is not done again.
             now: Never less than in an earlier call.
 
-        Returns:
-            None when the fragment would be admitted, else its answer.
-
         Raises:
             DomainError: Whatever `apply` would raise for it.
         """
         if self._draining:
             raise DrainingError
-        found = self._find(buffer)
-        found.handle_timer(now=now)
-        return found.judge(fragment)
+        return self[buffer].judge(fragment, now=now)
 
-    def may_overtake(
-        self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome
-    ) -> bool:
-        """Whether a fragment takes nothing that an earlier one, refused so, waits for (B31).
-
-        Args:
-            buffer: Name of it.
-            fragment: A well-formed one, that there is room for.
-            waits_for: BUFFER_FULL or BYTES_FULL.
-
-        Raises:
-            BufferNotFoundError: No buffer has this name.
-        """
-        return self._find(buffer).may_overtake(fragment, waits_for)
+    # --- journal -------------------------------------------------------------------------------
 
     def take_entries(self) -> list[tuple[float, Entry]]:
         """Hand over what was decided since the last call, in order, each with its time.
@@ -354,7 +246,7 @@ class BufferSet:
         Whoever replays them, in order, builds this state again. An answer or an event may leave the
         process once all entries taken with or before it are durable. Empty without `is_recording`.
         """
-        entries, self._entries = self._entries, []
+        entries, self._shared.entries = self._shared.entries, []
         return entries
 
     def replay(self, entries: Iterable[tuple[float, Entry]]) -> None:
@@ -368,7 +260,7 @@ class BufferSet:
         Raises:
             ReplayError: An entry does not fit the state; the set is of no use any more.
         """
-        is_recording, self._is_recording = self._is_recording, False
+        is_recording, self._shared.is_recording = self._shared.is_recording, False
         now = 0.0
         entry: Entry | None = None
         try:
@@ -376,14 +268,14 @@ class BufferSet:
                 if kind is FragmentTaken:
                     run = cast(list[tuple[float, FragmentTaken]], list(group))
                     now, entry = run[0]
-                    self._find(name).replay_run(run)
+                    self[name].replay_run(run)
                     continue
                 for now, entry in group:
                     self._replay(entry, now=now)
         except (DomainError, ReplayError) as error:
             raise ReplayError(f"{type(entry).__name__} at {now} does not fit: {error}") from error
         finally:
-            self._is_recording = is_recording
+            self._shared.is_recording = is_recording
 
     def _replay(self, entry: Entry, *, now: float) -> None:
         if isinstance(entry, BufferCreated):
@@ -391,20 +283,18 @@ class BufferSet:
                 raise BufferExistsError(entry.buffer)
             self._carry_out_creation(entry)
             return
-        buffer = self._find(entry.buffer)
         if isinstance(entry, inputs.DeleteBuffer):
-            buffer.handle_timer(now=now)
             self._delete(entry, now=now)
         else:
-            buffer.replay(entry, now=now)
+            self[entry.buffer].replay(entry, now=now)
 
     def snapshot(self) -> tuple[BufferSnapshot, ...]:
-        """Give everything that outlives the process, the buffers sorted by name.
+        """Return everything that outlives the process, the buffers sorted by name.
 
         O(everything held). Equal states give equal snapshots, and a set restored from one behaves
         as this one does, but for what `breadbox_server.core.snapshot` says is not in it.
         """
-        return tuple([buffer.snapshot() for _, buffer in sorted(self._buffers.items())])
+        return tuple([snapshot.take(state) for _, state in sorted(self._shared.states.items())])
 
     @classmethod
     def restore(
@@ -433,10 +323,11 @@ class BufferSet:
         """
         buffers = cls.__new__(cls)
         buffers._begin(rng, buffers_max, is_recording)  # noqa: SLF001 - made here
-        buffers._lease_salt = rng.getrandbits(LEASE_ID_BITS)  # noqa: SLF001 - made here
+        shared = buffers._shared  # noqa: SLF001 - made here
+        shared.lease_salt = rng.getrandbits(LEASE_ID_BITS)
         try:
             for each in taken:
-                buffers._add(snapshot.restore(each, buffers._events))  # noqa: SLF001 - made here
+                buffers._add(snapshot.restore(each, shared))  # noqa: SLF001 - made here
         except DomainError as error:
             raise ReplayError(f"the snapshot cannot be: {error}") from error
         return buffers
@@ -449,12 +340,6 @@ class BufferSet:
         """
         for buffer in self._buffers.values():
             buffer.check_invariants()
-
-    def _find(self, name: BufferName) -> ReplayBuffer:
-        buffer = self._buffers.get(name)
-        if buffer is None:
-            raise BufferNotFoundError(name)
-        return buffer
 
     def _create(self, input: inputs.CreateBuffer, *, now: float) -> None:
         check_buffer_name("buffer", input.buffer)
@@ -469,39 +354,26 @@ class BufferSet:
         make_remover(input.config.remover)
         created = BufferCreated(input.buffer, input.config, self._rng.getrandbits(DRAW_SEED_BITS))
         self._carry_out_creation(created)
-        self._record(created, now)
+        self._shared.record(created, now)
 
     def _carry_out_creation(self, created: BufferCreated) -> None:
         self._add(
             BufferState(
-                created.buffer,
-                created.config,
-                draw_seed=created.draw_seed,
-                events=self._events,
+                created.buffer, created.config, draw_seed=created.draw_seed, shared=self._shared
             )
         )
 
     def _add(self, state: BufferState) -> None:
-        state.lease_salt = self._lease_salt
-        self._buffers[state.name] = ReplayBuffer(
-            state,
-            next_caller_id=self._next_caller_id,
-            is_payload_taken=partial(self.refers_elsewhere, state.name),
-            record=self._record,
-        )
+        self._shared.states[state.name] = state
+        self._buffers[state.name] = ReplayBuffer(state)
 
     def _delete(self, input: inputs.DeleteBuffer, *, now: float) -> None:
-        self._find(input.buffer).close(BufferNotFoundError(input.buffer))
+        buffer = self[input.buffer]
+        buffer.handle_timer(now=now)
+        buffer.close(BufferNotFoundError(input.buffer))
         del self._buffers[input.buffer]
-        self._record(input, now)
-
-    def _record(self, entry: Entry, now: float) -> None:
-        if self._is_recording:
-            self._entries.append((now, entry))
-
-    def _next_caller_id(self) -> CallerId:
-        self._caller_count += 1
-        return CallerId(self._caller_count)
+        del self._shared.states[input.buffer]
+        self._shared.record(input, now)
 
 
 def _buffer_and_kind(entry: tuple[float, Entry]) -> tuple[BufferName, type]:

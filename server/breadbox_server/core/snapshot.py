@@ -6,13 +6,13 @@ snapshot counts as reported once, so it is never undone as undelivered before a 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from breadbox_server.core.model.config import PRIORITY_DEFAULT, BufferConfig
 from breadbox_server.core.model.description import QuarantinedFragment
 from breadbox_server.core.model.entries import ReplayError
-from breadbox_server.core.model.events import Event, LeaseEnd
+from breadbox_server.core.model.events import LeaseEnd
 from breadbox_server.core.model.ids import (
     BufferName,
     ChunkId,
@@ -20,16 +20,15 @@ from breadbox_server.core.model.ids import (
     ModelVersion,
     RequestId,
     SessionId,
-    SubscriptionName,
     WorkerId,
 )
 from breadbox_server.core.model.inputs import Fragment, Payload
-from breadbox_server.core.model.outcomes import OutcomeWindow
 from breadbox_server.core.model.schemas import Schema
-from breadbox_server.core.state.assembly import OpenChunk
-from breadbox_server.core.state.buffer_state import BufferState
+from breadbox_server.core.state.assembly import OpenChunk, OutcomeWindow
+from breadbox_server.core.state.buffer_state import BufferState, Shared
 from breadbox_server.core.state.chunks import Chunk, ChunkState
-from breadbox_server.core.state.leases import Grant, GrantedChunk, Lease
+from breadbox_server.core.state.counters import DURABLE
+from breadbox_server.core.state.grants import Grant, GrantedChunk, Lease
 from breadbox_server.core.state.subscriptions import Subscription
 
 
@@ -96,15 +95,6 @@ class GrantSnapshot(NamedTuple):
     """0: the server that granted it did not count."""
 
 
-class SubscriptionSnapshot(NamedTuple):
-    """A named cursor."""
-
-    name: SubscriptionName
-    is_retaining: bool
-    cursor: int
-    missed_count: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSnapshot:
     """Everything of a buffer that outlives the process."""
@@ -138,7 +128,7 @@ class BufferSnapshot:
     """The first to have ended first."""
     schemas: tuple[tuple[int, Schema], ...] = ()
     """The session's schemas by hash, in the order in which they were declared."""
-    subscriptions: tuple[SubscriptionSnapshot, ...] = ()
+    subscriptions: tuple[Subscription, ...] = ()
     """By name."""
     removed_in: tuple[ChunkId, ...] = ()
     """The chunks held in the remover's order; empty where the oldest leave first."""
@@ -147,82 +137,75 @@ class BufferSnapshot:
 def take(state: BufferState) -> BufferSnapshot:
     """Write down a buffer; O(everything held)."""
     table = state.holdings.table
-    held = [table[chunk_id] for chunk_id in table.sampler.order()]
+    held = [table.held[chunk_id] for chunk_id in table.sampler.order()]
     return BufferSnapshot(
         name=state.name,
         config=state.config,
         draw_seed=state.draw_seed,
         draw_count=state.draw_count,
-        counters=state.counters.durable(),
+        counters={name: count for name, count in state.counters.items() if name in DURABLE},
         session_id=state.model.session_id,
         model_version=state.model.version,
         step_count=state.model.step_count,
-        ended_sessions=tuple(state.model.ended_sessions()),
-        weights=tuple(state.model.kept_weights()),
+        ended_sessions=tuple(state.model.ended_sessions),
+        weights=tuple(state.model.weights.items()),
         inserted_count=state.meter.inserted_count,
         delivered_count=state.meter.delivered_count,
         closed_count=state.holdings.closed_count,
         chunks=tuple([_taken_chunk(chunk) for chunk in [*held, *_not_held(state)]]),
         workers=tuple(
             [
-                WorkerSnapshot(
-                    worker.worker_id, worker.outcomes.next_index, worker.outcomes.codes()
-                )
-                for worker in state.assembly.workers()
+                WorkerSnapshot(worker_id, worker.outcomes.next_index, worker.outcomes.codes)
+                for worker_id, worker in state.assembly.workers.items()
             ]
         ),
         open_chunks=tuple(
             [
                 OpenChunkSnapshot(chunk.touched_at, tuple(chunk.fragments))
-                for chunk in state.assembly.open_chunks()
+                for chunk in state.assembly.open.values()
             ]
         ),
         quarantined=tuple(state.quarantined),
-        live_grants=tuple([_taken_grant(grant) for grant in state.leases.live_grants()]),
-        ended_grants=tuple([_taken_grant(grant) for grant in state.leases.ended_grants()]),
-        schemas=state.model.schemas.all(),
-        subscriptions=tuple(
-            [
-                SubscriptionSnapshot(each.name, each.is_retaining, each.cursor, each.missed_count)
-                for each in state.holdings.subscriptions.all()
-            ]
-        ),
+        live_grants=tuple([_taken_grant(grant) for grant in state.leases.live_grants.values()]),
+        ended_grants=tuple([_taken_grant(grant) for grant in state.leases.ended_grants.values()]),
+        schemas=tuple(state.model.schemas.items()),
+        subscriptions=tuple([replace(each) for each in state.holdings.subscriptions.all()]),
         removed_in=() if table.remover is None else tuple(table.remover.order()),
     )
 
 
-def restore(taken: BufferSnapshot, events: list[Event]) -> BufferState:
+def restore(taken: BufferSnapshot, shared: Shared) -> BufferState:
     """Build a buffer from what `take` gave.
 
     Raises:
         ReplayError, DomainError: It contradicts itself.
     """
-    state = BufferState(taken.name, taken.config, draw_seed=taken.draw_seed, events=events)
+    state = BufferState(taken.name, taken.config, draw_seed=taken.draw_seed, shared=shared)
     state.draw_count = taken.draw_count
-    state.counters.restore(taken.counters)
-    state.model.restore_ended(taken.ended_sessions)
+    # A counter that the snapshot does not have begins at 0.
+    state.counters.update({name: taken.counters[name] for name in DURABLE & taken.counters.keys()})
+    model = state.model
+    model.ended_sessions.update(dict.fromkeys(taken.ended_sessions))
     if taken.model_version is not None:
-        state.model.start(taken.session_id, taken.model_version)
-        state.model.step_count = taken.step_count
-        state.model.schemas.restore(taken.schemas)
+        model.session_id, model.version = taken.session_id, taken.model_version
+        model.step_count = taken.step_count
+        model.schemas.update(taken.schemas)
     for version, weights in taken.weights:
-        state.model.restore_weights(version, weights)
-    state.meter.restart(taken.inserted_count, taken.delivered_count)
-    _restore_workers(state, taken)
-    _restore_chunks(state, taken)
-    return state
-
-
-def _restore_workers(state: BufferState, taken: BufferSnapshot) -> None:
+        model.take_weights(version, weights)
+    state.meter.inserted_count = taken.inserted_count
+    state.meter.delivered_count = taken.delivered_count
     for worker_id, next_index, codes in taken.workers:
-        state.assembly.restore_worker(worker_id, OutcomeWindow(next_index, codes))
+        state.assembly.find_or_add(worker_id).outcomes = OutcomeWindow(next_index, codes)
     for touched_at, fragments in taken.open_chunks:
         worker_id = fragments[0].worker_id
-        if state.assembly.find(worker_id) is None:
+        if worker_id not in state.assembly.workers:
             raise ReplayError(f"worker {worker_id!r} has an open chunk, and is not remembered")
-        state.assembly.restore_open_chunk(OpenChunk(worker_id, list(fragments), touched_at))
+        worker = state.assembly.workers[worker_id]
+        state.assembly.put(worker, OpenChunk(worker_id, list(fragments), touched_at))
         for fragment in fragments:
             state.payloads.take(fragment)
+    _restore_chunks(state, taken)
+    return state
 
 
 def _restore_chunks(state: BufferState, taken: BufferSnapshot) -> None:
@@ -243,8 +226,8 @@ def _restore_chunks(state: BufferState, taken: BufferSnapshot) -> None:
             for granted in () if lease.end else lease.share:
                 granted.chunk.lease_count += 1
     for taken_grant in taken.ended_grants:
-        state.leases.restore_ended(_grant(taken_grant, chunks))
-    subscriptions = [Subscription(*each) for each in taken.subscriptions]
+        state.leases.remember(_grant(taken_grant, chunks))
+    subscriptions = [replace(each) for each in taken.subscriptions]
     held = [chunk.chunk_id for chunk in chunks.values() if chunk.state is ChunkState.HELD]
     if state.holdings.table.remover is not None and sorted(held) != sorted(taken.removed_in):
         raise ReplayError("the order in which chunks leave is not that of those held")
@@ -261,7 +244,7 @@ def _not_held(state: BufferState) -> Iterable[Chunk]:
     """
     chunks = {
         granted.chunk.chunk_id: granted.chunk
-        for grant in state.leases.live_grants()
+        for grant in state.leases.live_grants.values()
         for granted in grant.chunks
         if granted.chunk.state is not ChunkState.HELD
     } | {chunk.chunk_id: chunk for chunk in state.holdings.subscriptions.retained()}
@@ -307,25 +290,12 @@ def _grant(taken: GrantSnapshot, chunks: Mapping[ChunkId, Chunk]) -> Grant:
         taken.request_id,
         taken.fragment_count,
         taken.world_size,
-        session_id=taken.session_id,
-        model_version=taken.model_version,
-        population=taken.population,
-        chunks=tuple(
-            [
-                GrantedChunk(
-                    chunks[each.chunk_id],
-                    each.staleness,
-                    each.use_count,
-                    each.priority,
-                    each.probability,
-                )
-                for each in taken.chunks
-            ]
-        ),
+        taken.session_id,
+        taken.model_version,
+        taken.population,
+        tuple([GrantedChunk(chunks[each.chunk_id], *each[1:]) for each in taken.chunks]),
     )
     for rank, (lease_id, lease_s, expires_at, end) in enumerate(taken.leases):
-        lease = Lease(lease_id, grant, rank, lease_s, expires_at)
-        lease.end = end
-        lease.reported_count = 1
+        lease = Lease(lease_id, grant, rank, lease_s, expires_at, end, reported_count=1)
         grant.leases.append(lease)
     return grant

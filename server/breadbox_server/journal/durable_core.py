@@ -156,7 +156,7 @@ class DurableCore:
         self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome
     ) -> bool:
         """Say whether a fragment leaves an earlier one what it waits for; see `BufferSet`."""
-        return self.buffers.may_overtake(buffer, fragment, waits_for)
+        return self.buffers[buffer].may_overtake(fragment, waits_for)
 
     async def durable_model(self, buffer: BufferName) -> ModelState:
         """Return what is current once that is durable; it waits only right after a change.
@@ -165,7 +165,7 @@ class DurableCore:
             BufferNotFoundError: No buffer has this name.
         """
         async with self.durable_refusals():
-            state = self.buffers.model(buffer)
+            state = self.buffers[buffer].model
         if self.undurable_models:
             await self.turns.settled()
         return state

@@ -186,7 +186,7 @@ async def _check_store(
     if is_known or not archive.is_begun():
         return
     buffers = look(archive).buffers
-    if count := sum(1 for name in buffers.names() for _ in buffers.payloads(name)):
+    if count := sum(1 for name in buffers.names() for _ in buffers[name].payloads()):
         raise StartError(
             f"--store {settings.store_shown} holds nothing of the journal {archive.shown}, which "
             f"knows {count} payloads in {noted}: all of them would be given up as lost; give that "

@@ -158,5 +158,5 @@ def _references(buffers: BufferSet) -> dict[str, PayloadReference]:
     return {
         payload.payload_id: payload_reference(payload)
         for name in buffers.names()
-        for payload in buffers.payloads(name)
+        for payload in buffers[name].payloads()
     }

@@ -143,7 +143,7 @@ class Reconciler:
     ) -> None:
         """Pass every payload that the core refers to, so many at a time, to `look`."""
         for buffer in self._driver.core.buffers.names():
-            for payloads in self._driver.core.buffers.payload_batches(buffer, size):
+            for payloads in self._driver.core.buffers[buffer].payload_batches(size):
                 if payloads:
                     await look(buffer, payloads)
 
@@ -215,7 +215,7 @@ class Reconciler:
             log.warning("the payload store was restarted or replaced: comparing buffers and store")
             return True
         for buffer in self._driver.core.buffers.names():
-            few = islice(self._driver.core.buffers.payloads(buffer), LOOK_PAYLOADS)
+            few = islice(self._driver.core.buffers[buffer].payloads(), LOOK_PAYLOADS)
             if await self._driver.losses.drop_missing(buffer, few):
                 return True
         return False

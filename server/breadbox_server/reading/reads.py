@@ -145,14 +145,14 @@ class Reads:
 
         until = self._core.clock.now() + wait_s
         async with self._core.durable_refusals():
-            state = self._core.buffers.model(buffer)
+            state = self._core.buffers[buffer].model
         self._core.use(buffer)
         # Again after a change that is none to this caller.
         while not differs(state) and (left_s := until - self._core.clock.now()) > 0:
             self._core.check_serving()
             await self._watchers.wait(buffer, left_s, caller.holder(buffer))
             async with self._core.durable_refusals():
-                state = self._core.buffers.model(buffer)
+                state = self._core.buffers[buffer].model
             self._core.use(buffer)
         await self._core.turns.settled()
         return differs(state), state
@@ -229,7 +229,7 @@ class Reads:
         key = (buffer, cursor)
         passage = self._passages.get(key)
         if passage is None:
-            passage = Passage(self._core.buffers.read(buffer, cursor))
+            passage = Passage(self._core.buffers[buffer].read(cursor))
             if len(self._passages) >= SHARED_REPLIES_MAX:
                 self._passages.clear()
             self._passages[key] = passage
@@ -242,7 +242,7 @@ class Reads:
         arrivals.note(self._core.buffers.closed_count(buffer) - 1, now)
         return [
             (each, arrivals.lag_s(each.cursor, now))
-            for each in self._core.buffers.subscriptions(buffer)
+            for each in self._core.buffers[buffer].subscriptions()
         ]
 
     def look_again(self) -> None:

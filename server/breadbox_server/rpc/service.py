@@ -250,8 +250,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.GetPreparedFragmentsResponse:
         """List all shares of a granted request."""
         async with self._driver.core.durable_refusals():
-            granted = self._driver.core.buffers.prepared(
-                convert.buffer_name(request.buffer), RequestId(request.request_id)
+            granted = self._driver.core.buffers[convert.buffer_name(request.buffer)].prepared(
+                RequestId(request.request_id)
             )
         await self._driver.turns.settled()
         response = pb.GetPreparedFragmentsResponse()
@@ -460,7 +460,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.ReportEpisodesResponse:
         """Count finished episodes; either all of them or, if one is malformed, none."""
         async with self._driver.core.durable_refusals():
-            self._driver.core.buffers.model(convert.buffer_name(request.buffer))
+            # Refused if there is no such buffer.
+            _ = self._driver.core.buffers[convert.buffer_name(request.buffer)]
         check_int("episodes", len(request.episodes), 1, EPISODES_MAX)
         caller = current_caller()
         self._driver.appends.quotas.charge_report(caller, len(request.episodes))

@@ -1,6 +1,5 @@
 """What the arrays of a session's fragments are, and how two fragments differ in that (B30)."""
 
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from breadbox_server.core.model.errors import SchemaMismatchError
@@ -39,7 +38,7 @@ UNSAID: Final[Schema] = ()
 """The schema of fragments whose producer declares none."""
 
 
-class SessionSchemas:
+class SessionSchemas(dict[int, Schema]):
     """The schemas of the current session, by hash, in the order in which they were declared.
 
     Invariants:
@@ -47,38 +46,15 @@ class SessionSchemas:
     S1  At most `SCHEMAS_MAX` are known, and none without a session.
     """
 
-    def __init__(self) -> None:
-        self._known: dict[int, Schema] = {}
-
-    def __contains__(self, schema_hash: int) -> bool:
-        """Whether the schema behind a hash is known."""
-        return schema_hash in self._known
-
     @property
     def first_hash(self) -> int | None:
         """The hash of the schema declared first, or None if none was."""
-        return next(iter(self._known), None)
+        return next(iter(self), None)
 
     @property
     def is_full(self) -> bool:
         """Whether no more are remembered."""
-        return len(self._known) >= SCHEMAS_MAX
-
-    def all(self) -> tuple[tuple[int, Schema], ...]:
-        """List hashes and schemas in the order in which they were declared."""
-        return tuple(self._known.items())
-
-    def add(self, schema_hash: int, schema: Schema) -> None:
-        """Remember a schema, behind those that are known."""
-        self._known[schema_hash] = schema
-
-    def restore(self, known: Iterable[tuple[int, Schema]]) -> None:
-        """Remember schemas as a snapshot has them."""
-        self._known = dict(known)
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._known.clear()
+        return len(self) >= SCHEMAS_MAX
 
     def require_first(self, schema: Schema, session: str) -> None:
         """Refuse a schema that is not the first one.
@@ -88,7 +64,7 @@ class SessionSchemas:
         """
         first_hash = self.first_hash
         assert first_hash is not None, "S1: a schema to compare with"
-        first = self._known[first_hash]
+        first = self[first_hash]
         wanted = {array.path: array for array in first}
         got = {array.path: array for array in schema}
         paths = [path for path in wanted | got if wanted.get(path) != got.get(path)]
@@ -106,12 +82,12 @@ class SessionSchemas:
 
     def find(self, schema_hash: int) -> Schema | None:
         """Return the schema for a hash, or None if unknown; `NO_SCHEMA` always resolves."""
-        return UNSAID if schema_hash == NO_SCHEMA else self._known.get(schema_hash)
+        return UNSAID if schema_hash == NO_SCHEMA else self.get(schema_hash)
 
     def note(self, schema_hash: int) -> None:
         """Remember of an admitted fragment that its producer does not say its schema."""
-        if schema_hash == NO_SCHEMA and NO_SCHEMA not in self._known and not self.is_full:
-            self._known[NO_SCHEMA] = UNSAID
+        if schema_hash == NO_SCHEMA and NO_SCHEMA not in self and not self.is_full:
+            self[NO_SCHEMA] = UNSAID
 
 
 def _described(array: SchemaArray | None, is_said: bool) -> str:

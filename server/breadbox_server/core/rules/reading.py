@@ -1,19 +1,23 @@
-"""Reading by a cursor: what came after a chunk, in order of arrival, consuming nothing (B16).
+"""Reading by a cursor, in order of arrival, consuming nothing (B16); cursors with a name (B17).
 
-A read changes nothing, so it is no input and stands in no journal. Whoever serves it keeps the
-payloads of what was read for a while, beside the core.
+A read changes nothing, so it is no input and stands in no journal. The shell keeps the payloads of
+what was read for a while, beside the core.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import merge
 from typing import Final, NamedTuple
 
+from breadbox_server.core.model import inputs
 from breadbox_server.core.model.description import SubscriptionDescription
+from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.ids import SessionId, SubscriptionName
 from breadbox_server.core.model.inputs import GrantedFragment, ModelState
+from breadbox_server.core.model.validation import check_int, check_name
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.chunks import Chunk
-from breadbox_server.core.state.leases import GrantedChunk, granted_fragments
+from breadbox_server.core.state.grants import GrantedChunk, granted_fragments
 from breadbox_server.core.state.subscriptions import Subscription
 
 READ_FRAGMENTS_MAX: Final = 4096
@@ -50,7 +54,7 @@ class ChunksRead(NamedTuple):
 
 
 def read(state: BufferState, cursor: Cursor) -> ChunksRead:
-    """Give the held chunks after a cursor; a logarithm of what is held, and what is given.
+    """Return the held chunks after a cursor; O(log of what is held, and what is returned).
 
     Raises:
         SubscriptionNotFoundError: There is no such subscription.
@@ -80,7 +84,7 @@ def read(state: BufferState, cursor: Cursor) -> ChunksRead:
         fragment_count += len(chunk.fragments)
         size_bytes += chunk.size_bytes
     return ChunksRead(
-        fragments=granted_fragments(taken, len(holdings.table)),
+        fragments=granted_fragments(taken, len(holdings.table.held)),
         chunk_count=len(taken),
         cursor=told_to,
         skipped_count=told_to - after - len(taken),
@@ -92,12 +96,13 @@ def read(state: BufferState, cursor: Cursor) -> ChunksRead:
 def _readable(state: BufferState, after: int, subscription: Subscription | None) -> Iterator[Chunk]:
     """Yield what may be read after a chunk: what is held and, if retaining, what left."""
     table, subscriptions = state.holdings.table, state.holdings.subscriptions
-    held = table.arrived_after(after)
+    held, left = table.held, subscriptions.left
+    ids = table.arrived.after(after)
     if subscription is None or not subscription.is_retaining:
-        yield from (table[chunk_id] for chunk_id in held)
+        yield from (held[chunk_id] for chunk_id in ids)
         return
-    for chunk_id in subscriptions.with_what_left(held, after):
-        yield table[chunk_id] if chunk_id in table else subscriptions.chunk(chunk_id)
+    for chunk_id in merge(ids, subscriptions.arrived.after(after)):
+        yield held[chunk_id] if chunk_id in held else left[chunk_id]
 
 
 def describe_subscriptions(state: BufferState) -> tuple[SubscriptionDescription, ...]:
@@ -106,8 +111,8 @@ def describe_subscriptions(state: BufferState) -> tuple[SubscriptionDescription,
     found = subscriptions.all()
     if not found:
         return ()
-    held = table.behind(each.cursor for each in found)
-    left = subscriptions.behind(each.cursor for each in found if each.is_retaining)
+    held = table.arrived.behind(each.cursor for each in found)
+    left = subscriptions.arrived.behind(each.cursor for each in found if each.is_retaining)
     described = []
     for each in found:
         count, size_bytes = held[each.cursor]
@@ -141,3 +146,39 @@ def _before_all(state: BufferState, subscription: Subscription | None) -> int:
     """The chunk before the first that may be read."""
     first = next(_readable(state, -1, subscription), None)
     return (state.holdings.closed_count if first is None else first.chunk_id) - 1
+
+
+def subscribe(state: BufferState, input: inputs.Subscribe, *, now: float) -> None:
+    """Create a named cursor."""
+    check_name("name", input.name)
+    newest = state.holdings.closed_count - 1
+    after = input.after_chunk_id
+    if after is None:
+        oldest = state.holdings.table.oldest()
+        after = newest if oldest is None else oldest.chunk_id - 1
+    check_int("after_chunk_id", after, -1, newest)
+    subscription = Subscription(input.name, input.is_retaining, after, missed_count=0)
+    if state.holdings.subscriptions.add(subscription):
+        state.shared.record(replace(input, after_chunk_id=after), now)
+
+
+def acknowledge(state: BufferState, input: inputs.Acknowledge, *, now: float) -> None:
+    """Move a named cursor forward, and let go of what was retained for it alone."""
+    holdings = state.holdings
+    subscription = holdings.subscriptions[input.name]
+    if input.chunk_id >= 0 == holdings.closed_count:
+        raise InvalidArgumentError(
+            "chunk_id", f"cannot be {input.chunk_id}: there was no chunk yet"
+        )
+    check_int("chunk_id", input.chunk_id, -1, holdings.closed_count - 1)
+    if input.chunk_id > subscription.cursor:
+        holdings.pass_to(input.name, input.chunk_id)
+        state.shared.record(input, now)
+    state.tell_disposable()
+
+
+def unsubscribe(state: BufferState, input: inputs.Unsubscribe, *, now: float) -> None:
+    """Delete a named cursor, and let go of what was retained for it alone."""
+    state.holdings.unsubscribe(input.name)
+    state.shared.record(input, now)
+    state.tell_disposable()

@@ -1,4 +1,4 @@
-"""Open chunks: how a worker's fragments become chunks (B3, B4).
+"""Workers: what of theirs was judged (B2), and how their fragments become chunks (B3, B4).
 
 Invariants:
 
@@ -10,18 +10,71 @@ A3  Open chunks stand in order of their last fragment's arrival, so that silence
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Container
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
 from breadbox_server.core.model.events import DiscardReason
 from breadbox_server.core.model.ids import ModelVersion, PayloadId, WorkerId
-from breadbox_server.core.model.inputs import Fragment
+from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment
 from breadbox_server.core.model.lazy_heap import LazyHeap
-from breadbox_server.core.model.outcomes import OutcomeWindow
 
 IDLE_SEARCH_MAX: Final = 64
 """Workers looked at for one that can be forgotten."""
+_CODES = {AdmissionOutcome.ADMITTED: 1, AdmissionOutcome.STALE: 2}
+_OUTCOMES = {code: outcome for outcome, code in _CODES.items()}
+_NEVER_JUDGED = 0
+
+
+class OutcomeWindow:
+    """First outcomes of the latest indices of one worker, one byte each.
+
+    The window ends below `next_index` and reaches back a fixed number of indices. An index in it
+    that was skipped was never judged and may still come (late, as a gap of its own); an index
+    below it is taken for judged, with an outcome nobody remembers.
+    """
+
+    __slots__ = ("_codes", "next_index")
+
+    def __init__(self, next_index: int = 0, codes: bytes = b"") -> None:
+        self.next_index = next_index
+        """One more than the largest index judged; 0 before the first."""
+        self._codes = bytearray(codes)
+
+    def was_judged(self, index: int) -> bool:
+        """Whether an index was judged before, as far as the window still shows."""
+        if index >= self.next_index:
+            return False
+        place = index - self.next_index + len(self._codes)
+        return place < 0 or self._codes[place] != _NEVER_JUDGED
+
+    def outcome(self, index: int) -> AdmissionOutcome | None:
+        """Return the first outcome of an index, or None if it was never judged or is forgotten."""
+        place = index - self.next_index + len(self._codes)
+        if index >= self.next_index or place < 0:
+            return None
+        return _OUTCOMES.get(self._codes[place])
+
+    def remember(self, index: int, outcome: AdmissionOutcome, size_max: int) -> None:
+        """Note ADMITTED or STALE of an index not judged before; keep the latest `size_max`."""
+        skipped_count = index - self.next_index
+        if skipped_count == 0:
+            self._codes.append(_CODES[outcome])
+            self.next_index = index + 1
+        elif skipped_count > 0:
+            self._codes.extend(bytes(min(skipped_count, size_max)))
+            self._codes.append(_CODES[outcome])
+            self.next_index = index + 1
+        else:
+            self._codes[skipped_count] = _CODES[outcome]
+        if len(self._codes) > size_max:
+            del self._codes[: len(self._codes) - size_max]
+
+    @property
+    def codes(self) -> bytes:
+        """The window as bytes, oldest index first, for a snapshot."""
+        return bytes(self._codes)
 
 
 class OpenChunk:
@@ -53,15 +106,13 @@ class OpenChunk:
         return None
 
 
+@dataclass(slots=True, eq=False)
 class Worker:
     """What is remembered of one worker within a session."""
 
-    __slots__ = ("open_chunk", "outcomes", "worker_id")
-
-    def __init__(self, worker_id: WorkerId) -> None:
-        self.worker_id = worker_id
-        self.outcomes = OutcomeWindow()
-        self.open_chunk: OpenChunk | None = None
+    worker_id: WorkerId
+    outcomes: OutcomeWindow = field(default_factory=OutcomeWindow)
+    open_chunk: OpenChunk | None = None
 
 
 class Foreseen(NamedTuple):
@@ -82,83 +133,59 @@ class Assembly:
     """The workers of the current session and their open chunks."""
 
     def __init__(self, fragments_per_chunk: int) -> None:
-        self._fragments_per_chunk = fragments_per_chunk
-        self._workers: dict[WorkerId, Worker] = {}
-        self._open: OrderedDict[WorkerId, OpenChunk] = OrderedDict()
+        self.fragments_per_chunk = fragments_per_chunk
+        """Changes only while nothing is open."""
+        self.workers: dict[WorkerId, Worker] = {}
+        """The workers remembered, the one heard of last at the end."""
+        self.open: OrderedDict[WorkerId, OpenChunk] = OrderedDict()
+        """The open chunks, the longest silent first."""
         self._by_version: LazyHeap[tuple[ModelVersion, WorkerId]] = LazyHeap(self._is_in_order)
         self.open_fragment_count = 0
 
-    @property
-    def worker_count(self) -> int:
-        """Workers remembered."""
-        return len(self._workers)
-
-    @property
-    def open_chunk_count(self) -> int:
-        """Workers with an open chunk."""
-        return len(self._open)
-
-    def use_length(self, fragments_per_chunk: int) -> None:
-        """Make chunks of another length from now on; nothing may be open."""
-        assert not self._open
-        self._fragments_per_chunk = fragments_per_chunk
-
-    def find(self, worker_id: WorkerId) -> Worker | None:
-        """Give a worker that is remembered, else None."""
-        return self._workers.get(worker_id)
-
     def find_or_add(self, worker_id: WorkerId) -> Worker:
-        """Give a worker, remembering it from now on as the one heard of last."""
-        worker = self._workers.pop(worker_id, None) or Worker(worker_id)
-        self._workers[worker_id] = worker
+        """Return a worker, remembering it from now on as the one heard of last."""
+        worker = self.workers.pop(worker_id, None) or Worker(worker_id)
+        self.workers[worker_id] = worker
         return worker
 
-    def first_idle(self, holds_of: Callable[[WorkerId], bool]) -> Worker | None:
-        """Return the longest silent worker of which nothing is held, or None if there is none.
+    def first_idle(self, senders: Container[WorkerId]) -> WorkerId | None:
+        """Return the longest silent worker that is no sender of anything held, or None if none.
 
         Looks at the `IDLE_SEARCH_MAX` that have been silent for longest.
         """
-        for worker_id, worker in islice(self._workers.items(), IDLE_SEARCH_MAX):
-            if not holds_of(worker_id):
-                return worker
-        return None
-
-    def forget(self, worker: Worker) -> None:
-        """Forget a worker without an open chunk."""
-        assert worker.open_chunk is None
-        del self._workers[worker.worker_id]
+        silent = islice(self.workers, IDLE_SEARCH_MAX)
+        return next((worker_id for worker_id in silent if worker_id not in senders), None)
 
     def foresee(self, worker: Worker | None, fragment: Fragment) -> Foreseen:
         """Say what `place` would do with a fragment; None is a worker not yet remembered."""
         open_chunk = None if worker is None else worker.open_chunk
         if open_chunk is None:
-            return _CLOSES if self._fragments_per_chunk == 1 else _GOES_ON
+            return _CLOSES if self.fragments_per_chunk == 1 else _GOES_ON
         gap = open_chunk.gap_before(fragment)
         if gap is not None:
-            return Foreseen(gap, open_chunk.size_bytes, self._fragments_per_chunk == 1)
-        closes = len(open_chunk.fragments) + 1 == self._fragments_per_chunk
+            return Foreseen(gap, open_chunk.size_bytes, self.fragments_per_chunk == 1)
+        closes = len(open_chunk.fragments) + 1 == self.fragments_per_chunk
         return _CLOSES if closes else _GOES_ON
 
     def place(self, worker: Worker, fragment: Fragment, *, now: float) -> list[Fragment] | None:
-        """Put a fragment behind the open chunk, or begin one; there must be no gap between.
+        """Put a fragment behind the open chunk without a gap, or begin one.
 
-        Returns:
-            The fragments of the chunk that it closes, in order of their indices, which are no
-            longer the assembly's; None when it closes none.
+        Return the fragments of the chunk that it closes, in order of their indices, which are no
+        longer the assembly's, or None if it closes none.
         """
         open_chunk = worker.open_chunk
         if open_chunk is None:
             fragments = [fragment]
-            if self._fragments_per_chunk == 1:
+            if self.fragments_per_chunk == 1:
                 return fragments
-            self._put(worker, OpenChunk(worker.worker_id, fragments, now))
+            self.put(worker, OpenChunk(worker.worker_id, fragments, now))
             return None
-        if len(open_chunk.fragments) + 1 == self._fragments_per_chunk:
+        if len(open_chunk.fragments) + 1 == self.fragments_per_chunk:
             return [*self.discard(worker), fragment]
         open_chunk.fragments.append(fragment)
         open_chunk.touched_at = now
         self.open_fragment_count += 1
-        self._open.move_to_end(worker.worker_id)
+        self.open.move_to_end(worker.worker_id)
         if fragment.model_version_min < open_chunk.version:
             open_chunk.version = fragment.model_version_min
             self._by_version.push((open_chunk.version, worker.worker_id))
@@ -166,19 +193,14 @@ class Assembly:
 
     def discard(self, worker: Worker) -> list[Fragment]:
         """Give up a worker's open chunk, which there must be, and hand over its fragments."""
-        open_chunk = self._open.pop(worker.worker_id)
+        open_chunk = self.open.pop(worker.worker_id)
         worker.open_chunk = None
         self.open_fragment_count -= len(open_chunk.fragments)
-        self._by_version.compact(len(self._open))
+        self._by_version.compact(len(self.open))
         return open_chunk.fragments
 
-    def discard_through(self, worker: Worker, place: int) -> list[Fragment]:
-        """Give up the open chunk up to and with one fragment; what follows stays open.
-
-        Args:
-            worker: One with an open chunk.
-            place: Of the last fragment to go, in the open chunk.
-        """
+    def _discard_through(self, worker: Worker, place: int) -> list[Fragment]:
+        """Give up the open chunk up to and with the fragment at a place; the rest stays open."""
         open_chunk = worker.open_chunk
         assert open_chunk is not None
         gone, kept = open_chunk.fragments[: place + 1], open_chunk.fragments[place + 1 :]
@@ -197,62 +219,42 @@ class Assembly:
         """
         gone: list[Fragment] = []
         while (entry := self._by_version.first()) is not None and entry[0] < version_min:
-            worker = self._workers[entry[1]]
+            worker = self.workers[entry[1]]
             assert worker.open_chunk is not None
             versions = [fragment.model_version_min for fragment in worker.open_chunk.fragments]
             last_stale = max(i for i, version in enumerate(versions) if version < version_min)
-            gone.extend(self.discard_through(worker, last_stale))
+            gone.extend(self._discard_through(worker, last_stale))
         return gone
 
     def discard_lost(self, worker_id: WorkerId, payload_id: PayloadId) -> list[Fragment]:
         """Give up the open fragment that has a payload, and what came before it in its chunk."""
-        worker = self._workers[worker_id]
+        worker = self.workers[worker_id]
         assert worker.open_chunk is not None
         payload_ids = [fragment.payload.payload_id for fragment in worker.open_chunk.fragments]
-        return self.discard_through(worker, payload_ids.index(payload_id))
-
-    def first_silent(self) -> OpenChunk | None:
-        """Return the open chunk of the worker silent for longest, or None if none is open."""
-        return next(iter(self._open.values())) if self._open else None
+        return self._discard_through(worker, payload_ids.index(payload_id))
 
     def discard_all(self) -> list[Fragment]:
-        """Give up every open chunk, the longest silent first."""
-        gone = [fragment for chunk in self._open.values() for fragment in chunk.fragments]
-        for worker_id in self._open:
-            self._workers[worker_id].open_chunk = None
-        self._open.clear()
+        """Give up every open chunk, the longest silent first, and forget every worker."""
+        gone = [fragment for chunk in self.open.values() for fragment in chunk.fragments]
+        self.workers.clear()
+        self.open.clear()
         self._by_version.replace(())
         self.open_fragment_count = 0
         return gone
 
-    def forget_workers(self) -> None:
-        """Forget every worker; nothing may be open."""
-        assert not self._open
-        self._workers.clear()
-
-    def workers(self) -> Iterable[Worker]:
-        """List the workers remembered, the one heard of last at the end."""
-        return self._workers.values()
-
-    def open_chunks(self) -> Iterable[OpenChunk]:
-        """List the open chunks, the longest silent first."""
-        return self._open.values()
-
-    def restore_worker(self, worker_id: WorkerId, outcomes: OutcomeWindow) -> None:
-        """Remember a worker as a snapshot has it."""
-        worker = self.find_or_add(worker_id)
-        worker.outcomes = outcomes
-
-    def restore_open_chunk(self, open_chunk: OpenChunk) -> None:
-        """Open a chunk as a snapshot has it, behind those restored before."""
-        self._put(self._workers[open_chunk.worker_id], open_chunk)
+    def put(self, worker: Worker, open_chunk: OpenChunk) -> None:
+        """Open a chunk of a worker, behind those that are open."""
+        worker.open_chunk = open_chunk
+        self.open[worker.worker_id] = open_chunk
+        self._by_version.push((open_chunk.version, worker.worker_id))
+        self.open_fragment_count += len(open_chunk.fragments)
 
     def check_invariants(self) -> None:
         """Assert A1 to A3; O(fragments open)."""
         touched_at = float("-inf")
-        for worker_id, chunk in self._open.items():
-            assert self._workers[worker_id].open_chunk is chunk, "A2: worker and chunk"
-            assert 1 <= len(chunk.fragments) < self._fragments_per_chunk, "A2: length"
+        for worker_id, chunk in self.open.items():
+            assert self.workers[worker_id].open_chunk is chunk, "A2: worker and chunk"
+            assert 1 <= len(chunk.fragments) < self.fragments_per_chunk, "A2: length"
             first_index = chunk.fragments[0].fragment_index
             for place, fragment in enumerate(chunk.fragments):
                 assert fragment.worker_id == worker_id, "A1: worker"
@@ -260,18 +262,12 @@ class Assembly:
                 assert place == 0 or not fragment.discontinuity, "A1: discontinuity"
             assert chunk.touched_at >= touched_at, "A3: order"
             touched_at = chunk.touched_at
-        open_count = sum(len(chunk.fragments) for chunk in self._open.values())
+        open_count = sum(len(chunk.fragments) for chunk in self.open.values())
         assert self.open_fragment_count == open_count, "A2: count"
-        by_version = self._by_version.first_many(len(self._open) + 1)
-        expected = sorted((chunk.version, worker_id) for worker_id, chunk in self._open.items())
+        by_version = self._by_version.first_many(len(self.open) + 1)
+        expected = sorted((chunk.version, worker_id) for worker_id, chunk in self.open.items())
         assert by_version == expected, "A2: version order"
 
-    def _put(self, worker: Worker, open_chunk: OpenChunk) -> None:
-        worker.open_chunk = open_chunk
-        self._open[worker.worker_id] = open_chunk
-        self._by_version.push((open_chunk.version, worker.worker_id))
-        self.open_fragment_count += len(open_chunk.fragments)
-
     def _is_in_order(self, entry: tuple[ModelVersion, WorkerId]) -> bool:
-        open_chunk = self._open.get(entry[1])
+        open_chunk = self.open.get(entry[1])
         return open_chunk is not None and open_chunk.version == entry[0]

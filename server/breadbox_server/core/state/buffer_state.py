@@ -10,27 +10,59 @@ from typing import Final
 from breadbox_server.core.limiters import Flow, make_limiter
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
 from breadbox_server.core.model.description import QuarantinedFragment
+from breadbox_server.core.model.entries import Entry
 from breadbox_server.core.model.events import (
     DiscardReason,
     Event,
-    EvictionReason,
     FragmentsDiscarded,
     PayloadsDisposable,
 )
-from breadbox_server.core.model.ids import BufferName, ModelVersion
+from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId
 from breadbox_server.core.model.inputs import Fragment
 from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.state.assembly import Assembly
-from breadbox_server.core.state.counters import FRAGMENTS_DISCARDED, Counters
-from breadbox_server.core.state.flow_meter import FlowMeter
+from breadbox_server.core.state.counters import FRAGMENTS_DISCARDED, FlowMeter, new_counters
+from breadbox_server.core.state.grants import LeaseBook, WaiterQueue
 from breadbox_server.core.state.holdings import Holdings
-from breadbox_server.core.state.leases import LeaseBook
 from breadbox_server.core.state.payloads import PayloadLedger
 from breadbox_server.core.state.session import CurrentModel
-from breadbox_server.core.state.waiters import WaiterQueue
 
 QUARANTINED_MAX: Final = 16
 """Fragments in quarantine that are named; how many chunks there were is counted."""
+
+
+class Shared:
+    """What the buffers of one set have in common.
+
+    Args:
+        is_recording: Whether decisions are written down.
+    """
+
+    def __init__(self, *, is_recording: bool) -> None:
+        self.states: dict[BufferName, BufferState] = {}
+        self.events: list[Event] = []
+        """What happened, in order."""
+        self.entries: list[tuple[float, Entry]] = []
+        """What a journal must hold, with its time."""
+        self.is_recording = is_recording
+        self.caller_count = 0
+        """Callers that ever got an id, which is unique among all buffers."""
+        self.lease_salt = 0
+        """Makes ids of leases others than those of any other process that had the same books."""
+
+    def record(self, entry: Entry, now: float) -> None:
+        """Write down a decision that a journal must hold."""
+        if self.is_recording:
+            self.entries.append((now, entry))
+
+    def next_caller_id(self) -> CallerId:
+        """Return an id that no caller has had."""
+        self.caller_count += 1
+        return CallerId(self.caller_count)
+
+    def refers_to(self, payload_id: PayloadId) -> bool:
+        """Return whether any buffer refers to a payload."""
+        return any([payload_id in each.payloads.owners for each in self.states.values()])
 
 
 class BufferState:
@@ -40,22 +72,23 @@ class BufferState:
         name: Named in every event.
         config: Its limits.
         draw_seed: Seed of its draws and lease ids; at least 0.
-        events: Receives everything that happens, in order.
+        shared: What it has in common with others.
 
     Raises:
         InvalidArgumentError: No sampler has the name that `config` says.
     """
 
     def __init__(
-        self, name: BufferName, config: BufferConfig, *, draw_seed: int, events: list[Event]
+        self, name: BufferName, config: BufferConfig, *, draw_seed: int, shared: Shared
     ) -> None:
         self.name = name
         self.config = config
         self.draw_seed = draw_seed
         self.draw_count = 0
         """Draws ever made."""
-        self.events = events
-        self.counters = Counters()
+        self.shared = shared
+        self.events = shared.events
+        self.counters = new_counters()
         self.payloads = PayloadLedger()
         self.model = CurrentModel(self.payloads)
         self.meter = FlowMeter()
@@ -68,28 +101,27 @@ class BufferState:
             payloads=self.payloads,
             meter=self.meter,
             counters=self.counters,
-            events=events,
+            events=self.events,
         )
         self.limiter = make_limiter(config.limiter)
         self.waiters = WaiterQueue()
         self.leases = LeaseBook()
         self.quarantined: deque[QuarantinedFragment] = deque(maxlen=QUARANTINED_MAX)
         """The latest fragments of chunks that readers could not read, oldest first."""
-        self.lease_salt = 0
-        """Makes ids of leases others than those of any other process that had the same books."""
         self._rng = random.Random()
 
     @property
     def version_min(self) -> int:
         """Oldest version that is fresh; not positive while every version is."""
-        return self.model.version_min(self.config.staleness_max)
+        version = self.model.version
+        return 0 if version is None else version - self.config.staleness_max
 
     @property
     def is_empty(self) -> bool:
         """Whether no fragment is open, held, retained or under a lease."""
         return (
-            len(self.holdings.table) == 0
-            and self.assembly.open_chunk_count == 0
+            len(self.holdings.table.held) == 0
+            and not self.assembly.open
             and self.leases.live_count == 0
             and self.holdings.subscriptions.retained_count == 0
         )
@@ -97,7 +129,8 @@ class BufferState:
     @property
     def flow(self) -> Flow:
         """What the limiter judges by."""
-        return self.meter.flow(len(self.holdings.table))
+        meter = self.meter
+        return Flow(len(self.holdings.table.held), meter.inserted_count, meter.delivered_count)
 
     def may_grant(self, chunk_count: int, world_size: int) -> bool:
         """Whether a request could be granted now, were it its turn."""
@@ -110,9 +143,9 @@ class BufferState:
     def holds(self, chunk_count: int) -> bool:
         """Whether so many chunks can be drawn; O(chunks asked for) with replacement, else O(1)."""
         table, config = self.holdings.table, self.config
-        if chunk_count <= len(table) or not config.with_replacement:
-            return chunk_count <= len(table)
-        uses_left = sum([config.uses_max - chunk.use_count for chunk in table.by_age()])
+        if chunk_count <= len(table.held) or not config.with_replacement:
+            return chunk_count <= len(table.held)
+        uses_left = sum([config.uses_max - chunk.use_count for chunk in table.held.values()])
         return chunk_count <= uses_left
 
     def has_leases_for(self, world_size: int) -> bool:
@@ -127,7 +160,7 @@ class BufferState:
         """
         if self.config.with_replacement:
             chunk_count = -(-chunk_count // self.config.uses_max)
-        held_count, bytes_max = len(self.holdings.table), self.config.capacity_bytes
+        held_count, bytes_max = len(self.holdings.table.held), self.config.capacity_bytes
         referred_bytes = self.payloads.referred_bytes
         # Held chunks have at most these bytes on average, so the smallest has no more.
         average_bytes = referred_bytes / held_count if held_count else 0.0
@@ -144,7 +177,7 @@ class BufferState:
 
     def waiting_reason(self, chunk_count: int, world_size: int) -> str:
         """Say in a sentence with numbers why `may_grant` is False; empty when it is True."""
-        held_count = len(self.holdings.table)
+        held_count = len(self.holdings.table.held)
         if self.model.version is None:
             return "no session is current"
         if not self.holds(chunk_count):
@@ -178,18 +211,8 @@ class BufferState:
         head = self.waiters.head()
         return head is not None and self.has_leases_for(head.world_size)
 
-    def return_obstacle(self, version: ModelVersion, session_id: str) -> EvictionReason | None:
-        """Say why a used-up chunk that is given back could not return to the table now."""
-        if session_id != self.model.session_id:
-            return EvictionReason.SESSION_ENDED
-        if version < self.version_min:
-            return EvictionReason.STALE
-        if len(self.holdings.table) >= self.config.capacity_chunks:
-            return EvictionReason.CAPACITY
-        return None
-
     def next_draw_rng(self) -> random.Random:
-        """Give the next draw's generator, good until the next call; `draw_count` counts it.
+        """Return the next draw's generator, good until the next call; `draw_count` counts it.
 
         The n-th draw depends on the seed and n alone, not on a generator's running state: a journal
         has no such state to hold, and a restored buffer draws what the lost one would have drawn.
@@ -201,11 +224,11 @@ class BufferState:
         """Let go of fragments that are no longer open, and report it."""
         if fragments:
             self.payloads.dispose(fragments)
-            self.counters.add(FRAGMENTS_DISCARDED[reason], len(fragments))
+            self.counters[FRAGMENTS_DISCARDED[reason]] += len(fragments)
             self.events.append(FragmentsDiscarded(self.name, reason, len(fragments)))
 
     def tell_disposable(self) -> None:
-        """Tell what was let go of since the last call, at the end of each input (B13)."""
-        if self.payloads.has_disposable:
-            disposable = self.payloads.take_disposable()
-            self.events.append(PayloadsDisposable(self.name, disposable))
+        """Report what was let go of since the last call, at the end of each input (B13)."""
+        if self.payloads.disposable:
+            self.events.append(PayloadsDisposable(self.name, tuple(self.payloads.disposable)))
+            self.payloads.disposable.clear()

@@ -13,14 +13,18 @@ are heaps that drop what left the table when it surfaces (`lazy_heap`).
 """
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from typing import Final, NamedTuple
 
 from breadbox_server.core.model.ids import ChunkId, ModelVersion
 from breadbox_server.core.model.inputs import Fragment
-from breadbox_server.core.model.lazy_heap import LazyHeap
+from breadbox_server.core.model.lazy_heap import WASTE_MIN, LazyHeap
 from breadbox_server.core.samplers import Sampler
-from breadbox_server.core.state.arrivals import ArrivalOrder, Behind
+
+BLOCK_BITS: Final = 8
+"""Ids that differ below this bit are summed up together."""
 
 
 class ChunkState(Enum):
@@ -79,52 +83,141 @@ class Chunk:
         self.sampler_position = 0
 
 
+class Behind(NamedTuple):
+    """What a reader has before it."""
+
+    chunk_count: int
+    size_bytes: int
+
+
+class ArrivalOrder:
+    """Held chunks in order of arrival, which their ids are, for readers that read on from a cursor.
+
+    The ids are kept from the first read on, and the sums from the first question for one, so that a
+    buffer that no reader follows pays nothing for them. Ids that left are dropped when they are
+    half of all there are, as in `lazy_heap`.
+
+    Args:
+        held: The chunks that are held. Call `add` after a chunk is added and `remove` after one
+            leaves; after other changes call `forget`.
+    """
+
+    def __init__(self, held: Mapping[ChunkId, Chunk]) -> None:
+        self._held = held
+        self._ids: list[ChunkId] | None = None
+        """Ascending ids, each once, with some that left, or None if there was no read yet."""
+        self._blocks: dict[int, list[int]] | None = None
+        """Count and bytes of what is held, by the block of ids, or None if never asked for."""
+
+    def add(self, chunk: Chunk) -> None:
+        """Take a chunk that is held from now on: O(1) for a new one, else a search and a move."""
+        if self._blocks is not None:
+            _count(self._blocks, chunk)
+        ids, chunk_id = self._ids, chunk.chunk_id
+        if ids is None:
+            return
+        if not ids or ids[-1] < chunk_id:
+            ids.append(chunk_id)
+            return
+        place = bisect_left(ids, chunk_id)
+        if ids[place] != chunk_id:
+            ids.insert(place, chunk_id)
+
+    def remove(self, chunk: Chunk) -> None:
+        """Let a chunk go that is held no more; O(1) amortised."""
+        if self._blocks is not None:
+            number = chunk.chunk_id >> BLOCK_BITS
+            block = self._blocks[number]
+            block[0] -= 1
+            block[1] -= chunk.size_bytes
+            if not block[0]:
+                del self._blocks[number]
+        if self._ids is not None and len(self._ids) > 2 * len(self._held) + WASTE_MIN:
+            self._ids = list(filter(self._held.__contains__, self._ids))
+
+    def forget(self) -> None:
+        """Drop the ids, to be listed anew: chunks came or left without a call here."""
+        self._ids = self._blocks = None
+
+    def after(self, chunk_id: int) -> Iterator[ChunkId]:
+        """Go through the held chunks after one, ascending; not to be held over a change."""
+        if self._ids is None:
+            self._ids = sorted(self._held)
+        ids = self._ids
+        for place in range(bisect_right(ids, chunk_id), len(ids)):
+            if ids[place] in self._held:
+                yield ids[place]
+
+    def behind(self, chunk_ids: Iterable[int]) -> dict[int, Behind]:
+        """Count the held chunks after each of several, and their bytes.
+
+        One addition for each block of 256 ids of which any is held, and a look at the ids of one
+        block for each of the several.
+        """
+        if self._blocks is None:
+            self._blocks = {}
+            for chunk in self._held.values():
+                _count(self._blocks, chunk)
+        numbers = sorted(self._blocks)
+        found: dict[int, Behind] = {}
+        whole_count, whole_bytes = 0, 0
+        for chunk_id in sorted(set(chunk_ids), reverse=True):
+            number = (chunk_id + 1) >> BLOCK_BITS
+            while numbers and numbers[-1] > number:
+                count, size_bytes = self._blocks[numbers.pop()]
+                whole_count += count
+                whole_bytes += size_bytes
+            held = self._held
+            ids = range(chunk_id + 1, (number + 1) << BLOCK_BITS) if number in self._blocks else ()
+            part = [held[ChunkId(each)].size_bytes for each in ids if each in held]
+            found[chunk_id] = Behind(whole_count + len(part), whole_bytes + sum(part))
+        return found
+
+    def check_invariants(self) -> None:
+        """Assert that order and sums are those of what is held; O(held)."""
+        held = sorted(self._held)
+        assert list(self.after(-1)) == held, "order of arrival"
+        for start in (0, len(held) // 2, len(held)):
+            after = held[start - 1] if start else -1
+            sizes = [self._held[chunk_id].size_bytes for chunk_id in held[start:]]
+            assert self.behind([after]) == {after: (len(sizes), sum(sizes))}, "sums of arrivals"
+
+
+def _count(blocks: dict[int, list[int]], chunk: Chunk) -> None:
+    block = blocks.setdefault(chunk.chunk_id >> BLOCK_BITS, [0, 0])
+    block[0] += 1
+    block[1] += chunk.size_bytes
+
+
 class ChunkTable:
     """The chunks that may be drawn."""
 
     def __init__(self, sampler: Sampler, remover: Sampler | None = None) -> None:
-        self._chunks: dict[ChunkId, Chunk] = {}
-        self._sampler = sampler
-        self._remover = remover
-        self._arrived = ArrivalOrder(self._chunks)
-        self._by_age: LazyHeap[ChunkId] = LazyHeap(self._chunks.__contains__)
+        self.held: dict[ChunkId, Chunk] = {}
+        """The chunks, by id; for looks only."""
+        self.sampler = sampler
+        """Draws from the table; notified of every chunk that enters or leaves."""
+        self.remover = remover
+        """Says which chunks leave for room, or None if the oldest do."""
+        self.arrived = ArrivalOrder(self.held)
+        self._by_age: LazyHeap[ChunkId] = LazyHeap(self.held.__contains__)
         self._unleased_by_age: LazyHeap[ChunkId] = LazyHeap(self._is_unleased)
-        self._by_version: LazyHeap[tuple[ModelVersion, ChunkId]] = LazyHeap(self._is_in_order)
+        self._by_version: LazyHeap[tuple[ModelVersion, ChunkId]] = LazyHeap(
+            lambda entry: entry[1] in self.held
+        )
         self._count_by_version: dict[ModelVersion, int] = {}
         self._unleased_count = 0
         self.unleased_bytes = 0
         """Bytes that could be had by evicting every chunk without a lease."""
 
-    def __len__(self) -> int:
-        """Count the chunks held."""
-        return len(self._chunks)
-
-    @property
-    def sampler(self) -> Sampler:
-        """The sampler that draws from the table; notified of every chunk that enters or leaves."""
-        return self._sampler
-
-    @property
-    def remover(self) -> Sampler | None:
-        """The sampler that says which chunks leave for room, or None if the oldest do."""
-        return self._remover
-
-    def __contains__(self, chunk_id: ChunkId) -> bool:
-        """Whether a chunk is held."""
-        return chunk_id in self._chunks
-
-    def __getitem__(self, chunk_id: ChunkId) -> Chunk:
-        """Give a chunk that is held."""
-        return self._chunks[chunk_id]
-
     def add(self, chunk: Chunk) -> None:
         """Hold a chunk, at the age that its id gives it."""
         chunk.state = ChunkState.HELD
-        self._chunks[chunk.chunk_id] = chunk
-        self._sampler.add(chunk)
-        if self._remover is not None:
-            self._remover.add(chunk)
-        self._arrived.add(chunk)
+        self.held[chunk.chunk_id] = chunk
+        self.sampler.add(chunk)
+        if self.remover is not None:
+            self.remover.add(chunk)
+        self.arrived.add(chunk)
         self._by_age.push(chunk.chunk_id)
         self._by_version.push((chunk.version, chunk.chunk_id))
         self._count_by_version[chunk.version] = self._count_by_version.get(chunk.version, 0) + 1
@@ -133,7 +226,7 @@ class ChunkTable:
 
     def add_new(self, chunks: Sequence[Chunk]) -> None:
         """Hold chunks that nobody has held or leased before; as `add` of each, at half its cost."""
-        held, counts, add = self._chunks, self._count_by_version, self._sampler.add
+        held, counts, add = self.held, self._count_by_version, self.sampler.add
         push_age, push_unleased = self._by_age.push, self._unleased_by_age.push
         push_version = self._by_version.push
         size_bytes = 0
@@ -147,84 +240,72 @@ class ChunkTable:
             push_unleased(chunk_id)
             counts[version] = counts.get(version, 0) + 1
             size_bytes += chunk.size_bytes
-            if self._remover is not None:
-                self._remover.add(chunk)
-        self._arrived.forget()
+            if self.remover is not None:
+                self.remover.add(chunk)
+        self.arrived.forget()
         self._unleased_count += len(chunks)
         self.unleased_bytes += size_bytes
 
     def restore(self, chunks: Iterable[Chunk], removed_in: Iterable[ChunkId]) -> None:
-        """Hold chunks as a snapshot has them, in the sampler's order; for an empty table.
-
-        As `add` of each does, at a fraction of its cost.
+        """Hold chunks in an empty table, as `add` of each does, at a fraction of its cost.
 
         Args:
             chunks: In the sampler's order.
             removed_in: The same in that of the remover, if there is one.
-
-        Raises:
-            KeyError: `removed_in` has others.
         """
         for chunk in chunks:
-            self._chunks[chunk.chunk_id] = chunk
-            self._sampler.add(chunk)
+            self.held[chunk.chunk_id] = chunk
+            self.sampler.add(chunk)
             self._count_by_version[chunk.version] = self._count_by_version.get(chunk.version, 0) + 1
-        held = self._chunks.values()
-        if self._remover is not None:
+        held = self.held.values()
+        if self.remover is not None:
             for chunk_id in removed_in:
-                self._remover.add(self._chunks[chunk_id])
-        self._by_age.replace(self._chunks)
+                self.remover.add(self.held[chunk_id])
+        self._by_age.replace(self.held)
         self._by_version.replace((chunk.version, chunk.chunk_id) for chunk in held)
         unleased = [chunk for chunk in held if chunk.lease_count == 0]
         self._unleased_by_age.replace(chunk.chunk_id for chunk in unleased)
         self._unleased_count = len(unleased)
         self.unleased_bytes = sum(chunk.size_bytes for chunk in unleased)
 
-    def remove(self, chunk: Chunk, state: ChunkState) -> None:
-        """Let a held chunk go.
-
-        Args:
-            chunk: One that is held.
-            state: What it is from now on: USED_UP or GONE.
-        """
-        self.remove_many((chunk,), state)
-
     def remove_many(self, chunks: Iterable[Chunk], state: ChunkState) -> None:
-        """Let several held chunks go, at less than the cost of removing each."""
-        held, counts, remove = self._chunks, self._count_by_version, self._sampler.remove
+        """Let held chunks go, USED_UP or GONE, at less than the cost of removing each."""
+        held, counts, remove = self.held, self._count_by_version, self.sampler.remove
         for chunk in chunks:
             version = chunk.version
             chunk.state = state
             del held[chunk.chunk_id]
             remove(chunk)
-            if self._remover is not None:
-                self._remover.remove(chunk)
+            if self.remover is not None:
+                self.remover.remove(chunk)
             count = counts[version] - 1
             if count == 0:
                 del counts[version]
             else:
                 counts[version] = count
-            self._arrived.remove(chunk)
+            self.arrived.remove(chunk)
             if chunk.lease_count == 0:
-                self._remove_unleased(chunk)
+                self._unleased_count -= 1
+                self.unleased_bytes -= chunk.size_bytes
+                self._unleased_by_age.compact(self._unleased_count)
         self._by_age.compact(len(held))
         self._by_version.compact(len(held))
 
     def clear(self) -> list[Chunk]:
         """Let all chunks go, GONE, at a fraction of the cost of removing each; by age."""
-        gone = [self._chunks[chunk_id] for chunk_id in sorted(self._chunks)]
+        gone = self.by_age()
         for chunk in gone:
             chunk.state = ChunkState.GONE
-        self._chunks.clear()
+        self.held.clear()
         self._count_by_version.clear()
-        self._arrived.forget()
+        self.arrived.forget()
         for order in (self._by_age, self._unleased_by_age, self._by_version):
             order.replace(())
         self._unleased_count = 0
         self.unleased_bytes = 0
-        self._sampler.clear()
-        if self._remover is not None:
-            self._remover.clear()
+        self.sampler.clear()
+        if self.remover is not None:
+            self.remover.clear()
         return gone
 
     def add_leases(self, chunks: Iterable[Chunk]) -> None:
@@ -245,38 +326,38 @@ class ChunkTable:
     def set_priority(self, chunk: Chunk, priority: float) -> None:
         """Give a held chunk another priority, or the same one again (B18)."""
         chunk.priority = priority
-        self._sampler.update(chunk)
-        if self._remover is not None:
-            self._remover.update(chunk)
+        self.sampler.update(chunk)
+        if self.remover is not None:
+            self.remover.update(chunk)
 
     def oldest(self) -> Chunk | None:
-        """Give the held chunk that arrived first, None when none is held."""
+        """Return the held chunk that arrived first, or None if none is held."""
         chunk_id = self._by_age.first()
-        return None if chunk_id is None else self._chunks[chunk_id]
+        return None if chunk_id is None else self.held[chunk_id]
 
     def oldest_unleased(self) -> Chunk | None:
         """Return the first to arrive of the held chunks without a lease, or None if none."""
         chunk_id = self._unleased_by_age.first()
-        return None if chunk_id is None else self._chunks[chunk_id]
+        return None if chunk_id is None else self.held[chunk_id]
 
     def first_to_leave(self, rng: random.Random) -> Chunk | None:
         """Return the held chunk that leaves first for room, or None if none is held."""
-        if self._remover is None or not self._chunks:
+        if self.remover is None or not self.held:
             return self.oldest()
-        (chunk_id,) = self._remover.draw(1, rng)
-        return self._chunks[chunk_id]
+        (chunk_id,) = self.remover.draw(1, rng)
+        return self.held[chunk_id]
 
     def first_unleased_to_leave(self, rng: random.Random) -> Chunk | None:
         """Return the chunk without a lease that leaves first for bytes, or None if none.
 
         O(chunks with a lease that would leave before it), but for the oldest first, which is O(1).
         """
-        if self._remover is None or self._unleased_count == 0:
+        if self.remover is None or self._unleased_count == 0:
             return self.oldest_unleased()
         count = 1
         while True:
-            for chunk_id in self._remover.draw(min(count, len(self._chunks)), rng):
-                chunk = self._chunks[chunk_id]
+            for chunk_id in self.remover.draw(min(count, len(self.held)), rng):
+                chunk = self.held[chunk_id]
                 if chunk.lease_count == 0:
                     return chunk
             count *= 2
@@ -284,36 +365,28 @@ class ChunkTable:
     def oldest_version(self) -> Chunk | None:
         """Give the held chunk of the lowest version, of those the first to arrive."""
         entry = self._by_version.first()
-        return None if entry is None else self._chunks[entry[1]]
-
-    def arrived_after(self, chunk_id: int) -> Iterator[ChunkId]:
-        """Go through the held chunks that arrived after one, in that order; see `ArrivalOrder`."""
-        return self._arrived.after(chunk_id)
-
-    def behind(self, chunk_ids: Iterable[int]) -> dict[int, Behind]:
-        """Count the held chunks after each of several, and their bytes; see `ArrivalOrder`."""
-        return self._arrived.behind(chunk_ids)
+        return None if entry is None else self.held[entry[1]]
 
     def smallest_bytes(self) -> int:
         """Bytes of the smallest held chunk, 0 when none is held; O(chunks held)."""
-        return min((chunk.size_bytes for chunk in self._chunks.values()), default=0)
+        return min((chunk.size_bytes for chunk in self.held.values()), default=0)
 
     def use_sampler(self, sampler: Sampler) -> None:
         """Draw with another sampler from now on; O(chunks held)."""
-        for chunk_id in sorted(self._chunks):
-            sampler.add(self._chunks[chunk_id])
-        self._sampler = sampler
+        for chunk in self.by_age():
+            sampler.add(chunk)
+        self.sampler = sampler
 
     def use_remover(self, remover: Sampler | None) -> None:
         """Let chunks leave by another one from now on; O(chunks held)."""
         if remover is not None:
-            for chunk_id in sorted(self._chunks):
-                remover.add(self._chunks[chunk_id])
-        self._remover = remover
+            for chunk in self.by_age():
+                remover.add(chunk)
+        self.remover = remover
 
-    def by_age(self) -> Iterable[Chunk]:
+    def by_age(self) -> list[Chunk]:
         """List the held chunks in order of arrival; O(chunks held)."""
-        return [self._chunks[chunk_id] for chunk_id in sorted(self._chunks)]
+        return [self.held[chunk_id] for chunk_id in sorted(self.held)]
 
     def count_by_version(self) -> dict[ModelVersion, int]:
         """Count the held chunks by version; O(versions)."""
@@ -321,39 +394,31 @@ class ChunkTable:
 
     def check_invariants(self) -> None:
         """Assert C1 to C3; O(chunks held)."""
-        assert sorted(self._sampler.order()) == sorted(self._chunks), "C1: sampler and table"
-        if self._remover is not None:
-            assert sorted(self._remover.order()) == sorted(self._chunks), "C1: remover and table"
-        unleased = [chunk for chunk in self._chunks.values() if chunk.lease_count == 0]
-        for chunk_id, chunk in self._chunks.items():
+        assert sorted(self.sampler.order()) == sorted(self.held), "C1: sampler and table"
+        if self.remover is not None:
+            assert sorted(self.remover.order()) == sorted(self.held), "C1: remover and table"
+        unleased = [chunk for chunk in self.held.values() if chunk.lease_count == 0]
+        for chunk_id, chunk in self.held.items():
             assert chunk.chunk_id == chunk_id, "C1: key"
             assert chunk.state is ChunkState.HELD, "C1: state"
             assert chunk.lease_count >= 0, "C3: lease count"
         assert self.unleased_bytes == sum(chunk.size_bytes for chunk in unleased), "C3: bytes"
         assert self._unleased_count == len(unleased), "C3: count"
-        assert sum(self._count_by_version.values()) == len(self._chunks), "C1: versions"
-        by_age = self._by_age.first_many(len(self._chunks) + 1)
-        assert by_age == sorted(self._chunks), "C2: age order"
-        by_version = self._by_version.first_many(len(self._chunks) + 1)
-        expected = sorted((chunk.version, chunk.chunk_id) for chunk in self._chunks.values())
+        assert sum(self._count_by_version.values()) == len(self.held), "C1: versions"
+        by_age = self._by_age.first_many(len(self.held) + 1)
+        assert by_age == sorted(self.held), "C2: age order"
+        by_version = self._by_version.first_many(len(self.held) + 1)
+        expected = sorted((chunk.version, chunk.chunk_id) for chunk in self.held.values())
         assert by_version == expected, "C1: version order"
-        by_age_unleased = self._unleased_by_age.first_many(len(self._chunks) + 1)
+        by_age_unleased = self._unleased_by_age.first_many(len(self.held) + 1)
         assert by_age_unleased == sorted(chunk.chunk_id for chunk in unleased), "C2: unleased order"
-        self._arrived.check_invariants()
+        self.arrived.check_invariants()
 
     def _is_unleased(self, chunk_id: ChunkId) -> bool:
-        chunk = self._chunks.get(chunk_id)
+        chunk = self.held.get(chunk_id)
         return chunk is not None and chunk.lease_count == 0
-
-    def _is_in_order(self, entry: tuple[ModelVersion, ChunkId]) -> bool:
-        return entry[1] in self._chunks
 
     def _add_unleased(self, chunk: Chunk) -> None:
         self._unleased_count += 1
         self.unleased_bytes += chunk.size_bytes
         self._unleased_by_age.push(chunk.chunk_id)
-
-    def _remove_unleased(self, chunk: Chunk) -> None:
-        self._unleased_count -= 1
-        self.unleased_bytes -= chunk.size_bytes
-        self._unleased_by_age.compact(self._unleased_count)

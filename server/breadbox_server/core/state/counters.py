@@ -1,13 +1,13 @@
-"""Counters of one buffer's life, by stable names.
+"""Counters of one buffer's life, by stable names, and what limiters judge by.
 
-Those in `DURABLE` follow from what is journaled and survive a restart; the others, which count
-answers, begin at 0 in every process: `grants` are draws of the buffer's life, `fetches_granted`
-the callers to which this process has reported one. Together they account for every fragment
-and every chunk: admitted fragments are open, in a chunk, discarded for a reason; closed chunks are
-held, under lease, or evicted for a reason.
+The counters in `DURABLE` follow from what is journaled and survive a restart; the others, which
+count answers, begin at 0 in every process: `grants` are draws of the buffer's life,
+`fetches_granted` the callers to which this process has reported one. Together they account for
+every fragment and every chunk: admitted fragments are open, in a chunk, discarded for a reason;
+closed chunks are held, under lease, or evicted for a reason.
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from breadbox_server.core.model.events import DiscardReason, EvictionReason, LeaseEnd
 from breadbox_server.core.model.inputs import AdmissionOutcome
@@ -33,47 +33,33 @@ DURABLE = frozenset(
         "versions_published",
     }
 )
-EPHEMERAL = (
-    frozenset(
-        {
-            *(FRAGMENTS_JUDGED[outcome] for outcome in AdmissionOutcome),
-            "fetches_granted",
-            "fetches_repeated",
-            "fetches_elapsed",
-            "fetches_cancelled",
-            "fetches_refused",
-            "grants_undelivered",
-        }
-    )
-    - DURABLE
-)
+EPHEMERAL = {
+    *FRAGMENTS_JUDGED.values(),
+    "fetches_granted",
+    "fetches_repeated",
+    "fetches_elapsed",
+    "fetches_cancelled",
+    "fetches_refused",
+    "grants_undelivered",
+} - DURABLE
+
+Counters = dict[str, int]
 
 
-class Counters:
-    """Counts that only grow, each from 0."""
+def new_counters() -> Counters:
+    """Return every counter, sorted by name, at 0."""
+    return dict.fromkeys(sorted(DURABLE | EPHEMERAL), 0)
 
-    __slots__ = ("_counts",)
 
-    def __init__(self) -> None:
-        self._counts = dict.fromkeys(sorted(DURABLE | EPHEMERAL), 0)
+@dataclass(slots=True)
+class FlowMeter:
+    """Counts the chunks of the current session.
 
-    def add(self, name: str, count: int = 1) -> None:
-        """Count; the name must be one of the module's."""
-        self._counts[name] += count
+    A chunk that leaves without a use counts as if it had never come, so that a limiter does not
+    have the others used more often for it.
+    """
 
-    def __getitem__(self, name: str) -> int:
-        """Give one of them."""
-        return self._counts[name]
-
-    def all(self) -> dict[str, int]:
-        """Give every counter, by name, sorted."""
-        return dict(self._counts)
-
-    def durable(self) -> dict[str, int]:
-        """Give those that a journal brings back, by name, sorted."""
-        return {name: count for name, count in self._counts.items() if name in DURABLE}
-
-    def restore(self, counts: Mapping[str, int]) -> None:
-        """Go on from a snapshot's durable counts; one it does not have begins at 0."""
-        for name in DURABLE & counts.keys():
-            self._counts[name] = counts[name]
+    inserted_count: int = 0
+    """Chunks closed, less those that left without a use."""
+    delivered_count: int = 0
+    """Uses granted, less those given back."""

@@ -17,8 +17,7 @@ from breadbox_server.core.model.ids import BufferName, ChunkId, SessionId, Subsc
 from breadbox_server.core.model.inputs import Fragment
 from breadbox_server.core.samplers import Sampler
 from breadbox_server.core.state.chunks import Chunk, ChunkState, ChunkTable
-from breadbox_server.core.state.counters import CHUNKS_EVICTED, Counters
-from breadbox_server.core.state.flow_meter import FlowMeter
+from breadbox_server.core.state.counters import CHUNKS_EVICTED, Counters, FlowMeter
 from breadbox_server.core.state.payloads import PayloadLedger
 from breadbox_server.core.state.subscriptions import Subscription, Subscriptions
 
@@ -67,12 +66,12 @@ class Holdings:
     @property
     def kept_count(self) -> int:
         """Chunks held, and those retained: what `capacity_chunks` bounds by evicting."""
-        return len(self.table) + self.subscriptions.retained_count
+        return len(self.table.held) + self.subscriptions.retained_count
 
     @property
     def place_count(self) -> int:
         """Places taken where producers wait: `kept_count`, and what a lease may bring back (B7)."""
-        return len(self.table) + self.subscriptions.out_count
+        return len(self.table.held) + len(self.subscriptions.left)
 
     @property
     def unleased_bytes(self) -> int:
@@ -85,7 +84,7 @@ class Holdings:
         self.closed_count += 1
         self._payloads.hand_over(chunk)
         self.table.add(chunk)
-        self._counters.add("chunks_closed")
+        self._counters["chunks_closed"] += 1
         return chunk
 
     def close_each(self, fragments: Iterable[Fragment]) -> None:
@@ -98,7 +97,7 @@ class Holdings:
         for chunk in chunks:
             self._payloads.take_chunk(chunk)
         self.table.add_new(chunks)
-        self._counters.add("chunks_closed", len(chunks))
+        self._counters["chunks_closed"] += len(chunks)
 
     def restore(
         self,
@@ -112,13 +111,10 @@ class Holdings:
 
         Args:
             chunks: In the order in which the sampler is to take them.
-            removed_in: Those held, in that in which the remover is.
+            removed_in: Those held, in the order in which the remover is to.
             closed_count: Chunks ever closed.
             subscriptions: The named cursors, for which some chunks are retained.
             session_id: The current one.
-
-        Raises:
-            KeyError: `removed_in` has others.
         """
         self.closed_count = closed_count
         held = []
@@ -134,15 +130,11 @@ class Holdings:
     def use(self, chunks: Sequence[Chunk], uses_max: int) -> list[int]:
         """Count a use and a lease of held chunks, which leave the table at `uses_max` (B10).
 
-        Args:
-            chunks: Each at most as often as it has uses left.
-            uses_max: Limit of uses.
-
-        Returns:
-            Uses of each, this one included.
+        Return the uses of each, this one included. A chunk may be given as often as it has uses
+        left.
         """
         self.table.add_leases(chunks)
-        self._counters.add("uses", len(chunks))
+        self._counters["uses"] += len(chunks)
         use_counts = []
         used_up = []
         for chunk in chunks:
@@ -154,11 +146,6 @@ class Holdings:
         for chunk in used_up:
             self.subscriptions.hold_used_up(chunk)
         return use_counts
-
-    def give_back(self, chunk: Chunk) -> None:
-        """Take a use back, before the lease that gave it ends (B11)."""
-        chunk.use_count -= 1
-        self._counters.add("chunks_returned")
 
     def end_leases(
         self,
@@ -174,7 +161,7 @@ class Holdings:
             chunks: With a lease each, on one as often as it is given. May be an iterator that looks
                 for the next one when the last has its place.
             uses_max: Limit of uses.
-            obstacle: Why a chunk could not return now; None when nothing stands in the way.
+            obstacle: Says why a chunk could not return now, or None if it could.
         """
         given_up: dict[EvictionReason, list[int]] = {}
         for chunk in chunks:
@@ -188,10 +175,7 @@ class Holdings:
     def _end_lease(
         self, chunk: Chunk, uses_max: int, obstacle: Callable[[Chunk], EvictionReason | None]
     ) -> EvictionReason | None:
-        """End a lease on a chunk; return why the chunk is to go, or None if it is not.
-
-        A chunk that was used up and may be used again goes back into the table.
-        """
+        """End a lease on a chunk; return why the chunk is to go, or None if it is not."""
         self.table.end_lease(chunk)
         if chunk.state is ChunkState.USED_UP:
             if chunk.use_count >= uses_max:
@@ -209,42 +193,27 @@ class Holdings:
         return None
 
     def evict(self, chunks: Iterable[Chunk], reason: EvictionReason) -> int:
-        """Evict held chunks.
+        """Evict held chunks, and return how many there were.
 
-        Args:
-            chunks: May be an iterator that looks for the next one when the last has gone.
-            reason: Told and counted.
-
-        Returns:
-            How many there were.
+        `chunks` may be an iterator that looks for the next one when the last has gone.
         """
         use_counts = []
         for chunk in chunks:
-            self.table.remove(chunk, ChunkState.GONE)
+            self.table.remove_many((chunk,), ChunkState.GONE)
             self._let_go(chunk, reason)
             use_counts.append(chunk.use_count)
         self._tell(reason, use_counts)
         return len(use_counts)
 
-    def evict_all(self, reason: EvictionReason) -> int:
-        """Evict everything held.
-
-        Returns:
-            How many chunks there were.
-        """
-        chunks = self.table.clear()
-        for chunk in chunks:
-            self._let_go(chunk, reason)
-        self._tell(reason, [chunk.use_count for chunk in chunks])
-        return len(chunks)
-
     def evict_stale(self, version_min: int) -> int:
-        """Evict every held chunk older than a version, wherever it stands (B5).
+        """Evict every held chunk older than a version (B5), and return how many there were."""
 
-        Returns:
-            How many there were.
-        """
-        return self.evict(self._older_than(version_min), EvictionReason.STALE)
+        def older() -> Iterator[Chunk]:
+            table = self.table
+            while (chunk := table.oldest_version()) is not None and chunk.version < version_min:
+                yield chunk
+
+        return self.evict(older(), EvictionReason.STALE)
 
     def evict_to_count(self, count_max: int) -> None:
         """Evict, leased or not, until at most so many chunks are held and retained.
@@ -253,7 +222,7 @@ class Holdings:
         """
         while self.kept_count > count_max and self._miss_oldest_retained():
             pass
-        if len(self.table) > count_max:
+        if len(self.table.held) > count_max:
             self.evict(self._beyond_count(count_max), EvictionReason.CAPACITY)
 
     def evict_to_bytes(self, referred_bytes_max: int) -> None:
@@ -274,17 +243,13 @@ class Holdings:
         used_up = [chunk for chunk in self.table.by_age() if chunk.use_count >= uses_max]
         for chunk in used_up:
             if chunk.lease_count > 0:
-                self.table.remove(chunk, ChunkState.USED_UP)
+                self.table.remove_many((chunk,), ChunkState.USED_UP)
                 self.subscriptions.hold_used_up(chunk)
         unleased = [chunk for chunk in used_up if chunk.lease_count == 0]
         self.evict(unleased, EvictionReason.USED_UP)
 
     def lose(self, chunk: Chunk, reason: EvictionReason) -> bool:
-        """Give up a chunk that cannot be read, unless it is given up already.
-
-        Returns:
-            Whether it was held or could have come back.
-        """
+        """Give up a chunk that cannot be read; return False if it is given up already."""
         if chunk.state is ChunkState.HELD:
             self.evict([chunk], reason)
             return True
@@ -302,17 +267,16 @@ class Holdings:
         self._let_retained_go(self.subscriptions.acknowledge(name, chunk_id))
 
     def unsubscribe(self, name: SubscriptionName) -> None:
-        """Delete a subscription, and let go of what it alone had to pass.
-
-        Raises:
-            SubscriptionNotFoundError: There is none of this name.
-        """
+        """Delete a subscription, and let go of what it alone had to pass."""
         self._let_retained_go(self.subscriptions.remove(name))
 
     def end_session(self) -> None:
         """Evict everything held, and let subscriptions miss that and all that they could read."""
-        self.evict_all(EvictionReason.SESSION_ENDED)
-        for chunk in self.subscriptions.out():
+        held = self.table.clear()
+        for chunk in held:
+            self._let_go(chunk, EvictionReason.SESSION_ENDED)
+        self._tell(EvictionReason.SESSION_ENDED, [chunk.use_count for chunk in held])
+        for chunk in self.subscriptions.by_age():
             if chunk.state is ChunkState.RETAINED:
                 self._miss_retained(chunk)
             else:
@@ -321,13 +285,9 @@ class Holdings:
                 if self.subscriptions.wants(chunk):
                     self.subscriptions.miss(chunk)
 
-    def _older_than(self, version_min: int) -> Iterator[Chunk]:
-        while (chunk := self.table.oldest_version()) is not None and chunk.version < version_min:
-            yield chunk
-
     def _beyond_count(self, count_max: int) -> Iterator[Chunk]:
         rng = self._removal_rng()
-        while len(self.table) > count_max:
+        while len(self.table.held) > count_max:
             chunk = self.table.first_to_leave(rng)
             assert chunk is not None
             yield chunk
@@ -341,7 +301,7 @@ class Holdings:
             yield chunk
 
     def _removal_rng(self) -> random.Random:
-        """The generator of one removal, good until the next.
+        """Return the generator of one removal, good until the next.
 
         As that of a draw it depends on a seed and a number alone, here of chunks evicted for room
         before: what is evicted is not written down, but follows.
@@ -390,8 +350,8 @@ class Holdings:
 
     def _tell(self, reason: EvictionReason, use_counts: list[int]) -> None:
         if use_counts:
-            self._counters.add(CHUNKS_EVICTED[reason], len(use_counts))
+            self._counters[CHUNKS_EVICTED[reason]] += len(use_counts)
             # Of an ended session nothing is counted any more.
             if reason is not EvictionReason.SESSION_ENDED:
-                self._meter.drop(use_counts.count(0))
+                self._meter.inserted_count -= use_counts.count(0)
             self._events.append(ChunksEvicted(self._buffer, reason, tuple(use_counts)))

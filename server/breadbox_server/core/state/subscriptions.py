@@ -14,9 +14,8 @@ subscriptions there are, and one that is missed a logarithm of how many.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import merge
 from math import inf
 from typing import Final
 
@@ -27,8 +26,7 @@ from breadbox_server.core.model.errors import (
 )
 from breadbox_server.core.model.ids import ChunkId, SessionId, SubscriptionName
 from breadbox_server.core.model.lazy_heap import LazyHeap
-from breadbox_server.core.state.arrivals import ArrivalOrder, Behind
-from breadbox_server.core.state.chunks import Chunk, ChunkState
+from breadbox_server.core.state.chunks import ArrivalOrder, Chunk, ChunkState
 from breadbox_server.core.state.counters import Counters
 
 SUBSCRIPTIONS_MAX: Final = 256
@@ -44,7 +42,7 @@ class Subscription:
     """Whether chunks that leave the sampler are kept until it has passed them."""
     cursor: int
     """The chunk up to which its reader has acknowledged; -1: none."""
-    missed_count: int = 0
+    missed_count: int
     """Chunks that a retaining one lost: gone before it had passed them; as `all` returns it."""
 
 
@@ -69,9 +67,9 @@ class Subscriptions:
         """The first of these; inf: there is none."""
         self._missed_by_first: Counter[int] = Counter()
         """Chunks that the first so many of them missed, for `_settle` to count for each."""
-        self._out: dict[ChunkId, Chunk] = {}
+        self.left: dict[ChunkId, Chunk] = {}
         """Chunks of the session, out of the table, that are retained, or used up and leased."""
-        self._arrived = ArrivalOrder(self._out)
+        self.arrived = ArrivalOrder(self.left)
         self._unleased: LazyHeap[ChunkId] = LazyHeap(self._is_unleased)
         self.retained_count = 0
         self.unleased_bytes = 0
@@ -84,7 +82,7 @@ class Subscriptions:
         return tuple([self._by_name[name] for name in sorted(self._by_name)])
 
     def __getitem__(self, name: SubscriptionName) -> Subscription:
-        """Give one.
+        """Return one.
 
         Raises:
             SubscriptionNotFoundError: There is none of this name.
@@ -95,12 +93,7 @@ class Subscriptions:
         return found
 
     def add(self, subscription: Subscription) -> bool:
-        """Take one in; whether it was not there.
-
-        Raises:
-            SubscriptionExistsError: One of this name is of the other kind.
-            SubscriptionsFullError: There are as many as may be.
-        """
+        """Take one in, and return whether it was not there; the limits are checked."""
         found = self._by_name.get(subscription.name)
         if found is not None:
             if found.is_retaining != subscription.is_retaining:
@@ -113,16 +106,12 @@ class Subscriptions:
         return True
 
     def remove(self, name: SubscriptionName) -> list[Chunk]:
-        """Delete one; gives the chunks that nobody has to pass any more.
-
-        Raises:
-            SubscriptionNotFoundError: There is none of this name.
-        """
+        """Delete one, and return the chunks that no other has to pass."""
         del self._by_name[self[name].name]
         return self._passed()
 
     def acknowledge(self, name: SubscriptionName, chunk_id: int) -> list[Chunk]:
-        """Move a cursor forward; gives the chunks that nobody has to pass any more."""
+        """Move a cursor forward, and return the chunks that no other has to pass."""
         moved = self[name]
         if moved.is_retaining:
             self._settle()
@@ -161,11 +150,11 @@ class Subscriptions:
             return []
         passed = []
         # What is retained was wanted until now: it all stands behind the cursor of before.
-        for chunk_id in () if before == inf else self._arrived.after(int(before)):
+        for chunk_id in () if before == inf else self.arrived.after(int(before)):
             if chunk_id > self._retaining_min:
                 break
-            if self._out[chunk_id].state is ChunkState.RETAINED:
-                passed.append(self._out[chunk_id])
+            if self.left[chunk_id].state is ChunkState.RETAINED:
+                passed.append(self.left[chunk_id])
         for chunk in passed:
             self.let_go(chunk)
         return passed
@@ -173,25 +162,20 @@ class Subscriptions:
     # Chunks ----------------------------------------------------------------------------------
 
     def hold_used_up(self, chunk: Chunk) -> None:
-        """Take note of a chunk that has left the table for its uses, and is leased."""
-        self._out[chunk.chunk_id] = chunk
-        self._arrived.add(chunk)
+        """Let a chunk be read that has left the table for its uses, and is leased."""
+        self.left[chunk.chunk_id] = chunk
+        self.arrived.add(chunk)
 
     def take_back(self, chunk: Chunk) -> bool:
-        """Forget such a chunk: it is in the table again, or nowhere; whether it could be read."""
-        is_known = self._out.pop(chunk.chunk_id, None) is not None
+        """Forget such a chunk, and return whether it could be read."""
+        is_known = self.left.pop(chunk.chunk_id, None) is not None
         if is_known:
-            self._arrived.remove(chunk)
+            self.arrived.remove(chunk)
         return is_known
 
-    @property
-    def out_count(self) -> int:
-        """Chunks of the session, out of the table, that are retained, or used up and leased."""
-        return len(self._out)
-
-    def out(self) -> list[Chunk]:
-        """List the chunks out of the table that can be read, by age."""
-        return [self._out[chunk_id] for chunk_id in sorted(self._out)]
+    def by_age(self) -> list[Chunk]:
+        """List the chunks out of the table that can be read."""
+        return [self.left[chunk_id] for chunk_id in sorted(self.left)]
 
     def retain(self, chunk: Chunk) -> None:
         """Keep a chunk that has left the table for good, until `_passed` or a caller lets it go."""
@@ -217,29 +201,17 @@ class Subscriptions:
 
     def miss(self, chunk: Chunk) -> None:
         """Count a chunk that is gone before every retaining subscription has passed it."""
-        self._counters.add("chunks_missed")
+        self._counters["chunks_missed"] += 1
         self._missed_by_first[bisect_left(self._retaining_cursors, chunk.chunk_id)] += 1
 
     def oldest_unleased(self) -> Chunk | None:
         """Return the first to arrive of the retained chunks without a lease, or None if none."""
         chunk_id = self._unleased.first()
-        return None if chunk_id is None else self._out[chunk_id]
+        return None if chunk_id is None else self.left[chunk_id]
 
     def retained(self) -> list[Chunk]:
         """List the retained chunks, by age."""
-        return [chunk for chunk in self.out() if chunk.state is ChunkState.RETAINED]
-
-    def with_what_left(self, held: Iterator[ChunkId], after: int) -> Iterator[ChunkId]:
-        """Go through chunks that are held, and those that left and can be read, in one order."""
-        return merge(held, self._arrived.after(after))
-
-    def behind(self, chunk_ids: Iterable[int]) -> dict[int, Behind]:
-        """Count what left and can be read after each of several chunks, and its bytes."""
-        return self._arrived.behind(chunk_ids)
-
-    def chunk(self, chunk_id: ChunkId) -> Chunk:
-        """Return a chunk that `with_what_left` listed, and that is not held."""
-        return self._out[chunk_id]
+        return [chunk for chunk in self.by_age() if chunk.state is ChunkState.RETAINED]
 
     def restore(
         self,
@@ -269,11 +241,11 @@ class Subscriptions:
         assert self.retained_count == len(retained), "N2: count"
         unleased = [chunk for chunk in retained if chunk.lease_count == 0]
         assert self.unleased_bytes == sum(chunk.size_bytes for chunk in unleased), "N3: bytes"
-        self._arrived.check_invariants()
-        for chunk in self._out.values():
+        self.arrived.check_invariants()
+        for chunk in self.left.values():
             is_leased = chunk.state is ChunkState.USED_UP and chunk.lease_count > 0
             assert is_leased or chunk.state is ChunkState.RETAINED, "N2: state"
 
     def _is_unleased(self, chunk_id: ChunkId) -> bool:
-        chunk = self._out.get(chunk_id)
+        chunk = self.left.get(chunk_id)
         return chunk is not None and chunk.lease_count == 0 and chunk.state is ChunkState.RETAINED

@@ -33,10 +33,10 @@ from breadbox_server.core.snapshot import (
     GrantSnapshot,
     LeaseSnapshot,
     OpenChunkSnapshot,
-    SubscriptionSnapshot,
     WorkerSnapshot,
 )
 from breadbox_server.core.state.chunks import ChunkState
+from breadbox_server.core.state.subscriptions import Subscription
 from breadbox_server.journal.encoding.columns import fragments_of, put_fragments
 from breadbox_server.journal.encoding.entries import LEASE_ENDS
 from breadbox_server.journal.encoding.limits import limits_of, put_limits
@@ -89,9 +89,12 @@ def put_buffer(value: BufferSnapshot, message: pb.BufferSnapshot) -> None:
         _put_grant(grant, message.ended_grants.add())
     for schema_hash, schema in value.schemas:
         message.schemas.add(hash=schema_hash, schema=to_schema(schema))
-    for name, is_retaining, cursor, missed_count in value.subscriptions:
+    for each in value.subscriptions:
         message.subscriptions.add(
-            name=name, retaining=is_retaining, chunk_id=cursor, missed_count=missed_count
+            name=each.name,
+            retaining=each.is_retaining,
+            chunk_id=each.cursor,
+            missed_count=each.missed_count,
         )
     message.removed_in.extend(value.removed_in)
 
@@ -139,7 +142,7 @@ def buffer_of(message: pb.BufferSnapshot) -> BufferSnapshot:
         schemas=tuple([(each.hash, schema_of(each.schema)) for each in message.schemas]),
         subscriptions=tuple(
             [
-                SubscriptionSnapshot(
+                Subscription(
                     SubscriptionName(each.name), each.retaining, each.chunk_id, each.missed_count
                 )
                 for each in message.subscriptions
