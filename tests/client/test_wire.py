@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,14 +36,19 @@ LIMITERS = st.one_of(
     st.builds(types.SampleToInsertRatio, st.floats(), st.floats(), INT64, st.floats()),
 )
 COUNTS = st.none() | INT64
+COUNT_NAMES = [
+    name
+    for name, field in wire.CONFIG.fields.items()
+    if field.cpp_type == FieldDescriptor.CPPTYPE_INT64
+]
 CONFIGS = st.builds(
     types.BufferConfig,
-    **{name: COUNTS for name in wire._COUNT_FIELDS},  # noqa: SLF001 - the tables of fields
+    **dict.fromkeys(COUNT_NAMES, COUNTS),
     full_policy=st.none() | st.sampled_from(types.FullPolicy),
     lease_expiry_policy=st.none() | st.sampled_from(types.LeaseExpiryPolicy),
     lease_s=st.none() | SPANS_S,
     open_chunk_s=st.none() | SPANS_S,
-    sampler=st.none() | st.sampled_from(wire._SAMPLERS),  # noqa: SLF001 - likewise
+    sampler=st.none() | st.sampled_from(tuple(buffer_pb2.Sampler.DESCRIPTOR.fields_by_name)),
     limiter=LIMITERS,
 )
 
@@ -62,12 +68,12 @@ def alike(first: Any, second: Any) -> bool:
 
 @given(METADATA)
 def test_metadata_comes_back_as_it_was_sent(metadata: types.FragmentMetadata) -> None:
-    assert metadata == wire.metadata_from_wire(wire.metadata_to_wire(metadata))
+    assert metadata == wire.METADATA.read(wire.to_wire(wire.METADATA, metadata))
 
 
 @given(CONFIGS)
 def test_limits_come_back_as_they_were_sent(config: types.BufferConfig) -> None:
-    assert alike(config, wire.config_from_wire(wire.config_to_wire(config)))
+    assert alike(config, wire.config_from_wire(wire.to_wire(wire.CONFIG, config)))
 
 
 @given(SPANS_S)
@@ -133,8 +139,9 @@ def test_version_zero_is_told_from_no_version() -> None:
 
 def test_every_field_of_a_buffers_state_is_read() -> None:
     gauges: dict[str, Any] = {
-        name: number
-        for number, name in enumerate(wire._GAUGE_FIELDS[:-4], 1)  # noqa: SLF001 - likewise
+        field.name: field.number
+        for field in buffer_pb2.BufferState.DESCRIPTOR.fields
+        if field.cpp_type == FieldDescriptor.CPPTYPE_INT64
     }
     state = buffer_pb2.BufferState(
         **gauges,
@@ -183,8 +190,9 @@ def test_every_limit_can_get_its_default_again() -> None:
 
 def test_what_does_not_fit_a_nested_field_is_named() -> None:
     with pytest.raises(errors.InvalidRequestError, match="ratio"):
-        wire.config_to_wire(
-            types.BufferConfig(limiter=types.SampleToInsertRatio("a", 1.0))  # type: ignore[arg-type]
+        wire.to_wire(
+            wire.CONFIG,
+            types.BufferConfig(limiter=types.SampleToInsertRatio("a", 1.0)),  # type: ignore[arg-type]
         )
     with pytest.raises(errors.InvalidRequestError, match="limiter"):
-        wire.config_to_wire(types.BufferConfig(limiter="fast"))  # type: ignore[arg-type]
+        wire.to_wire(wire.CONFIG, types.BufferConfig(limiter="fast"))  # type: ignore[arg-type]

@@ -66,16 +66,18 @@ from breadbox_server.journal.encoding.codec import (
     encode_snapshot,
     encode_turn,
 )
-from breadbox_server.journal.encoding.columns import fragments_of, put_fragments
-from breadbox_server.journal.encoding.entries import RUN_MIN
+from breadbox_server.journal.encoding.entries import (
+    FRAGMENTS,
+    RUN_MIN,
+    limits_of_text,
+    limits_to_text,
+)
 from breadbox_server.journal.encoding.frames import (
     JournalFormatError,
     NewerFormatError,
     frame_turn,
     open_snapshot,
 )
-from breadbox_server.journal.encoding.limits import limits_of_text, limits_to_text
-from breadbox_server.journal.encoding.snapshots import put_buffer
 from breadbox_server.journal.recovery import begin, look, recover
 from breadbox_server.journal.storage.interface import (
     BEGINNING,
@@ -219,19 +221,19 @@ def test_columns_are_the_fields_of_fragments_and_payloads() -> None:
 
 def test_a_column_that_an_earlier_server_did_not_write_has_its_default() -> None:
     message = pb.FragmentColumns()
-    put_fragments(fragments(3), message)
+    FRAGMENTS.put(fragments(3), message)
     message.ClearField("discontinuity")
     message.ClearField("piece_size_bytes")
     wanted = [
         replace(each, discontinuity=False, payload=replace(each.payload, piece_size_bytes=0))
         for each in fragments(3)
     ]
-    assert wanted == fragments_of(message)
+    assert wanted == list(FRAGMENTS.read(message))
 
 
 def test_columns_of_which_all_values_are_defaults_cost_nothing() -> None:
     message = pb.FragmentColumns()
-    put_fragments([replace(each, discontinuity=False) for each in fragments(3)], message)
+    FRAGMENTS.put([replace(each, discontinuity=False) for each in fragments(3)], message)
     assert not message.discontinuity
     assert 3 == len(message.step_count)
 
@@ -350,7 +352,7 @@ def test_a_snapshot_of_what_cannot_be_is_refused(
 ) -> None:
     message = pb.Snapshot(version=1)
     for buffer in busy_buffers().snapshot():
-        put_buffer(buffer, message.buffers.add())
+        codec.BUFFER.put(buffer, message.buffers.add())
     busy = next(each for each in message.buffers if each.name == "chunks")
     spoil(busy)
     with pytest.raises(JournalFormatError, match="cannot be"):

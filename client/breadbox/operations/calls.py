@@ -106,7 +106,7 @@ def publish_model(
         buffer=buffer,
         session_id=session_id,
         model_version=model_version,
-        weights=wire.payload_to_wire(weights) if weights else None,
+        weights=wire.to_wire(wire.PAYLOAD, weights) if weights else None,
     )
     return Call(
         "PublishModel",
@@ -142,7 +142,7 @@ def append_fragments(
     request = wire.build(
         pb.AppendFragmentsRequest,
         buffer=buffer,
-        fragments=[wire.metadata_to_wire(metadata) for metadata in fragments],
+        fragments=[wire.to_wire(wire.METADATA, metadata) for metadata in fragments],
     )
     return Call("AppendFragments", request, wire.append_reply_from_wire)
 
@@ -355,7 +355,9 @@ def update_priorities(
 
 def create_buffer(name: str, config: types.BufferConfig) -> Call[types.BufferDescription]:
     """Create a buffer."""
-    request = wire.build(pb.CreateBufferRequest, name=name, config=wire.config_to_wire(config))
+    request = wire.build(
+        pb.CreateBufferRequest, name=name, config=wire.to_wire(wire.CONFIG, config)
+    )
     return Call("CreateBuffer", request, _described)
 
 
@@ -366,7 +368,7 @@ def update_buffer(
     request = wire.build(
         pb.UpdateBufferRequest,
         name=name,
-        config=wire.config_to_wire(config),
+        config=wire.to_wire(wire.CONFIG, config),
         update_mask=wire.update_mask(config, reset),
     )
     return Call("UpdateBuffer", request, _described)
@@ -408,7 +410,7 @@ def report_episodes(buffer: str, episodes: Sequence[types.EpisodeReport]) -> Cal
     request = wire.build(
         pb.ReportEpisodesRequest,
         buffer=buffer,
-        episodes=[wire.episode_to_wire(episode) for episode in episodes],
+        episodes=[wire.to_wire(wire.EPISODE, episode) for episode in episodes],
     )
     return Call("ReportEpisodes", request, _nothing)
 

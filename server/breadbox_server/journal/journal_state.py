@@ -23,7 +23,7 @@ from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.core.model.inputs import UpdateBuffer
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.compaction import SIZE_BYTES_MAX, Compaction
-from breadbox_server.journal.encoding.limits import limits_of_text, limits_to_text
+from breadbox_server.journal.encoding.entries import limits_of_text, limits_to_text
 from breadbox_server.journal.recovery import Recovered, begin, look, recover
 from breadbox_server.journal.standby import Follower, Restore, Standby
 from breadbox_server.journal.storage.claims import Claim, Holder, epoch_after

@@ -107,7 +107,9 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         version = ModelVersion(request.model_version) if request.HasField("model_version") else None
         state = await self._driver.core.apply(
             StartSession(
-                convert.buffer_name(request.buffer), convert.session_id(request.session_id), version
+                convert.buffer_name(request.buffer),
+                SessionId(convert.as_one_object(request.session_id)),
+                version,
             )
         )
         return pb.StartSessionResponse(

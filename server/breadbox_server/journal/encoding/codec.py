@@ -6,17 +6,30 @@ before it is the core's to say.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeVar
+from itertools import accumulate, pairwise
+from typing import Any, Final, NamedTuple, TypeVar
 
 import zstandard
 from google.protobuf.message import DecodeError
 
+from breadbox.wire.forms import Columns, Form, Functions, members
+from breadbox_server.base.conversion import PAYLOAD, QUARANTINED, SCHEMA, as_one_object
 from breadbox_server.core.model.entries import Entry
 from breadbox_server.core.model.errors import DomainError
-from breadbox_server.core.snapshot import BufferSnapshot
-from breadbox_server.journal.encoding.entries import entries_of, put_entries
+from breadbox_server.core.model.inputs import Fragment
+from breadbox_server.core.snapshot import (
+    BufferSnapshot,
+    ChunkSnapshot,
+    GrantedChunkSnapshot,
+    GrantSnapshot,
+    LeaseSnapshot,
+    OpenChunkSnapshot,
+    WorkerSnapshot,
+)
+from breadbox_server.core.state.chunks import ChunkState
+from breadbox_server.core.state.subscriptions import Subscription
+from breadbox_server.journal.encoding.entries import FRAGMENTS, LIMITS, entries_of, put_entries
 from breadbox_server.journal.encoding.frames import JournalFormatError, NewerFormatError
-from breadbox_server.journal.encoding.snapshots import buffer_of, put_buffer
 from breadbox_server.journal.v1 import journal_pb2 as pb
 
 VERSION: Final = 3
@@ -28,6 +41,112 @@ COMPRESSION_LEVEL: Final = 1
 SNAPSHOT_SIZE_BYTES_MAX: Final = 2**30
 """Size of a decompressed snapshot beyond which it is taken for damage, declared or not."""
 
+# --- snapshots: what there may be very many of, in columns -----------------------------------
+
+
+def _put_lists(lists: Sequence[Sequence[Fragment]], message: Any) -> None:
+    message.fragment_counts.extend(map(len, lists))
+    FRAGMENTS.put([fragment for each in lists for fragment in each], message.fragments)
+
+
+def _lists_of(message: Any) -> list[tuple[Fragment, ...]]:
+    """Cut fragments into those of each chunk.
+
+    Raises:
+        ValueError: A chunk has none, or together they have more or fewer.
+    """
+    fragments, counts = FRAGMENTS.read(message.fragments), message.fragment_counts
+    if any(count < 1 for count in counts):
+        raise ValueError("a chunk has no fragments")
+    if sum(counts) != len(fragments):
+        raise ValueError(f"{len(fragments)} fragments for {sum(counts)} of chunks")
+    if len(counts) == len(fragments):
+        return list(zip(fragments, strict=True))
+    ends = accumulate(counts, initial=0)
+    return [fragments[start:end] for start, end in pairwise(ends)]
+
+
+_LISTS: Final = Functions(_lists_of, _put_lists, ("fragment_counts", "fragments"))
+_STATES: Final = members(pb.ChunkState.DESCRIPTOR, ChunkState)
+_CHUNKS: Final = Columns(
+    ChunkSnapshot,
+    names={
+        "chunk_id": "chunk_ids",
+        "state": "states",
+        "use_count": "use_counts",
+        "unreadable_count": "unreadable_counts",
+        "priority": "priorities",
+    },
+    defaults={"priority": 1.0},
+    parts={
+        "state": Functions(
+            lambda column: list(map(_STATES.__getitem__, column)),
+            lambda states, column: column.extend(map(_STATES.numbers.__getitem__, states)),
+        )
+    },
+    within={"fragments": _LISTS},
+)
+_OPEN_CHUNKS: Final = Columns(
+    OpenChunkSnapshot, names={"touched_at": "touched_ats"}, within={"fragments": _LISTS}
+)
+_GRANT: Final = Form(
+    pb.Grant,
+    GrantSnapshot,
+    parts={"leases": Form(pb.Lease, LeaseSnapshot)},
+    reads={"session_id": as_one_object},
+    within={
+        "chunks": Columns(
+            GrantedChunkSnapshot,
+            names={
+                "chunk_id": "chunk_ids",
+                "staleness": "stalenesses",
+                "use_count": "use_counts",
+                "priority": "priorities",
+                "probability": "probabilities",
+            },
+            defaults={"priority": 1.0, "probability": 1.0},
+        )
+    },
+)
+
+
+def _put_weights(value: tuple[int, Any], message: pb.Weights) -> None:
+    message.model_version = value[0]
+    PAYLOAD.put(value[1], message.payload)
+
+
+def _put_schema(value: tuple[int, Any], message: pb.KnownSchema) -> None:
+    message.hash = value[0]
+    SCHEMA.put(value[1], message.schema)
+
+
+BUFFER: Final = Form(
+    pb.BufferSnapshot,
+    BufferSnapshot,
+    names={"limits": "config", "ended_session_ids": "ended_sessions"},
+    reads={"session_id": as_one_object},
+    parts={
+        "config": LIMITS,
+        "weights": Functions(
+            lambda each: (each.model_version, PAYLOAD.read(each.payload)), _put_weights
+        ),
+        "chunks": _CHUNKS,
+        "workers": Form(pb.Worker, WorkerSnapshot, reads={"worker_id": as_one_object}),
+        "open_chunks": _OPEN_CHUNKS,
+        "quarantined": QUARANTINED,
+        "live_grants": _GRANT,
+        "ended_grants": _GRANT,
+        "schemas": Functions(lambda each: (each.hash, SCHEMA.read(each.schema)), _put_schema),
+        "subscriptions": Form(
+            pb.NamedCursor,
+            Subscription,
+            names={"retaining": "is_retaining", "chunk_id": "cursor"},
+        ),
+    },
+)
+
+
+# --- records ---------------------------------------------------------------------------------
 
 _Record = TypeVar("_Record", pb.Turn, pb.Snapshot)
 
@@ -73,7 +192,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     """Write one snapshot."""
     message = pb.Snapshot(version=VERSION, sequence=snapshot.sequence, now=snapshot.now)
     for buffer in snapshot.buffers:
-        put_buffer(buffer, message.buffers.add())
+        BUFFER.put(buffer, message.buffers.add())
     compressor = zstandard.ZstdCompressor(level=COMPRESSION_LEVEL)
     return compressor.compress(message.SerializeToString())
 
@@ -96,7 +215,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
         raise JournalFormatError(f"a snapshot is damaged: {error}") from error
     message = _parsed(pb.Snapshot, plain)
     try:
-        buffers = tuple([buffer_of(each) for each in message.buffers])
+        buffers = tuple(map(BUFFER.read, message.buffers))
     except (DomainError, ValueError) as error:
         raise JournalFormatError(f"a snapshot holds what cannot be: {error}") from error
     return Snapshot(message.sequence, message.now, buffers)

@@ -1,0 +1,350 @@
+"""One table for a message and the plain value that it stands for; both conversions follow from it.
+
+A `Form` pairs the fields of a protobuf message with those of a dataclass or named tuple. Fields of
+one name are a pair, as are `x_duration` or `x_seconds` on the wire and a value's `x_s`, and members
+of enums of one name; a table names what differs. The conversions are compiled at their first use
+into the functions that one would write by hand: every fragment passes through some of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import cached_property
+from itertools import repeat
+from operator import attrgetter
+from typing import Any, Generic, TypeVar, get_args
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+M = TypeVar("M", bound=Message)
+V = TypeVar("V")
+NOTHING: Mapping[str, Any] = {}
+
+
+def seconds(span: Duration) -> float:
+    """Read a span."""
+    return float(span.seconds + span.nanos / 1e9)
+
+
+def put_seconds(span_s: float, message: Duration) -> None:
+    """Fill a message with a span."""
+    message.FromNanoseconds(round(span_s * 1e9))
+
+
+class Form(Generic[M, V]):
+    """The pairs of a message's fields and a value's attributes; complete, or it is refused.
+
+    Args:
+        message_type: The message.
+        value_type: A dataclass or named tuple.
+        names: Attributes by field, where the names differ.
+        parts: Forms, by attribute, of fields that hold messages.
+        reads: Functions, by attribute, through which what is read goes.
+        absent: What absence stands for, by attribute; where an attribute may be None, that.
+        within: Columns, by attribute, that are fields of the message itself.
+        beside: Attributes that the message does not have: `read` takes them behind the message.
+        left_out: Fields that the value does not have.
+    """
+
+    def __init__(
+        self,
+        message_type: type[M],
+        value_type: Callable[..., V],
+        *,
+        names: Mapping[str, str] = NOTHING,
+        parts: Mapping[str, Any] = NOTHING,
+        reads: Mapping[str, Callable[[Any], Any]] = NOTHING,
+        absent: Mapping[str, Any] = NOTHING,
+        within: Mapping[str, "Columns[Any] | Functions"] = NOTHING,
+        beside: Sequence[str] = (),
+        left_out: Sequence[str] = (),
+    ) -> None:
+        self.message_type = message_type
+        self.value_type: Any = value_type
+        self._parts = parts
+        self._reads = reads
+        self._absent = absent
+        self._within = within
+        self._beside = beside
+        taken = {*left_out, *(name for columns in within.values() for name in columns.fields)}
+        fields: Sequence[Any] = message_type.DESCRIPTOR.fields
+        self.fields: dict[str, Any] = {
+            names.get(field.name) or _name_of(field): field
+            for field in fields
+            if field.name not in taken
+        }
+        """Fields of the message, by the attributes that they stand for."""
+        wanted = {*self._attributes} - {*beside, *within}
+        assert wanted == {*self.fields}, (value_type, wanted ^ {*self.fields})
+
+    @property
+    def _attributes(self) -> tuple[str, ...]:
+        kind = self.value_type
+        return tuple(getattr(kind, "_fields", None) or kind.__dataclass_fields__)
+
+    def _kinds(self, attribute: str) -> tuple[Any, ...]:
+        """List the types that an attribute may have."""
+        annotation = self.value_type.__annotations__[attribute]
+        return get_args(annotation) or (annotation,)
+
+    @cached_property
+    def read(self) -> Callable[..., V]:
+        """Function from a message to a value."""
+        known: dict[str, Any] = {"kind": self.value_type}
+        # By place where that may be: it takes less time.
+        by_place = self.value_type.__match_args__
+        arguments = [
+            f"{'' if name in by_place else f'{name}='}{self._reading(name, known)}"
+            for name in self._attributes
+        ]
+        heads = ", ".join(["m", *self._beside])
+        source = f"def read({heads}):\n return kind({', '.join(arguments)})"
+        read: Callable[..., V] = _compiled(source, known)
+        return read
+
+    def _reading(self, name: str, known: dict[str, Any]) -> str:
+        if name in self._beside:
+            return name
+        if name in self._within:
+            known[f"{name}_"] = self._within[name].read
+            return f"{name}_(m)"
+        field, part = self.fields[name], self._part(name)
+        is_repeated = field.default_value == []
+        as_is = (dict if field.message_type else tuple) if is_repeated else None
+        change = self._reads.get(name) or (part.read if part else as_is)
+        known[f"{name}_"], known[f"{name}0"] = change, self._absent.get(name)
+        term = f"m.{field.name}"
+        if change:
+            term = f"tuple(map({name}_, {term}))" if is_repeated and part else f"{name}_({term})"
+        if field.has_presence and (name in self._absent or type(None) in self._kinds(name)):
+            term = f"{term} if m.HasField({field.name!r}) else {name}0"
+        return term
+
+    @cached_property
+    def put(self) -> Callable[[V, M], None]:
+        """Function that fills a message, its second argument, with a value.
+
+        In place: a message that is handed to another one's constructor is copied, at each level.
+        """
+        known: dict[str, Any] = {}
+        lines = [self._putting(name, known) for name in (*self.fields, *self._within)]
+        put: Callable[[V, M], None] = _compiled(
+            "\n".join(["def put(v, m):", " pass", *lines]), known
+        )
+        return put
+
+    def _putting(self, name: str, known: dict[str, Any]) -> str:
+        term = f"v.{name}"
+        if name in self._within:
+            known[f"{name}_"] = self._within[name].put
+            return f" {name}_({term}, m)"
+        field, part = self.fields[name], self._part(name)
+        place = f"m.{field.name}"
+        is_repeated = field.default_value == []
+        known[f"{name}_"], known[f"{name}0"] = part.put if part else None, self._absent.get(name)
+        if field.message_type and part is None:
+            return f" {place}.update({term})"
+        if field.message_type and is_repeated:
+            return f" for each in {term}: {name}_(each, {place}.add())"
+        if is_repeated:
+            return f" {place}.extend({term})"
+        has_none = field.message_type or name in self._absent or type(None) in self._kinds(name)
+        condition = f"if {term} != {name}0: " if has_none else ""
+        if field.message_type:
+            return f" {condition}{name}_({term}, {place})"
+        return f" {condition}{place} = {f'{name}_({term})' if part else term}"
+
+    def _part(self, name: str) -> Any:
+        """Find how a field's value, or each of them, is converted, or None if it is the same."""
+        field = self.fields[name]
+        if name in self._parts:
+            return self._parts[name]
+        if field.message_type is Duration.DESCRIPTOR:
+            return DURATION
+        if field.enum_type:
+            kinds = self._kinds(name)
+            known = members(field.enum_type, next(each for each in kinds if each is not type(None)))
+            if type(None) in kinds:
+                known[0] = None
+            return Functions(known.__getitem__, known.numbers.__getitem__)
+        return None
+
+    def message(self, value: V) -> M:
+        """Return the message for a value."""
+        message = self.message_type()
+        self.put(value, message)
+        return message
+
+    def misfit(self, value: V) -> tuple[str, Any, Exception]:
+        """Find the attribute that `put` refuses, what it is, and the error."""
+        for name in self.fields:
+            known: dict[str, Any] = {}
+            line = self._putting(name, known)
+            try:
+                _compiled(f"def put(v, m):\n{line}", known)(value, self.message_type())
+            except Exception as error:  # noqa: BLE001 - handed on
+                part, refused = self._parts.get(name), getattr(value, name)
+                return part.misfit(refused) if type(part) is Form else (name, refused, error)
+        raise AssertionError("a value that does not fit has an attribute that does not")
+
+    def given(self, message: M) -> dict[str, Any]:
+        """Return what a message has, by attribute.
+
+        An enum that is unspecified counts as absent; None stands for an enum's value, or a choice,
+        that this program does not know.
+        """
+        found = {}
+        for name, field in self.fields.items():
+            value = getattr(message, field.name)
+            if message.HasField(field.name) if field.has_presence else value:
+                part = self._part(name)
+                try:
+                    found[name] = part.read(value) if part else value
+                except ValueError:
+                    found[name] = None
+        return found
+
+
+class Functions:
+    """A part that is written by hand; `fields` are those that it covers where it is `within`."""
+
+    def __init__(
+        self,
+        read: Callable[[Any], Any],
+        put: Callable[..., Any],
+        fields: Sequence[str] = (),
+    ) -> None:
+        self.read = read
+        self.put = put
+        self.fields: Sequence[str] = fields
+
+
+DURATION = Functions(seconds, put_seconds)
+
+
+class Choice(Functions):
+    """A message with nothing but a `oneof`, and forms of what its fields hold.
+
+    Args:
+        forms: By field; one that holds an empty message stands for its own name, as a text.
+    """
+
+    def __init__(self, oneof: str, forms: Mapping[str, Form[Any, Any]] = NOTHING) -> None:
+        def read(message: Message) -> Any:
+            field = message.WhichOneof(oneof)
+            return forms[field].read(getattr(message, field)) if field in forms else field
+
+        def put(value: Any, message: Message) -> None:
+            for field, form in forms.items():
+                if isinstance(value, form.value_type):
+                    form.put(value, getattr(message, field))
+                    return
+            names = [each.name for each in message.DESCRIPTOR.oneofs_by_name[oneof].fields]
+            if value in forms or value not in names:
+                raise ValueError(f"must be one of {', '.join(names)}")
+            getattr(message, value).SetInParent()
+
+        super().__init__(read, put)
+
+
+class Columns(Generic[V]):
+    """Rows of one kind as columns: a repeated field for each attribute.
+
+    Args:
+        row_type: A dataclass or named tuple, all of whose attributes are columns.
+        names: Fields by attribute, where the names differ.
+        defaults: Values by attribute: a column that has but this one is left out.
+        parts: How a column is read and filled whose field is no list of its values.
+        within: Attributes that are several columns.
+    """
+
+    def __init__(
+        self,
+        row_type: Callable[..., V],
+        *,
+        names: Mapping[str, str] = NOTHING,
+        defaults: Mapping[str, Any] = NOTHING,
+        parts: Mapping[str, Any] = NOTHING,
+        within: Mapping[str, "Columns[Any] | Functions"] = NOTHING,
+    ) -> None:
+        make = getattr(row_type, "_make", None)
+        # What makes a named tuple of an iterable takes less time than its type does.
+        self._make_rows: Any = lambda columns: (
+            map(make, zip(*columns, strict=True)) if make else map(row_type, *columns)
+        )
+        attributes: tuple[str, ...] = row_type.__match_args__  # type: ignore[attr-defined]
+        self._columns = [
+            (
+                within[name] if name in within else parts.get(name),
+                None if name in within else names.get(name, name),
+                attrgetter(name),
+                defaults.get(name, _NO_DEFAULT),
+            )
+            for name in attributes
+        ]
+        own: list[str] = [field for _, field, _, _ in self._columns if field]
+        self.fields: Sequence[str] = (
+            *own,
+            *(field for each in within.values() for field in each.fields),
+        )
+        """The fields that they take."""
+
+    def put(self, rows: Sequence[V], message: Any) -> None:
+        """Fill a message with rows."""
+        for part, field, get, default in self._columns:
+            values = list(map(get, rows))
+            if field is None:
+                part.put(values, message)  # type: ignore[union-attr]
+            elif values.count(default) < len(values) or default is _NO_DEFAULT:
+                column = getattr(message, field)
+                column.extend(values) if part is None else part.put(values, column)
+
+    def read(self, message: Any) -> tuple[V, ...]:
+        """Return the rows of a message.
+
+        Raises:
+            ValueError: Columns differ in length.
+        """
+        columns: list[Any] = []
+        for part, field, _, _ in self._columns:
+            column = message if field is None else getattr(message, field)
+            columns.append(column if part is None else part.read(column))
+        count = max(map(len, columns))
+        for place, (_, field, _, default) in enumerate(self._columns):
+            if len(columns[place]) != count:
+                if columns[place] or default is _NO_DEFAULT:
+                    raise ValueError(f"{len(columns[place])} of {field} for {count}")
+                columns[place] = repeat(default, count)
+        return tuple(self._make_rows(columns))
+
+
+_NO_DEFAULT = object()
+
+
+class members(dict[int, Any]):  # noqa: N801 - read as a function
+    """Members of an enum by number: `LEASE_END_EXPIRED` on the wire is `LeaseEnd.EXPIRED`."""
+
+    def __init__(self, on_wire: Any, enum: type[Enum]) -> None:
+        zero = on_wire.values_by_number[0].name
+        prefix = zero.removesuffix("UNSPECIFIED")
+        super().__init__(
+            (on_wire.values_by_name[f"{prefix}{each.name}"].number, each) for each in enum
+        )
+        self.numbers = {member: number for number, member in self.items()}
+        self._name = on_wire.name
+
+    def __missing__(self, number: int) -> Any:
+        raise ValueError(f"{self._name} has no value {number} here")
+
+
+def _name_of(field: Any) -> str:
+    if field.message_type is Duration.DESCRIPTOR:
+        return f"{field.name.removesuffix('_duration')}_s"
+    name = field.name.removesuffix("_seconds")
+    return field.name if name == field.name else f"{name}_s"
+
+
+def _compiled(source: str, known: dict[str, Any]) -> Any:
+    found: dict[str, Any] = {}
+    exec(source, known, found)
+    return found.popitem()[1]
