@@ -3,7 +3,7 @@
 import pytest
 
 from breadbox.model.errors import TlsError, UnavailableError
-from breadbox.wire.unreachable import unreachable
+from breadbox.wire.status import unreachable
 
 HERE = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
 SSL = "Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL routines:"

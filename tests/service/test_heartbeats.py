@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
+from breadbox_server.journal.journal_state import Heartbeats
 from breadbox_server.journal.storage.claims import STARTING_S, Holder
-from breadbox_server.journal.storage.heartbeats import Heartbeats
 from breadbox_server.journal.storage.interface import JournalTakenError, JournalUnavailableError
 from breadbox_server.journal.storage.redis_stream import ALIVE, RedisArchive
 from support.eventually import eventually_sync

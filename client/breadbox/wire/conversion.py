@@ -226,11 +226,7 @@ def announcement(
 def references_from_wire(
     messages: Sequence[fragment_pb2.FragmentReference], bodies: Sequence[bytes] = ()
 ) -> tuple[types.FragmentReference, ...]:
-    """Read granted fragments, in their order, with the payloads that came along: none, or of each.
-
-    Raises:
-        InternalError: There are others than fragments.
-    """
+    """Read granted fragments, in their order, with inline payloads: none, or one for each."""
     if bodies and len(bodies) != len(messages):
         raise InternalError(f"{len(bodies)} payloads came along with {len(messages)} fragments")
     return tuple(map(_REFERENCE.read, messages, bodies or repeat(b"")))
@@ -245,13 +241,9 @@ def config_from_wire(message: buffer_pb2.BufferConfig) -> types.BufferConfig:
 
 
 def update_mask(config: types.BufferConfig, reset: Iterable[str]) -> FieldMask | None:
-    """Say which limits change: those that are given, and those that get their default again.
+    """Return which limits change: those that are given, and those that get their default again.
 
-    Returns:
-        None if none gets its default: then what is given says it.
-
-    Raises:
-        InvalidRequestError: A name is not one of a limit, or of one that is given too.
+    None stands for those that are given.
     """
     given = [name for name in CONFIG.fields if getattr(config, name) is not None]
     back = list(reset)

@@ -300,11 +300,7 @@ class Columns(Generic[V]):
                 column.extend(values) if part is None else part.put(values, column)
 
     def read(self, message: Any) -> tuple[V, ...]:
-        """Return the rows of a message.
-
-        Raises:
-            ValueError: Columns differ in length.
-        """
+        """Return the rows of a message."""
         columns: list[Any] = []
         for part, field, _, _ in self._columns:
             column = message if field is None else getattr(message, field)

@@ -27,11 +27,6 @@ class _Level:
 def require_few_parts(raw: bytes, kind: Descriptor, parts_max: int) -> None:
     """Check that a message has few parts; costs nothing where it is too short for more.
 
-    Args:
-        raw: The message as it came.
-        kind: What it is meant to be.
-        parts_max: Fields and items that it may have.
-
     Raises:
         ValueError: It has more, or is no message; says which.
     """

@@ -7,6 +7,7 @@ total: every failure becomes a `ReplayBufferError`.
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -14,7 +15,6 @@ from google.rpc import error_details_pb2, status_pb2
 
 from breadbox.model import errors
 from breadbox.v1 import errors_pb2
-from breadbox.wire.unreachable import unreachable
 
 DOMAIN = "breadbox"
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -23,23 +23,18 @@ _RETRY_DELAY_S_UNTOLD = 0.02
 """Where a transport has no place for a call just now: places are free again in no time."""
 
 
+@dataclass(slots=True)
 class Failure:
     """What is known of a failed call: code, text, reason, and the fields that vary."""
 
-    def __init__(
-        self,
-        code: grpc.StatusCode,
-        text: str,
-        *,
-        reason: str = "",
-        metadata: Mapping[str, str] | None = None,
-        retry_delay_s: float | None = None,
-    ) -> None:
-        self.code = code
-        self.text = text or "no details"
-        self.reason = reason
-        self.metadata = dict(metadata or {})
-        self.retry_delay_s = retry_delay_s
+    code: grpc.StatusCode
+    text: str
+    reason: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    retry_delay_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.text = self.text or "no details"
 
     def text_of(self, key: str) -> str:
         """A field that varies; empty when the server did not send it."""
@@ -53,13 +48,17 @@ class Failure:
             return -1
 
 
-def _mismatch(failure: Failure) -> errors.ReplayBufferError:
-    return errors.RequestMismatchError(
-        failure.text_of("request"),
-        failure.text_of("field"),
-        failure.number_of("first"),
-        failure.number_of("now"),
-    )
+_Maker = Callable[[Failure], errors.ReplayBufferError]
+
+
+def _said(kind: Callable[[str], errors.ReplayBufferError]) -> _Maker:
+    """Return an error with the server's own text."""
+    return lambda failure: kind(failure.text)
+
+
+def _naming(kind: Callable[..., errors.ReplayBufferError], *fields: str) -> _Maker:
+    """Return an error made of fields of the failure."""
+    return lambda failure: kind(*map(failure.text_of, fields))
 
 
 def _invalid(failure: Failure) -> errors.ReplayBufferError:
@@ -89,11 +88,6 @@ def _backpressure(failure: Failure) -> errors.ReplayBufferError:
     )
 
 
-def _schema_mismatch(failure: Failure) -> errors.ReplayBufferError:
-    fields = (failure.text_of(name) for name in ("path", "wanted", "got"))
-    return errors.SchemaMismatchError(failure.text, *fields)
-
-
 def _standby(failure: Failure) -> errors.ReplayBufferError:
     try:
         lag_s = float(failure.text_of("lag_s"))
@@ -108,33 +102,28 @@ def _standby(failure: Failure) -> errors.ReplayBufferError:
     )
 
 
-BY_REASON: Mapping[int, Callable[[Failure], errors.ReplayBufferError]] = {
+BY_REASON: Mapping[int, _Maker] = {
     errors_pb2.ARGUMENT_INVALID: _invalid,
     errors_pb2.PAYLOAD_SIZE_MISMATCH: _invalid,
     errors_pb2.FETCH_EXCEEDS_CAPACITY: _exceeds_capacity,
-    errors_pb2.BUFFER_NOT_FOUND: lambda failure: errors.BufferNotFoundError(
-        failure.text_of("buffer")
-    ),
-    errors_pb2.BUFFER_EXISTS: lambda failure: errors.BufferExistsError(failure.text_of("buffer")),
-    errors_pb2.BUFFERS_FULL: lambda failure: errors.LimitExceededError(failure.text),
-    errors_pb2.SESSION_NOT_CURRENT: lambda failure: errors.SessionEndedError(
-        failure.text_of("session"), failure.text_of("current")
-    ),
+    errors_pb2.BUFFER_NOT_FOUND: _naming(errors.BufferNotFoundError, "buffer"),
+    errors_pb2.BUFFER_EXISTS: _naming(errors.BufferExistsError, "buffer"),
+    errors_pb2.BUFFERS_FULL: _said(errors.LimitExceededError),
+    errors_pb2.SESSION_NOT_CURRENT: _naming(errors.SessionEndedError, "session", "current"),
     errors_pb2.VERSION_REGRESSED: lambda failure: errors.VersionRegressedError(
         failure.number_of("current"), failure.number_of("announced")
     ),
-    errors_pb2.LEASE_NOT_FOUND: lambda failure: errors.LeaseExpiredError(failure.text_of("lease")),
-    errors_pb2.REQUEST_NOT_FOUND: lambda failure: errors.RequestNotFoundError(
-        failure.text_of("request")
+    errors_pb2.LEASE_NOT_FOUND: _naming(errors.LeaseExpiredError, "lease"),
+    errors_pb2.REQUEST_NOT_FOUND: _naming(errors.RequestNotFoundError, "request"),
+    errors_pb2.SUBSCRIPTION_NOT_FOUND: _naming(errors.SubscriptionNotFoundError, "subscription"),
+    errors_pb2.SUBSCRIPTION_EXISTS: _naming(errors.SubscriptionExistsError, "subscription"),
+    errors_pb2.SUBSCRIPTIONS_FULL: _said(errors.LimitExceededError),
+    errors_pb2.REQUEST_MISMATCH: lambda failure: errors.RequestMismatchError(
+        failure.text_of("request"),
+        failure.text_of("field"),
+        failure.number_of("first"),
+        failure.number_of("now"),
     ),
-    errors_pb2.SUBSCRIPTION_NOT_FOUND: lambda failure: errors.SubscriptionNotFoundError(
-        failure.text_of("subscription")
-    ),
-    errors_pb2.SUBSCRIPTION_EXISTS: lambda failure: errors.SubscriptionExistsError(
-        failure.text_of("subscription")
-    ),
-    errors_pb2.SUBSCRIPTIONS_FULL: lambda failure: errors.LimitExceededError(failure.text),
-    errors_pb2.REQUEST_MISMATCH: _mismatch,
     errors_pb2.WAITERS_FULL: _backpressure,
     errors_pb2.WATCHERS_FULL: _backpressure,
     errors_pb2.APPENDS_FULL: _backpressure,
@@ -142,23 +131,23 @@ BY_REASON: Mapping[int, Callable[[Failure], errors.ReplayBufferError]] = {
     errors_pb2.STORE_FULL: _backpressure,
     errors_pb2.GATEWAY_FULL: _backpressure,
     errors_pb2.QUOTA_FULL: _backpressure,
-    errors_pb2.QUOTA_EXCEEDED: lambda failure: errors.LimitExceededError(failure.text),
-    errors_pb2.GATEWAY_OFF: lambda failure: errors.NotSupportedError(failure.text),
-    errors_pb2.GATEWAY_STALLED: lambda failure: errors.DeadlineExceededError(failure.text),
-    errors_pb2.PAYLOAD_MISSING: lambda failure: errors.PayloadMissingError(
-        failure.text_of("payload")
-    ),
-    errors_pb2.PAYLOAD_CORRUPT: lambda failure: errors.PayloadCorruptError(failure.text),
-    errors_pb2.WORKERS_FULL: lambda failure: errors.LimitExceededError(failure.text),
-    errors_pb2.DRAINING: lambda failure: errors.UnavailableError(failure.text),
+    errors_pb2.QUOTA_EXCEEDED: _said(errors.LimitExceededError),
+    errors_pb2.GATEWAY_OFF: _said(errors.NotSupportedError),
+    errors_pb2.GATEWAY_STALLED: _said(errors.DeadlineExceededError),
+    errors_pb2.PAYLOAD_MISSING: _naming(errors.PayloadMissingError, "payload"),
+    errors_pb2.PAYLOAD_CORRUPT: _said(errors.PayloadCorruptError),
+    errors_pb2.WORKERS_FULL: _said(errors.LimitExceededError),
+    errors_pb2.DRAINING: _said(errors.UnavailableError),
     errors_pb2.STANDBY: _standby,
-    errors_pb2.STORE_UNAVAILABLE: lambda failure: errors.UnavailableError(failure.text),
+    errors_pb2.STORE_UNAVAILABLE: _said(errors.UnavailableError),
     errors_pb2.UNAUTHENTICATED: lambda failure: errors.UnauthenticatedError(
         f"{failure.text}; give one as BREADBOX_TOKEN, --token or connect(token=...)"
     ),
-    errors_pb2.PERMISSION_DENIED: lambda failure: errors.PermissionDeniedError(failure.text),
-    errors_pb2.SCHEMA_MISMATCH: _schema_mismatch,
-    errors_pb2.INTERNAL: lambda failure: errors.InternalError(failure.text),
+    errors_pb2.PERMISSION_DENIED: _said(errors.PermissionDeniedError),
+    errors_pb2.SCHEMA_MISMATCH: lambda failure: errors.SchemaMismatchError(
+        failure.text, *map(failure.text_of, ("path", "wanted", "got"))
+    ),
+    errors_pb2.INTERNAL: _said(errors.InternalError),
 }
 """Every value of `breadbox.v1.ErrorReason`; a test holds it against the server's own table."""
 
@@ -177,23 +166,23 @@ def _exhausted(failure: Failure) -> errors.ReplayBufferError:
     return _backpressure(failure)
 
 
-BY_CODE: Mapping[grpc.StatusCode, Callable[[Failure], errors.ReplayBufferError]] = {
-    grpc.StatusCode.CANCELLED: lambda failure: errors.UnavailableError(failure.text),
-    grpc.StatusCode.UNKNOWN: lambda failure: errors.InternalError(failure.text),
+BY_CODE: Mapping[grpc.StatusCode, _Maker] = {
+    grpc.StatusCode.CANCELLED: _said(errors.UnavailableError),
+    grpc.StatusCode.UNKNOWN: _said(errors.InternalError),
     grpc.StatusCode.INVALID_ARGUMENT: _invalid,
-    grpc.StatusCode.DEADLINE_EXCEEDED: lambda failure: errors.DeadlineExceededError(failure.text),
+    grpc.StatusCode.DEADLINE_EXCEEDED: _said(errors.DeadlineExceededError),
     grpc.StatusCode.NOT_FOUND: _unknown,
     grpc.StatusCode.ALREADY_EXISTS: _unknown,
-    grpc.StatusCode.PERMISSION_DENIED: lambda failure: errors.PermissionDeniedError(failure.text),
+    grpc.StatusCode.PERMISSION_DENIED: _said(errors.PermissionDeniedError),
     grpc.StatusCode.RESOURCE_EXHAUSTED: _exhausted,
     grpc.StatusCode.FAILED_PRECONDITION: _unknown,
     grpc.StatusCode.ABORTED: _unknown,
     grpc.StatusCode.OUT_OF_RANGE: _invalid,
-    grpc.StatusCode.UNIMPLEMENTED: lambda failure: errors.NotSupportedError(failure.text),
-    grpc.StatusCode.INTERNAL: lambda failure: errors.InternalError(failure.text),
-    grpc.StatusCode.UNAVAILABLE: lambda failure: errors.UnavailableError(failure.text),
-    grpc.StatusCode.DATA_LOSS: lambda failure: errors.InternalError(failure.text),
-    grpc.StatusCode.UNAUTHENTICATED: lambda failure: errors.UnauthenticatedError(failure.text),
+    grpc.StatusCode.UNIMPLEMENTED: _said(errors.NotSupportedError),
+    grpc.StatusCode.INTERNAL: _said(errors.InternalError),
+    grpc.StatusCode.UNAVAILABLE: _said(errors.UnavailableError),
+    grpc.StatusCode.DATA_LOSS: _said(errors.InternalError),
+    grpc.StatusCode.UNAUTHENTICATED: _said(errors.UnauthenticatedError),
 }
 
 
@@ -258,3 +247,99 @@ def from_rpc_error(
     elif failure.reason == "STANDBY" and failure.text_of("leader"):
         failure.text += "; give clients the addresses of all servers, as HOST:PORT,HOST:PORT"
     return error_of(failure)
+
+
+# Servers that gave no answer ------------------------------------------------------------------
+
+_NEVER_CONNECTED = re.compile("failed to connect|connections to all backends failing")
+"""In gRPC's text where connections were tried, to one server or to several, and none came about."""
+
+_CERTIFICATE = (
+    (
+        r"certificate has expired",
+        "its certificate has expired: renew it (a running server reads the new one by itself)",
+    ),
+    (r"not yet valid", "its certificate is not valid yet: look at the clocks of both machines"),
+    (
+        r"Hostname Verification Check failed|not in peer certificate",
+        "its certificate is for another name: call the server by a name, or an IP address, that is "
+        "in the certificate",
+    ),
+    (
+        r"CERTIFICATE_VERIFY_FAILED",
+        "its certificate is of no authority that this client trusts: name the file with the right "
+        "one (--tls-ca, or breadbox.Tls(ca_file=...))",
+    ),
+)
+"""What this side may find wrong with the server's certificate; the first that fits is said."""
+
+_HANDSHAKE = (
+    (
+        r"WRONG_VERSION_NUMBER",
+        "what listens there does not encrypt: connect without TLS, or start the server with "
+        "--tls-cert and --tls-key",
+    ),
+    (
+        r"ALERT_(UNKNOWN_CA|.*CERTIFICATE)",
+        "it does not take this client's certificate: give one that its --tls-client-ca has signed "
+        "and that is still valid (--tls-cert and --tls-key, or breadbox.Tls)",
+    ),
+    (r"SSL_ERROR_SSL", "the two sides cannot agree on how to encrypt"),
+)
+
+_OTHER = (
+    (
+        r"[Cc]onnection refused",
+        "nothing listens there; is the server running, and is this its address as seen from here?",
+    ),
+    (
+        r"Domain name not found|DNS resolution failed|address lookup failed|errors resolving",
+        "its name is not known here; look for a typing error, or use an address",
+    ),
+    (
+        r"backend unhealthy",
+        "a server is there, and none leads of those that the name stands for: see that all servers "
+        "are among its records, and their logs",
+    ),
+    (r"No such file or directory", "there is no such socket; is the server running?"),
+)
+
+
+def unreachable(details: str, address: str, *, encrypted: bool) -> errors.UnavailableError:
+    """Return the error for a call that no server answered, in words that name the remedy.
+
+    gRPC says why in a text only, whose wording differs between versions: what is recognised is said
+    in our words, the rest is handed on as it came.
+    """
+    for pattern, meaning in _OTHER:
+        if re.search(pattern, details):
+            return errors.UnavailableError(f"no answer from {address}: {meaning}")
+    if _NEVER_CONNECTED.search(details) is None:
+        return errors.UnavailableError(f"no answer from {address}: {details}")
+    for pattern, meaning in (*_CERTIFICATE, *_HANDSHAKE):
+        if encrypted and re.search(pattern, details):
+            return errors.TlsError(
+                f"no encrypted connection to {address}: {meaning} ({_cause(details)})"
+            )
+    return errors.UnavailableError(f"no answer from {address}: {details}{_hint(encrypted)}")
+
+
+def _cause(details: str) -> str:
+    """The end of gRPC's text, which says what was found."""
+    found = re.search(r"OPENSSL_internal:(.*)", details) or re.search(
+        r"last error: \w+: (?:\S+:\d+: )?(.*)", details
+    )
+    return (found.group(1) if found else details).removesuffix(": OK")
+
+
+def _hint(encrypted: bool) -> str:
+    """What a connection that is closed without a word may mean."""
+    if encrypted:
+        return (
+            "; a server that asks for certificates (--tls-client-ca) closes connections of clients "
+            "without a valid one: see --tls-cert and --tls-key"
+        )
+    return (
+        "; a server with TLS closes connections that are not encrypted: see --tls-ca, or "
+        "breadbox.Tls"
+    )

@@ -151,6 +151,7 @@ CONFIG: Final = Form(
     beside=("outcomes_per_worker_max", "requests_remembered_max", "retry_delay_s"),
 )
 to_config: Final = CONFIG.message
+to_schema: Final = message_of
 _OUTCOMES: Final = members(fragment_pb2.AdmissionOutcome.DESCRIPTOR, AdmissionOutcome).numbers
 _RELEASE_MODES: Final = members(pb.ReleaseMode.DESCRIPTOR, ReleaseMode)
 
@@ -331,11 +332,6 @@ def episode_end(value: int, position: int) -> str:
 
 
 # --- going out -------------------------------------------------------------------------------
-
-
-def to_schema(value: Schema) -> schema_pb2.Schema:
-    """Say a schema."""
-    return message_of(value)
 
 
 def payload_reference(value: Payload) -> PayloadReference:

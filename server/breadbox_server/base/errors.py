@@ -102,10 +102,6 @@ class PermissionDeniedError(DomainError):
     """The caller's token is not for this call, for its buffer, or for its worker.
 
     It is raised before anything is looked up, so it does not reveal what there is.
-
-    Args:
-        caller: Such as "role 'producer'".
-        what: What it may not do, as the end of a sentence.
     """
 
     def __init__(self, caller: str, what: str) -> None:
@@ -154,13 +150,7 @@ PAYLOAD_STORE: Final = "payload store"
 
 
 class OutageError(StoreUnavailableError):
-    """Journal or store do not serve this server, so that nothing can be decided for the caller.
-
-    Args:
-        silent: Which of `JOURNAL` and `PAYLOAD_STORE` do not answer.
-        away_s: Seconds for which the first of them has not.
-        refusals: The answers of those that refuse to write.
-    """
+    """Journal or store do not serve this server, so that nothing can be decided for the caller."""
 
     def __init__(self, silent: Sequence[str], away_s: float, refusals: Mapping[str, str]) -> None:
         troubles = []
@@ -181,12 +171,7 @@ class OutageError(StoreUnavailableError):
 
 
 class BugError(Exception):
-    """Breadbox itself is wrong.
-
-    Args:
-        what: What failed, and with what.
-        kept: What is as it was, and what can be done meanwhile.
-    """
+    """Breadbox itself is wrong."""
 
     def __init__(self, what: str, kept: str) -> None:
         super().__init__(

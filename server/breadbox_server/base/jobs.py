@@ -15,11 +15,7 @@ CLOSE_S_MAX: Final = 2.0
 
 
 async def bounded(step: Callable[[], Coroutine[Any, Any, Any]], within_s: float, what: str) -> None:
-    """Take one step of an end for at most `within_s` seconds, then go on without it, and say so.
-
-    Raises:
-        Exception: What the step failed with.
-    """
+    """Take one step of an end for at most `within_s` seconds, then go on without it, and say so."""
     task = asyncio.get_running_loop().create_task(step())
     try:
         done, _ = await asyncio.wait({task}, timeout=within_s)
@@ -37,9 +33,6 @@ class Jobs:
 
     A job that fails cancels the block, and what it failed with is raised when the block ends.
     When the block ends, for whatever reason, the jobs are cancelled until they are done.
-
-    Args:
-        on_failure: Told at once, before anything is cancelled, what the first job failed with.
     """
 
     def __init__(self, on_failure: Callable[[BaseException], None] = lambda _: None) -> None:

@@ -61,14 +61,6 @@ class Compaction:
     The longer the turns that a restart would have to replay, the higher the compactor's priority,
     and the shorter the rest before the next; a low one that is still at it when it becomes urgent
     is ended, since priorities cannot be raised again, and begun anew.
-
-    Args:
-        place: Of the journal.
-        writer: Trims it.
-        journal: Says how far it has grown.
-        metrics: Counts snapshots by outcome.
-        entries_max: Entries after which a snapshot is made.
-        size_bytes_max: Bytes of turns after which one is made, however few the entries.
     """
 
     def __init__(
@@ -92,11 +84,7 @@ class Compaction:
         self._had_room = True
 
     async def run(self, on_damaged: Callable[[JournalError], None]) -> None:
-        """Make snapshots when it is time, for ever. A failure is logged and tried again.
-
-        Args:
-            on_damaged: Called when the journal could not be read back by a server that restarts.
-        """
+        """Make snapshots when it is time, for ever. A failure is logged and tried again."""
         while True:
             await asyncio.sleep(PERIOD_S)
             await self.look(on_damaged)
@@ -160,11 +148,7 @@ class Compaction:
         await self._trim(sequence)
 
     async def _run_compactor(self) -> int:
-        """Start the process and wait for its end; gives the snapshot's sequence.
-
-        Raises:
-            _NoSnapshotError: None was made.
-        """
+        """Start the process and wait for its end; gives the snapshot's sequence."""
         while True:
             niceness = self._niceness()
             try:
@@ -205,11 +189,7 @@ class Compaction:
                 await process.wait()
 
     def _learn(self, code: int | None, out: bytes, problem: bytes) -> int:
-        """Take what a compactor found out; gives the snapshot's sequence.
-
-        Raises:
-            _NoSnapshotError: None was made.
-        """
+        """Take what a compactor found out; gives the snapshot's sequence."""
         if code != 0:
             text = problem.decode(errors="replace").strip()[-500:]
             if code == compactor.UNAVAILABLE:

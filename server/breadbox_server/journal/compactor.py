@@ -37,12 +37,7 @@ BUG: Final = 5
 
 
 def compact(archive: JournalArchive, is_wanted: Callable[[], bool] = lambda: True) -> Recovered:
-    """Write a snapshot of everything that the journal holds; gives what that is.
-
-    Args:
-        archive: The journal.
-        is_wanted: Asked before the snapshot is written; a server that was killed wants none.
-    """
+    """Write a snapshot of everything that the journal holds; gives what that is."""
     # Nothing is drawn here, so any generator will do.
     found = recover(archive, lambda taken: BufferSet.restore(taken, random.Random(0)))
     if found.turn_count and is_wanted():

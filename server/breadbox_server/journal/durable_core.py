@@ -85,10 +85,6 @@ class DurableCore:
 
         A cancel leaves the input applied: a caller that tries again meets the core's own rules
         for repeated inputs.
-
-        Raises:
-            DomainError: The core refuses the input, which changed nothing.
-            StoreUnavailableError: The journal has not kept up for long.
         """
         self.turns.check_room()
         async with self.durable_refusals():
@@ -97,11 +93,7 @@ class DurableCore:
         return answer
 
     def apply_now(self, command: Input[Answer]) -> Answer:
-        """Give the core one input and carry out, or queue, what comes of it.
-
-        Raises:
-            DomainError: The core refuses the input, which changed nothing.
-        """
+        """Give the core one input and carry out, or queue, what comes of it."""
         try:
             answer = self.decide(command)
         finally:
@@ -111,11 +103,7 @@ class DurableCore:
         return answer
 
     def decide(self, command: Input[Answer]) -> Answer:
-        """Give the core one input of several; `pump` after the last is the caller's to call.
-
-        Raises:
-            DomainError: The core refuses the input, which changed nothing.
-        """
+        """Give the core one input of several; `pump` after the last is the caller's to call."""
         return self.buffers.apply(command, now=self.clock.now())
 
     @asynccontextmanager
@@ -159,11 +147,7 @@ class DurableCore:
         return self.buffers[buffer].may_overtake(fragment, waits_for)
 
     async def durable_model(self, buffer: BufferName) -> ModelState:
-        """Return what is current once that is durable; it waits only right after a change.
-
-        Raises:
-            BufferNotFoundError: No buffer has this name.
-        """
+        """Return what is current once that is durable; it waits only right after a change."""
         async with self.durable_refusals():
             state = self.buffers[buffer].model
         if self.undurable_models:
@@ -185,11 +169,7 @@ class DurableCore:
     # --- life ----------------------------------------------------------------------------------
 
     def check_serving(self) -> None:
-        """See that what begins now may begin.
-
-        Raises:
-            DrainingError: The server is shutting down.
-        """
+        """See that what begins now may begin."""
         if self._is_draining:
             raise DrainingError
 

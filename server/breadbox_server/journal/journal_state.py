@@ -4,13 +4,14 @@ import asyncio
 import gc
 import logging
 import random
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from time import monotonic, perf_counter, time
-from typing import Final
+from typing import Final, cast
 
 from breadbox.model.errors import StoreError, StoreUrlError
 from breadbox.stores.base import PayloadCustodian
@@ -26,9 +27,14 @@ from breadbox_server.journal.compaction import SIZE_BYTES_MAX, Compaction
 from breadbox_server.journal.encoding.entries import limits_of_text, limits_to_text
 from breadbox_server.journal.recovery import Recovered, begin, look, recover
 from breadbox_server.journal.standby import Follower, Restore, Standby
-from breadbox_server.journal.storage.claims import Claim, Holder, epoch_after
-from breadbox_server.journal.storage.heartbeats import Heartbeats
-from breadbox_server.journal.storage.interface import JournalArchive, JournalError, JournalHeldError
+from breadbox_server.journal.storage.claims import RENEW_S, Claim, Holder, epoch_after
+from breadbox_server.journal.storage.interface import (
+    JournalArchive,
+    JournalError,
+    JournalHeldError,
+    JournalUnavailableError,
+    JournalView,
+)
 from breadbox_server.journal.storage.place import AUTO, NONE, JournalPlace
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.metrics.metrics import Metrics
@@ -64,6 +70,46 @@ class JournalState:
         return 0 if self.journal is None else self.journal.custody.epoch
 
 
+class Heartbeats:
+    """Sends heartbeats from a thread, once there is a claim, until it is ended.
+
+    Meanwhile the journal is read back, which blocks the loop.
+    """
+
+    def __init__(self, archive: JournalArchive) -> None:
+        self._archive = archive
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="breadbox-heartbeats", daemon=True)
+
+    def start(self) -> None:
+        """Send them from now on."""
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether more are to come."""
+        return self._thread.is_alive()
+
+    def end(self) -> None:
+        """Send none any more, but for one that is under way. Idempotent."""
+        self._ended.set()
+
+    def close(self) -> None:
+        """Send none any more; block until the one under way is sent."""
+        self.end()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(RENEW_S):
+            try:
+                self._archive.send_heartbeat()
+            except JournalUnavailableError as error:
+                log.debug("no heartbeat: %s", error)
+            except JournalError as error:
+                # The server learns of it as well, when it writes the first turn, and ends.
+                log.debug("no heartbeats any more: %s", error)
+                return
+
+
 @asynccontextmanager
 async def open_journal_state(
     settings: Settings,
@@ -77,25 +123,13 @@ async def open_journal_state(
     Blocks the loop while it reads: nobody is served yet. Before, it waits for a server that may be
     dead, for at most `STARTING_S`. A standby follows the journal instead, in a thread, for as long
     as another server leads.
-
-    Args:
-        settings: Where the journal is.
-        rng: Seeds what is drawn.
-        metrics: Shows what becomes of the journal.
-        custodian: The payload store.
-        on_standby: Called before a standby follows.
-
-    Raises:
-        StartError: The journal cannot be reached or read, or is not that of the store; says what,
-            why, what to do.
     """
     place = _choose_place(settings)
     if place is None:
         yield JournalState(BufferSet(rng, settings.default_config, settings.buffers_max))
         return
     try:
-        view = place.open_view() if settings.is_standby else None
-        archive = view or place.open_archive()
+        archive = place.open_archive()
     except JournalError as error:
         raise _cannot_start(error) from error
     heartbeats = Heartbeats(archive)
@@ -108,7 +142,9 @@ async def open_journal_state(
     try:
         check = partial(_check_store, archive, settings, custodian)
         await check()
-        if view is not None:
+        if settings.is_standby:
+            # See `check_standby`: the place is shared.
+            view = cast(JournalView, archive)
             follower = Follower(view, _restorer(settings, rng, epoch_after()))
             standby = Standby(follower, metrics)
             await on_standby(standby)
@@ -171,10 +207,6 @@ async def _check_store(
 
     A store of another URL than at the last start in which the journal has not left word is
     another store. Of the same URL it is the one that was, whatever it may have lost.
-
-    Raises:
-        StartError: It is another store, and the journal knows payloads; nothing was changed. Or it
-            does not answer.
     """
     noted = archive.read_note(_STORE_NOTE)
     if settings.accepts_store or noted in ("", settings.store_shown):
@@ -236,11 +268,7 @@ def _is_held(archive: JournalArchive, error: JournalHeldError, remedy: str) -> S
 
 
 def check_standby(settings: Settings) -> None:
-    """See that a standby, if this is to be one, could go on wherever the other server runs.
-
-    Raises:
-        StartError: It could not: journal or payloads are on one machine, or are nowhere.
-    """
+    """See that a standby, if this is to be one, could go on wherever the other server runs."""
     if not settings.is_standby:
         return
     if settings.takes_over:

@@ -80,10 +80,6 @@ def look(archive: JournalArchive) -> Recovered:
     """Read a journal that another server may be writing, only to learn what is in it.
 
     Reads again if that fails, which a newer snapshot between two reads explains.
-
-    Raises:
-        JournalDamagedError: They cannot be read; says why and what to do.
-        JournalUnavailableError: The journal cannot be reached.
     """
     for _ in range(LOOKS_MAX - 1):
         with suppress(JournalError):
@@ -113,10 +109,6 @@ def recover(
 ) -> Recovered:
     """Build the core from its journal.
 
-    Args:
-        archive: One that is begun.
-        restore: Builds a core from a snapshot's buffers.
-
     Raises:
         JournalDamagedError: It cannot be read; says why and what to do. Nothing was changed.
         JournalNewerError: A newer server wrote it.
@@ -131,15 +123,7 @@ def recover(
 
 
 class Replay:
-    """A core that is built from a journal: its newest snapshot, then one turn after the other.
-
-    Args:
-        archive: The journal; it is begun.
-        restore: Builds a core from a snapshot's buffers.
-
-    Raises (all methods):
-        JournalError, BugError: See `recover`.
-    """
+    """A core that is built from a journal: its newest snapshot, then one turn after the other."""
 
     def __init__(
         self,

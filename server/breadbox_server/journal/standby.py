@@ -49,13 +49,7 @@ Restore = Callable[[Iterable[BufferSnapshot]], BufferSet]
 
 
 class Follower:
-    """A core that follows a journal. Blocking: each call belongs into a thread, one at a time.
-
-    Args:
-        view: The journal.
-        restore: Builds a core from a snapshot's buffers.
-        now: Seconds on a clock that never goes back.
-    """
+    """A core that follows a journal. Blocking: each call belongs into a thread, one at a time."""
 
     def __init__(
         self, view: JournalView, restore: Restore, *, now: Callable[[], float] = monotonic
@@ -82,10 +76,6 @@ class Follower:
 
         Returns:
             Whether there may be more.
-
-        Raises:
-            JournalError: It cannot be reached or read; the next step may succeed.
-            BugError: What it says could not be carried out.
         """
         try:
             status = self._view.look(self._replay.sequence if self._replay else 1)
@@ -194,14 +184,7 @@ class Follower:
         return self._status is not None and self._now() - self._answers_since >= RETURN_S
 
     def claim(self, holder: Holder) -> Claim | None:
-        """Claim the journal if it may be claimed, displacing a leader known to be dead.
-
-        Returns:
-            None if another server has come first.
-
-        Raises:
-            JournalUnavailableError: It cannot be reached.
-        """
+        """Claim the journal if it may be claimed, displacing a leader known to be dead."""
         try:
             return self._view.claim(holder, self.leader.token if self.leader else "")
         except JournalHeldError as error:
@@ -209,11 +192,7 @@ class Follower:
             return None
 
     def recover(self) -> Recovered | None:
-        """Return the core as the claimed journal has it, or None if nothing was ever written.
-
-        Raises:
-            JournalError, BugError: See `recover`.
-        """
+        """Return the core as the claimed journal has it, or None if nothing was ever written."""
         try:
             while self.step():
                 pass
@@ -226,12 +205,7 @@ class Follower:
 
 
 class Standby:
-    """Follows a journal until it leads.
-
-    Args:
-        follower: Of the journal.
-        metrics: Shows how far behind it is.
-    """
+    """Follows a journal until it leads."""
 
     def __init__(self, follower: Follower, metrics: Metrics) -> None:
         self._follower = follower
@@ -266,16 +240,8 @@ class Standby:
 
         However long that takes: as long as another server lives, and the journal is away.
 
-        Args:
-            check: Called before the journal is claimed; what it raises ends this.
-
         Returns:
             The claim; no core: the journal is new.
-
-        Raises:
-            JournalDamagedError: Nobody leads, and the journal cannot be read.
-            JournalNewerError: A newer server writes it.
-            BugError: What it says could not be carried out.
         """
         holder = Holder.of_this_process()
         while True:

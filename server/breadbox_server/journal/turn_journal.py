@@ -36,15 +36,7 @@ class Extent:
 
 
 class TurnJournal:
-    """Numbers turns, and writes them; see `breadbox_server.journal.turns.Journal`.
-
-    Args:
-        writer: Where records go.
-        sequence: Of the last turn that was written before.
-        chain: Of that turn, or of the snapshot; see `frames`.
-        grown_entries: Entries in the turns that were behind the snapshot then.
-        entry_s: CPU time that replaying an entry takes.
-    """
+    """Numbers turns, and writes them; see `breadbox_server.journal.turns.Journal`."""
 
     def __init__(
         self,

@@ -70,11 +70,6 @@ class Journal(Protocol):
 
         Returns:
             Whether there was room for the payloads, which are there in any case.
-
-        Raises:
-            JournalUnavailableError: It is not known whether they are; try again with the same.
-            JournalLostError: The journal has lost what was in it before.
-            JournalTakenError: Another server writes the journal.
         """
 
     async def renew(self) -> str:
@@ -83,20 +78,10 @@ class Journal(Protocol):
         Returns:
             Which start of the store that the journal is in has answered: another one may have less
             than the one before. Empty where the journal itself shows such a loss.
-
-        Raises:
-            JournalUnavailableError: It is not known.
-            JournalLostError: The journal has lost what was in it before.
-            JournalTakenError: Another server writes the journal.
         """
 
     async def begin_again(self, buffers: tuple[BufferSnapshot, ...], now: float) -> None:
-        """Begin a journal that was lost with the core's state as it is after this turn.
-
-        Raises:
-            JournalUnavailableError: Try again.
-            JournalTakenError: Another server writes the journal.
-        """
+        """Begin a journal that was lost with the core's state as it is after this turn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -176,11 +161,7 @@ class Turns:
         return "" if self._journal is None or self._journal.has_room() else self._journal.hold()
 
     def check_room(self) -> None:
-        """Refuse new work while the journal has not kept up for long.
-
-        Raises:
-            StoreUnavailableError: Too many entries wait.
-        """
+        """Refuse new work while the journal has not kept up for long."""
         if len(self._open.entries) >= ENTRIES_MAX:
             raise StoreUnavailableError("the journal cannot be reached")
 
@@ -345,11 +326,7 @@ class Turns:
         return asyncio.get_running_loop().time() - min(since) if since else 0.0
 
     async def run(self) -> None:
-        """Make one turn after the other durable, for ever.
-
-        Raises:
-            JournalTakenError: Another server writes the journal: this one must stop.
-        """
+        """Make one turn after the other durable, for ever."""
         if self._journal is None:
             return
         while True:
@@ -368,11 +345,7 @@ class Turns:
         self._wake_waiting()
 
     async def keep_claim(self) -> None:
-        """Send heartbeats, for ever: a server with nothing to write must learn of its end too.
-
-        Raises:
-            JournalTakenError: Another server writes the journal: this one must stop.
-        """
+        """Send heartbeats, for ever: a server with nothing to write must learn of its end too."""
         if self._journal is None:
             return
         while True:

@@ -50,11 +50,7 @@ def _put_lists(lists: Sequence[Sequence[Fragment]], message: Any) -> None:
 
 
 def _lists_of(message: Any) -> list[tuple[Fragment, ...]]:
-    """Cut fragments into those of each chunk.
-
-    Raises:
-        ValueError: A chunk has none, or together they have more or fewer.
-    """
+    """Cut fragments into those of each chunk."""
     fragments, counts = FRAGMENTS.read(message.fragments), message.fragment_counts
     if any(count < 1 for count in counts):
         raise ValueError("a chunk has no fragments")
@@ -175,12 +171,7 @@ def encode_turn(entries: Sequence[tuple[float, Entry]]) -> bytes:
 
 
 def decode_turn(data: bytes) -> Turn:
-    """Read one turn.
-
-    Raises:
-        JournalFormatError: It is damaged.
-        NewerFormatError: A newer server wrote it.
-    """
+    """Read one turn."""
     message = _parsed(pb.Turn, data)
     try:
         return Turn(entries_of(message.entries))
@@ -198,12 +189,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Read one snapshot.
-
-    Raises:
-        JournalFormatError: It is damaged.
-        NewerFormatError: A newer server wrote it.
-    """
+    """Read one snapshot."""
     try:
         # zstandard heeds `max_output_size` only where the frame does not say its size.
         if zstandard.frame_content_size(data) > SNAPSHOT_SIZE_BYTES_MAX:

@@ -69,11 +69,7 @@ def limits_to_text(value: BufferConfig) -> str:
 
 
 def limits_of_text(text: str) -> BufferConfig:
-    """Read what `limits_to_text` wrote, of whichever version.
-
-    Raises:
-        JournalFormatError: It is nothing of the kind.
-    """
+    """Read what `limits_to_text` wrote, of whichever version."""
     try:
         message = json_format.Parse(text, pb.BufferLimits(), ignore_unknown_fields=True)
         return _limits_of(message)
@@ -231,12 +227,7 @@ def _put_each(entries: Iterable[tuple[float, Entry]], messages: _Messages) -> No
 
 
 def entries_of(messages: Iterable[pb.Entry]) -> list[tuple[float, Entry]]:
-    """The entries of a turn, in order.
-
-    Raises:
-        NewerFormatError: One is of a kind that this server does not know.
-        ValueError, DomainError: One cannot be.
-    """
+    """The entries of a turn, in order."""
     read: list[tuple[float, Entry]] = []
     for message in messages:
         kind = message.WhichOneof("decision")

@@ -32,26 +32,13 @@ class NewerFormatError(JournalFormatError):
 
 
 def frame_turn(before: int, sequence: int, body: bytes) -> tuple[bytes, int]:
-    """Make a turn's record.
-
-    Args:
-        before: Chain of the turn before, or of the snapshot.
-        sequence: Of the turn.
-        body: What it says.
-
-    Returns:
-        The record, and its chain.
-    """
+    """Make a turn's record."""
     chain = _checksum(before, sequence, body)
     return _TURN.pack(TURN_MAGIC, chain) + body, chain
 
 
 def open_turn(before: int, sequence: int, record: bytes) -> tuple[bytes, int]:
-    """Body and chain of a turn's record.
-
-    Raises:
-        JournalFormatError: It is damaged, or does not follow the one before.
-    """
+    """Body and chain of a turn's record."""
     if not record.startswith(TURN_MAGIC) or len(record) < _TURN.size:
         raise JournalFormatError("a record is damaged, or is of another version of Breadbox")
     _, chain = _TURN.unpack_from(record)
@@ -74,11 +61,7 @@ def frame_snapshot(sequence: int, body: bytes, chain: int | None = None) -> byte
 
 
 def open_snapshot(sequence: int, record: bytes) -> tuple[bytes, int]:
-    """Body of a snapshot's record, and the chain that its turns go on from.
-
-    Raises:
-        JournalFormatError: It is damaged.
-    """
+    """Body of a snapshot's record, and the chain that its turns go on from."""
     if not record.startswith(SNAPSHOT_MAGIC) or len(record) < _SNAPSHOT.size:
         raise JournalFormatError("a snapshot is damaged, or is of another version of Breadbox")
     _, chain, checksum = _SNAPSHOT.unpack_from(record)

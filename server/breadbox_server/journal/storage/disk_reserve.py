@@ -35,21 +35,12 @@ REFILL_PERIOD_S: Final = 0.5
 
 
 def share_bytes(directory: Path) -> int:
-    """What the turns of a journal may take of the file system that it is on, and its log, each.
-
-    Raises:
-        OSError: The directory is not there.
-    """
+    """What the turns of a journal may take of the file system that it is on, and its log, each."""
     return DiskRoom.of(directory).size_bytes // SHARE
 
 
 class Reserve:
-    """Allocated room beside a journal.
-
-    Args:
-        directory: The journal's.
-        clock: Monotonic seconds.
-    """
+    """Allocated room beside a journal."""
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = monotonic) -> None:
         self._directory = directory
@@ -66,11 +57,7 @@ class Reserve:
         return count >= ROOM_PARTS
 
     def refill(self) -> int:
-        """Allocate parts that are not there, as far as there is room.
-
-        Returns:
-            Parts that are there.
-        """
+        """Allocate parts that are not there, as far as there is room."""
         with contextlib.suppress(OSError):
             make_private_directory(self._folder)
             part_bytes = min(share_bytes(self._directory), SIZE_BYTES_MAX) // PART_COUNT
@@ -83,10 +70,6 @@ class Reserve:
 
     def with_room(self, write: Callable[[], T], *, is_snapshot: bool = False) -> T:
         """Write, giving up one part after the other until there is room for it.
-
-        Args:
-            write: What to do; done again from its beginning.
-            is_snapshot: Whether it may have the last parts.
 
         Raises:
             JournalFullError: There is no room, and nothing is left to give up.

@@ -94,9 +94,6 @@ class JournalArchive(Protocol):
         Args:
             holder: The server that claims.
             displaced: Token of a holder that may be displaced although its heartbeat counts.
-
-        Raises:
-            JournalHeldError: Another server's heartbeat still counts; nothing was changed.
         """
 
     def send_heartbeat(self) -> None:
@@ -111,11 +108,7 @@ class JournalArchive(Protocol):
         """Whether there is anything of a journal: it is to be read back, or refused."""
 
     def begin(self, data: bytes) -> None:
-        """Write the first snapshot, whose sequence is `BEGINNING`. Needs the claim.
-
-        Raises:
-            JournalTakenError: Another server has claimed it since.
-        """
+        """Write the first snapshot, whose sequence is `BEGINNING`. Needs the claim."""
 
     def read_snapshot(self) -> tuple[int, bytes]:
         """The newest snapshot and its sequence.
@@ -132,21 +125,13 @@ class JournalArchive(Protocol):
         """
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
-        """Replace the snapshot by this one, whole or not at all, unless it is an older one.
-
-        Raises:
-            JournalTakenError: The journal was claimed since this was opened to read it.
-        """
+        """Replace the snapshot by this one, whole or not at all, unless it is an older one."""
 
     def read_note(self, name: str) -> str:
         """What was noted under a name beside the journal; empty when nothing was."""
 
     def write_note(self, name: str, text: str) -> None:
-        """Note something under a name. Needs the claim.
-
-        Raises:
-            JournalTakenError: Another server has claimed it since.
-        """
+        """Note something under a name. Needs the claim."""
 
     def close(self) -> None:
         """Close files or connections. Idempotent."""
@@ -197,12 +182,6 @@ class JournalWriter(Protocol):
     async def renew(self, sequence: int) -> str:
         """Send a heartbeat, and check that the journal is still this server's, and whole.
 
-        Args:
-            sequence: Of the last turn that was written.
-
-        Returns:
-            Which start of the store that it is in has answered; see `Journal.renew`.
-
         Raises:
             JournalUnavailableError: It cannot be reached.
             JournalLostError: Turns are gone.
@@ -214,21 +193,10 @@ class JournalWriter(Protocol):
 
         What can still be read of the old one stays until the new one is whole, which has `notes`
         beside it: those of the old one may be gone, or be older.
-
-        Raises:
-            JournalUnavailableError: It cannot be reached; try again.
-            JournalTakenError: Another server writes this journal.
         """
 
     async def trim(self, up_to: int) -> bool:
-        """Delete some of the turns that a snapshot has made superfluous, a small portion.
-
-        Returns:
-            Whether there may be more to delete.
-
-        Raises:
-            JournalUnavailableError: It cannot be reached.
-        """
+        """Delete some of the turns that a snapshot has made superfluous, a small portion."""
 
     async def close(self) -> None:
         """Give the claim up, so that the next server need not wait, and close. Idempotent."""
@@ -268,8 +236,4 @@ class JournalView(JournalArchive, Protocol):
     """A journal that others can follow while one server writes it."""
 
     def look(self, first: int) -> JournalStatus:
-        """See what there is from a turn on; changes nothing.
-
-        Raises:
-            JournalUnavailableError: It cannot be reached.
-        """
+        """See what there is from a turn on; changes nothing."""

@@ -12,7 +12,6 @@ from breadbox_server.journal.storage.disk_reserve import share_bytes
 from breadbox_server.journal.storage.interface import (
     JournalArchive,
     JournalUnavailableError,
-    JournalView,
     JournalWriter,
 )
 from breadbox_server.journal.storage.sqlite import SqliteArchive, SqliteWriter
@@ -39,9 +38,6 @@ class JournalPlace:
         Args:
             journal: "auto": beside the payloads; "none": nowhere; else a URL like a store's.
             store: URL of the payload store.
-
-        Raises:
-            StoreUrlError: A URL is malformed.
         """
         if journal == NONE:
             return None
@@ -75,11 +71,7 @@ class JournalPlace:
         return share_bytes(Path(self.where))
 
     def open_archive(self) -> JournalArchive:
-        """Open it for reading back; makes the directory of a new one.
-
-        Raises:
-            JournalError: It cannot be reached, or is no journal.
-        """
+        """Open it for reading back; a `JournalView` where `is_shared`."""
         if self.kind == "redis":
             # redis-py takes long to load, and a server over a directory does without it.
             from breadbox_server.journal.storage.redis_stream import RedisArchive
@@ -94,27 +86,8 @@ class JournalPlace:
             ) from error
         return SqliteArchive(directory)
 
-    def open_view(self) -> JournalView:
-        """Open it for following it while another server writes; only where `is_shared`.
-
-        Raises:
-            JournalError: It cannot be reached, or is no journal.
-        """
-        from breadbox_server.journal.storage.redis_stream import RedisArchive
-
-        assert self.is_shared
-        return RedisArchive(self.where)
-
     def open_writer(self, claim: Claim, *, sync: bool) -> JournalWriter:
-        """Open it for writing.
-
-        Args:
-            claim: Of the same place; it lasts as long as the archive that made it is open.
-            sync: Whether a turn must survive the machine. Redis does as it is configured.
-
-        Raises:
-            JournalUnavailableError: It cannot be reached.
-        """
+        """Open it for writing."""
         if self.kind == "redis":
             from breadbox_server.journal.storage.redis_stream import RedisWriter
 

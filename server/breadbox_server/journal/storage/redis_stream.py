@@ -15,9 +15,8 @@ one that also looks whether it is whole: that makes an append that is repeated a
 connection harmless, and finds out about a Redis that came back empty, or with less than it had.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
@@ -179,6 +178,8 @@ return {'OK'}
 )
 """Makes a snapshot all there is, whatever there was: one turn stays, with nothing in it, which the
 next one follows. ARGV: claim, sequence, pieces, epoch, then names and texts of notes."""
+_BEGUN: Final = (SNAPSHOT, TURNS, NOTES)
+"""Keys of `_BEGIN`."""
 _TRIM: Final = (
     _OURS
     + """
@@ -252,7 +253,7 @@ class RedisArchive:
         if self._holder is not None:
             heartbeat = (_heartbeat_of(self._holder), "PX", round(STARTING_S * 1000))
             with _translated_errors():
-                self._eval(_anyway("SET", ALIVE, *heartbeat))
+                self._eval(_ANYWAY, (ALIVE,), "SET", *heartbeat)
 
     def is_begun(self) -> bool:
         """See JournalArchive."""
@@ -265,8 +266,8 @@ class RedisArchive:
         pieces = _cut(data)
         with _translated_errors():
             for k, piece in enumerate(pieces):
-                self._eval(_anyway("SET", _piece(BEGINNING, k), piece))
-            self._eval(_begin(BEGINNING, len(pieces), self._seen_owner(), {}))
+                self._eval(_ANYWAY, (_piece(BEGINNING, k),), "SET", piece)
+            self._eval(_BEGIN, _BEGUN, *_beginning(BEGINNING, len(pieces), self._seen_owner(), {}))
 
     def read_snapshot(self) -> tuple[int, bytes]:
         """See JournalArchive."""
@@ -306,12 +307,7 @@ class RedisArchive:
                 expected += 1
 
     def _newest_ever(self) -> int:
-        """The latest turn that was ever written, which the stream knows if it has lost it.
-
-        Raises:
-            JournalDamagedError: There is no stream. Where there is a snapshot there is one: the
-                newest turn stays in it.
-        """
+        """The latest turn that was ever written, which the stream knows if it has lost it."""
         with _translated_errors():
             if not self._client.exists(TURNS):
                 raise JournalDamagedError(self._remedy("has no turns"))
@@ -345,10 +341,10 @@ class RedisArchive:
                 return
             halves = self._client.hgetall(HALF)
             pieces = _cut(data)
-            self._eval(_anyway("HSET", HALF, sequence, len(pieces)))
+            self._eval(_ANYWAY, (HALF,), "HSET", sequence, len(pieces))
             for k, piece in enumerate(pieces):
-                self._eval(_anyway("SET", _piece(sequence, k), piece))
-            if self._eval(_head(sequence, len(pieces))):
+                self._eval(_ANYWAY, (_piece(sequence, k),), "SET", piece)
+            if self._eval(_HEAD, (SNAPSHOT,), sequence, len(pieces)):
                 # From here on the newer one counts; what is left of others is of no use.
                 useless = _useless(sequence, len(pieces), old, halves)
             else:
@@ -366,15 +362,15 @@ class RedisArchive:
     def write_note(self, name: str, text: str) -> None:
         """See JournalArchive."""
         with _translated_errors():
-            self._eval(_anyway("HSET", NOTES, name, text))
+            self._eval(_ANYWAY, (NOTES,), "HSET", name, text)
 
     def close(self) -> None:
         """See JournalArchive."""
         self._client.close()
 
-    def _eval(self, call: "_Call") -> Any:
+    def _eval(self, script: str, keys: Iterable[str], *values: str | bytes | int) -> Any:
         """Run a script that writes; gives what it answers."""
-        return _checked(self._client.eval(*call.arguments(self._seen_owner())))
+        return _checked(self._client.eval(*_arguments(self._seen_owner(), script, keys, values)))
 
     def _seen_owner(self) -> str:
         if self._owner is None:
@@ -402,15 +398,11 @@ class RedisWriter:
     def __init__(
         self, url: str, claim: Claim, *, carries_payloads: bool = False, answer_s: float = 5.0
     ) -> None:
-        self._claim = claim
+        self.claim = claim
+        """See JournalWriter."""
         self.carries_payloads = carries_payloads
         """See JournalWriter."""
         self._client: Any = open_redis_async(url, answer_s=answer_s)
-
-    @property
-    def claim(self) -> Claim:
-        """See JournalWriter."""
-        return self._claim
 
     def has_room(self) -> bool:
         """See JournalWriter: it is written at maxmemory too."""
@@ -420,18 +412,18 @@ class RedisWriter:
         self, sequence: int, data: bytes, payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS
     ) -> bool:
         """See JournalWriter."""
-        claim = self._claim
+        claim = self.claim
         keys: list[str | bytes] = [TURNS]
         if payloads:
             # Not otherwise: in a cluster they may be on another node.
             keys += [JOURNALS_KEY, *(piece_key(each, 0) for each in payloads)]
         turn = (sequence, sequence - 1, data, claim.epoch, claim.journal)
-        return not await self._eval(_Call(_APPEND, tuple(keys), (*turn, *payloads.values())))
+        return not await self._eval(_APPEND, keys, *turn, *payloads.values())
 
     async def renew(self, sequence: int) -> str:
         """See JournalWriter."""
         values = (sequence, *self._heartbeat())
-        run_id: bytes = await self._eval(_Call(_RENEW, (TURNS, SNAPSHOT), values))
+        run_id: bytes = await self._eval(_RENEW, (TURNS, SNAPSHOT), *values)
         return run_id.decode()
 
     async def begin_again(self, sequence: int, snapshot: bytes, notes: Mapping[str, str]) -> None:
@@ -441,11 +433,13 @@ class RedisWriter:
             old = await self._client.hgetall(SNAPSHOT)
             halves = await self._client.hgetall(HALF)
         pieces = _cut(snapshot)
-        await self._eval(_anyway("HSET", HALF, sequence, len(pieces)))
+        await self._eval(_ANYWAY, (HALF,), "HSET", sequence, len(pieces))
         for k, piece in enumerate(pieces):
-            await self._eval(_anyway("SET", _piece(sequence, k), piece))
+            await self._eval(_ANYWAY, (_piece(sequence, k),), "SET", piece)
         # Until the snapshot counts, what is left of the old journal is all there is.
-        await self._eval(_begin(sequence, len(pieces), self._claim.to_text(), notes))
+        await self._eval(
+            _BEGIN, _BEGUN, *_beginning(sequence, len(pieces), self.claim.to_text(), notes)
+        )
         with kept_cancellation(), _translated_errors():
             if useless := _useless(sequence, len(pieces), old, halves):
                 await self._client.unlink(*useless)
@@ -453,27 +447,30 @@ class RedisWriter:
 
     def _heartbeat(self) -> tuple[str, int]:
         """And for how many milliseconds it counts."""
-        return _heartbeat_of(self._claim.holder), round(ALIVE_S * 1000)
+        return _heartbeat_of(self.claim.holder), round(ALIVE_S * 1000)
 
     async def _claim_again(self) -> None:
         """Raise the epoch beyond the one that was lost, so that nothing of it can come back."""
-        claim = self._claim
+        claim = self.claim
         with kept_cancellation(), _translated_errors():
             answer = await self._client.eval(
                 *(_CLAIM_AGAIN, 3, OWNER, _TOUCH, ALIVE, claim.epoch, claim.holder.token),
                 *(claim.epoch + 1, claim.journal, *self._heartbeat()),
             )
-        self._claim = as_claim(_checked(answer), claim.holder)
+        self.claim = as_claim(_checked(answer), claim.holder)
 
-    async def _eval(self, call: "_Call") -> Any:
+    async def _eval(
+        self, script: str, keys: Iterable[str | bytes], *values: str | bytes | int
+    ) -> Any:
         with kept_cancellation(), _translated_errors():
-            answer = await self._client.eval(*call.arguments(self._claim.to_text()))
+            arguments = _arguments(self.claim.to_text(), script, keys, values)
+            answer = await self._client.eval(*arguments)
         return _checked(answer)
 
     async def trim(self, up_to: int) -> bool:
         """See JournalWriter. What is lost or another server's is left as it is."""
         try:
-            trimmed = await self._eval(_Call(_TRIM, (TURNS, SNAPSHOT), (up_to, TRIM_TURNS)))
+            trimmed = await self._eval(_TRIM, (TURNS, SNAPSHOT), up_to, TRIM_TURNS)
         except (JournalLostError, JournalTakenError):
             return False
         # Redis deletes whole nodes of a stream, some hundred turns; the last stays for later.
@@ -483,32 +480,21 @@ class RedisWriter:
         """See JournalWriter. A Redis that does not answer keeps the claim until it expires."""
         try:
             with kept_cancellation(), suppress(*REDIS_ERRORS):
-                await self._client.eval(_RELEASE, 2, OWNER, ALIVE, self._claim.to_text())
+                await self._client.eval(_RELEASE, 2, OWNER, ALIVE, self.claim.to_text())
         finally:
             await self._client.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A script that only the owner may run, and what it is given beside the owner's keys."""
-
-    script: str
-    keys: tuple[str | bytes, ...]
-    values: tuple[str | bytes | int, ...]
-
-    def arguments(self, owner: str) -> tuple[Any, ...]:
-        """Arguments of EVAL."""
-        keys = (OWNER, _TOUCH, ALIVE, *self.keys)
-        return (self.script, len(keys), *keys, owner, *self.values)
+def _arguments(
+    owner: str, script: str, keys: Iterable[str | bytes], values: Iterable[str | bytes | int]
+) -> tuple[Any, ...]:
+    """Return the arguments of EVAL for a script that only the owner may run."""
+    all_keys = (OWNER, _TOUCH, ALIVE, *keys)
+    return (script, len(all_keys), *all_keys, owner, *values)
 
 
 def _checked(answer: list[bytes]) -> Any:
-    """What a script that only the owner may run has answered.
-
-    Raises:
-        JournalTakenError: The journal is another server's.
-        JournalLostError: It is of an older epoch, or has less than it had.
-    """
+    """What a script that only the owner may run has answered."""
     if answer[0] == b"TAKEN":
         raise JournalTakenError(f"another server ({_holder(answer[1]).shown}) took the journal")
     if answer[0] == b"LOST":
@@ -530,21 +516,12 @@ def _holder(alive: bytes) -> Holder:
     return Holder.from_text(alive.decode(errors="replace").partition(" ")[2])
 
 
-def _anyway(command: str, key: str, *arguments: str | bytes | int) -> _Call:
-    """One command on one key that must work at maxmemory too."""
-    return _Call(_ANYWAY, (key,), (command, *arguments))
-
-
-def _head(sequence: int, piece_count: int) -> _Call:
-    """Makes a snapshot the one that counts; answered 0 if it is too old."""
-    return _Call(_HEAD, (SNAPSHOT,), (sequence, piece_count))
-
-
-def _begin(sequence: int, piece_count: int, owner: str, notes: Mapping[str, str]) -> _Call:
-    """Makes a snapshot all there is, with notes beside it."""
+def _beginning(
+    sequence: int, piece_count: int, owner: str, notes: Mapping[str, str]
+) -> tuple[str | int, ...]:
+    """Return what `_BEGIN` makes all there is: a snapshot, with notes beside it."""
     epoch = owner.partition(" ")[0]
-    words = list(chain.from_iterable(notes.items()))
-    return _Call(_BEGIN, (SNAPSHOT, TURNS, NOTES), (sequence, piece_count, epoch, *words))
+    return (sequence, piece_count, epoch, *chain.from_iterable(notes.items()))
 
 
 def _cut(data: bytes) -> list[bytes]:

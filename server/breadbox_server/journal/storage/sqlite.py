@@ -208,11 +208,7 @@ class SqliteArchive:
         return self._directory / END_NAME
 
     def _read_end(self) -> int | None:
-        """Return the newest turn that was written for good, or None if there is no word of it.
-
-        Raises:
-            JournalDamagedError: The word cannot be read.
-        """
+        """Return the newest turn that was written for good, or None if there is no word of it."""
         try:
             record = self._end_path.read_bytes()
         except FileNotFoundError:
@@ -250,9 +246,13 @@ class SqliteWriter:
             reaches the disk, in a thread. Without it a commit is some tens of microseconds.
     """
 
+    carries_payloads = False
+    """See JournalWriter: they are files beside it."""
+
     def __init__(self, directory: Path, claim: Claim, *, sync: bool) -> None:
         self._directory = directory
-        self._claim = claim
+        self.claim = claim
+        """See JournalWriter."""
         self._thread = ThreadPoolExecutor(1, "journal") if sync else None
         self._reserve = Reserve(directory)
         self._connection = self._reserve.with_room(self._connect)
@@ -260,22 +260,12 @@ class SqliteWriter:
         self._end = self._open_end()
         self._reserve.refill()
 
-    @property
-    def claim(self) -> Claim:
-        """See JournalWriter."""
-        return self._claim
-
     def _connect(self) -> sqlite3.Connection:
         connection = _connect(self._directory, sync=self._thread is not None)
         if self._thread is None:
             # On the loop nobody is answered while it waits: the turn is tried again instead.
             connection.execute("PRAGMA busy_timeout = 0")
         return connection
-
-    @property
-    def carries_payloads(self) -> bool:
-        """See JournalWriter: they are files beside it."""
-        return False
 
     def has_room(self) -> bool:
         """See JournalWriter: while most of the reserve is there."""
@@ -301,7 +291,7 @@ class SqliteWriter:
             # First of all a write, with which this connection is alone until the commit.
             written = self._connection.execute(
                 "INSERT INTO turns (sequence, data, epoch) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-                (sequence, data, self._claim.epoch),
+                (sequence, data, self.claim.epoch),
             ).rowcount
             self._check_ours()
             if not written:
@@ -323,15 +313,15 @@ class SqliteWriter:
         (row,) = self._connection.execute(
             "SELECT data, epoch FROM turns WHERE sequence = ?", (sequence,)
         )
-        if row != (data, self._claim.epoch):
+        if row != (data, self.claim.epoch):
             raise JournalLostError(f"{self._directory / FILE_NAME} holds another turn {sequence}")
 
     def _check_ours(self) -> None:
         text, holder = _read_owner(self._connection)
-        if text == self._claim.to_text():
+        if text == self.claim.to_text():
             return
         epoch, token, _ = owner_from_text(text)
-        if epoch >= self._claim.epoch and token != self._claim.holder.token:
+        if epoch >= self.claim.epoch and token != self.claim.holder.token:
             raise JournalTakenError(f"another server ({holder.shown}) took the journal")
         raise JournalLostError(f"{self._directory / FILE_NAME} is older than it was")
 
@@ -382,9 +372,9 @@ class SqliteWriter:
         self._write_end(sequence)
         owner, _ = _read_owner(self._connection)
         epoch, _, _ = owner_from_text(owner)
-        claim = self._claim.raised(max(epoch, self._claim.epoch) + 1)
+        claim = self.claim.raised(max(epoch, self.claim.epoch) + 1)
         self._reserve.with_room(partial(_write_beginning, self._connection, claim, notes))
-        self._claim = claim
+        self.claim = claim
 
     async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Do it at once, or in the thread where each commit reaches the disk."""
