@@ -41,6 +41,7 @@ class Form(Generic[M, V]):
         parts: Forms, by attribute, of fields that hold messages.
         reads: Functions, by attribute, through which what is read goes.
         absent: What absence stands for, by attribute; where an attribute may be None, that.
+        same: Attributes that are read as the object of an earlier one where they are equal to it.
         within: Columns, by attribute, that are fields of the message itself.
         beside: Attributes that the message does not have: `read` takes them behind the message.
         left_out: Fields that the value does not have.
@@ -55,6 +56,7 @@ class Form(Generic[M, V]):
         parts: Mapping[str, Any] = NOTHING,
         reads: Mapping[str, Callable[[Any], Any]] = NOTHING,
         absent: Mapping[str, Any] = NOTHING,
+        same: Mapping[str, str] = NOTHING,
         within: Mapping[str, "Columns[Any] | Functions"] = NOTHING,
         beside: Sequence[str] = (),
         left_out: Sequence[str] = (),
@@ -64,6 +66,7 @@ class Form(Generic[M, V]):
         self._parts = parts
         self._reads = reads
         self._absent = absent
+        self._same = same
         self._within = within
         self._beside = beside
         taken = {*left_out, *(name for columns in within.values() for name in columns.fields)}
@@ -116,6 +119,10 @@ class Form(Generic[M, V]):
         term = f"m.{field.name}"
         if change:
             term = f"tuple(map({name}_, {term}))" if is_repeated and part else f"{name}_({term})"
+        if name in self._same.values():
+            return f"({name}1 := {term})"
+        if first := self._same.get(name):
+            return f"({first}1 if (each := {term}) == {first}1 else each)"
         if field.has_presence and (name in self._absent or type(None) in self._kinds(name)):
             term = f"{term} if m.HasField({field.name!r}) else {name}0"
         return term

@@ -51,7 +51,12 @@ from breadbox_server.core.model.inputs import (
     UpdatePriorities,
 )
 from breadbox_server.core.model.schemas import Schema, SchemaArray
-from breadbox_server.core.model.validation import check_fragment, check_int, check_payload
+from breadbox_server.core.model.validation import (
+    check_fragment,
+    check_int,
+    check_name,
+    check_payload,
+)
 from breadbox_server.core.rules.reading import Cursor
 from breadbox_server.limits import (
     APPEND_FRAGMENTS_MAX,
@@ -76,8 +81,6 @@ DEFAULT_BUFFER_NAME: Final = "default"
 IDS_SHARED_MAX: Final = 65_536
 """Ids of sessions and workers of which equal ones are one object."""
 _shared: Final = lru_cache(maxsize=IDS_SHARED_MAX)(str)
-as_one_version: Final = lru_cache(maxsize=1024)(int)
-"""Return the same object for equal model versions: very many fragments have them."""
 
 
 def as_one_object(text: str) -> str:
@@ -101,17 +104,17 @@ payload_of: Final = PAYLOAD.read
 """Return the core's payload for a message, or for a reference as the stores name it."""
 to_payload: Final[Callable[[Any], fragment_pb2.PayloadReference]] = PAYLOAD.message
 SCHEMA: Final = Functions(schema_of, lambda value, message: message.CopyFrom(message_of(value)))
+# Callers see to it that ids are short, as those of a journal are: see `as_one_object`.
 METADATA: Final = Form(
     fragment_pb2.FragmentMetadata,
     Fragment,
     parts={"payload": PAYLOAD},
     reads={
-        "worker_id": as_one_object,
-        "session_id": as_one_object,
-        "model_version_min": as_one_version,
-        "model_version_max": as_one_version,
+        "worker_id": _shared,
+        "session_id": _shared,
     },
     absent={"priority": PRIORITY_DEFAULT},
+    same={"model_version_max": "model_version_min"},
 )
 _GRANTED: Final = Form(
     fragment_pb2.FragmentReference,
@@ -280,6 +283,9 @@ def fragments(
     pieces_left = PIECES_MAX
     for position, message in enumerate(messages):
         try:
+            if len(message.worker_id) + len(message.session_id) > NAME_SIZE_BYTES_MAX:
+                check_name("worker_id", message.worker_id)
+                check_name("session_id", message.session_id)
             if bodies and bodies[position]:
                 value = _inline(message, bodies[position])
             else:

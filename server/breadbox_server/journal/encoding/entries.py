@@ -229,9 +229,11 @@ def _put_each(entries: Iterable[tuple[float, Entry]], messages: _Messages) -> No
 def entries_of(messages: Iterable[pb.Entry]) -> list[tuple[float, Entry]]:
     """The entries of a turn, in order."""
     read: list[tuple[float, Entry]] = []
+    buffer = BufferName("")
     for message in messages:
         kind = message.WhichOneof("decision")
-        buffer = BufferName(as_one_object(message.buffer))
+        if message.buffer != buffer:
+            buffer = BufferName(as_one_object(message.buffer))
         if kind == "fragment_admitted":
             fragment = METADATA.read(message.fragment_admitted)
             read.append((message.now, FragmentTaken(buffer, fragment, AdmissionOutcome.ADMITTED)))
