@@ -107,7 +107,7 @@ class EpisodeStateError(OfflineDataError):
 
 
 class ValidationError(OfflineDataError):
-    """A finding of a kind whose policy is to raise; the report has all of them."""
+    """A finding that the policy says to raise; the report has all of them."""
 
 
 class SamplingError(OfflineDataError):

@@ -469,19 +469,15 @@ def read_buffer(
     lease = client.fetch(fragment_count, max_wait_s, buffer=buffer)
     try:
         reader = FragmentReader()
-        for group in _groups(lease.references):
-            for fragment in client.load_fragments(group):
+        ordered = sorted(lease.references, key=_place_of)
+        for start in range(0, len(ordered), _FRAGMENTS_PER_READ):
+            for fragment in client.load_fragments(ordered[start : start + _FRAGMENTS_PER_READ]):
                 yield from reader.add(fragment)
         yield from reader.finish()
     finally:
         lease.release(ReleaseMode.RETURNED)
 
 
-def _groups(references: tuple[FragmentReference, ...]) -> Iterator[list[FragmentReference]]:
-    def place(reference: FragmentReference) -> tuple[str, str, int]:
-        metadata = reference.metadata
-        return metadata.session_id, metadata.worker_id, metadata.fragment_index
-
-    ordered = sorted(references, key=place)
-    for start in range(0, len(ordered), _FRAGMENTS_PER_READ):
-        yield ordered[start : start + _FRAGMENTS_PER_READ]
+def _place_of(reference: FragmentReference) -> tuple[str, str, int]:
+    metadata = reference.metadata
+    return metadata.session_id, metadata.worker_id, metadata.fragment_index

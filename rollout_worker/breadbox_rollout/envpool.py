@@ -8,16 +8,9 @@ from typing import Any
 
 
 def make(task_id: str, num_envs: int, seed: int, **options: Any) -> Any:
-    """Make a vector environment.
+    """Make a vector environment, as `envpool.make_gymnasium` does of "Pong-v5".
 
-    Args:
-        task_id: As in `envpool.make_gymnasium`, such as "Pong-v5".
-        num_envs: Environments inside.
-        seed: Of all of them.
-        **options: Handed on, such as `num_threads` or `frame_skip`.
-
-    Raises:
-        ImportError: The package is not installed.
+    It gets *options* such as `num_threads` or `frame_skip`. ImportError if it is not installed.
     """
     import envpool
 

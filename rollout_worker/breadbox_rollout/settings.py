@@ -1,4 +1,4 @@
-"""What `breadbox rollout` and `breadbox generate` are told."""
+"""Settings of `breadbox rollout` and `breadbox generate`."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ def default_worker_name() -> str:
     """Return a name that no other running worker has.
 
     Fragment indices begin at 0 with every start, so a name must not be used twice in a session.
-    The random part alone tells names apart: hosts may be called alike, and long names are cut.
+    The random part alone makes names differ: hosts may be called alike, and long names are cut.
     """
     host = re.sub(r"[^A-Za-z0-9_-]", "-", os.uname().nodename.split(".")[0])[:32]
     return f"{host}-{secrets.token_hex(8)}"
@@ -50,7 +50,7 @@ def mixed_seed(seed: int, worker_name: str) -> int:
 
 
 class PlaySettings(LogSettings):
-    """What workers and recordings are told of environments and policy."""
+    """Settings of environments and policy, of workers and recordings."""
 
     env: str
     """Gymnasium id, module:id, or module:factory."""
@@ -81,7 +81,7 @@ class PlaySettings(LogSettings):
 
 
 class RolloutSettings(PlaySettings, Connection):
-    """Everything that `breadbox rollout` is told."""
+    """Settings of `breadbox rollout`."""
 
     buffer: str = "default"
     """Buffer to fill."""
@@ -162,7 +162,7 @@ class RolloutSettings(PlaySettings, Connection):
 
 
 class GenerateSettings(PlaySettings, Connection):
-    """Everything that `breadbox generate` is told."""
+    """Settings of `breadbox generate`."""
 
     out: Path = setting(folder=True)
     """Folder for the files; made if it is not there."""
@@ -186,7 +186,7 @@ class GenerateSettings(PlaySettings, Connection):
     """Safetensors file of the policy, or a learner's checkpoint. Default: fresh weights."""
     greedy: bool = False
     """Take the policy's likeliest actions instead of drawing them."""
-    # BREADBOX_SERVER is set for the other commands, and whose weights play must be said.
+    # BREADBOX_SERVER is set for the other commands, and which weights play must be said.
     server: str = setting("", environment=False)
     """Take the current model of this server instead; BREADBOX_SERVER is not looked at."""
     buffer: str = "default"

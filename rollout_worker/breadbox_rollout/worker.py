@@ -148,11 +148,13 @@ class RolloutWorker:
         say_at = log_at + _SAY_WAITING_FIRST_S
         while not self._stop.is_set():
             self._heartbeat.beat()
-            self._take_models()
+            if self._are_seated:  # Until the spaces are known the watchers keep models.
+                for player in self._players:
+                    player.take_model()
             self._read_pool()
             if not self._in_session:
                 say_at = self._wait_for_session(say_at)
-            elif self._may_run():
+            elif self._patience_s() == 0.0:
                 self._turn()
             if self._clock() - log_at >= self._options.log_interval_s:
                 if self._in_session or self.step_count > self._logged_steps:
@@ -171,18 +173,6 @@ class RolloutWorker:
     @property
     def _are_seated(self) -> bool:
         return all(player.part for player in self._players)
-
-    def _take_models(self) -> None:
-        if not self._are_seated:
-            return  # The spaces are not known yet; until then the watchers keep models.
-        for player in self._players:
-            player.take_model()
-
-    def _sit(self) -> None:
-        """Give the players their rows, as soon as an environment has reported its rows."""
-        if self._pool.parts and not self._are_seated:
-            for player, part in zip(self._players, self._pool.parts, strict=True):
-                player.sit(part, self._pool.groups)
 
     def _wait_for_session(self, say_at: float) -> float:
         """Let time pass until a learner is there; says so now and then. Produces nothing."""
@@ -203,13 +193,15 @@ class RolloutWorker:
     # Environments ------------------------------------------------------------------------------
 
     def _read_pool(self) -> None:
-        patience_s = self._ready.patience_s(self._pool.live_env_count, now=self._clock())
+        patience_s = self._patience_s()
         # Without a session there is nothing to hurry for; otherwise no longer than a batch waits.
         wait_s = _POLL_S if patience_s is None else patience_s
         if not self._in_session and self._are_seated:
             wait_s = 0.0  # The wait is for a session then, not for environments.
         events = self._pool.poll(wait_s)
-        self._sit()
+        if self._pool.parts and not self._are_seated:
+            for player, part in zip(self._players, self._pool.parts, strict=True):
+                player.sit(part, self._pool.groups)
         for event in events:
             if isinstance(event, GroupReady):
                 self._group_ready(event)
@@ -227,18 +219,15 @@ class RolloutWorker:
         for failure in notes["failures"]:
             self._count_failure(failure["kind"], failure["detail"], failure["trace"])
         for episode in notes["episodes"]:
-            self._add_recording(episode)
+            assert self._recordings is not None
+            try:
+                entry = self._recordings.add(episode)
+            except OSError as error:
+                self._count_failure(FailureKind.RECORDING_FAILED.value, str(error))
+            else:
+                logger.info("recorded an episode of return %.1f", entry["return_sum"])
         for named in notes["tasks"]:
             self._players[0].name_task(group, named["env"], named["task"])
-
-    def _add_recording(self, episode: dict[str, Any]) -> None:
-        assert self._recordings is not None
-        try:
-            entry = self._recordings.add(episode)
-        except OSError as error:
-            self._count_failure(FailureKind.RECORDING_FAILED.value, str(error))
-        else:
-            logger.info("recorded an episode of return %.1f", entry["return_sum"])
 
     def _group_failed(self, event: GroupFailed) -> None:
         if event.notes is not None:
@@ -265,8 +254,9 @@ class RolloutWorker:
 
     # Turns -------------------------------------------------------------------------------------
 
-    def _may_run(self) -> bool:
-        return self._ready.patience_s(self._pool.live_env_count, now=self._clock()) == 0.0
+    def _patience_s(self) -> float | None:
+        """Return how long to wait for more environments, or None if none is ready."""
+        return self._ready.patience_s(self._pool.live_env_count, now=self._clock())
 
     def _turn(self) -> None:
         """Run the policies once, send their actions, then cut fragments while environments step."""

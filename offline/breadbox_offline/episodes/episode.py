@@ -216,6 +216,17 @@ class Episode:
         """
         self._demand_follows(later)
         start = later.lookback
+        infos, times = None, None
+        if self.infos is not None or later.infos is not None:
+            # The info at the seam belongs to the observation that both parts hold; the earlier part
+            # has it from the step that led there.
+            front = self.infos or [{} for _ in range(len(self.rewards) + 1)]
+            infos = [*front, *later.own_infos()[1:]]
+        if self.step_times is not None or later.step_times is not None:
+            own = self.step_times
+            if own is None:
+                own = np.arange(self.t_started - self.lookback, self.t)
+            times = np.concatenate([own, later.times()])
         return replace(
             self,
             observations=trees.concat(
@@ -223,8 +234,8 @@ class Episode:
             ),
             actions=trees.concat([self.actions, trees.rows(later.actions, start, None)]),
             rewards=np.concatenate([self.rewards, later.rewards[start:]]),
-            infos=self._joined_infos(later),
-            step_times=self._joined_times(later),
+            infos=infos,
+            step_times=times,
             extra_model_outputs={
                 name: trees.concat(
                     [output, trees.rows(later.extra_model_outputs[name], start, None)]
@@ -257,21 +268,6 @@ class Episode:
             problem = "the later part starts from another observation than this one ends with"
         if problem is not None:
             raise EpisodeJoinError(f"{self!r} cannot be continued: {problem}")
-
-    def _joined_infos(self, later: "Episode") -> Sequence[Info] | None:
-        if self.infos is None and later.infos is None:
-            return None
-        # The info at the seam belongs to the observation that both parts hold; the earlier part
-        # has it from the step that led there.
-        front = self.infos or [{} for _ in range(len(self.rewards) + 1)]
-        return [*front, *later.own_infos()[1:]]
-
-    def _joined_times(self, later: "Episode") -> NDArray[np.int64] | None:
-        if self.step_times is None and later.step_times is None:
-            return None
-        first = np.arange(self.t_started - self.lookback, self.t)
-        front = first if self.step_times is None else self.step_times
-        return np.concatenate([front, later.times()])
 
     def as_truncated(self) -> "Episode":
         """The same steps, marked as cut off if nothing ended them."""

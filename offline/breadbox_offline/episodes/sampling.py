@@ -67,6 +67,10 @@ class StepSampling:
         """Lowest n, and the number above the highest."""
         return (self.n_step, self.n_step + 1) if isinstance(self.n_step, int) else self.n_step
 
+    def powers(self) -> NDArray[Any]:
+        """Powers of the discount from 0 up to the largest n."""
+        return self.discount ** np.arange(self.n_step_range[1])
+
 
 def sample_steps(
     buffer: EpisodeBuffer,
@@ -90,15 +94,14 @@ def sample_steps(
         SamplingError: the buffer is empty, or `count` is less than 1.
     """
     sampling = sampling or StepSampling()
-    positions = _positions(buffer, count, positions)
-    low, high = sampling.n_step_range
-    is_fixed = high - low == 1
-    lengths = np.full(count, low) if is_fixed else buffer.draws.lengths(count, low, high)
-    powers = sampling.discount ** np.arange(high)
+    _demand_steps(buffer, count)
+    positions = _draw(buffer, count, positions, buffer.step_count)
+    lengths = _draw_lengths(buffer, count, sampling)
+    powers = sampling.powers()
     buffer.counters.sampled_step_count += count
     return [
         _sum_steps(held, n, powers, sampling)
-        for held, n in zip(buffer.held_steps(positions), lengths.tolist(), strict=True)
+        for held, n in zip(buffer.held_steps(positions), lengths, strict=True)
     ]
 
 
@@ -109,15 +112,21 @@ def _demand_steps(buffer: EpisodeBuffer, count: int) -> None:
         raise SamplingError("the episode buffer is empty: nothing can be drawn")
 
 
-def _positions(
-    buffer: EpisodeBuffer, count: int, positions: NDArray[np.int64] | None
+def _draw(
+    buffer: EpisodeBuffer, count: int, positions: NDArray[np.int64] | None, held_count: int
 ) -> NDArray[np.int64]:
-    _demand_steps(buffer, count)
+    """Return positions below `held_count`: those that were given, or as many drawn ones."""
     if positions is None:
-        return buffer.draws.steps(count, buffer.step_count)
+        return buffer.draws.steps(count, held_count)
     if len(positions) != count:
         raise SamplingError(f"{len(positions)} positions for {count} items")
     return positions
+
+
+def _draw_lengths(buffer: EpisodeBuffer, count: int, sampling: StepSampling) -> list[int]:
+    """Return how many steps each item sums."""
+    low, high = sampling.n_step_range
+    return [low] * count if high - low == 1 else buffer.draws.lengths(count, low, high).tolist()
 
 
 def _sum_steps(held: HeldStep, n: int, powers: NDArray[Any], sampling: StepSampling) -> Episode:
@@ -185,15 +194,11 @@ def sample_moments(
     """
     sampling = sampling or StepSampling()
     _demand_steps(buffer, count)
-    if positions is None:
-        positions = buffer.draws.steps(count, buffer.moment_count)
-    if len(positions) != count:
-        raise SamplingError(f"{len(positions)} positions for {count} moments")
-    low, high = sampling.n_step_range
-    lengths = np.full(count, low) if high - low == 1 else buffer.draws.lengths(count, low, high)
-    powers = sampling.discount ** np.arange(high)
+    positions = _draw(buffer, count, positions, buffer.moment_count)
+    lengths = _draw_lengths(buffer, count, sampling)
+    powers = sampling.powers()
     drawn: list[list[Episode]] = []
-    for moment, n in zip(buffer.moments(positions), lengths.tolist(), strict=True):
+    for moment, n in zip(buffer.moments(positions), lengths, strict=True):
         items = [_sum_steps(held, n, powers, sampling) for held in moment.steps]
         for item in items:
             item.t_started = moment.time

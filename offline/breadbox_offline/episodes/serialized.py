@@ -43,12 +43,7 @@ def map_serialized(
 
 
 def unpack_episode(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Episode:
-    """One serialized episode.
-
-    Raises:
-        EpisodeStateError: corrupt, of an unknown layout, or with contents that are refused.
-        EpisodeShapeError: its buffers do not fit together.
-    """
+    """Return one serialized episode; EpisodeStateError if it is corrupt or of an unknown layout."""
     with nested_at_most():
         state = unpack_message(data, limits=limits)
         if not isinstance(state, dict):
@@ -59,11 +54,7 @@ def unpack_episode(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Episo
 
 
 def pack_episode(episode: Episode) -> bytes:
-    """Serialize an episode.
-
-    Raises:
-        EpisodeStateError: it holds what cannot be written, such as an object in an info.
-    """
+    """Serialize an episode; EpisodeStateError if an info of it holds an object, say."""
     return pack_message(episode_to_state(episode))
 
 

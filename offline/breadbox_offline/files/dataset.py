@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from breadbox_offline.episodes.episode import Episode
-from breadbox_offline.episodes.serialized import map_serialized
 from breadbox_offline.episodes.validation import validate_episodes
 from breadbox_offline.errors import (
     OfflineDataError,
@@ -16,10 +15,9 @@ from breadbox_offline.files.manifest import MANIFEST_NAME, read_manifest
 from breadbox_offline.files.minari_dataset import MINARI_SCHEME, read_minari
 from breadbox_offline.files.readers import RowBatch, is_readable, read_file
 from breadbox_offline.report import ValidationPolicy, ValidationReport
-from breadbox_offline.rows.assembly import RowAssembler, map_rows
-from breadbox_offline.rows.options import MappingOptions, RowGrouping
-from breadbox_offline.rows.sample_batches import map_sample_batches
-from breadbox_offline.training.prelearner import ITEM, InputMode, detect_mode
+from breadbox_offline.rows.assembly import RowAssembler
+from breadbox_offline.rows.options import MappingOptions
+from breadbox_offline.training.prelearner import InputMode, detect_mode, map_columns
 
 
 @dataclass(slots=True)
@@ -96,10 +94,6 @@ class Dataset:
         mode = detect_mode(batch.columns, self.mapping)
         # The assembler numbers rows by itself: some of them wait for later batches.
         self.report.row_offset = 0 if mode is InputMode.COLUMNS else batch.first_row
-        if mode is InputMode.EPISODES:
-            return map_serialized(batch.columns[ITEM], self.report, limits=self.mapping.limits)
-        if mode is InputMode.SAMPLE_BATCHES:
-            return map_sample_batches(batch.columns, self.mapping, self.report)
-        if self.mapping.grouping == RowGrouping.ONE_STEP:
-            return map_rows(batch.columns, self.mapping, self.report)
-        return assembler.add(batch.columns, first_row=batch.first_row)
+        return map_columns(
+            batch.columns, mode, self.mapping, self.report, assembler, first_row=batch.first_row
+        )

@@ -98,16 +98,12 @@ def _read_npz(path: Path, limits: DataLimits) -> dict[str, NDArray[Any]]:
 def _stated_bytes(file: IO[bytes]) -> int:
     """Bytes of the array that a file says it holds; 0 of one that is no array."""
     try:
-        version = np.lib.format.read_magic(file)
-        is_first = version == (1, 0)
-        read = np.lib.format.read_array_header_1_0 if is_first else _HEADER_2
-        shape, _, dtype = read(file)
+        is_first = np.lib.format.read_magic(file) == (1, 0)
+        headers = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
+        shape, _, dtype = headers[0 if is_first else 1](file)
     except ValueError:
         return 0
     return math.prod(shape) * dtype.itemsize
-
-
-_HEADER_2 = np.lib.format.read_array_header_2_0
 
 
 def _read_observations(folder: Path, entry: dict[str, Any], limits: DataLimits) -> Tree:
@@ -117,7 +113,7 @@ def _read_observations(folder: Path, entry: dict[str, Any], limits: DataLimits) 
     if isinstance(tree, np.ndarray):
         return tree
     if "video_path" in entry:
-        frames = _read_video(_file_of(folder, entry, "video_path"), limits)
+        frames = _decode(_file_of(folder, entry, "video_path"), "mp4", limits)
     elif "base_image_path" in entry:
         frames = _read_images(_file_of(folder, entry, "base_image_path"), limits)
     elif tree is None:
@@ -128,7 +124,7 @@ def _read_observations(folder: Path, entry: dict[str, Any], limits: DataLimits) 
 
 
 def _tree(columns: dict[str, NDArray[Any]], root: str) -> Tree:
-    """The columns whose paths begin with `root`, as one tree."""
+    """Return the columns with paths below `root`, as one tree."""
     try:
         tree = gather({name: each for name, each in columns.items() if field_of(name) == root})
     except ValueError as error:
@@ -138,12 +134,12 @@ def _tree(columns: dict[str, NDArray[Any]], root: str) -> Tree:
     return tree[root]
 
 
-def _read_video(path: Path, limits: DataLimits) -> NDArray[np.uint8]:
-    return _decode(path, "mp4", limits)
-
-
 def _decode(path: Path, form: str, limits: DataLimits) -> NDArray[np.uint8]:
-    """All frames of a file."""
+    """Return all frames of a file.
+
+    Its container is given, and not found out from the contents: others can name further files,
+    which would be opened.
+    """
     import av
 
     frames: list[NDArray[np.uint8]] = []

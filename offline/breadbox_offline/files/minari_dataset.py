@@ -68,30 +68,28 @@ def read_minari(path: str, *, limits: DataLimits = DEFAULT_LIMITS) -> Iterator[E
         raise
     except _UNSOUND as error:
         raise UnsupportedDatasetError(f"cannot be opened: {error}", file=path) from error
-    for held in _sound_episodes(dataset, path):
+    episodes = iter(dataset.iterate_episodes())
+    while True:
+        try:
+            held = next(episodes, None)
+        except _UNSOUND as error:
+            raise OfflineDataError(
+                f"cannot be read: {type(error).__name__} {error}".splitlines()[0], file=path
+            ) from error
+        if held is None:
+            return
         with placed(file=path):
-            yield episode_from_minari(held, name)
+            episode = _episode_of(held, name)
+        yield episode
 
 
-def _sound_episodes(dataset: Any, path: str) -> Iterator[Any]:
-    try:
-        yield from dataset.iterate_episodes()
-    except OfflineDataError:
-        raise
-    except _UNSOUND as error:
-        raise OfflineDataError(
-            f"cannot be read: {type(error).__name__} {error}".splitlines()[0], file=path
-        ) from error
-
-
-def episode_from_minari(held: Any, dataset_name: str) -> Episode:
-    """One `minari.EpisodeData` as an episode."""
+def _episode_of(held: Any, dataset_name: str) -> Episode:
     terminations, truncations = np.asarray(held.terminations), np.asarray(held.truncations)
     is_empty = not len(terminations)
     return Episode(
         id=f"{dataset_name}/{held.id}",
-        observations=_arrays(held.observations),
-        actions=_arrays(held.actions),
+        observations=as_arrays(np.asarray, held.observations),
+        actions=as_arrays(np.asarray, held.actions),
         rewards=np.asarray(held.rewards),
         terminated=not is_empty and bool(terminations[-1]),
         truncated=not is_empty and bool(truncations[-1]),
@@ -164,7 +162,12 @@ def _create_dataset(minari: ModuleType, path: str, first: Episode, env_id: str |
             "action_space": _space_of(first.actions, path),
         }
     else:
-        held = {"env": _make_env(env_id, path)}
+        try:
+            held = {"env": gymnasium.make(env_id)}
+        except gymnasium.error.Error as error:
+            raise UnsupportedDatasetError(
+                f"environment {env_id!r} cannot be made: {error}", file=path
+            ) from error
     try:
         with warnings.catch_warnings():
             # Author, code and so on are wished for; the exporting user may not know them.
@@ -176,15 +179,6 @@ def _create_dataset(minari: ModuleType, path: str, first: Episode, env_id: str |
         raise _missing_package(path) from error
     except (OSError, ValueError) as error:
         raise UnsupportedDatasetError(f"cannot be written: {error}", file=path) from error
-
-
-def _make_env(env_id: str, path: str) -> gymnasium.Env[Any, Any]:
-    try:
-        return gymnasium.make(env_id)
-    except gymnasium.error.Error as error:
-        raise UnsupportedDatasetError(
-            f"environment {env_id!r} cannot be made: {error}", file=path
-        ) from error
 
 
 def _space_of(tree: Tree, path: str) -> spaces.Space[Any]:
@@ -240,10 +234,6 @@ def _to_minari(minari: ModuleType, episode: Episode) -> Any:
         terminations=last & done.terminated,
         truncations=last & done.truncated,
     )
-
-
-def _arrays(tree: Tree) -> Tree:
-    return as_arrays(np.asarray, tree)
 
 
 _METADATA_BYTES_MAX = 1 << 26

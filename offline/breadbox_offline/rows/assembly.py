@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from breadbox.model import trees
 from breadbox.model.trees import Tree
 from breadbox_offline.decoding.rows import row_types, rows_equal
-from breadbox_offline.episodes.episode import Episode, Info
+from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import SchemaError
 from breadbox_offline.report import FindingKind, FindingPolicy, ValidationReport
 from breadbox_offline.rows.columns import Columns, RowTable, read_rows
@@ -52,19 +52,14 @@ def one_step_episodes(table: RowTable, options: MappingOptions) -> list[Episode]
     for row in range(len(table)):
         agent_id = None if agent_ids is None else agent_ids[row]
         episodes.append(
-            Episode(
+            _episode_of(
+                table,
+                row,
+                row + 1,
                 id=uuid.uuid4().hex if table.eps_ids is None else table.eps_ids[row],
                 agent_id=agent_id,
                 module_id=_module_id(table, row, agent_id, options) if agent_ids else None,
                 observations=trees.row(pairs, row),
-                actions=trees.rows(table.actions, row, row + 1),
-                rewards=table.rewards[row : row + 1],
-                terminated=bool(table.terminated[row]),
-                truncated=bool(table.truncated[row]),
-                infos=None if table.infos is None else [{}, table.infos[row]],
-                extra_model_outputs={
-                    name: trees.rows(extra, row, row + 1) for name, extra in table.extras.items()
-                },
             )
         )
     return episodes
@@ -76,6 +71,21 @@ def _module_id(
     if table.module_ids is not None:
         return table.module_ids[row]
     return options.module_id_of(agent_id)
+
+
+def _episode_of(table: RowTable, start: int, stop: int, **own: Any) -> Episode:
+    """Return some rows as an episode, with what the table does not say."""
+    return Episode(
+        actions=trees.rows(table.actions, start, stop),
+        rewards=table.rewards[start:stop],
+        terminated=bool(table.terminated[stop - 1]),
+        truncated=bool(table.truncated[stop - 1]),
+        infos=None if table.infos is None else [{}, *table.infos[start:stop]],
+        extra_model_outputs={
+            name: trees.rows(extra, start, stop) for name, extra in table.extras.items()
+        },
+        **own,
+    )
 
 
 def step_times(t: NDArray[np.int64] | None, start: int, stop: int) -> NDArray[np.int64] | None:
@@ -201,7 +211,7 @@ def _assemble(
     table: RowTable, groups: _Groups, options: MappingOptions, report: ValidationReport
 ) -> list[Episode]:
     parts = _find_parts(table, groups, options, report)
-    observations = _all_observations(parts)
+    table, observations = parts.table, _all_observations(parts)
     group_starts = np.searchsorted(parts.groups.codes, np.arange(len(groups.keys)))
     episodes = []
     for number, (start, stop) in enumerate(
@@ -210,10 +220,23 @@ def _assemble(
         code = int(parts.groups.codes[start])
         if code in parts.skipped:
             continue
-        held = trees.rows(observations, start + number, stop + number + 1)
-        t = parts.table.t
-        t_started = start - int(group_starts[code]) if t is None else int(t[start])
-        episodes.append(_make_episode(parts, start, stop, held, t_started, options))
+        episode_id, agent_id = parts.groups.keys[code]
+        t = table.t
+        episode = _episode_of(
+            table,
+            start,
+            stop,
+            id=episode_id or "",
+            agent_id=agent_id,
+            module_id=_module_id(table, start, agent_id, options),
+            observations=trees.rows(observations, start + number, stop + number + 1),
+            t_started=start - int(group_starts[code]) if t is None else int(t[start]),
+            step_times=step_times(t, start, stop) if options.multi_agent else None,
+        )
+        if episode_id is None:
+            # Named by its content, so that reading the same rows again is noticed.
+            episode.id = episode.content_digest().hex()
+        episodes.append(episode)
     return episodes
 
 
@@ -302,38 +325,3 @@ def _all_observations(parts: _Parts) -> Tree:
         return buffer
 
     return trees.map_tree(fill, table.obs, table.new_obs)
-
-
-def _make_episode(
-    parts: _Parts,
-    start: int,
-    stop: int,
-    observations: Tree,
-    t_started: int,
-    options: MappingOptions,
-) -> Episode:
-    table = parts.table
-    episode_id, agent_id = parts.groups.keys[int(parts.groups.codes[start])]
-    infos: list[Info] | None = None
-    if table.infos is not None:
-        infos = [{}, *table.infos[start:stop]]
-    episode = Episode(
-        id=episode_id or "",
-        agent_id=agent_id,
-        module_id=_module_id(table, start, agent_id, options),
-        observations=observations,
-        actions=trees.rows(table.actions, start, stop),
-        rewards=table.rewards[start:stop],
-        terminated=bool(table.terminated[stop - 1]),
-        truncated=bool(table.truncated[stop - 1]),
-        t_started=t_started,
-        infos=infos,
-        step_times=step_times(table.t, start, stop) if options.multi_agent else None,
-        extra_model_outputs={
-            name: trees.rows(extra, start, stop) for name, extra in table.extras.items()
-        },
-    )
-    if episode_id is None:
-        # Named by its content, so that reading the same rows again is noticed.
-        episode.id = episode.content_digest().hex()
-    return episode

@@ -116,7 +116,7 @@ class PipelineContext:
     burn_in: int = 0
     """Steps at the start of a row that begins in mid-episode that only warm the state up."""
     module_of: Mapping[str, str] | Callable[[str], str] | None = None
-    """Module of an agent whose episode names none."""
+    """Module of an agent where its episode names none."""
     values: ValueFunction | None = None
     """The value function, for advantages."""
     model_version: int | None = None

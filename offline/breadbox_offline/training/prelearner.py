@@ -174,14 +174,8 @@ class OfflinePreLearner:
         Raises:
             OfflineDataError: the columns are malformed, or a finding's policy is to raise.
         """
-        mapping = self.config.mapping
-        if mode is InputMode.EPISODES:
-            return map_serialized(columns[ITEM], self.report, limits=mapping.limits)
-        if mode is InputMode.SAMPLE_BATCHES:
-            return map_sample_batches(columns, mapping, self.report)
-        if self.config.holds_unfinished and mapping.grouping == RowGrouping.ASSEMBLE:
-            return self._assembler.add(columns)
-        return map_rows(columns, mapping, self.report)
+        assembler = self._assembler if self.config.holds_unfinished else None
+        return map_columns(columns, mode, self.config.mapping, self.report, assembler)
 
     def take_in(self, episodes: list[Episode]) -> list[AddOutcome]:
         """Validate episodes and put them into the buffer; what cannot be used is reported.
@@ -325,6 +319,25 @@ def detect_mode(columns: Columns, mapping: MappingOptions) -> InputMode:
     first = rewards[0] if len(rewards) else 0.0
     is_sequence = isinstance(first, list | np.ndarray) and np.ndim(first) > 0
     return InputMode.SAMPLE_BATCHES if is_sequence else InputMode.COLUMNS
+
+
+def map_columns(
+    columns: Columns,
+    mode: InputMode,
+    mapping: MappingOptions,
+    report: ValidationReport,
+    assembler: RowAssembler | None,
+    *,
+    first_row: int = 0,
+) -> list[Episode]:
+    """Return the episodes of some columns; with an assembler, unfinished ones wait for more."""
+    if mode is InputMode.EPISODES:
+        return map_serialized(columns[ITEM], report, limits=mapping.limits)
+    if mode is InputMode.SAMPLE_BATCHES:
+        return map_sample_batches(columns, mapping, report)
+    if assembler is not None and mapping.grouping == RowGrouping.ASSEMBLE:
+        return assembler.add(columns, first_row=first_row)
+    return map_rows(columns, mapping, report)
 
 
 def _count_agent_steps(

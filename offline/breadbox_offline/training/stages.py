@@ -78,15 +78,16 @@ def add_columns(draft: Draft, _context: PipelineContext) -> None:
     """`actions`, `rewards`, end flags, and the extra model outputs that all episodes have."""
     episodes, columns = draft.episodes, draft.columns
     columns.setdefault(ACTIONS, [episode.own_actions() for episode in episodes])
-    columns.setdefault(REWARDS, [_floats(episode.own_rewards()) for episode in episodes])
-    columns.setdefault(TERMINATEDS, [_last_flag(e, is_set=e.terminated) for e in episodes])
-    columns.setdefault(TRUNCATEDS, [_last_flag(e, is_set=e.truncated) for e in episodes])
-    for name in _common_extras(episodes):
-        if name not in (STATE_IN, STATE_OUT):
-            columns.setdefault(
-                name,
-                [trees.rows(e.extra_model_outputs[name], e.lookback, None) for e in episodes],
-            )
+    rewards = [episode.own_rewards() for episode in episodes]
+    columns.setdefault(
+        REWARDS, [each if each.dtype.kind == "f" else each.astype(np.float32) for each in rewards]
+    )
+    columns.setdefault(TERMINATEDS, [_flag_at(len(e), len(e) - 1, e.terminated) for e in episodes])
+    columns.setdefault(TRUNCATEDS, [_flag_at(len(e), len(e) - 1, e.truncated) for e in episodes])
+    extras = [episode.own_extra_model_outputs() for episode in episodes]
+    for name in extras[0] if extras else ():
+        if name not in (STATE_IN, STATE_OUT) and all(name in each for each in extras):
+            columns.setdefault(name, [each[name] for each in extras])
 
 
 def cut_rows(draft: Draft, context: PipelineContext) -> None:
@@ -177,9 +178,9 @@ def add_one_step(draft: Draft, _context: PipelineContext) -> None:
     """
     originals = draft.episodes
     draft.episodes = [_with_one_step(episode) for episode in originals]
-    draft.columns[TERMINATEDS] = [_flag_before_last(e, is_set=e.terminated) for e in originals]
+    draft.columns[TERMINATEDS] = [_flag_at(len(e) + 1, len(e) - 1, e.terminated) for e in originals]
     draft.columns[TRUNCATEDS] = [
-        _flag_before_last(e, is_set=e.truncated or not e.is_done) for e in originals
+        _flag_at(len(e) + 1, len(e) - 1, e.truncated or not e.is_done) for e in originals
     ]
     draft.columns[LOSS_MASK] = [np.arange(len(e) + 1) < len(e) for e in originals]
 
@@ -258,27 +259,9 @@ def _estimate(
     ]
 
 
-def _floats(numbers: NDArray[Any]) -> NDArray[Any]:
-    return numbers if numbers.dtype.kind == "f" else numbers.astype(np.float32)
-
-
-def _last_flag(episode: Episode, *, is_set: bool) -> NDArray[np.bool_]:
-    flags = np.zeros(len(episode), dtype=np.bool_)
-    flags[-1:] = is_set
+def _flag_at(count: int, step: int, is_set: bool) -> NDArray[np.bool_]:
+    flags: NDArray[np.bool_] = (np.arange(count) == step) & is_set
     return flags
-
-
-def _flag_before_last(episode: Episode, *, is_set: bool) -> NDArray[np.bool_]:
-    flags = np.zeros(len(episode) + 1, dtype=np.bool_)
-    flags[-2] = is_set
-    return flags
-
-
-def _common_extras(episodes: Sequence[Episode]) -> list[str]:
-    if not episodes:
-        return []
-    shared = set.intersection(*(set(episode.extra_model_outputs) for episode in episodes))
-    return [name for name in episodes[0].extra_model_outputs if name in shared]
 
 
 def recorded_state(episode: Episode, step: int) -> Tree | None:

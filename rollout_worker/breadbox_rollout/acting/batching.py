@@ -37,7 +37,7 @@ class ReadyQueue:
         self._env_count += env_count
 
     def remove(self, group: int) -> None:
-        """Forget a group whose process is gone; fine if it does not wait."""
+        """Forget a group when its process is gone; fine if it does not wait."""
         kept = deque(waiting for waiting in self._waiting if waiting.group != group)
         self._waiting = kept
         self._env_count = sum(waiting.env_count for waiting in kept)

@@ -141,7 +141,7 @@ class Seated(ABC):
         return []
 
     def read_failed(self, group: int, arrays: GroupArrays | None) -> list[float]:
-        """Take in what a process that is gone had answered, as `read`; None: it had no arrays."""
+        """Take in what a process that is gone had answered, if it had arrays, as `read`."""
         return []
 
     def name_task(self, group: int, row: int, task: str) -> None:

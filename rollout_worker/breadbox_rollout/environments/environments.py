@@ -16,7 +16,7 @@ from breadbox.shared.extras import how_to_install
 Environment = gymnasium.Env[Any, Any]
 
 _CHEAP_MODULES = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
-"""Entry points of environments whose step costs less than waking another process."""
+"""Entry points of environments with steps that cost less than waking another process."""
 _ENVS_PER_CHEAP_PROCESS_MAX = 16
 _DRAWN_BY_PYGAME = (*_CHEAP_MODULES, "gymnasium.envs.box2d")
 """Entry points of environments that need pygame for a frame, and for nothing else."""

@@ -13,7 +13,7 @@ from breadbox.model.trees import child_path
 Space = gymnasium.Space[Any]
 
 _BOUNDS_KEPT_MAX = 4096
-"""Elements of a box whose bounds travel one by one; a larger one keeps the extremes only."""
+"""Elements of a box up to which its bounds are sent one by one; else only the extremes are."""
 
 
 def encode_space(space: Space, path: str = "") -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Unit(ABC):
 
     @abstractmethod
     def answer(self, notes: Notes) -> bool:
-        """Take the step whose actions are in the arrays; return whether `begin` has to follow."""
+        """Take a step with the actions in the arrays; return whether `begin` has to follow."""
 
     @abstractmethod
     def abort(self) -> None:

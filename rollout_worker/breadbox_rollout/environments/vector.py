@@ -1,6 +1,6 @@
 """Vector environments: several inside one object, which resets those that have ended by itself.
 
-What a step answers for a row whose episode ended depends on the autoreset mode:
+What a step answers for a row at the end of its episode depends on the autoreset mode:
 
     mode        this step            how the next episode begins
     NEXT_STEP   final observation    the next step ignores the row's action and resets it: the row

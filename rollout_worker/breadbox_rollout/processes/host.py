@@ -285,17 +285,11 @@ class Host:
             assert message == b"S"
             group.step()
             rounds += 1
-            if rounds % _ROUNDS_PER_MEMORY_CHECK == 0:
-                self._check_memory()
+            limit = self._memory_bytes_max if rounds % _ROUNDS_PER_MEMORY_CHECK == 0 else 0
+            if limit and (used := resident_bytes()) > limit:
+                detail = f"{used / 2**20:.0f} MiB are more than {limit / 2**20:.0f}"
+                raise EnvironmentFailedError(FailureKind.MEMORY_LIMIT, detail)
             self._send_done(group)
-
-    def _check_memory(self) -> None:
-        limit = self._memory_bytes_max
-        if limit and (used := resident_bytes()) > limit:
-            raise EnvironmentFailedError(
-                FailureKind.MEMORY_LIMIT,
-                f"{used / 2**20:.0f} MiB are more than {limit / 2**20:.0f}",
-            )
 
 
 def serve(connection: socket.socket, make_host: Callable[..., Host] = Host) -> int:

@@ -2,7 +2,7 @@
 
 A model is one immutable triple (session, version, weights). The watcher's thread makes it whole
 before the worker sees it; the worker takes it between two batches. So a step is never labelled with
-a version whose weights did not choose its action.
+a version that did not choose its action.
 """
 
 import logging
