@@ -18,18 +18,7 @@ from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.serialized import pack_episode
 from breadbox_offline.errors import OfflineDataError, SchemaError, UnsupportedDatasetError
 from breadbox_offline.files.readers import MSGPACK, PARQUET
-from breadbox_offline.rows.options import (
-    ACTIONS,
-    AGENT_ID,
-    EPS_ID,
-    MODULE_ID,
-    NEW_OBS,
-    OBS,
-    REWARDS,
-    TERMINATEDS,
-    TRUNCATEDS,
-    T,
-)
+from breadbox_offline.rows.options import Column
 from breadbox_offline.training.prelearner import ITEM
 
 
@@ -97,7 +86,7 @@ def _written_to(path: Path) -> Iterator[None]:
 
 def _demand_readable(episode: Episode) -> None:
     """Refuse what no reader here takes, before it is in a file."""
-    recorded = {OBS: episode.observations, ACTIONS: episode.actions}
+    recorded = {Column.OBS: episode.observations, Column.ACTIONS: episode.actions}
     for name, tree in (recorded | episode.extra_model_outputs).items():
         for path, leaf in trees.leaves(tree, name):
             try:
@@ -182,18 +171,18 @@ def step_columns(episode: Episode) -> dict[str, Any]:
     last = np.arange(count) == count - 1
     extras = episode.own_extra_model_outputs()
     columns: dict[str, Any] = {
-        EPS_ID: np.full(count, episode.id),
-        T: np.arange(episode.t_started, episode.t),
-        OBS: trees.rows(observations, 0, -1),
-        NEW_OBS: trees.rows(observations, 1, None),
-        ACTIONS: episode.own_actions(),
-        REWARDS: episode.own_rewards(),
-        TERMINATEDS: last & episode.terminated,
-        TRUNCATEDS: last & episode.truncated,
+        Column.EPS_ID: np.full(count, episode.id),
+        Column.T: np.arange(episode.t_started, episode.t),
+        Column.OBS: trees.rows(observations, 0, -1),
+        Column.NEW_OBS: trees.rows(observations, 1, None),
+        Column.ACTIONS: episode.own_actions(),
+        Column.REWARDS: episode.own_rewards(),
+        Column.TERMINATEDS: last & episode.terminated,
+        Column.TRUNCATEDS: last & episode.truncated,
         # One without leaves has no rows to be a column of.
         **{name: tree for name, tree in extras.items() if any(trees.leaves(tree))},
     }
-    for name, value in ((AGENT_ID, episode.agent_id), (MODULE_ID, episode.module_id)):
+    for name, value in ((Column.AGENT_ID, episode.agent_id), (Column.MODULE_ID, episode.module_id)):
         if value is not None:
             columns[name] = np.full(count, value)
     return columns

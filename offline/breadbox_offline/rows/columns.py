@@ -20,23 +20,7 @@ from breadbox_offline.errors import (
     SpaceMismatchError,
     placed,
 )
-from breadbox_offline.rows.options import (
-    ACTIONS,
-    AGENT_ID,
-    DONE,
-    DONES,
-    EPS_ID,
-    INFOS,
-    MODULE_ID,
-    NEW_OBS,
-    OBS,
-    REWARDS,
-    TERMINATEDS,
-    TRUNCATEDS,
-    MappingOptions,
-    OfflineSchema,
-    T,
-)
+from breadbox_offline.rows.options import DONE, Column, MappingOptions, OfflineSchema
 
 Columns = Mapping[str, Any]
 """Columns of equal length: arrays, lists, or (already nested) dicts and tuples of arrays."""
@@ -95,9 +79,9 @@ def is_packed(values: Any, canonical: str, physical: str, options: MappingOption
         return False
     listed = options.packed_columns
     if listed is not None:
-        names = {canonical, physical} | ({OBS} if canonical == NEW_OBS else set())
-        if canonical == OBS:
-            names.add(NEW_OBS)
+        names = {canonical, physical} | ({Column.OBS} if canonical == Column.NEW_OBS else set())
+        if canonical == Column.OBS:
+            names.add(Column.NEW_OBS)
         return not names.isdisjoint(listed)
     first_text = next((value for value in values if isinstance(value, str | bytes)), None)
     return packing.looks_packed(first_text)
@@ -106,9 +90,9 @@ def is_packed(values: Any, canonical: str, physical: str, options: MappingOption
 def space_spec(canonical: str, options: MappingOptions) -> SpaceSpec | None:
     """The composite space of a column, if one was given; others need no conversion."""
     space = {
-        OBS: options.observation_space,
-        NEW_OBS: options.observation_space,
-        ACTIONS: options.action_space,
+        Column.OBS: options.observation_space,
+        Column.NEW_OBS: options.observation_space,
+        Column.ACTIONS: options.action_space,
     }.get(canonical)
     return composite_spec(space)
 
@@ -281,27 +265,40 @@ def read_rows(columns: Columns, options: MappingOptions, *, first_row: int = 0) 
     schema = options.schema
     count = row_count(columns)
     if options.multi_agent:
-        schema.require(AGENT_ID, columns, "the data is said to hold several agents")
-    names = {name: schema.require(name, columns) for name in (OBS, ACTIONS, REWARDS)}
-    flat = (REWARDS, TERMINATEDS, TRUNCATEDS, DONES, EPS_ID, AGENT_ID, MODULE_ID, T)
+        schema.require(Column.AGENT_ID, columns, "the data is said to hold several agents")
+    names = {
+        name: schema.require(name, columns) for name in (Column.OBS, Column.ACTIONS, Column.REWARDS)
+    }
+    flat = (
+        Column.REWARDS,
+        Column.TERMINATEDS,
+        Column.TRUNCATEDS,
+        Column.DONES,
+        Column.EPS_ID,
+        Column.AGENT_ID,
+        Column.MODULE_ID,
+        Column.T,
+    )
     demand_flat(
         columns,
         [*(schema.find(name, columns) for name in flat), *find_flag_columns(columns, schema)],
     )
     terminated, truncated, used = _read_flags(columns, schema, count)
-    obs = samples_tree(columns[names[OBS]], OBS, names[OBS], options)
-    infos = schema.find(INFOS, columns)
-    t = schema.find(T, columns)
+    obs = samples_tree(columns[names[Column.OBS]], Column.OBS, names[Column.OBS], options)
+    infos = schema.find(Column.INFOS, columns)
+    t = schema.find(Column.T, columns)
     return RowTable(
         obs=obs,
         new_obs=_read_new_obs(columns, obs, options),
-        actions=samples_tree(columns[names[ACTIONS]], ACTIONS, names[ACTIONS], options),
-        rewards=float_numbers(columns[names[REWARDS]], names[REWARDS]),
+        actions=samples_tree(
+            columns[names[Column.ACTIONS]], Column.ACTIONS, names[Column.ACTIONS], options
+        ),
+        rewards=float_numbers(columns[names[Column.REWARDS]], names[Column.REWARDS]),
         terminated=terminated,
         truncated=truncated,
-        eps_ids=_read_ids(columns, EPS_ID, schema),
-        agent_ids=_read_ids(columns, AGENT_ID, schema),
-        module_ids=_read_ids(columns, MODULE_ID, schema),
+        eps_ids=_read_ids(columns, Column.EPS_ID, schema),
+        agent_ids=_read_ids(columns, Column.AGENT_ID, schema),
+        module_ids=_read_ids(columns, Column.MODULE_ID, schema),
         t=None if t is None else whole_numbers(columns[t], t),
         infos=None if infos is None else infos_of(rows_of(columns[infos]), infos),
         extras={
@@ -318,16 +315,18 @@ def find_flag_columns(columns: Columns, schema: OfflineSchema) -> tuple[str | No
     `terminateds` goes first. Without it the old stack's `dones` (under its own name or the
     schema's), or `done`, says terminated.
     """
-    terminated = schema.find(TERMINATEDS, columns)
+    terminated = schema.find(Column.TERMINATEDS, columns)
     if terminated is None:
-        candidates = (DONES, schema.physical(DONES), DONE)
+        candidates = (Column.DONES, schema.physical(Column.DONES), DONE)
         mapped = {
-            physical for name, physical in schema.columns.items() if name not in (DONES, DONE)
+            physical
+            for name, physical in schema.columns.items()
+            if name not in (Column.DONES, DONE)
         }
         terminated = next(
             (name for name in candidates if name in columns and name not in mapped), None
         )
-    return terminated, schema.find(TRUNCATEDS, columns)
+    return terminated, schema.find(Column.TRUNCATEDS, columns)
 
 
 def _read_flags(
@@ -336,7 +335,7 @@ def _read_flags(
     terminated, truncated = find_flag_columns(columns, schema)
     if terminated is None and truncated is None:
         raise MissingColumnError(
-            schema.physical(TERMINATEDS),
+            schema.physical(Column.TERMINATEDS),
             list(columns),
             needed_for="or truncateds, dones or done: something must say where episodes end",
         )
@@ -352,9 +351,9 @@ def _read_new_obs(columns: Columns, obs: Tree, options: MappingOptions) -> Tree:
     if options.ignore_final_observation:
         return trees.map_tree(np.zeros_like, obs)
     name = options.schema.require(
-        NEW_OBS, columns, "the observation that a step led to; or ignore_final_observation"
+        Column.NEW_OBS, columns, "the observation that a step led to; or ignore_final_observation"
     )
-    new_obs = samples_tree(columns[name], NEW_OBS, name, options)
+    new_obs = samples_tree(columns[name], Column.NEW_OBS, name, options)
     if row_types(obs) != row_types(new_obs):
         raise SpaceMismatchError("has observations of another shape than obs", column=name)
     return new_obs

@@ -8,41 +8,28 @@ from typing import Any, Literal
 from breadbox_offline.errors import MissingColumnError, SchemaError
 from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits
 
-EPS_ID = "eps_id"
-AGENT_ID = "agent_id"
-MODULE_ID = "module_id"
-OBS = "obs"
-NEW_OBS = "new_obs"
-ACTIONS = "actions"
-REWARDS = "rewards"
-INFOS = "infos"
-TERMINATEDS = "terminateds"
-TRUNCATEDS = "truncateds"
-DONES = "dones"
+
+class Column:
+    """Names that a mapping knows; each stands for itself unless the schema says otherwise."""
+
+    EPS_ID = "eps_id"
+    AGENT_ID = "agent_id"
+    MODULE_ID = "module_id"
+    OBS = "obs"
+    ACTIONS = "actions"
+    REWARDS = "rewards"
+    INFOS = "infos"
+    NEW_OBS = "new_obs"
+    TERMINATEDS = "terminateds"
+    TRUNCATEDS = "truncateds"
+    T = "t"
+    AGENT_INDEX = "agent_index"
+    DONES = "dones"
+
+
 DONE = "done"
-T = "t"
-UNROLL_ID = "unroll_id"
-AGENT_INDEX = "agent_index"
-
-CANONICAL_COLUMNS = (
-    EPS_ID,
-    AGENT_ID,
-    MODULE_ID,
-    OBS,
-    ACTIONS,
-    REWARDS,
-    INFOS,
-    NEW_OBS,
-    TERMINATEDS,
-    TRUNCATEDS,
-    T,
-    AGENT_INDEX,
-    DONES,
-    UNROLL_ID,
-)
-"""Every name that a mapping knows; each stands for itself unless the schema says otherwise."""
-
-_NEVER_EXTRA = frozenset({DONES, AGENT_INDEX, "type"})
+CANONICAL_COLUMNS = (*(name for key, name in vars(Column).items() if key.isupper()), "unroll_id")
+_NEVER_EXTRA = frozenset({Column.DONES, Column.AGENT_INDEX, "type"})
 """Columns that recorders write for themselves; they are no model outputs."""
 
 

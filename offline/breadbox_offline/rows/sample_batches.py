@@ -22,18 +22,7 @@ from breadbox_offline.report import FindingKind, ValidationReport
 from breadbox_offline.rows import columns as read
 from breadbox_offline.rows.assembly import step_times
 from breadbox_offline.rows.columns import Columns
-from breadbox_offline.rows.options import (
-    ACTIONS,
-    AGENT_ID,
-    EPS_ID,
-    INFOS,
-    MODULE_ID,
-    NEW_OBS,
-    OBS,
-    REWARDS,
-    MappingOptions,
-    T,
-)
+from breadbox_offline.rows.options import Column, MappingOptions
 
 
 def map_sample_batches(
@@ -77,26 +66,27 @@ class _RowReader:
         self._options = options
         self._terminated, self._truncated = read.find_flag_columns(columns, schema)
         self._eps_id, self._agent_id, self._module_id, self._t, self._infos = (
-            schema.find(name, columns) for name in (EPS_ID, AGENT_ID, MODULE_ID, T, INFOS)
+            schema.find(name, columns)
+            for name in (Column.EPS_ID, Column.AGENT_ID, Column.MODULE_ID, Column.T, Column.INFOS)
         )
         if options.multi_agent and self._agent_id is None:
             raise MissingColumnError(
-                schema.physical(AGENT_ID), list(columns), needed_for="several agents"
+                schema.physical(Column.AGENT_ID), list(columns), needed_for="several agents"
             )
         obs, actions, self._rewards = (
-            schema.require(name, columns) for name in (OBS, ACTIONS, REWARDS)
+            schema.require(name, columns) for name in (Column.OBS, Column.ACTIONS, Column.REWARDS)
         )
         # None also when final observations are to be ignored.
-        new_obs = None if options.ignore_final_observation else schema.find(NEW_OBS, columns)
+        new_obs = None if options.ignore_final_observation else schema.find(Column.NEW_OBS, columns)
         flags = [name for name in (self._terminated, self._truncated) if name is not None]
         extras = schema.extra_columns(columns, flags)
         read.demand_flat(
             columns,
             [self._rewards, *flags, self._eps_id, self._agent_id, self._module_id, self._t],
         )
-        self._obs = self._samples_of(obs, OBS)
-        self._new_obs = None if new_obs is None else self._samples_of(new_obs, NEW_OBS)
-        self._actions = self._samples_of(actions, ACTIONS)
+        self._obs = self._samples_of(obs, Column.OBS)
+        self._new_obs = None if new_obs is None else self._samples_of(new_obs, Column.NEW_OBS)
+        self._actions = self._samples_of(actions, Column.ACTIONS)
         self._extras = {name: self._samples_of(name, name) for name in extras}
 
     def _samples_of(self, physical: str, canonical: str) -> _Samples:
@@ -111,7 +101,7 @@ class _RowReader:
                 first = first[0]
             is_packed = packing.looks_packed(first)
         spec = read.space_spec(canonical, self._options)
-        return _Samples(rows, physical, canonical in (OBS, NEW_OBS), is_packed, spec)
+        return _Samples(rows, physical, canonical in (Column.OBS, Column.NEW_OBS), is_packed, spec)
 
     def read_row(self, row: int) -> list[Episode]:
         """Return the episodes of one row."""

@@ -15,7 +15,7 @@ from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.episode_buffer import EpisodeBuffer
 from breadbox_offline.episodes.sampling import StepSampling, epoch_positions, sample_steps
 from breadbox_offline.errors import SamplingError
-from breadbox_offline.rows.options import ACTIONS, OBS, REWARDS
+from breadbox_offline.rows.options import Column
 from breadbox_offline.training.pipeline import DEFAULT_MODULE, PipelineContext
 from breadbox_offline.training.prefetch import Prefetcher
 from breadbox_offline.training.stages import default_pipeline
@@ -98,10 +98,11 @@ def _train_epoch(
 
 def _negative_log_likelihood(policy: PolicyModule, batch: dict[str, Tree]) -> torch.Tensor:
     """Mean over the batch; every step is a sequence of one that starts an episode."""
-    size = len(batch[REWARDS])
-    first = torch.ones((size, 1), dtype=torch.bool, device=batch[REWARDS].device)
+    size = len(batch[Column.REWARDS])
+    first = torch.ones((size, 1), dtype=torch.bool, device=batch[Column.REWARDS].device)
     obs, action = (
-        trees.map_tree(lambda leaf: leaf[:, None], batch[name]) for name in (OBS, ACTIONS)
+        trees.map_tree(lambda leaf: leaf[:, None], batch[name])
+        for name in (Column.OBS, Column.ACTIONS)
     )
     evaluation = policy.evaluate(obs, action, policy.initial_state(size), first)
     return -evaluation.log_prob.mean()

@@ -25,7 +25,7 @@ from breadbox_offline.errors import EpisodeJoinError, SamplingError, SchemaError
 from breadbox_offline.report import FindingKind, ValidationPolicy, ValidationReport
 from breadbox_offline.rows.assembly import RowAssembler, map_rows
 from breadbox_offline.rows.columns import Columns
-from breadbox_offline.rows.options import REWARDS, MappingOptions, RowGrouping
+from breadbox_offline.rows.options import Column, MappingOptions, RowGrouping
 from breadbox_offline.rows.sample_batches import map_sample_batches
 from breadbox_offline.training.pipeline import (
     Draft,
@@ -311,11 +311,15 @@ class OfflinePreLearner:
 
 def detect_mode(columns: Columns, mapping: MappingOptions) -> InputMode:
     """What a set of columns holds: serialized episodes, whole-episode rows, or steps."""
-    if ITEM in columns and mapping.schema.find(REWARDS, columns) is None:
+    if ITEM in columns and mapping.schema.find(Column.REWARDS, columns) is None:
         return InputMode.EPISODES
-    rewards = columns[mapping.schema.require(REWARDS, columns, "or item, for whole episodes")]
+    rewards = columns[
+        mapping.schema.require(Column.REWARDS, columns, "or item, for whole episodes")
+    ]
     if isinstance(rewards, dict | tuple):
-        raise SchemaError("is nested; wanted numbers", column=mapping.schema.physical(REWARDS))
+        raise SchemaError(
+            "is nested; wanted numbers", column=mapping.schema.physical(Column.REWARDS)
+        )
     first = rewards[0] if len(rewards) else 0.0
     is_sequence = isinstance(first, list | np.ndarray) and np.ndim(first) > 0
     return InputMode.SAMPLE_BATCHES if is_sequence else InputMode.COLUMNS

@@ -13,7 +13,7 @@ from breadbox.writing.advantages import estimate_advantages
 from breadbox_offline.decoding.rows import stack
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import OfflineDataError, SamplingError
-from breadbox_offline.rows.options import ACTIONS, NEW_OBS, OBS, REWARDS, TERMINATEDS, TRUNCATEDS
+from breadbox_offline.rows.options import Column
 from breadbox_offline.training.pipeline import (
     DEFAULT_MODULE,
     Draft,
@@ -61,7 +61,7 @@ def default_pipeline(*, next_observations: bool = True, tensors: bool = True) ->
 def add_observations(draft: Draft, _context: PipelineContext) -> None:
     """`obs`: the observation before each step."""
     draft.columns.setdefault(
-        OBS,
+        Column.OBS,
         [trees.rows(e.observations, e.lookback, -1) for e in draft.episodes],
     )
 
@@ -69,7 +69,7 @@ def add_observations(draft: Draft, _context: PipelineContext) -> None:
 def add_next_observations(draft: Draft, _context: PipelineContext) -> None:
     """`new_obs`: the observation after each step."""
     draft.columns.setdefault(
-        NEW_OBS,
+        Column.NEW_OBS,
         [trees.rows(e.observations, e.lookback + 1, None) for e in draft.episodes],
     )
 
@@ -77,13 +77,18 @@ def add_next_observations(draft: Draft, _context: PipelineContext) -> None:
 def add_columns(draft: Draft, _context: PipelineContext) -> None:
     """`actions`, `rewards`, end flags, and the extra model outputs that all episodes have."""
     episodes, columns = draft.episodes, draft.columns
-    columns.setdefault(ACTIONS, [episode.own_actions() for episode in episodes])
+    columns.setdefault(Column.ACTIONS, [episode.own_actions() for episode in episodes])
     rewards = [episode.own_rewards() for episode in episodes]
     columns.setdefault(
-        REWARDS, [each if each.dtype.kind == "f" else each.astype(np.float32) for each in rewards]
+        Column.REWARDS,
+        [each if each.dtype.kind == "f" else each.astype(np.float32) for each in rewards],
     )
-    columns.setdefault(TERMINATEDS, [_flag_at(len(e), len(e) - 1, e.terminated) for e in episodes])
-    columns.setdefault(TRUNCATEDS, [_flag_at(len(e), len(e) - 1, e.truncated) for e in episodes])
+    columns.setdefault(
+        Column.TERMINATEDS, [_flag_at(len(e), len(e) - 1, e.terminated) for e in episodes]
+    )
+    columns.setdefault(
+        Column.TRUNCATEDS, [_flag_at(len(e), len(e) - 1, e.truncated) for e in episodes]
+    )
     extras = [episode.own_extra_model_outputs() for episode in episodes]
     for name in extras[0] if extras else ():
         if name not in (STATE_IN, STATE_OUT) and all(name in each for each in extras):
@@ -123,7 +128,7 @@ def add_states(draft: Draft, context: PipelineContext) -> None:
         return found
 
     draft.row_columns[STATE_IN] = states(0)
-    if NEW_OBS in draft.columns:
+    if Column.NEW_OBS in draft.columns:
         draft.row_columns[NEXT_STATE_IN] = states(1)
 
 
@@ -178,8 +183,10 @@ def add_one_step(draft: Draft, _context: PipelineContext) -> None:
     """
     originals = draft.episodes
     draft.episodes = [_with_one_step(episode) for episode in originals]
-    draft.columns[TERMINATEDS] = [_flag_at(len(e) + 1, len(e) - 1, e.terminated) for e in originals]
-    draft.columns[TRUNCATEDS] = [
+    draft.columns[Column.TERMINATEDS] = [
+        _flag_at(len(e) + 1, len(e) - 1, e.terminated) for e in originals
+    ]
+    draft.columns[Column.TRUNCATEDS] = [
         _flag_at(len(e) + 1, len(e) - 1, e.truncated or not e.is_done) for e in originals
     ]
     draft.columns[LOSS_MASK] = [np.arange(len(e) + 1) < len(e) for e in originals]
