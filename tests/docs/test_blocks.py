@@ -214,6 +214,14 @@ def run_mirror() -> None:
         server.__exit__(None, None, None)
 
 
+def run_step_memory() -> None:
+    from breadbox.mirror import StepMemory
+
+    place = "client/breadbox/mirror/memory.py#1"
+    names = run(place, StepMemory=StepMemory, fragment=vector_fragment(0))
+    assert len(names["again"]) == len(names["batch"])
+
+
 def run_reverb_writer() -> None:
     from breadbox_adapters import reverb
 
@@ -286,6 +294,7 @@ HERE: dict[str, Callable[[], None]] = {
     ),
     "client/breadbox/writing/step_writer.py#1": run_step_writer,
     "client/breadbox/mirror/__init__.py#1": run_mirror,
+    "client/breadbox/mirror/memory.py#1": run_step_memory,
     "docs/adapters.md#reverb": lambda: with_fragments("docs/adapters.md#reverb"),
     "adapters/breadbox_adapters/reverb/__init__.py#1": lambda: with_fragments(
         "adapters/breadbox_adapters/reverb/__init__.py#1"

@@ -10,7 +10,7 @@ import pytest
 
 from breadbox.mirror import StepMemory
 from breadbox.mirror.sharing.shared_memory import SharedMemory, make_file
-from breadbox.mirror.storage.memory_map import Memory, PrivateMemory
+from breadbox.mirror.storage.rings import Memory
 from support.fragments import vector_fragment
 
 MEBIBYTE = 1 << 20
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(never_overcommits(), reason="the system never ov
 @pytest.fixture(params=["private", "shared"])
 def memory(request: pytest.FixtureRequest) -> Iterator[Memory]:
     if request.param == "private":
-        yield PrivateMemory()
+        yield Memory()
         return
     shared = SharedMemory(make_file())
     yield shared

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from breadbox.mirror import ReplayMirror
+from breadbox.mirror import following as following_module
 from breadbox.mirror import memory as memory_module
-from breadbox.mirror.intake import following as following_module
 from breadbox.model.errors import (
     InvalidRequestError,
     PermissionDeniedError,

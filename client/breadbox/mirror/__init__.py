@@ -11,10 +11,10 @@ with ReplayMirror("localhost:50051", capacity_steps=1_000_000) as mirror:
 `StepMemory` does the same without a server: the program passes it fragments.
 """
 
-from breadbox.mirror.hindsight import GoalStrategy, Relabel
+from breadbox.mirror.batches import Prioritised, SequenceBatch, StepBatch
+from breadbox.mirror.drawing import GoalStrategy, Relabel
 from breadbox.mirror.memory import StepMemory
 from breadbox.mirror.replay import ReplayMirror
-from breadbox.mirror.storage.batches import Prioritised, SequenceBatch, StepBatch
 
 __all__ = [
     "GoalStrategy",

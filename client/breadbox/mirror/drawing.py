@@ -1,17 +1,30 @@
-"""Draw steps, fragments and episodes from a memory."""
+"""Draw steps, fragments and episodes from a memory, and copy them into batches."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.mirror.copying import step_batch
-from breadbox.mirror.storage.batches import Prioritised, StepBatch
+from breadbox.mirror.batches import Prioritised, SequenceBatch, StepBatch, tensor_of
+from breadbox.mirror.storage.columns import Columns
 from breadbox.mirror.storage.holdings import Holdings
 from breadbox.mirror.storage.index import NONE, Numbers
 from breadbox.model.errors import InvalidRequestError
+from breadbox.model.fragment import Tree
+from breadbox.model.trees import map_tree, rows
 from breadbox.model.types import Device
+
+GoalStrategy = Literal["future", "final", "episode"]
+"""Step of the episode whose achieved goal becomes a step's goal."""
+
+Relabel = Callable[[Any, Any, Tree], Any]
+"""Function from achieved goals, desired goals and extras to rewards."""
+
+ACHIEVED = "achieved_goal"
+DESIRED = "desired_goal"
 
 _DRAWS_MAX: Final = 1000
 """Failed draws after which the memory counts as having nothing to draw."""
@@ -21,12 +34,7 @@ RewardMap = Callable[[NDArray[np.float32]], NDArray[Any]]
 
 
 class Draws:
-    """Choose steps, under the lock of the holdings.
-
-    Args:
-        held: The steps.
-        rng: Random generator of all draws.
-    """
+    """Choose steps, under the lock of the holdings."""
 
     def __init__(self, held: Holdings, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -168,3 +176,101 @@ class Draws:
         returns = (rewards * powers[:-1]).sum(axis=1).astype(np.float32)
         discount = powers[lengths].astype(np.float32)
         return lambda: step_batch(columns, rows, last, returns, discount, weight, device)
+
+
+def relabelled_with(batch: StepBatch, reached: Tree, relabel: Relabel) -> StepBatch:
+    """Replace the goals of a batch's first steps by *reached* ones, and rewards by *relabel*'s."""
+    if not isinstance(batch.obs, dict) or not {ACHIEVED, DESIRED} <= batch.obs.keys():
+        raise InvalidRequestError("obs", f"must be a dict with {ACHIEVED!r} and {DESIRED!r}")
+    count = len(reached[ACHIEVED])
+    goals = reached[ACHIEVED]
+    obs, next_obs = dict(batch.obs), dict(batch.next_obs)
+    for tree in (obs, next_obs):
+        tree[DESIRED] = np.concatenate([goals, tree[DESIRED][count:]])
+    rewards = np.asarray(
+        relabel(next_obs[ACHIEVED][:count], goals, rows(batch.extras, 0, count)), np.float32
+    )
+    if rewards.shape != (count,):
+        raise InvalidRequestError(
+            "relabel", f"must return float32[{count}], returned {[*rewards.shape]}"
+        )
+    reward = np.concatenate([rewards, batch.reward[count:]])
+    return replace(batch, obs=obs, next_obs=next_obs, reward=reward)
+
+
+def step_batch(
+    columns: Columns,
+    first: Numbers,
+    last: Numbers,
+    returns: NDArray[np.float32] | None,
+    discount: NDArray[np.float32],
+    weight: NDArray[np.float32],
+    device: Device | None,
+) -> StepBatch:
+    """Copy steps: observation and action from first rows, next observation from last rows."""
+    field = columns.field
+    leaf: Callable[[Any], Any] = (
+        partial(tensor_of, device=device) if device is not None else lambda array: array
+    )
+    begun = columns.gather(first, leaf)
+    done = begun if last is first else columns.gather(last, leaf)
+    return StepBatch(
+        obs=columns.tree("obs", begun),
+        action=columns.tree("action", begun),
+        reward=field(begun, "reward") if returns is None else leaf(returns),
+        next_obs=columns.next_obs(done),
+        terminated=field(done, "terminated"),
+        truncated=field(done, "truncated"),
+        discount=leaf(discount),
+        weight=leaf(weight),
+        handle=field(begun, "handle"),
+        episode_id=field(begun, "episode_id"),
+        model_version=field(begun, "model_version"),
+        log_prob=columns.tree("log_prob", begun),
+        value=columns.tree("value", begun),
+        extras=columns.tree("extras", begun),
+    )
+
+
+def sequence_batch(
+    columns: Columns,
+    rows: Numbers,
+    mask: NDArray[np.bool_],
+    burn_in: int,
+    state: Tree,
+    weight: NDArray[np.float32],
+) -> SequenceBatch:
+    """Copy sequences of steps [B, L], with zeros where there is no step."""
+    gathered = columns.gather(rows)
+    is_short = not mask.all()
+    obs, next_obs = columns.tree("obs", gathered), columns.next_obs(gathered)
+    handle = columns.field(gathered, "handle")
+    if is_short:
+        # Empty the frames first: finding them needs the rows, which are emptied next.
+        for tree in (obs, next_obs):
+            map_tree(lambda leaf: _emptied(leaf, ~mask), tree)
+        gathered.memory[~mask] = 0
+        handle[~mask] = NONE
+    return SequenceBatch(
+        obs=obs,
+        action=columns.tree("action", gathered),
+        reward=columns.field(gathered, "reward"),
+        next_obs=next_obs,
+        terminated=columns.field(gathered, "terminated"),
+        truncated=columns.field(gathered, "truncated"),
+        first=columns.field(gathered, "first"),
+        mask=mask,
+        is_burn_in=np.arange(mask.shape[1]) < burn_in,
+        in_state=state,
+        weight=weight,
+        handle=handle,
+        model_version=columns.field(gathered, "model_version"),
+        log_prob=columns.tree("log_prob", gathered),
+        value=columns.tree("value", gathered),
+        extras=columns.tree("extras", gathered),
+    )
+
+
+def _emptied(leaf: Any, where: NDArray[np.bool_]) -> Any:
+    leaf[where] = 0
+    return leaf

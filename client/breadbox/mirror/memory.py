@@ -12,13 +12,18 @@ from typing import Any, Final, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from breadbox.mirror.copying import sequence_batch
-from breadbox.mirror.drawing import Draws, RewardMap
-from breadbox.mirror.hindsight import GoalStrategy, Relabel, relabelled_with
-from breadbox.mirror.storage.batches import Prioritised, SequenceBatch, StepBatch
+from breadbox.mirror.batches import Prioritised, SequenceBatch, StepBatch
+from breadbox.mirror.drawing import (
+    Draws,
+    GoalStrategy,
+    Relabel,
+    RewardMap,
+    relabelled_with,
+    sequence_batch,
+)
 from breadbox.mirror.storage.holdings import FilledHoldings, Holdings
 from breadbox.mirror.storage.index import NONE, Numbers
-from breadbox.mirror.storage.memory_map import PrivateMemory
+from breadbox.mirror.storage.rings import Memory
 from breadbox.model.errors import InvalidRequestError, WaitElapsedError
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.types import Device
@@ -37,6 +42,17 @@ Result = TypeVar("Result")
 
 class StepMemory:
     """The latest steps of fragments, in columns that keep their types; sampled by step.
+
+    ```python
+    memory = StepMemory(100_000, seed=1)
+    memory.extend(fragment)
+    batch = memory.sample(32, n_step=3, prioritised=True)
+    memory.update_priorities(batch.handle, abs(batch.reward))
+    sequences = memory.sample_sequences(8, length=16)
+    for batch in memory.batches(32, prefetch=0):
+        break
+    again = memory.steps(batch.handle[memory.holds(batch.handle)])
+    ```
 
     One thread may extend it while others sample. These block only for the moments in which steps
     are removed and added, and never see a half-written step. Samples are copies.
@@ -65,7 +81,7 @@ class StepMemory:
         frame_stack: Mapping[str, int] | None = None,
     ) -> None:
         check_whole("capacity_steps", capacity_steps, 1)
-        self._begin(FilledHoldings(capacity_steps, frame_stack or {}, PrivateMemory()), seed)
+        self._begin(FilledHoldings(capacity_steps, frame_stack or {}, Memory()), seed)
 
     def _begin(self, held: Holdings, seed: int | None) -> None:
         self.capacity_steps = held.capacity_steps
@@ -137,14 +153,8 @@ class StepMemory:
     ) -> None:
         """Wait for steps, and log every `WAIT_PERIOD_S` which are missing, and why.
 
-        Args:
-            is_there: Returns True when the wait is over.
-            what: Name of the awaited steps, for the log.
-            timeout_s: Seconds to wait, or None to wait without a limit.
-            count: Returns how many of them there are, or None for the number that can be sampled.
-
-        Raises:
-            WaitElapsedError: They were missing after `timeout_s`.
+        *what* names the awaited steps; *count* returns how many of them there are, or is None for
+        the number that can be sampled.
         """
         count = count or self.__len__
         begun_at = time.monotonic()
@@ -212,11 +222,9 @@ class StepMemory:
     # Drawing -----------------------------------------------------------------------------------
 
     def _attempt(self, choose: "Callable[[], tuple[Numbers, Callable[[], Result]]]") -> Result:
-        """Choose steps and copy them; repeat if the oldest of them were removed meanwhile.
+        """Choose steps under the lock, and copy them; repeat if they were removed meanwhile.
 
-        Args:
-            choose: Called under the lock; returns the numbers of the steps, and a function that
-                copies them.
+        *choose* returns the numbers of the steps, and a function that copies them.
         """
         held = self._held
         for _ in range(ATTEMPTS):
@@ -240,11 +248,7 @@ class StepMemory:
             return copy()
 
     def _look_up(self, look: Callable[[], Result]) -> Result:
-        """Look something up; repeat if steps were removed meanwhile. Called under the lock.
-
-        Args:
-            look: Reads, and changes nothing.
-        """
+        """Look something up; repeat if steps were removed meanwhile. Called under the lock."""
         held = self._held
         for _ in range(ATTEMPTS):
             held.refresh()
@@ -665,11 +669,7 @@ def _flat(values: ArrayLike) -> NDArray[Any]:
 
 
 def _how(prioritised: bool | Prioritised) -> Prioritised | Literal[False]:
-    """Return the exponents of a draw, or False for a uniform draw.
-
-    Raises:
-        InvalidRequestError: The argument is neither a bool nor exponents.
-    """
+    """Return the exponents of a draw, or False for a uniform draw."""
     if isinstance(prioritised, Prioritised):
         return prioritised
     if not isinstance(prioritised, bool | np.bool_):

@@ -1,16 +1,17 @@
 """A step memory that fills itself from a buffer."""
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
 from breadbox.client import Client, connect
-from breadbox.mirror.intake.following import Follower, ReadClient, Source
+from breadbox.mirror.following import Follower, ReadClient
 from breadbox.mirror.memory import StepMemory, check_whole
 from breadbox.mirror.sharing.process import AttachedSource, OwnedSource, ProcessSource
 from breadbox.mirror.storage.holdings import FilledHoldings, Holdings
-from breadbox.mirror.storage.memory_map import PrivateMemory
+from breadbox.mirror.storage.rings import Memory
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.options import ClientOptions
 
@@ -79,7 +80,7 @@ class ReplayMirror(StepMemory):
             )
             self._enter(owned.held, seed, owned)
             return
-        held = FilledHoldings(capacity_steps, frame_stack or {}, PrivateMemory())
+        held = FilledHoldings(capacity_steps, frame_stack or {}, Memory())
         own = (
             connect(client, buffer=buffer or "default", **connection)
             if isinstance(client, str)
@@ -97,7 +98,7 @@ class ReplayMirror(StepMemory):
         self._enter(held, seed, follower)
         follower.start()
 
-    def _enter(self, held: Holdings, seed: int | None, source: Source) -> None:
+    def _enter(self, held: Holdings, seed: int | None, source: Follower | ProcessSource) -> None:
         self._source = source
         self._is_closed = False
         self._begin(held, seed)
@@ -140,7 +141,7 @@ class ReplayMirror(StepMemory):
     @property
     def session_id(self) -> str:
         """Session of the steps, or empty before the first read and without a current session."""
-        return self._source.session_id
+        return self._source.progress().session_id
 
     @property
     def skipped_chunk_count(self) -> int:
@@ -148,12 +149,12 @@ class ReplayMirror(StepMemory):
 
         With a subscription, chunks that it had passed before do not count.
         """
-        return self._source.skipped_chunk_count
+        return self._source.progress().skipped_chunk_count
 
     @property
     def lag_s(self) -> float:
         """Seconds for which the mirror has been behind the buffer; 0 while it keeps up."""
-        return self._source.lag_s
+        return max(0.0, time.monotonic() - self._source.progress().behind_since)
 
     def catch_up(self, timeout_s: float | None = None) -> None:
         """Block until the mirror has all steps that the buffer holds now.
@@ -168,9 +169,7 @@ class ReplayMirror(StepMemory):
             ReplayBufferError: The mirror's thread failed, or the server is unreachable.
         """
         source, target = self._source, self._source.target()
-        self._wait_for(
-            lambda: target.is_met(source.cursor, source.begun_count), "all steps", timeout_s
-        )
+        self._wait_for(lambda: target.is_met(source.progress()), "all steps", timeout_s)
 
     @property
     def closed(self) -> bool:
@@ -207,12 +206,7 @@ class ReplayMirror(StepMemory):
 def _address_and_options(
     client: ReadClient | str, buffer: str | None, connection: dict[str, Any]
 ) -> tuple[str, ClientOptions]:
-    """Return the address and options with which a process makes a client like this one.
-
-    Raises:
-        InvalidRequestError: An argument is out of its range, or `client` is not a
-            `breadbox.Client`.
-    """
+    """Return the address and options with which a process makes a client like this one."""
     if isinstance(client, str):
         with connect(client, buffer=buffer or "default", **connection) as made:
             return _address_and_options(made, buffer, {})

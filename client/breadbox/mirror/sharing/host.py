@@ -26,8 +26,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from breadbox.client import connect
-from breadbox.mirror.intake.following import Follower
-from breadbox.mirror.sharing.messages import (
+from breadbox.mirror.following import Follower
+from breadbox.mirror.sharing.process import (
     MESSAGE_BYTES_MAX,
     decode,
     encode,
@@ -61,9 +61,7 @@ class _ToOwner(logging.Handler):
 class Host:
     """Fill the memory, and answer the processes that read it.
 
-    Args:
-        config: Configuration of the follower; see `process.py`.
-        memory: Descriptor of the memory.
+    *config* is that of `OwnedSource`, and *memory* the descriptor of the memory.
     """
 
     def __init__(self, config: dict[str, Any], memory: int) -> None:

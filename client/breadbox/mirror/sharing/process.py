@@ -1,34 +1,41 @@
-"""Talk to a mirror's process, from its owner or from an attached process."""
+"""Talk to a mirror's process, from its owner or from an attached process.
 
+Sockets keep messages apart; each message is one line of JSON. Before the first, each end checks
+that the other is of the same user.
+"""
+
+import json
 import logging
 import os
+import secrets
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
 from typing import Any, Final
 
-from breadbox.mirror.intake.following import Target
-from breadbox.mirror.sharing.messages import (
-    MESSAGE_BYTES_MAX,
-    decode,
-    encode,
-    is_address,
-    new_address,
-    place_of,
-    require_same_user,
-)
+from breadbox.mirror.following import Progress, Target
 from breadbox.mirror.sharing.shared_memory import SharedHoldings, make_file
-from breadbox.model.errors import ClosedError, InvalidRequestError, ReplayBufferError
+from breadbox.model import errors
+from breadbox.model.errors import (
+    ClosedError,
+    InvalidRequestError,
+    PermissionDeniedError,
+    ReplayBufferError,
+)
 from breadbox.model.options import ClientOptions
 from breadbox.shared.child_processes import child_environment, owned_environment
 
 _log = logging.getLogger(__name__)
+
+MESSAGE_BYTES_MAX: Final = 1 << 16
+_ADDRESS_PREFIX: Final = "breadbox-mirror-"
 
 START_S: Final = 30.0
 """Seconds within which a started process must be reachable."""
@@ -43,13 +50,63 @@ DEATHS_WITHIN_S: Final = 60.0
 _RETRY_S: Final = 0.02
 
 
-def _connected(address: str, within_s: float) -> socket.socket:
-    """Connect to a mirror's process.
+def place_of(address: str) -> str:
+    """Return the abstract socket name of an address, which leaves no file behind."""
+    return "\0" + address
+
+
+def require_same_user(connection: socket.socket) -> None:
+    """Raise PermissionDeniedError if the other end is another user's process."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user_id, _ = struct.unpack("3i", data)
+    if user_id != os.geteuid():
+        raise PermissionDeniedError(
+            f"the process at the other end is of user {user_id}, this one of {os.geteuid()}: a "
+            "mirror is shared among processes of one user"
+        )
+
+
+def encode(message: Any) -> bytes:
+    """Encode plain data, or an error, as a message."""
+    if isinstance(message, BaseException):
+        message = {"error": _described(message)}
+    return json.dumps(message, default=os.fspath).encode()
+
+
+def decode(data: bytes) -> Any:
+    """Decode a message.
 
     Raises:
-        ClosedError: There is no process at the address.
-        PermissionDeniedError: The process is another user's.
+        ReplayBufferError: The message is this error.
     """
+    message = json.loads(data)
+    if isinstance(message, dict) and "error" in message:
+        raise _remade(message["error"])
+    return message
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    plain = {
+        name: value
+        for name, value in vars(error).items()
+        if value is None or isinstance(value, str | int | float)
+    }
+    return {"kind": type(error).__name__, "text": str(error)[:10_000], "fields": plain}
+
+
+def _remade(described: dict[str, Any]) -> ReplayBufferError:
+    """Return an error of this library as it was, or any other by its name and text."""
+    kind = getattr(errors, described["kind"], None)
+    if not (isinstance(kind, type) and issubclass(kind, ReplayBufferError)):
+        return ReplayBufferError(f"{described['kind']}: {described['text']}")
+    error = kind.__new__(kind)
+    error.args = (described["text"],)
+    vars(error).update(described["fields"])
+    return error
+
+
+def _connected(address: str, within_s: float) -> socket.socket:
+    """Connect to a mirror's process of this user, or raise ClosedError if there is none."""
     over_at = time.monotonic() + within_s
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -72,7 +129,7 @@ def _connected(address: str, within_s: float) -> socket.socket:
 
 
 class ProcessSource:
-    """Read the state of a mirror's process. A `Source`."""
+    """The state of a mirror's process, as `Follower` has it."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -82,7 +139,7 @@ class ProcessSource:
 
     @property
     def failure(self) -> BaseException | None:
-        """See `Source.failure`."""
+        """The error that ended it, or None."""
         if self._failure is None and self.held.head.has_failed:
             try:
                 self._ask("failure")
@@ -90,63 +147,33 @@ class ProcessSource:
                 self._failure = error
         return self._failure
 
-    @property
-    def session_id(self) -> str:
-        """See `Source.session_id`."""
-        return self._now().session_id
-
-    @property
-    def skipped_chunk_count(self) -> int:
-        """See `Source.skipped_chunk_count`."""
-        return self._now().head.skipped_chunk_count
-
-    @property
-    def cursor(self) -> int | None:
-        """See `Source.cursor`."""
-        return self._now().cursor
-
-    @property
-    def begun_count(self) -> int:
-        """See `Source.begun_count`."""
-        return self._now().head.begun_count
-
-    @property
-    def lag_s(self) -> float:
-        """See `Source.lag_s`."""
-        return max(0.0, time.monotonic() - self._now().head.behind_since_ns / 1e9)
+    def progress(self) -> Progress:
+        """Return how far it has come."""
+        with self.held.changed:
+            self.held.refresh()
+            return self.held.progress()
 
     def target(self) -> Target:
-        """See `Source.target`."""
+        """Return the point that stands for all that the buffer holds now."""
         return Target(*self._ask("target"))
 
     def why_nothing_comes(self) -> str:
-        """See `Source.why_nothing_comes`."""
+        """Return what keeps steps from coming, or empty if nothing known does."""
         try:
             return str(self._ask("why"))
         except ReplayBufferError as error:
             return str(error)
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """See `Source.waiting`; the process always keeps states of the buffer."""
-        yield
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return a context without effect: the process always keeps states of the buffer."""
+        return nullcontext()
 
     def clear(self) -> None:
         """Remove all steps, for every process that reads them."""
         self._ask("clear")
 
-    def _now(self) -> SharedHoldings:
-        """Return the holdings as of now."""
-        with self.held.changed:
-            self.held.refresh()
-            return self.held
-
     def _ask(self, what: str) -> Any:
-        """Send the process a request and return its answer.
-
-        Raises:
-            ReplayBufferError: The process answers with an error, or is gone.
-        """
+        """Send the process a request and return its answer, or raise the error that it is."""
         with _connected(self.address, START_S) as connection:
             data = b""
             with suppress(ConnectionError):  # A killed process resets its open connections.
@@ -175,23 +202,14 @@ class ProcessSource:
         os.close(descriptor)
 
     def close(self) -> None:
-        """See `Source.close`."""
+        """End the source. Idempotent."""
 
 
 class AttachedSource(ProcessSource):
-    """A mirror's process that another process owns.
-
-    Args:
-        address: Address of the process, as its owner's `share` returned it.
-
-    Raises:
-        InvalidRequestError: The address is not one of `share`.
-        ClosedError: There is no process at the address.
-        PermissionDeniedError: The process is another user's.
-    """
+    """A mirror's process that another process owns."""
 
     def __init__(self, address: str) -> None:
-        if not is_address(address):
+        if not (isinstance(address, str) and address.startswith(_ADDRESS_PREFIX)):
             raise InvalidRequestError("address", f"is none that share() gave: {address!r}")
         super().__init__(address)
         self._life, shape, descriptor = self._attached(START_S)
@@ -217,7 +235,7 @@ class AttachedSource(ProcessSource):
             time.sleep(_RETRY_S)
 
     def close(self) -> None:
-        """See `Source.close`; the process continues."""
+        """Let go of the process, which continues. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
             with suppress(OSError):
@@ -246,18 +264,6 @@ class OwnedSource(ProcessSource):
     """A mirror's process that this process starts, and that ends with it.
 
     A process that dies is replaced. Draws use the old memory until the new one has as much.
-
-    Args:
-        server: Address of the server.
-        options: Options of the process's client.
-        buffer: As the others, see `ReplayMirror`.
-        subscription: Subscription to read by, or None.
-        columns: Paths of the arrays to keep, or None for all.
-        capacity_steps: Most steps that are kept.
-        frame_stack: Observations that are stacks of frames.
-
-    Raises:
-        InvalidRequestError: The system has no anonymous shared memory.
     """
 
     def __init__(
@@ -271,7 +277,7 @@ class OwnedSource(ProcessSource):
         capacity_steps: int,
         frame_stack: Mapping[str, int],
     ) -> None:
-        super().__init__(new_address())
+        super().__init__(_ADDRESS_PREFIX + secrets.token_hex(16))
         self._process_id = os.getpid()
         self._config = {
             "address": self.address,
@@ -307,7 +313,7 @@ class OwnedSource(ProcessSource):
         return ours, process
 
     def close(self) -> None:
-        """See `Source.close`; takes up to a second."""
+        """End the process. Idempotent; takes up to a second."""
         if os.getpid() != self._process_id:
             return
         with self.held.changed:

@@ -19,19 +19,25 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.mirror.intake.following import Follower
+from breadbox.mirror.following import Follower, Progress
 from breadbox.mirror.storage.columns import Columns, Layout
 from breadbox.mirror.storage.holdings import STATE, Check, FilledHoldings, Holdings
 from breadbox.mirror.storage.index import StepIndex
-from breadbox.mirror.storage.memory_map import NOWHERE, array_in, size_bytes_of
 from breadbox.mirror.storage.priorities import StepPriorities
-from breadbox.mirror.storage.states import StateLayout, States
-from breadbox.mirror.storage.tables import INT64, Table
+from breadbox.mirror.storage.rings import (
+    NOWHERE,
+    Memory,
+    StateLayout,
+    States,
+    array_in,
+    size_bytes_of,
+)
 from breadbox.model.errors import ClosedError, InvalidRequestError, PayloadCorruptError
 from breadbox.model.fragment import Fragment
 from breadbox.payload.format import decode_tree, encode_tree
@@ -47,8 +53,8 @@ _UNREAD: Final = -2
 """A cursor before the first read."""
 
 
-class TableHead(NamedTuple):
-    """The range and place of a table's records."""
+class RingHead(NamedTuple):
+    """The range and place of a ring's records."""
 
     first: int = 0
     end: int = 0
@@ -79,30 +85,20 @@ class Head(NamedTuple):
     session_size: int = 0
     session_count: int = 0
     """Number of sessions so far."""
-    fragments: TableHead = TableHead()
-    episodes: TableHead = TableHead()
-    whole: TableHead = TableHead()
-    states: TableHead = TableHead()
+    rings: tuple[RingHead, ...] = (RingHead(),) * 4
+    """Heads of `StepIndex.rings`."""
 
 
-_SCALARS: Final = len(Head._fields) - 4
-_TABLES_AT: Final = tuple(
-    range(_SCALARS, _SCALARS + 4 * len(TableHead._fields), len(TableHead._fields))
-)
-_SESSION_COUNT_AT: Final = Head._fields.index("session_count")
-_SESSION_SIZE_AT: Final = Head._fields.index("session_size")
-_FLOOR_AT: Final = 1 + Head._fields.index("floor")
-_GENERATION_AT: Final = 1 + Head._fields.index("generation")
-_EPISODES_FIRST_AT: Final = 1 + _SCALARS + len(TableHead._fields)
-_NUMBERS: Final = _SCALARS + 4 * len(TableHead._fields)
+_SCALARS: Final = len(Head._fields) - 1
+_NUMBERS: Final = 1 + _SCALARS + 4 * len(RingHead._fields)
+"""Numbers at the front: the count of changes, then those of the head."""
+_AT: Final = {name: 1 + place for place, name in enumerate(Head._fields)}
+"""Place of each number of the head."""
+_EPISODES_FIRST_AT: Final = _AT["rings"] + len(RingHead._fields)
 
 
 def make_file() -> int:
-    """Create the memory and return its descriptor.
-
-    Raises:
-        InvalidRequestError: The system has no anonymous shared memory.
-    """
+    """Create the memory and return its descriptor, or raise InvalidRequestError off Linux."""
     if not hasattr(os, "memfd_create"):
         raise InvalidRequestError(
             "process", "needs anonymous shared memory, which Linux alone has: leave it out"
@@ -114,12 +110,8 @@ def make_file() -> int:
     return descriptor
 
 
-class SharedMemory:
-    """The memory of its writer; a `Memory`.
-
-    Args:
-        descriptor: Descriptor from `make_file`; stays open.
-    """
+class SharedMemory(Memory):
+    """The memory as its writer uses it; the descriptor, from `make_file`, stays open."""
 
     def __init__(self, descriptor: int) -> None:
         self.head = mmap.mmap(descriptor, HEAD_BYTES)
@@ -157,19 +149,13 @@ class SharedMemory:
 
 
 class Publisher:
-    """Writes the head of what a process fills; called under the lock.
-
-    Args:
-        memory: With the head.
-        held: What there is.
-        follower: How it is filled.
-    """
+    """Write the head of what a process fills; called under the lock."""
 
     def __init__(self, memory: SharedMemory, held: FilledHoldings, follower: Follower) -> None:
         self._memory = memory
         self._held = held
         self._follower = follower
-        self._numbers = np.frombuffer(memory.head, np.int64, 1 + _NUMBERS)
+        self._numbers = np.frombuffer(memory.head, np.int64, _NUMBERS)
         self._layout_count = 0
         self._contents: NDArray[np.uint8] | None = None
         self._place = NOWHERE
@@ -183,7 +169,6 @@ class Publisher:
         if held.layout_count != self._layout_count:
             self._publish_contents()
         session = follower.session_id.encode()[: HEAD_BYTES - _SESSION_AT]
-        states = index.states
         values = (
             held.generation,
             held.layout_count,
@@ -204,10 +189,10 @@ class Publisher:
             int(follower.behind_since * 1e9),
             len(session),
             self._session_count + (session != self._session),
-            *_shown(index.fragments),
-            *_shown(index.episodes),
-            *_shown(index.whole),
-            *(TableHead() if states is None else _shown(states)),
+            *chain.from_iterable(
+                RingHead() if ring is None else (ring.first, ring.end, ring.size, ring.place)
+                for ring in index.rings
+            ),
         )
         self._step()
         self._numbers[1:] = values
@@ -237,18 +222,10 @@ class Publisher:
         self._contents[:] = np.frombuffer(data, np.uint8)
 
 
-def _shown(table: Table | States) -> TableHead:
-    return TableHead(table.first, table.end, table.size, table.place)
-
-
 class SharedHoldings(Holdings):
-    """What another process fills, as this one sees it.
+    """Steps that another process fills, as this one sees them.
 
-    Args:
-        capacity_steps: Of the other.
-        frame_stack: Of the other.
-        descriptor: Of the memory; closed with this.
-        clear: Has the other forget all steps.
+    The descriptor of its memory is closed with this; *clear* removes all steps in the other.
     """
 
     def __init__(
@@ -261,25 +238,31 @@ class SharedHoldings(Holdings):
         super().__init__(capacity_steps)
         self._frame_stack = frame_stack
         self.head = Head()
-        """What there was at the last `refresh`."""
+        """The head at the last `refresh`."""
         self.session_id = ""
         self._clear = clear
         self._process_id = os.getpid()
         self._let_go: Callable[[], object] = lambda: None
         self.look_at(descriptor)
 
-    @property
-    def cursor(self) -> int | None:
-        """See `Source.cursor`."""
-        return None if self.head.cursor == _UNREAD else self.head.cursor
+    def progress(self) -> Progress:
+        """Return how far the other process had come at the last `refresh`."""
+        head = self.head
+        return Progress(
+            self.session_id,
+            None if head.cursor == _UNREAD else head.cursor,
+            head.begun_count,
+            head.skipped_chunk_count,
+            head.behind_since_ns / 1e9,
+        )
 
     def look_at(self, descriptor: int) -> None:
-        """Look at another memory from now on; called under the lock."""
+        """Switch to another memory; called under the lock."""
         self._let_go()
         self._descriptor = descriptor
         self._let_go = weakref.finalize(self, os.close, descriptor)
         self._head_map = mmap.mmap(descriptor, HEAD_BYTES, prot=mmap.PROT_READ)
-        self._numbers = np.frombuffer(self._head_map, np.int64, 1 + _NUMBERS)
+        self._numbers = np.frombuffer(self._head_map, np.int64, _NUMBERS)
         self._seen = 0
         self._begin_anew(Head())
 
@@ -290,22 +273,18 @@ class SharedHoldings(Holdings):
             self.head = read[1]
 
     def is_no_newer_than(self, other: "SharedHoldings") -> bool:
-        """Whether another memory of the same buffer has what this one has, or has come to an end.
+        """Return True if another memory of the same buffer has as much as this one, or has failed.
 
-        After another session, or a buffer that was set back, it has what there is instead.
+        After another session, or a buffer that was set back, it has what replaced these steps.
         """
-        if other.head.has_failed:
-            return True
-        cursor = other.cursor
-        if cursor is None:
-            return False
-        is_another = (
-            other.session_id != self.session_id or other.head.begun_count != self.head.begun_count
-        )
-        return is_another or self.cursor is None or cursor >= self.cursor
+        ours, theirs = self.progress(), other.progress()
+        if other.head.has_failed or theirs.cursor is None:
+            return bool(other.head.has_failed)
+        is_same = (ours.session_id, ours.begun_count) == (theirs.session_id, theirs.begun_count)
+        return not is_same or ours.cursor is None or theirs.cursor >= ours.cursor
 
     def _begin_anew(self, head: Head) -> None:
-        """Nothing of what was seen is there any more."""
+        """Drop everything that was seen."""
         self.head = head
         self._columns = None
         self.index = StepIndex(head.low)
@@ -313,11 +292,7 @@ class SharedHoldings(Holdings):
         self._layout_count = 0
 
     def refresh(self) -> Check:
-        """See `Holdings.refresh`.
-
-        Raises:
-            ClosedError: The mirror was made, or attached, before a fork.
-        """
+        """See `Holdings.refresh`; raises ClosedError if the process was forked since."""
         if os.getpid() != self._process_id:
             raise ClosedError(
                 "this mirror was made before a fork; attach in this process: "
@@ -332,7 +307,7 @@ class SharedHoldings(Holdings):
                 self._show(read[1])
             except PayloadCorruptError:
                 # Its arrays were forgotten before they were mapped.
-                if int(numbers[_GENERATION_AT]) == read[1].generation:
+                if int(numbers[_AT["generation"]]) == read[1].generation:
                     raise
                 continue
             self._seen = read[0]
@@ -340,7 +315,7 @@ class SharedHoldings(Holdings):
 
         def still_has(number: int) -> bool:
             return (
-                int(numbers[_FLOOR_AT]) <= number
+                int(numbers[_AT["floor"]]) <= number
                 and int(numbers[_EPISODES_FIRST_AT]) == episodes_first
             )
 
@@ -355,18 +330,20 @@ class SharedHoldings(Holdings):
             if not count & 1:
                 values = numbers[1:].tolist()
                 session = None
-                if not self._seen or values[_SESSION_COUNT_AT] != self.head.session_count:
-                    size = values[_SESSION_SIZE_AT]
+                if not self._seen or values[_AT["session_count"] - 1] != self.head.session_count:
+                    size = values[_AT["session_size"] - 1]
                     session = self._head_map[_SESSION_AT : _SESSION_AT + size]
                 if int(numbers[0]) == count:
                     break
             if time.monotonic() - began_at > _ODD_S_MAX:
                 return None
             time.sleep(0.0)
-        tables = [TableHead._make(values[at : at + 4]) for at in _TABLES_AT]
+        rings = tuple(
+            RingHead._make(values[at : at + 4]) for at in range(_SCALARS, _NUMBERS - 1, 4)
+        )
         if session is not None:
             self.session_id = session.decode(errors="replace")
-        return count, Head._make(values[:_SCALARS] + tables)
+        return count, Head._make([*values[:_SCALARS], rings])
 
     def _show(self, head: Head) -> None:
         if head.generation != self.head.generation:
@@ -374,20 +351,12 @@ class SharedHoldings(Holdings):
         if head.layout_count != self._layout_count:
             self._learn(head)
         index = self.index
-        for table, shown in (
-            (index.fragments, head.fragments),
-            (index.episodes, head.episodes),
-            (index.whole, head.whole),
-        ):
-            if table.place != shown.place:
-                shape = (table.shape[0], shown.size)
-                table.lie_in(self._array(shown.place, shape, INT64), shown.place)
-            table.first, table.end = shown.first, shown.end
-        if (states := index.states) is not None:
-            if states.place != head.states.place:
-                shape = (head.states.size, states.shape[1])
-                states.lie_in(self._array(head.states.place, shape, _BYTE), head.states.place)
-            states.first, states.end = head.states.first, head.states.end
+        for ring, shown in zip(index.rings, head.rings, strict=True):
+            if ring is not None:
+                if ring.place != shown.place:
+                    array = self._array(shown.place, ring.shape(shown.size), ring.dtype)
+                    ring.lie_in(array, shown.place)
+                ring.first, ring.end = shown.first, shown.end
         index.low, index.floor, index.high = head.low, head.floor, head.high
         index.unusable_count, index.fragment_low = head.unusable_count, head.fragment_low
         index.state_count = head.state_count
@@ -395,7 +364,7 @@ class SharedHoldings(Holdings):
         self.head = head
 
     def _learn(self, head: Head) -> None:
-        """Learn where the arrays are."""
+        """Map the arrays of another layout."""
         self._columns = None
         self.index.states = None
         if head.layout_place != NOWHERE:
@@ -423,8 +392,8 @@ class SharedHoldings(Holdings):
         """See `Holdings.is_steady`."""
         numbers = self._numbers
         return (
-            int(numbers[_FLOOR_AT]) == self.index.floor
-            and int(numbers[_GENERATION_AT]) == self.head.generation
+            int(numbers[_AT["floor"]]) == self.index.floor
+            and int(numbers[_AT["generation"]]) == self.head.generation
             and int(numbers[_EPISODES_FIRST_AT]) == self.index.episodes.first
         )
 
@@ -450,11 +419,7 @@ class SharedHoldings(Holdings):
             self.changed.wait(min(left_s, _POLL_S))
 
     def extend(self, fragment: Fragment, chunk_id: int | None) -> int:
-        """See `Holdings.extend`.
-
-        Raises:
-            InvalidRequestError: Always, because another process fills this.
-        """
+        """Raise InvalidRequestError, because another process fills this."""
         raise InvalidRequestError(
             "fragment", "cannot be added to a mirror that another process fills from the buffer"
         )

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.mirror.storage.frames import FrameLayout, FramePlan, FrameRing, Piece
-from breadbox.mirror.storage.tensors import itself
+from breadbox.mirror.storage.frames import End, FrameLayout, FramePlan, FrameRing, Piece
 from breadbox.model.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.trees import Structure, flatten, map_structure, paths_of, require_alike, rows
@@ -41,7 +40,7 @@ _TREES = ("obs", "action", "log_prob", "value", "extras")
 
 
 def step_trees(fragment: Fragment) -> dict[str, Tree]:
-    """The trees of a fragment that steps have, by name; one step of each, copied."""
+    """Return copies of the trees of a fragment's first step, by name."""
     return {name: deepcopy(rows(getattr(fragment, name), 0, 1)) for name in _TREES}
 
 
@@ -51,9 +50,17 @@ class Column(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     type_name: str
-    """As `stored_array` names it."""
+    """Name of the type, from `stored_array`."""
     offset: int
     strides: tuple[int, ...]
+
+    def of(self, memory: NDArray[np.uint8]) -> NDArray[Any]:
+        """Return the array of rows [..., row], as a view."""
+        shape = (*memory.shape[:-1], *self.shape)
+        if not memory.size:
+            return np.empty(shape, self.dtype)
+        strides = (*memory.strides[:-1], *self.strides)
+        return np.ndarray(shape, self.dtype, memory, self.offset, strides)
 
 
 class Leaf(NamedTuple):
@@ -67,7 +74,7 @@ class Leaf(NamedTuple):
 
 
 ArrayFor = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
-"""Gives memory: by name, of a shape, of a type."""
+"""Function that returns memory for a name, shape and type."""
 
 
 class Rows(NamedTuple):
@@ -75,12 +82,12 @@ class Rows(NamedTuple):
 
     memory: NDArray[np.uint8]
     leaf: Callable[[Any], Any]
-    """What makes a leaf of an array."""
+    """Function from an array to a leaf of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What steps are like, and how their arrays lie in rows; the same wherever the rows are."""
+    """Structure of steps, and the places of their arrays in rows, in whatever process."""
 
     structures: dict[str, Structure]
     leaves: dict[str, list[Leaf]]
@@ -92,7 +99,7 @@ class Layout:
 
     @classmethod
     def of(cls, trees: Mapping[str, Tree], frame_stack: Mapping[str, int]) -> "Layout":
-        """Lay out what is like some steps, of which there are the trees by name.
+        """Lay out steps like those of which the trees are given by name.
 
         Raises:
             InvalidRequestError: `frame_stack` names no array of the observations, or no axis of it.
@@ -131,13 +138,12 @@ class Columns:
     """The memory of *capacity* steps of one layout.
 
     Args:
-        layout: Of the steps.
-        capacity: Steps that there is room for.
-        array_for: What gives memory by a name of its own: "rows", or the path of frames.
+        layout: Layout of the steps.
+        capacity: Number of steps that there is room for.
+        array_for: Returns memory for "rows", or for the path of frames.
     """
 
     def __init__(self, layout: Layout, capacity: int, array_for: ArrayFor) -> None:
-        self.capacity = capacity
         self.row_bytes = layout.row_bytes
         self._structures, self._leaves = layout.structures, layout.leaves
         self._columns = layout.columns
@@ -156,30 +162,21 @@ class Columns:
 
     @property
     def row_size_bytes(self) -> int:
-        """Bytes of all rows."""
+        """Number of bytes of all rows."""
         return int(self._rows.nbytes)
 
     @property
     def frame_size_bytes(self) -> int:
-        """Bytes of the frames that were written to."""
+        """Number of bytes of the frames that were written to."""
         return sum(ring.size_bytes for ring in self.rings.values())
 
     def _views_of(self, rows: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        return {
-            name: np.ndarray(
-                (len(rows), *column.shape),
-                column.dtype,
-                rows,
-                column.offset,
-                (self.row_bytes, *column.strides),
-            )
-            for name, column in self._columns.items()
-        }
+        return {name: column.of(rows) for name, column in self._columns.items()}
 
     # Writing -----------------------------------------------------------------------------------
 
     def leaves_of(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
-        """The arrays of a fragment by path, like those that there is room for.
+        """Return the arrays of a fragment by path, like those that there is room for.
 
         Raises:
             TreeMismatchError: They differ from the first fragment's in structure, type or shape.
@@ -197,30 +194,31 @@ class Columns:
                 require_alike(self._structures[name], structure, path=name, where=where)
                 found = [leaf for _, leaf in pairs]
             for leaf, got in zip(self._leaves[name], found, strict=True):
-                arrays[leaf.path] = _checked(leaf, got, leaf.shape, where)
+                is_plain = type(got) is np.ndarray and leaf.type_name != BFLOAT16
+                array, name_of_type = (
+                    (got, leaf.type_name) if is_plain else stored_array(leaf.path, got)
+                )
+                _require_like(leaf, array, array.shape[1:], where, name_of_type)
+                arrays[leaf.path] = array
         return arrays
 
     def observation_of(self, tree: Tree, index: int | None, where: str) -> list[NDArray[Any]]:
-        """The arrays of one observation, such as the one behind a fragment.
-
-        Args:
-            tree: Leaves [...], or [K, ...] of which *index* is one.
-            index: Index of the tree, or None if there is only one.
-            where: Name of the fragment, for errors.
-        """
+        """Return the arrays of one observation: of leaves [...], or of row *index* of [K, ...]."""
         structure, pairs = flatten(tree)
         require_alike(self._structures["obs"], structure, path="obs", where=where)
         found = []
         for leaf, (_, got) in zip(self._leaves["obs"], pairs, strict=True):
             array, _ = stored_array(leaf.path, got)
-            found.append(_like(leaf, array if index is None else array[index, ...], where))
+            array = array if index is None else array[index, ...]
+            _require_like(leaf, array, array.shape, where)
+            found.append(array)
         return found
 
     def write(self, positions: Sequence[slice], values: Mapping[str, Any]) -> None:
-        """Put values [T, ...] of all columns, or one for all steps, to their places.
+        """Write values [T, ...] of all columns, or one for all steps, to their rows.
 
-        Rows are made beside the ring first, of which there is one copy then: columns are strided
-        views, and those of as many steps as the last fragment had are there already.
+        They are written to rows beside the ring first, which are then copied once: columns are
+        strided views, and those of as many steps as the last fragment had exist already.
         """
         count = sum(each.stop - each.start for each in positions)
         if count != len(self._scratch):
@@ -234,65 +232,78 @@ class Columns:
             self._rows[each] = self._scratch[done : done + length]
             done += length
 
-    def small(
-        self, arrays: Mapping[str, NDArray[Any]], following: Mapping[str, NDArray[Any]]
-    ) -> dict[str, NDArray[Any]]:
-        """A fragment's small arrays, and what each step led to, by column."""
-        named = {"next_" + path: array for path, array in following.items()}
-        return named | {path: each for path, each in arrays.items() if path not in self.rings}
+    def outcomes(
+        self, fragment: Fragment, arrays: Mapping[str, NDArray[Any]], ends: Mapping[int, End]
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, FramePlan]]:
+        """Return the small arrays of a fragment and of its next observations, and its frames.
 
-    def observation_paths(self) -> list[str]:
-        """Paths of all arrays of the observations, in order."""
-        return self._names["obs"]
+        Args:
+            fragment: Fragment whose steps they are.
+            arrays: Its arrays by path.
+            ends: Ends of episodes in it, by step.
 
-    def plans(
-        self, arrays: Mapping[str, NDArray[Any]], pieces: Mapping[str, list[Piece]]
-    ) -> dict[str, FramePlan]:
-        """Where the frames of a fragment go, by path."""
-        return {
-            path: FramePlan(ring.layout, arrays[path], pieces[path])
-            for path, ring in self.rings.items()
+        Returns:
+            Arrays by column, and plans of the frames by path.
+
+        Raises:
+            TreeMismatchError: The observations behind them differ from the others.
+        """
+        where = f"fragment {fragment.fragment_index} of worker {fragment.worker_id!r}"
+        count = fragment.step_count
+        tails = {
+            step: self.observation_of(fragment.final_obs, end.row, where)
+            for step, end in ends.items()
+            if end.row is not None
         }
+        if count - 1 not in ends:
+            tails[count - 1] = self.observation_of(fragment.next_obs, None, where)
+        small = {path: array for path, array in arrays.items() if path not in self.rings}
+        plans: dict[str, FramePlan] = {}
+        bounds = sorted({*ends, count - 1})
+        for number, path in enumerate(self._names["obs"]):
+            array = arrays[path]
+            if path in self.rings:
+                pieces = [
+                    Piece(before + 1, step + 1, tails[step][number] if step in tails else None)
+                    for before, step in zip([-1, *bounds], bounds, strict=False)
+                ]
+                plans[path] = FramePlan(self.rings[path].layout, array, pieces)
+                continue
+            moved = np.empty_like(array)
+            moved[:-1] = array[1:]
+            for step in bounds:
+                moved[step] = tails[step][number] if step in tails else array[step]
+            small["next_" + path] = moved
+        return small, plans
 
     def write_frames(self, path: str, plan: FramePlan, start: int) -> dict[str, Any]:
-        """Write a fragment's frames; returns where each step finds its own, by column."""
+        """Write a fragment's frames, and return their positions by column."""
         plan.write(self.rings[path], start)
         return {_at(path): plan.at + start, _next_at(path): plan.next_at + start}
 
     # Reading -----------------------------------------------------------------------------------
 
     def column(self, name: str) -> NDArray[Any]:
-        """A column of all rows, as a view: for looking up single places."""
+        """Return a column of all rows, as a view: for looking up single places."""
         return self._views[name]
 
-    def gather(self, positions: NDArray[np.int64], leaf: Callable[[Any], Any] = itself) -> Rows:
+    def gather(
+        self, positions: NDArray[np.int64], leaf: Callable[[Any], Any] = lambda array: array
+    ) -> Rows:
         """Copy the rows at some positions, of any shape."""
         memory = np.take(self._rows, positions.reshape(-1), axis=0, mode="clip")
         return Rows(memory.reshape(*positions.shape, self.row_bytes), leaf)
 
     def field(self, rows: Rows, name: str) -> Any:
-        """One array of gathered rows, as a view: a leaf."""
-        return rows.leaf(self.array(rows, name))
-
-    def array(self, rows: Rows, name: str) -> NDArray[Any]:
-        """One array of gathered rows, as a view."""
-        column, memory = self._columns[name], rows.memory
-        if not memory.size:
-            return np.empty((*memory.shape[:-1], *column.shape), column.dtype)
-        return np.ndarray(
-            (*memory.shape[:-1], *column.shape),
-            column.dtype,
-            memory,
-            column.offset,
-            (*memory.strides[:-1], *column.strides),
-        )
+        """Return one array of gathered rows, as a leaf."""
+        return rows.leaf(self._columns[name].of(rows.memory))
 
     def tree(self, name: str, rows: Rows) -> Tree:
-        """A tree of gathered rows; None where fragments have none."""
+        """Return a tree of gathered rows, or None if fragments have none."""
         return self._built(name, rows, self._names[name], _at)
 
     def next_obs(self, rows: Rows) -> Tree:
-        """What the steps of gathered rows led to."""
+        """Return the next observations of gathered rows."""
         return self._built("obs", rows, self._next_names, _next_at)
 
     def _built(self, name: str, rows: Rows, names: list[str], place: Callable[[str], str]) -> Tree:
@@ -300,10 +311,11 @@ class Columns:
 
         def leaf_of(number: int) -> Any:
             leaf = leaves[number]
-            if leaf.path in self.rings:
-                array = self.rings[leaf.path].read(self.array(rows, place(leaf.path)))
-            else:
-                array = self.array(rows, names[number])
+            is_frames = leaf.path in self.rings
+            column = self._columns[place(leaf.path) if is_frames else names[number]]
+            array = column.of(rows.memory)
+            if is_frames:
+                array = self.rings[leaf.path].read(array)
             return rows.leaf(as_leaf(array, leaf.type_name))
 
         return leaf_of(structure) if type(structure) is int else map_structure(leaf_of, structure)
@@ -342,7 +354,7 @@ def _axis_of(leaf: Leaf, axis: int | None) -> int | None:
 def laid_out(
     small: Mapping[str, tuple[np.dtype[Any], tuple[int, ...], str]],
 ) -> tuple[dict[str, Column], int]:
-    """Give each array its place in the row: such that each is aligned, the widest types first."""
+    """Return columns that are aligned, the widest types first, and the bytes of a row."""
 
     def alignment(name: str) -> int:
         item = small[name][0].itemsize
@@ -359,23 +371,11 @@ def laid_out(
     return columns, -(-offset // widest) * widest
 
 
-def _checked(leaf: Leaf, got: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    is_plain = type(got) is np.ndarray and leaf.type_name != BFLOAT16
-    array, type_name = (got, leaf.type_name) if is_plain else stored_array(leaf.path, got)
-    if array.dtype == leaf.dtype and array.shape[1:] == shape and type_name == leaf.type_name:
-        return array
-    raise _mismatch(leaf, array, array.shape[1:], where)
-
-
-def _like(leaf: Leaf, array: NDArray[Any], where: str) -> NDArray[Any]:
-    if array.dtype == leaf.dtype and array.shape == leaf.shape:
-        return array
-    raise _mismatch(leaf, array, array.shape, where)
-
-
-def _mismatch(
-    leaf: Leaf, array: NDArray[Any], shape: tuple[int, ...], where: str
-) -> TreeMismatchError:
-    return TreeMismatchError(
-        leaf.path, f"{leaf.dtype}{[*leaf.shape]}", f"{array.dtype}{[*shape]}", where
-    )
+def _require_like(
+    leaf: Leaf, array: NDArray[Any], shape: tuple[int, ...], where: str, type_name: str = ""
+) -> None:
+    """Raise TreeMismatchError if an array of steps of this shape is not like a leaf."""
+    is_same_type = array.dtype == leaf.dtype and type_name in ("", leaf.type_name)
+    if not is_same_type or shape != leaf.shape:
+        wanted, got = f"{leaf.dtype}{[*leaf.shape]}", f"{array.dtype}{[*shape]}"
+        raise TreeMismatchError(leaf.path, wanted, got, where)

@@ -2,12 +2,35 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.model.errors import InvalidRequestError
+from breadbox.model.fragment import Fragment
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of an episode within a fragment."""
+
+    row: int | None
+    """Row of its true final observation, or None if that is unknown."""
+    is_usable: bool
+    """True if the step can be learned from: its next observation is known, or not needed."""
+
+
+def ends_of(fragment: Fragment) -> dict[int, End]:
+    """Return the ends of episodes in a fragment, by step."""
+    rows: dict[int, int] = {}
+    if fragment.final_obs is not None and fragment.final_obs_step is not None:
+        rows = {int(step): row for row, step in enumerate(fragment.final_obs_step)}
+    return {
+        step: End(rows.get(step), step in rows or bool(fragment.terminated[step]))
+        for step in fragment.ended.nonzero()[0].tolist()
+    }
 
 
 class Region(NamedTuple):
@@ -19,7 +42,7 @@ class Region(NamedTuple):
 
 
 class FrameLayout(NamedTuple):
-    """What the observations of a leaf are like."""
+    """Shape and type of the observations of a leaf."""
 
     shape: tuple[int, ...]
     """Shape of one observation."""
@@ -29,7 +52,7 @@ class FrameLayout(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Frames of one observation."""
+        """Number of frames of one observation."""
         return 1 if self.axis is None else self.shape[self.axis]
 
     @property
@@ -53,7 +76,7 @@ class FrameLayout(NamedTuple):
         return np.moveaxis(frames, lead, lead + self.axis)
 
     def continues(self, before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
-        """Whether each stack is the one before it, moved on by one frame; both [T, ...].
+        """Return True for each stack that is the one before it moved on by a frame; both [T, ...].
 
         Elements of one stack lie one behind the other, so moving on by a frame is moving by as many
         elements as there are behind the axis of frames; where frames are not the first axis, the
@@ -76,7 +99,7 @@ class FrameLayout(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Observations of a fragment that follow each other, and what the last of them led to."""
+    """Observations of a fragment that follow each other, and the one after the last of them."""
 
     start: int
     """First step."""
@@ -87,16 +110,11 @@ class Piece(NamedTuple):
 
 
 class FrameRing:
-    """Frames of one leaf of the observations, for at most so many steps.
+    """Frames of one leaf of the observations, for at most *capacity_steps* steps.
 
     Fragments lie in it side by side, in the order of arrival; the oldest go first. It takes memory
-    as it fills. It grows up to a little more than what the steps need that are kept, since ends of
-    episodes and fragments need frames of their own.
-
-    Args:
-        layout: Of the observations.
-        capacity_steps: For how many steps.
-        make_array: Gives memory of a shape and type.
+    as it fills. It grows to a little more than what the kept steps need, since ends of episodes and
+    fragments need frames of their own.
     """
 
     def __init__(
@@ -108,7 +126,7 @@ class FrameRing:
         self.layout = layout
         self._size_max = capacity_steps * (layout.depth + 2) + layout.depth + 2
         self._top = 0
-        """Behind the frames that are in use; the next ones after these are at the front again."""
+        """End of the frames in use; the next ones after these are at the front again."""
         self._head = 0
         self._regions: deque[Region] = deque()
         element_count = int(np.prod(layout.frame_shape, dtype=np.int64))
@@ -117,21 +135,21 @@ class FrameRing:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of frames that were written to."""
+        """Number of bytes of frames that were written to."""
         return self._top * int(self._frames.shape[1] * self._frames.dtype.itemsize)
 
     def drop_before(self, fragment: int) -> None:
-        """Give up the frames of fragments of lower numbers."""
+        """Drop the frames of fragments of lower numbers."""
         while self._regions and self._regions[0].fragment < fragment:
             self._regions.popleft()
 
     def drop_from(self, fragment: int) -> None:
-        """Give up the frames of fragments from this number on: they were never seen."""
+        """Drop the frames of fragments from this number on, which readers never saw."""
         while self._regions and self._regions[-1].fragment >= fragment:
             self._head = self._regions.pop().start
 
     def place(self, frame_count: int, *, may_grow: bool) -> int | None:
-        """Return where so many frames fit, or None if older fragments have to be dropped first.
+        """Return a position for so many frames, or None if older fragments must be dropped first.
 
         Raises:
             InvalidRequestError: They never fit.
@@ -156,12 +174,12 @@ class FrameRing:
         return None
 
     def take_place(self, fragment: int, start: int, frame_count: int) -> None:
-        """Give the place to a fragment."""
+        """Assign the place to a fragment."""
         self._regions.append(Region(fragment, start, start + frame_count))
         self._head = start + frame_count
 
     def read(self, positions: NDArray[np.int64]) -> NDArray[Any]:
-        """Observations whose newest frames are at some positions, of any shape; copied."""
+        """Return copies of the observations whose newest frames are at positions of any shape."""
         depth = self.layout.depth
         if depth > 1:
             positions = positions[..., None] + self._offsets
@@ -171,7 +189,7 @@ class FrameRing:
 
 
 class FramePlan:
-    """Where the frames of one fragment go, and which of them each step needs."""
+    """Positions of the frames of one fragment, and which of them each step needs."""
 
     def __init__(
         self, layout: FrameLayout, observations: NDArray[Any], pieces: list[Piece]
@@ -181,7 +199,7 @@ class FramePlan:
         self.at = np.empty(step_count, dtype=np.int64)
         """Position of the newest frame of each step's observation, from the fragment's first."""
         self.next_at = np.empty(step_count, dtype=np.int64)
-        """The same of what the step led to."""
+        """The same of the step's next observation."""
         self._copies: list[tuple[int, NDArray[Any]]] = []
         frames = layout.frames(observations)
         count = 0

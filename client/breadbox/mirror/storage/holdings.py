@@ -1,7 +1,6 @@
-"""The steps that a memory holds, and how fragments get there."""
+"""The steps that a memory holds; fragments are added here."""
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -11,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.mirror.storage.columns import Columns, Layout, step_trees
-from breadbox.mirror.storage.frames import FramePlan
+from breadbox.mirror.storage.frames import FramePlan, ends_of
 from breadbox.mirror.storage.index import FilledIndex, Numbers, StepIndex
-from breadbox.mirror.storage.memory_map import Memory
-from breadbox.mirror.storage.outcomes import ends_of, following
 from breadbox.mirror.storage.priorities import StepPriorities, SumTree
-from breadbox.mirror.storage.states import StateLayout, States
+from breadbox.mirror.storage.rings import Memory, StateLayout, States
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Fragment, Tree
 
@@ -25,27 +22,20 @@ CHUNK_STEP_BITS: Final = 24
 STATE: Final = "in_state"
 """Name of the recurrent state in an example."""
 SPARE_PART: Final = 16
-"""One of so many steps of the capacity is the room that is kept beyond it."""
+"""Part of the capacity for which there are rows beyond it.
 
-
-def row_count_of(capacity_steps: int) -> int:
-    """Rows for so many steps.
-
-    More than these, so that a step's memory is reused only some time after the step was removed: a
-    draw that chose it before may still copy it.
-    """
-    return capacity_steps + capacity_steps // SPARE_PART
-
+A step's memory is reused only some time after the step was removed: a draw that chose it before may
+still copy it.
+"""
 
 Check = Callable[[int], bool]
-"""Whether what could be seen of a step, and of all after it, can be seen still."""
+"""Function that returns True while what was seen of a step, and of all after it, is unchanged."""
 
 
-class Holdings(ABC):
+class Holdings:
     """Columns, index and priorities of the latest steps: step s is in row s % row_count.
 
-    Args:
-        capacity_steps: Steps that are kept; the oldest go first.
+    Methods without another word are called under the lock.
     """
 
     index: StepIndex
@@ -53,36 +43,36 @@ class Holdings(ABC):
 
     def __init__(self, capacity_steps: int) -> None:
         self.capacity_steps = capacity_steps
-        self.row_count = row_count_of(capacity_steps)
+        self.row_count = capacity_steps + capacity_steps // SPARE_PART
         self.changed = threading.Condition(threading.RLock())
         """Guards everything but the columns' contents; notified of every change."""
         self.inserted_count = 0
-        """Steps taken in over its whole life."""
+        """Number of steps added over its whole life."""
         self.size_bytes = 0
         """Bytes of memory for steps: all of the rows, and the frames that were written to."""
         self._columns: Columns | None = None
 
     @property
     def columns(self) -> Columns:
-        """Where the steps are; there are none before the first one is."""
+        """Memory of the steps; there has to be a step."""
         assert self._columns is not None
         return self._columns
 
     @property
     def step_count(self) -> int:
-        """Steps that are kept."""
+        """Number of steps that are kept."""
         return self.index.high - self.index.low
 
     def rows(self, numbers: Numbers) -> Numbers:
-        """Rows of steps."""
+        """Return the rows of steps."""
         return numbers % self.row_count
 
     def kept_rows(self) -> Numbers:
-        """Rows of all steps that are kept, the oldest first."""
+        """Return the rows of all steps that are kept, the oldest first."""
         return self.rows(np.arange(self.index.low, self.index.high))
 
     def tree(self, alpha: float) -> SumTree:
-        """Priorities to the power of *alpha*, by row; called under the lock."""
+        """Return the priorities to the power of *alpha*, by row."""
         self._keep_priorities_up()
         tree = self.priorities.tree(alpha)
         if tree is None:
@@ -102,7 +92,7 @@ class Holdings(ABC):
         known.low, known.high = low, high
 
     def slices(self, number: int, count: int) -> list[slice]:
-        """The rows of so many steps, from this one on."""
+        """Return the rows of so many steps, from this one on."""
         if count <= 0:
             return []
         size = self.row_count
@@ -111,69 +101,57 @@ class Holdings(ABC):
             return [slice(start, start + count)]
         return [slice(start, size), slice(0, start + count - size)]
 
-    @abstractmethod
     def refresh(self) -> Check:
-        """See what there is now; called under the lock.
+        """See what there is now, and return a check for later, without the lock."""
+        return self._still_has
 
-        Returns:
-            A function that returns later, without the lock, True if the memory of a step, and of
-            all after it, is still as it was.
-        """
+    def _still_has(self, number: int) -> bool:
+        return self.index.floor <= number
 
-    @abstractmethod
     def is_steady(self) -> bool:
-        """Whether nothing that can be looked up has gone since `refresh`."""
+        """Return True if nothing that can be looked up has gone since `refresh`."""
+        return True
 
-    @abstractmethod
     def held_up(self) -> AbstractContextManager[Any]:
-        """While nothing goes; called under the lock, and for moments only."""
+        """Return a context in which nothing goes; for moments only."""
+        return self.changed
 
-    @abstractmethod
     def wait_for(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until something is so, under the lock; returns whether it is.
+        """Wait until *is_there* returns True, and return whether it did in time."""
+        return self.changed.wait_for(is_there, timeout_s)
 
-        Raises:
-            ReplayBufferError: Whatever `is_there` raises.
-        """
-
-    @abstractmethod
     def extend(self, fragment: Fragment, chunk_id: int | None) -> int:
-        """Take in a fragment; see `StepMemory.extend`."""
+        """Add a fragment; see `StepMemory.extend`. Called without the lock."""
+        raise NotImplementedError
 
-    @abstractmethod
     def clear(self) -> None:
-        """Forget all steps; numbers and handles are not used again."""
+        """Remove all steps; numbers and handles are not used again. Called without the lock."""
+        raise NotImplementedError
 
 
 class FilledHoldings(Holdings):
-    """What this process fills itself: the index and the columns are the true ones.
-
-    Args:
-        capacity_steps: Steps that are kept; the oldest go first.
-        frame_stack: Paths of observations that are stacks of frames, and their axes.
-        memory: For all of it.
-    """
+    """Steps that this process adds itself."""
 
     index: FilledIndex
 
     def __init__(self, capacity_steps: int, frame_stack: Mapping[str, int], memory: Memory) -> None:
         super().__init__(capacity_steps)
         self.on_change: Callable[[], None] = lambda: None
-        """Called under the lock with every change of what can be seen."""
+        """Called under the lock with every change that readers can see."""
         self.example: dict[str, Tree] = {}
-        """The trees of a step, and the first recurrent state; empty: there were none yet."""
+        """Trees of a step, and the first recurrent state; empty before the first."""
         self.places: dict[str, int] = {}
-        """Where the memory of the columns is, by name."""
+        """Places of the columns' memory, by name."""
         self.generation = 0
-        """Times that all steps were forgotten."""
+        """How often all steps were removed."""
         self.layout_count = 0
-        """Layouts that there have been, of steps and states."""
+        """Number of layouts so far, of steps and states."""
         self._frame_stack = dict(frame_stack)
         self._memory = memory
         self._writing = threading.Lock()
         self._next_handle = 0
         self._chunk_offset = 0
-        """What is added to ids of chunks in handles."""
+        """Number that is added to ids of chunks in handles."""
         self._forget(0)
 
     def _forget(self, next_number: int) -> None:
@@ -184,32 +162,9 @@ class FilledHoldings(Holdings):
         self.priorities = StepPriorities(self.row_count, next_number)
 
     def notify(self) -> None:
-        """Have readers see what there is; called under the lock."""
+        """Show readers what there is."""
         self.on_change()
         self.changed.notify_all()
-
-    # As of this moment, which the lock holds still ---------------------------------------------
-
-    def refresh(self) -> Check:
-        """See `Holdings.refresh`."""
-        return self._still_has
-
-    def _still_has(self, number: int) -> bool:
-        return self.index.floor <= number
-
-    def is_steady(self) -> bool:
-        """See `Holdings.is_steady`."""
-        return True
-
-    def held_up(self) -> AbstractContextManager[Any]:
-        """See `Holdings.held_up`."""
-        return self.changed
-
-    def wait_for(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
-        """See `Holdings.wait_for`."""
-        return self.changed.wait_for(is_there, timeout_s)
-
-    # Taking in ---------------------------------------------------------------------------------
 
     def clear(self) -> None:
         """See `Holdings.clear`."""
@@ -238,8 +193,7 @@ class FilledHoldings(Holdings):
         columns = self.columns
         arrays = columns.leaves_of(fragment)
         ends = ends_of(fragment)
-        small, pieces = following(columns, fragment, arrays, ends)
-        plans = columns.plans(arrays, pieces)
+        small, plans = columns.outcomes(fragment, arrays, ends)
         state = self._state_of(fragment)
         with self.changed:
             places = self._make_room(columns, plans, count)
@@ -260,8 +214,8 @@ class FilledHoldings(Holdings):
             "fragment": arrival.number,
             "episode": arrival.episodes,
             "ordinal": arrival.ordinals,
+            **small,
         }
-        values |= columns.small(arrays, small)
         for path, plan in plans.items():
             values |= columns.write_frames(path, plan, places[path])
         columns.write(self.slices(arrival.start, count), values)
@@ -275,7 +229,7 @@ class FilledHoldings(Holdings):
         return handle
 
     def _begin(self, example: dict[str, Tree]) -> None:
-        """Make the columns for steps like these."""
+        """Make the columns for steps like this one."""
 
         def array_for(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
             array, place = self._memory.array(shape, dtype)
@@ -287,7 +241,7 @@ class FilledHoldings(Holdings):
             self._columns, self.example = columns, example
             self.layout_count += 1
 
-    def _state_of(self, fragment: Fragment) -> dict[str, NDArray[Any]] | None:
+    def _state_of(self, fragment: Fragment) -> list[NDArray[Any]] | None:
         """Return the arrays of a fragment's recurrent state, or None if it has none."""
         if fragment.in_state is None:
             return None
@@ -303,7 +257,7 @@ class FilledHoldings(Holdings):
         return states.checked(fragment.in_state, where)
 
     def _handle_for(self, chunk_id: int | None, count: int) -> int:
-        """The handle of a fragment's first step."""
+        """Return the handle of a fragment's first step."""
         unused = -(-self._next_handle >> CHUNK_STEP_BITS)
         if chunk_id is None:
             chunk_id = unused
@@ -324,7 +278,7 @@ class FilledHoldings(Holdings):
     def _make_room(
         self, columns: Columns, plans: Mapping[str, FramePlan], count: int
     ) -> dict[str, int]:
-        """Let the oldest steps go that are in the way; returns where frames go."""
+        """Evict the oldest steps that are in the way, and return the positions of frames."""
         index = self.index
         number = index.fragments.end
         is_filling = index.high - index.floor + count <= self.row_count
@@ -341,7 +295,7 @@ class FilledHoldings(Holdings):
         return places
 
     def _evict(self, columns: Columns, floor: int) -> None:
-        """Have the memory of the steps that are older than *floor* used again."""
+        """Reuse the memory of the steps that are older than *floor*."""
         index = self.index
         if floor <= index.floor:
             return

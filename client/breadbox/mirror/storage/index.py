@@ -1,18 +1,16 @@
-"""Where steps stand: in fragments, in the streams of workers, in episodes."""
+"""Which steps are kept, and which belong to one fragment, worker or episode."""
 
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.mirror.storage.memory_map import Memory
-from breadbox.mirror.storage.states import States
-from breadbox.mirror.storage.tables import Table
+from breadbox.mirror.storage.rings import Memory, Ring, States, Table
 from breadbox.model.fragment import Fragment
 
 NONE: Final = -1
@@ -23,20 +21,20 @@ Numbers = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Stream:
-    """Where one worker's steps stand."""
+    """The latest fragment of one worker, and the episode that continues after it."""
 
     fragment: int
     """Number of its latest fragment."""
     next_index: int
     episode: int
-    """Number of the episode that goes on, or NONE: its beginning was not seen, or it ended."""
+    """Number of the episode that continues, or NONE: its beginning was not seen, or it ended."""
     ordinal: int
-    """Steps of that episode so far."""
+    """Number of steps of that episode so far."""
 
 
 @dataclass(slots=True)
 class Arrival:
-    """Where the steps of a fragment are going to stand."""
+    """Numbers for a fragment, its steps and episodes, before it is written."""
 
     number: int
     """Number of the fragment."""
@@ -45,13 +43,13 @@ class Arrival:
     owner: tuple[str, str]
     """Session and worker."""
     stream: Stream
-    """At the fragment's end."""
+    """The worker's stream at the fragment's end."""
     before: int
-    """Number of the fragment that it goes on from, or NONE."""
+    """Number of the fragment that it continues, or NONE."""
     episodes: Numbers
     """Episode number of each step, or NONE."""
     ordinals: Numbers
-    """Which of that episode's steps each is."""
+    """Position of each step in its episode."""
     lowest: int
     """Number of its first episode, or NONE."""
     ended: list[tuple[int, int]]
@@ -59,14 +57,7 @@ class Arrival:
 
 
 class StepIndex:
-    """Which steps are kept, by number, and which of them belong together.
-
-    Steps, fragments and episodes are numbered in the order in which they came. Whoever reads or
-    changes anything holds the lock.
-
-    Args:
-        start: Number of the first step.
-    """
+    """Steps, fragments and episodes, numbered in the order of arrival; used under the lock."""
 
     def __init__(self, start: int) -> None:
         self.low = start
@@ -76,7 +67,7 @@ class StepIndex:
         self.high = start
         """Number of the next step."""
         self.unusable_count = 0
-        """Steps shown of which nobody knows what they led to: never drawn by themselves."""
+        """Number of shown steps whose next observation is unknown: never drawn by themselves."""
         self.fragment_low = 0
         """Number of the oldest fragment of which a step is shown."""
         self.fragments = Table("start", "count", "handle", "next", "episode")
@@ -89,18 +80,23 @@ class StepIndex:
         """Number of recurrent states of fragments with a step that can be drawn."""
 
     @property
+    def rings(self) -> tuple[Ring | None, ...]:
+        """All rings, in the order in which they are published."""
+        return self.fragments, self.episodes, self.whole, self.states
+
+    @property
     def usable_count(self) -> int:
-        """Steps that can be drawn."""
+        """Number of steps that can be drawn."""
         return self.high - self.low - self.unusable_count
 
     # Looking up --------------------------------------------------------------------------------
 
     def end_of(self, fragment: int) -> int:
-        """Number of the step behind a fragment's last."""
+        """Return the number of the step behind a fragment's last."""
         return int(self.fragments.get("start", fragment) + self.fragments.get("count", fragment))
 
     def numbers_of(self, handles: Numbers) -> Numbers:
-        """Numbers of the steps with these handles; NONE of those that are not kept."""
+        """Return the numbers of the steps with these handles, NONE for those not kept."""
         fragments = self.fragments
         found = fragments.last_at_most("handle", handles)
         inside = found >= fragments.first
@@ -115,7 +111,7 @@ class StepIndex:
     def onwards(
         self, starts: Numbers, owners: Numbers, offsets: Numbers
     ) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Numbers [B, L] of the steps so many behind each start, of the same worker.
+        """Return numbers [B, L] of the steps at offsets from each start, of the same worker.
 
         Args:
             starts: Numbers [B] of steps that are kept.
@@ -145,7 +141,7 @@ class StepIndex:
         return np.where(mask, numbers, starts[:, None]), mask
 
     def whole_episodes(self) -> Numbers:
-        """Numbers of the episodes that are shown from their first step to their end."""
+        """Return the numbers of the episodes that are shown from their first step to their end."""
         whole = self.whole.kept("episode")
         return whole[self._are_held_whole(whole)]
 
@@ -161,9 +157,9 @@ class FilledIndex(StepIndex):
 
     Args:
         start: Number of the first step.
-        memory: For what it knows.
-        lock: Taken by what does not need to be called under it.
-        notify: Called under the lock, before memory is used again that others may read.
+        memory: Memory of its rings.
+        lock: Taken by methods that are not called under it.
+        notify: Called under the lock, before memory is reused that others may read.
     """
 
     def __init__(
@@ -180,12 +176,7 @@ class FilledIndex(StepIndex):
     # Coming and going --------------------------------------------------------------------------
 
     def arrival(self, fragment: Fragment, usable: NDArray[np.bool_]) -> Arrival:
-        """Find where a fragment's steps go, behind all others; called without the lock.
-
-        Args:
-            fragment: What arrives.
-            usable: Whether each of its steps can be learned from.
-        """
+        """Number a fragment's steps, behind all others; called without the lock."""
         owner = (fragment.session_id, fragment.worker_id)
         number, index = self.fragments.end, fragment.fragment_index
         known = self._streams.get(owner)
@@ -229,7 +220,7 @@ class FilledIndex(StepIndex):
             arrival.ordinals[begin:stop] = np.arange(stream.ordinal, stream.ordinal + stop - begin)
             stream.ordinal += stop - begin
             if ended[stop - 1]:
-                # An episode of which nobody knows what its last step led to is not whole.
+                # An episode is not whole if the observation after its last step is unknown.
                 if stream.episode != NONE and usable[stop - 1]:
                     arrival.ended.append((stream.episode, stream.ordinal))
                 stream.episode, stream.ordinal = NONE, 0
@@ -244,7 +235,7 @@ class FilledIndex(StepIndex):
                 needed = [*open_, *lowest.tolist()]
                 episodes.drop_before(min([floor, *(each for each in needed if each != NONE)]))
                 if 4 * len(episodes) > 3 * episodes.size:
-                    episodes.grow(self._memory)  # Or this was to be done for a few again and again.
+                    episodes.grow(self._memory)  # Else a few would be dropped again and again.
                 self._notify()
             return episodes.append(
                 self._memory,
@@ -260,18 +251,10 @@ class FilledIndex(StepIndex):
         *,
         count: int,
         handle: int,
-        state: Mapping[str, NDArray[Any]] | None,
+        state: list[NDArray[Any]] | None,
         unusable: list[int],
     ) -> None:
-        """Let readers see a fragment that is written.
-
-        Args:
-            arrival: Where it goes.
-            count: Its steps.
-            handle: Handle of the first step.
-            state: Its recurrent state, as `States.checked` returns it, or None.
-            unusable: Steps that cannot be drawn.
-        """
+        """Show a fragment that is written; its state as `States.checked` returned it."""
         number = arrival.number
         if len(self.whole) + len(arrival.ended) > self.whole.size:
             self._drop_whole()
@@ -298,7 +281,7 @@ class FilledIndex(StepIndex):
             self.whole.append(self._memory, episode=episode)
 
     def _drop_whole(self) -> None:
-        """Forget the episodes at the front that are not whole any more."""
+        """Drop the episodes at the front that are not whole any more."""
         are_held = self._are_held_whole(self.whole.kept("episode"))
         oldest = int(are_held.argmax()) if are_held.any() else len(are_held)
         self.whole.drop_before(self.whole.first + oldest)
@@ -307,7 +290,7 @@ class FilledIndex(StepIndex):
         self._notify()
 
     def retire_before(self, low: int) -> None:
-        """Show the steps that are older than *low* no more."""
+        """Hide the steps that are older than *low*."""
         if low <= self.low:
             return
         self.low = low
@@ -320,7 +303,7 @@ class FilledIndex(StepIndex):
             self.fragment_low += 1
 
     def drop_before(self, floor: int) -> None:
-        """Forget the steps that are older than *floor*: their memory is used again."""
+        """Drop the steps that are older than *floor*: their memory is reused."""
         self.retire_before(floor)
         self.floor = floor
         fragments = self.fragments

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.mirror.storage.batches import Prioritised
+from breadbox.mirror.batches import Prioritised
 
 _FAN_OUT = 16
 _BITS = 4
@@ -12,12 +12,9 @@ _BITS = 4
 class SumTree:
     """Weights of the numbers 0 to *size* - 1, each 0 at first. Not thread-safe.
 
-    It draws and changes many numbers at a time, as vectors; the server's sampler, which has one of
-    its own in the standard library alone, takes chunks one by one and leaves out what it has drawn.
-
-    Sums are those of the children, added anew whenever one of them changes, so that no error of
-    rounding adds up. Drawing and changing b numbers cost a few array operations of b * 16 items for
-    each level; there are five levels for a million.
+    Sums are added anew whenever a child changes, so that no error of rounding adds up. Drawing and
+    changing b numbers cost a few array operations of b * 16 items for each level; there are five
+    levels for a million.
     """
 
     def __init__(self, size: int) -> None:
@@ -40,14 +37,14 @@ class SumTree:
         return found
 
     def set(self, numbers: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
-        """Change weights; of a number that is named twice, the last counts."""
+        """Change weights; the last one of a number counts."""
         self._levels[0].reshape(-1)[numbers] = weights
         for lower, upper in zip(self._levels, self._levels[1:], strict=False):
             numbers = numbers >> _BITS
             upper.reshape(-1)[numbers] = lower[numbers].sum(axis=1)
 
     def fill(self, start: int, stop: int, weight: float) -> None:
-        """Give one weight to all numbers from *start* to before *stop*."""
+        """Set the weight of all numbers from *start* to before *stop*."""
         if start == stop:
             return
         self._levels[0].reshape(-1)[start:stop] = weight
@@ -56,10 +53,9 @@ class SumTree:
             upper.reshape(-1)[start:stop] = lower[start:stop].sum(axis=1)
 
     def draw(self, points: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The number at each of some points of the weights laid side by side.
+        """Return the number at each point, 0 to below 1, of the weights side by side.
 
-        Args:
-            points: From 0 to below 1, as parts of the total, which must be above 0.
+        The total must be above 0.
         """
         nodes = np.zeros(len(points), dtype=np.int64)
         rest = points * self.total
@@ -76,12 +72,7 @@ class SumTree:
 
 
 class StepPriorities:
-    """The priorities of rows, kept from the first request on. Not thread-safe.
-
-    Args:
-        size: Number of rows.
-        start: Number of the first step.
-    """
+    """Priorities of rows, kept from the first request on. Not thread-safe."""
 
     def __init__(self, size: int, start: int) -> None:
         self._size = size
@@ -90,9 +81,9 @@ class StepPriorities:
         self._values: NDArray[np.float64] | None = None
         self._max = 1.0
         self.low = start
-        """Steps before this one have none any more."""
+        """Number of the oldest step that has a priority."""
         self.high = start
-        """Steps from this one on have none yet."""
+        """Number of the first step that has none yet."""
 
     @property
     def alpha(self) -> float:
@@ -109,13 +100,7 @@ class StepPriorities:
         return self._tree if alpha == self._alpha else None
 
     def weigh(self, alpha: float, rows: NDArray[np.int64], usable: NDArray[np.bool_]) -> SumTree:
-        """Make the tree of an exponent.
-
-        Args:
-            alpha: The exponent.
-            rows: Of all steps that are kept.
-            usable: Whether each of these may be drawn.
-        """
+        """Make the tree of an exponent from the rows of all kept steps."""
         self._alpha = alpha
         self._tree = tree = SumTree(self._size)
         if self._values is None:
@@ -125,13 +110,13 @@ class StepPriorities:
         return tree
 
     def of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Priorities of some rows; there has to be a tree."""
+        """Return priorities of rows; there has to be a tree."""
         assert self._values is not None
         found: NDArray[np.float64] = self._values[rows]
         return found
 
     def update(self, rows: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Give some rows, one at least, other priorities; there has to be a tree."""
+        """Set priorities of at least one row; there has to be a tree."""
         assert self._tree is not None
         assert self._values is not None
         self._values[rows] = values
@@ -139,7 +124,7 @@ class StepPriorities:
         self._max = max(self._max, float(values.max()))
 
     def add(self, places: list[slice], unusable: NDArray[np.int64]) -> None:
-        """Give the rows of new steps the highest priority there was; 0 to the unusable ones."""
+        """Set the rows of new steps to the highest priority so far, the unusable ones to 0."""
         assert self._tree is not None
         assert self._values is not None
         for each in places:
@@ -150,7 +135,7 @@ class StepPriorities:
             self._tree.set(unusable, np.zeros(len(unusable)))
 
     def drop(self, places: list[slice]) -> None:
-        """Have the rows of steps that go not be drawn."""
+        """Set the weights of removed steps to 0."""
         assert self._tree is not None
         for each in places:
             self._tree.fill(each.start, each.stop, 0.0)

@@ -1,16 +1,18 @@
-"""What a mirror's samples are: steps, and sequences of steps, as stacked arrays."""
+"""A mirror's samples: steps, and sequences of steps, as stacked arrays or tensors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 
-from breadbox.model.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError, UnsupportedArrayError
 from breadbox.model.fragment import Tree
 from breadbox.model.summaries import summary, summary_html
 from breadbox.model.trees import map_tree, rows
 from breadbox.model.types import Device
+from breadbox.reading.devices import check_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,7 @@ class Prioritised:
     """
 
     alpha: float = 0.6
-    """Exponent of priorities, 0 (uniform) to 10. The first draw with another one looks at all
-    steps."""
+    """Exponent of priorities, 0 (uniform) to 10. A first draw with another one reads all steps."""
     beta: float = 0.4
     """Exponent of the importance weights, 0 (all 1) to 10; 1 corrects the draw in full."""
 
@@ -34,17 +35,33 @@ class Prioritised:
                 raise InvalidRequestError(name, f"must be from 0 to 10, got {value!r}")
 
 
+def tensor_of(leaf: Any, device: Device) -> Any:
+    """Return a leaf as a tensor on a device; on the CPU it shares the leaf's memory.
+
+    Raises:
+        UnsupportedArrayError: torch has no type for it, such as for text.
+        InvalidRequestError: There is no such device.
+    """
+    import torch
+
+    check_device(device)
+    if isinstance(leaf, np.ndarray):
+        try:
+            leaf = torch.from_numpy(leaf)
+        except TypeError:
+            raise UnsupportedArrayError(
+                "", f"torch has no type for {leaf.dtype}; sample without a device"
+            ) from None
+    if device == "cpu":
+        return leaf
+    place: Any = device  # Torch's own annotation names its class, not what that is like.
+    return leaf.to(place, non_blocking=True)
+
+
 class _Leaves:
-    """What both kinds of batches do with their leaves."""
+    """Methods of both kinds of batches."""
 
     __slots__ = ()
-
-    def _changed(self, change: Callable[[Any], Any]) -> Self:
-        changed = {
-            each.name: map_tree(change, getattr(self, each.name))
-            for each in fields(self)  # type: ignore[arg-type]  # Each of them is a dataclass.
-        }
-        return replace(self, **changed)  # type: ignore[type-var]
 
     def _trees(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
@@ -56,9 +73,11 @@ class _Leaves:
             UnsupportedArrayError: torch has no type for an array, such as text.
             InvalidRequestError: There is no such device.
         """
-        from breadbox.mirror.storage.tensors import tensor_of
-
-        return self._changed(lambda leaf: tensor_of(leaf, device))
+        changed = {
+            name: map_tree(partial(tensor_of, device=device), tree)
+            for name, tree in self._trees().items()
+        }
+        return replace(self, **changed)  # type: ignore[type-var]
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
@@ -66,30 +85,28 @@ class StepBatch(_Leaves):
     """B steps, drawn one by one; row b of every leaf belongs to one of them.
 
     With n-step returns each stands for a window of up to n steps of one worker, which ends early at
-    the end of an episode, at a discontinuity and at the worker's newest step. Leaves are copies:
-    nothing that arrives later changes them. They are numpy arrays, or torch tensors where a device
-    was asked for; rows need not lie side by side in memory.
+    the end of an episode, at a discontinuity and at the worker's newest step. Leaves are copies, as
+    numpy arrays, or torch tensors if a device was given; rows need not be contiguous.
 
     Attributes:
-        obs: What the policy saw at the window's first step; leaves [B, ...].
-        action: What it did there; leaves [B, ...].
+        obs: Observations at the window's first step; leaves [B, ...].
+        action: Actions of that step; leaves [B, ...].
         reward: float32[B]; sum of the window's rewards, discounted by gamma for each step.
-        next_obs: What the window's last step led to; leaves [B, ...]. Where that step ended an
-            episode, its true final observation; where nobody knows that of a terminal state, the
-            observation before it, which counts for nothing.
+        next_obs: Observations after the window's last step; leaves [B, ...]. If that step ended an
+            episode, its true final observation; if that of a terminal state is unknown, the
+            observation before it, which is of no account.
         terminated: bool[B]; the window's last step ended the episode in a terminal state.
         truncated: bool[B]; the window's last step was the last before the episode was cut off.
-        discount: float32[B]; gamma to the number of steps in the window: what to multiply the
-            value of `next_obs` by, unless `terminated`.
-        weight: float32[B]; importance weight over the largest of the batch; 1 where steps were
-            drawn uniformly.
+        discount: float32[B]; gamma to the number of steps in the window: the factor of the value of
+            `next_obs`, unless `terminated`.
+        weight: float32[B]; importance weight over the largest of the batch; 1 for uniform draws.
         handle: int64[B]; of the window's first step, for `update_priorities`. Never used again.
         episode_id: int64[B].
-        model_version: int64[B]; that acted at the window's first step.
+        model_version: int64[B]; version that acted at the window's first step.
         log_prob: float32[B] of the action under the policy that acted, or None if fragments have
             none.
         value: float32[B] of that policy, or None if fragments have none.
-        extras: Extras of the fragments, of the window's first step; leaves [B, ...].
+        extras: Extras of the fragments at the window's first step; leaves [B, ...].
     """
 
     obs: Tree
@@ -120,7 +137,7 @@ class StepBatch(_Leaves):
         return summary_html("StepBatch", [f"{len(self)} steps"], self._trees())
 
     def split(self, size: int) -> Iterator["StepBatch"]:
-        """Views of *size* rows each, in order; the last may be shorter."""
+        """Yield views of *size* rows each, in order; the last may be shorter."""
         for start in range(0, len(self), size):
             changed = {
                 name: rows(tree, start, start + size) for name, tree in self._trees().items()
@@ -130,23 +147,22 @@ class StepBatch(_Leaves):
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class SequenceBatch(_Leaves):
-    """B sequences of L consecutive steps of one worker each; leaves [B, L, ...] unless said.
+    """B sequences of L consecutive steps of one worker each, L being burn-in and length together.
 
-    L is burn-in and length together. A sequence continues over the ends of episodes, which `first`
-    and `ended` mark. Where the worker's steps stop, at a discontinuity or at its newest one, the
-    rest of the sequence is zeros, and False in `mask`.
+    A sequence continues over the ends of episodes, which `first` and `ended` mark. Behind a
+    discontinuity, or the worker's newest step, the rest is zeros, and False in `mask`.
 
     Attributes:
         obs: Leaves [B, L, ...].
         action: Leaves [B, L, ...].
         reward: float32[B, L].
-        next_obs: What each step led to, as in `StepBatch`; leaves [B, L, ...].
+        next_obs: Observations after each step, as in `StepBatch`; leaves [B, L, ...].
         terminated: bool[B, L].
         truncated: bool[B, L].
-        first: bool[B, L]; this step starts an episode: the recurrent state before it is a new one.
+        first: bool[B, L]; the step starts an episode: the recurrent state before it is a new one.
         mask: bool[B, L]; there is such a step.
-        is_burn_in: bool[L]; the steps that only warm the recurrent state up.
-        in_state: Recurrent state before the first step as the worker had it, leaves [B, ...]; None:
+        is_burn_in: bool[L]; the step only warms up the recurrent state.
+        in_state: The worker's recurrent state before the first step, leaves [B, ...], or None if
             fragments have none.
         weight: float32[B], as in `StepBatch`.
         handle: int64[B, L]; -1 where there is no step.

@@ -6,11 +6,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Final, NamedTuple, Protocol
 
 from breadbox.client import Client
-from breadbox.mirror.intake.waiting import why_nothing_comes
+from breadbox.diagnosis import diagnose_arrivals
 from breadbox.mirror.storage.holdings import FilledHoldings
 from breadbox.mirror.storage.index import NONE
 from breadbox.model.errors import (
@@ -45,6 +45,17 @@ LOOKS_MAX: Final = 32
 """Most states that are kept: one a second, so that they cover the last half minute."""
 STALENESS_ENOUGH: Final = 100
 """Value of `staleness_max` below which a buffer counts as meant for on-policy learners."""
+
+_AT_ONCE = ("OUTAGE", "HOLD", "NO_SESSION")
+"""Causes that one state of the buffer shows."""
+_REMEDIES = {
+    "STALE": OFF_POLICY_ADVICE,
+    "PRODUCERS_WAIT": "A mirror uses no chunks: let the buffer evict (full_policy), or let a "
+    "learner fetch.",
+}
+"""Remedies for a mirror that differ from those for a learner that fetches."""
+_WATCHED = ("NOTHING_ARRIVES", "WRONG_SESSION", *_REMEDIES)
+"""Causes that only two states show."""
 
 _OUTAGES = (DeadlineExceededError, StoreUnavailableError, UnavailableError)
 
@@ -92,6 +103,21 @@ class ReadClient(Protocol):
         """Return a buffer with its subscriptions."""
 
 
+class Progress(NamedTuple):
+    """How far a thread or process has followed its buffer."""
+
+    session_id: str
+    """Session of the steps, or empty before the first read and without a current session."""
+    cursor: int | None
+    """The last chunk that was read or skipped, or None before the first read."""
+    begun_count: int
+    """How often it restarted because the buffer was set back."""
+    skipped_chunk_count: int
+    """Number of chunks that left the buffer before they were loaded, or cannot be read."""
+    behind_since: float
+    """Monotonic time since which it is behind; in the future while it keeps up."""
+
+
 class Target(NamedTuple):
     """The point up to which a buffer has to be read to have all that it held at a moment."""
 
@@ -100,64 +126,19 @@ class Target(NamedTuple):
     begun_count: int
     """How often the follower has to have restarted by then."""
 
-    def is_met(self, cursor: int | None, begun_count: int) -> bool:
-        """Return True if a follower with this cursor and number of restarts has reached it."""
-        if begun_count < self.begun_count:
+    def is_met(self, now: Progress) -> bool:
+        """Return True if a follower has come that far."""
+        if now.begun_count < self.begun_count:
             return False  # Its steps are of the buffer before it was set back.
-        return self.chunk_id in (None, NONE) or (cursor is not None and cursor >= self.chunk_id)
-
-
-class Source(Protocol):
-    """The interface of a mirror to the thread or process that fills it."""
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error that ended it, or None."""
-
-    @property
-    def session_id(self) -> str:
-        """Session of the steps, or empty before the first read and without a current session."""
-
-    @property
-    def skipped_chunk_count(self) -> int:
-        """Number of chunks that left the buffer before they were loaded."""
-
-    @property
-    def cursor(self) -> int | None:
-        """The last chunk that was read or skipped, or None before the first read."""
-
-    @property
-    def begun_count(self) -> int:
-        """How often it restarted because the buffer was set back."""
-
-    @property
-    def lag_s(self) -> float:
-        """Seconds for which it has been behind the buffer; 0 while it keeps up."""
-
-    def target(self) -> Target:
-        """Return the point that stands for all that the buffer holds now."""
-
-    def why_nothing_comes(self) -> str:
-        """Return what keeps steps from coming, or empty if nothing known does."""
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Return a context to enter while a caller waits for steps."""
-
-    def close(self) -> None:
-        """End it. Idempotent."""
+        return self.chunk_id in (None, NONE) or (
+            now.cursor is not None and now.cursor >= self.chunk_id
+        )
 
 
 class Follower:
     """A thread that adds the chunks of a buffer to a memory, and then new ones.
 
-    Args:
-        held: The memory's holdings.
-        extend: Adds a fragment of a chunk.
-        client: A client of the server; the thread uses it.
-        buffer: The buffer's name, or None for the client's buffer.
-        subscription: Subscription to read by, or None to read what the buffer holds.
-        columns: Paths of the arrays to keep, or None for all.
-        own_client: The client if it closes with the follower, or None.
+    *own_client* is the client if it closes with the follower, else None.
     """
 
     def __init__(
@@ -216,27 +197,24 @@ class Follower:
 
     @property
     def behind_since(self) -> float:
-        """Time since which it is behind, on the machine's monotonic clock.
-
-        That is when the oldest read that is not added arrived, or when a request without an answer
-        became late. While it keeps up with the buffer, the time is in the future.
-        """
+        """Monotonic time when the oldest read that is not added arrived, or a read became late."""
         with suppress(IndexError):
             return self._arrived[0]
         # Once a read is late, the lag is unknown, and counts from the time it was due.
         return self._asked_at + (0.0 if self._is_first else POLL_S)
 
-    @property
-    def lag_s(self) -> float:
-        """See `Source.lag_s`."""
-        return max(0.0, time.monotonic() - self.behind_since)
+    def progress(self) -> Progress:
+        """Return how far it has come."""
+        return Progress(
+            self.session_id,
+            self.cursor,
+            self.begun_count,
+            self.skipped_chunk_count,
+            self.behind_since,
+        )
 
     def target(self) -> Target:
-        """See `Source.target`.
-
-        Raises:
-            ReplayBufferError: The server is unreachable, or refuses the read.
-        """
+        """Return the point that stands for all that the buffer holds now."""
         with self._changed:
             begun_count, newest = self.begun_count, self._after
         for _ in range(CATCH_UP_READS):  # Bounded: producers may be as fast as these reads.
@@ -260,7 +238,7 @@ class Follower:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """See `Source.waiting`."""
+        """Return a context to enter while a caller waits for steps."""
         with self._changed:
             self._waiting_count += 1
         try:
@@ -270,7 +248,7 @@ class Follower:
                 self._waiting_count -= 1
 
     def close(self) -> None:
-        """See `Source.close`; takes up to a second."""
+        """End the thread. Idempotent; takes up to a second."""
         self._closing.set()
         if self._own_client is not None:
             self._own_client.close()
@@ -319,14 +297,23 @@ class Follower:
             )
 
     def why_nothing_comes(self) -> str:
-        """See `Source.why_nothing_comes`."""
+        """Return what keeps steps from coming, or empty if nothing known does."""
         if outage := self._client.outage or self._outages.words:
             return outage
         if self._is_first:
             return "the server has not answered yet"
         now = time.monotonic()
         looks = [look for look in list(self._looks) if now - look[0] <= LOOK_AGE_S]
-        return why_nothing_comes(looks) if looks else ""
+        if not looks:
+            return ""
+        (begun_at, before), (ended_at, after) = looks[0], looks[-1]
+        watched_s = ended_at - begun_at
+        # A mirror reads what arrives; causes that delay a fetch do not concern it.
+        found = diagnose_arrivals(before, after, watched_s or 1.0)
+        if found.cause not in (*_AT_ONCE, *(_WATCHED if watched_s > 0 else ())):
+            return ""
+        advice = _REMEDIES.get(found.cause) or " ".join(found.advice[:1])
+        return f"{found.headline} {advice}"
 
     def _follow(self) -> None:
         """Add reads until none comes for a while; one read is loaded ahead."""
@@ -385,11 +372,7 @@ class Follower:
         return None if self._subscription is None else NONE
 
     def _where_it_stands(self, name: str) -> int:
-        """Return the last chunk that a subscription has acknowledged.
-
-        Raises:
-            SubscriptionNotFoundError: There is no subscription of the name.
-        """
+        """Return the last chunk that a subscription has acknowledged."""
         for each in self._client.get_buffer(self._buffer).subscriptions:
             if each.name == name:
                 return each.acknowledged_chunk_id

@@ -1,4 +1,0 @@
-"""The thread that follows a buffer and fills a memory.
-
-Callers: `mirror`.
-"""
