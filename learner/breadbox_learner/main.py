@@ -2,8 +2,8 @@
 
 import click
 
+from breadbox.cli.base import import_from_here
 from breadbox.cli.command import command
-from breadbox.cli.modules import import_from_here
 from breadbox.cli.signals import stop_on_signals
 from breadbox.model.errors import InvalidRequestError
 from breadbox_learner.runs import RunFolder, wandb_installed

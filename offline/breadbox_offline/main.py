@@ -11,11 +11,10 @@ import click
 from click.core import ParameterSource
 
 from breadbox.cli import frame
+from breadbox.cli.base import import_from_here, printable
 from breadbox.cli.command import command
 from breadbox.cli.connection import Target
-from breadbox.cli.modules import import_from_here
 from breadbox.cli.settings import Bytes, of_one_call, setting
-from breadbox.cli.terminal import printable
 from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError
 from breadbox_offline.files.dataset import Dataset
 from breadbox_offline.files.minari_dataset import MINARI_SCHEME, write_minari

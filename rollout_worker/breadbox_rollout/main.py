@@ -1,7 +1,7 @@
 """`breadbox rollout` and `breadbox generate`."""
 
+from breadbox.cli.base import import_from_here
 from breadbox.cli.command import command
-from breadbox.cli.modules import import_from_here
 from breadbox_rollout.settings import GenerateSettings, RolloutSettings
 
 

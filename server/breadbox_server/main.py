@@ -14,8 +14,8 @@ from typing import Final, NoReturn
 import click
 from click.core import ParameterSource
 
+from breadbox.cli.base import Bug
 from breadbox.cli.command import command
-from breadbox.cli.group import Bug
 from breadbox.cli.signals import stop_on_signals
 from breadbox.shared.tasks import end_tasks
 from breadbox.stores import has_secret

@@ -19,8 +19,7 @@ from click.testing import CliRunner
 
 import breadbox
 from breadbox.cli.commands.doctor import doctor
-from breadbox.cli.commands.explain import explain
-from breadbox.cli.commands.stats import stats
+from breadbox.cli.commands.stats import explain, stats
 from breadbox.cli.commands.top import top
 from breadbox.cli.main import cli
 from breadbox.model.errors import StoreUnavailableError, UnavailableError

@@ -1,20 +1,25 @@
-"""What every command is made of: settings, a file of them, errors in one line."""
+"""Make commands of settings: options of click, values of variables and files, errors in one line.
 
+Click shows, completes and parses options. Their texts are read by the settings class, as those of
+variables and files are.
+"""
+
+import enum
 import inspect
 import os
 import re
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from click.core import ParameterSource
 from pydantic import ValidationError
 
-from breadbox.cli.group import Unusable
-from breadbox.cli.options import parameter
-from breadbox.cli.settings import HIDDEN, SettingField, Settings, fields_of
+from breadbox.cli.base import Unusable
+from breadbox.cli.settings import HIDDEN, SIZE, SettingField, Settings, fields_of
+from breadbox.model.sizes import size_name
 
 S = TypeVar("S", bound=Settings)
 
@@ -31,12 +36,12 @@ def command(
 
     Args:
         settings: The class whose fields are its options.
-        name: Of the command; None: the function's.
-        reads_variable: Whether `BREADBOX_CONFIG` names its file, too: for processes that have a
-            file of their own, not for those that people call beside them.
-        shares_file_of: Another command's settings, which its file may have beside its own; what is
-            the other's alone is passed over.
-        **attributes: Of `click.Command`.
+        name: Name of the command, or None for the function's.
+        reads_variable: True if `BREADBOX_CONFIG` names its file, too: for processes that have a
+            file of their own, not for commands that people call beside them.
+        shares_file_of: Another command's settings, which its file may have beside its own and which
+            it ignores.
+        **attributes: Further arguments of `click.Command`.
     """
 
     def decorate(function: Callable[[S], Any]) -> click.Command:
@@ -79,7 +84,7 @@ def command(
             callback=run,
             # Docstrings with a backslash are raw: click's mark of lines that stay as they are.
             help=(inspect.getdoc(function) or "").replace("\\b\n", "\b\n"),
-            params=[*map(parameter, fields.values()), _config(reads_variable=reads_variable)],
+            params=[*map(_parameter, fields.values()), _config(reads_variable=reads_variable)],
             **attributes,
         )
 
@@ -93,7 +98,7 @@ def _flag(field: SettingField) -> str:
 
 
 def _problem(found: Mapping[str, Any], *, is_shown: bool) -> str:
-    """What is wrong with a value, behind its name."""
+    """Return what is wrong with a value, for behind its name."""
     if found["type"] == "missing":
         return "is missing"
     if found["type"] == "value_error":
@@ -118,11 +123,7 @@ def _options_of_file(fields: tuple[SettingField, ...]) -> set[str]:
 
 
 def _values(path: Path, fields: Mapping[str, SettingField], others: set[str]) -> dict[str, Any]:
-    """What a file says, by option; what is among `others` is passed over.
-
-    Raises:
-        Unusable: It cannot be read, or names an unknown option.
-    """
+    """Return the values of a file, by option; options among `others` are ignored."""
     known = _options_of_file(tuple(fields.values()))
     given = read_config(path)
     unknown = sorted(given.keys() - known - others)
@@ -134,22 +135,18 @@ def _values(path: Path, fields: Mapping[str, SettingField], others: set[str]) ->
     values: dict[str, Any] = {}
     for option in given.keys() & known:
         field, value = fields[option], given[option]
-        # A secret that was hidden is given elsewhere, and nothing is what nobody said.
+        # A secret that was hidden is given elsewhere.
         if value is None or (field.is_secret and value == HIDDEN):
             continue
         if field.is_many and not isinstance(value, list):
             value = [value]
-        # As the command line would have it: YAML makes numbers and truths of what is a name.
+        # As on the command line: YAML makes numbers and booleans of names.
         values[option] = value if isinstance(value, list | dict) else str(value)
     return values
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a YAML file: a mapping from option names, with `-` or `_`, to values.
-
-    Raises:
-        Unusable: It cannot be read, others may write it, or it is no such mapping.
-    """
+    """Read a YAML file: a mapping from option names, with `-` or `_`, to values."""
     # Most calls have no such file, and starts should be quick; what a client needs has no YAML.
     try:
         import yaml
@@ -167,9 +164,92 @@ def read_config(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         at = f", line {where.line + 1}" if where else ""
-        raise Unusable(f"--config {path} is not YAML{at}; mend it or leave it out") from error
+        raise Unusable(f"--config {path} is not YAML{at}; fix it or leave it out") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise Unusable(f"--config {path} must be a mapping from options to values")
     return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+class _Unread(click.Parameter):
+    """A parameter whose text and variable click leaves to the settings class."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> None:
+        pass
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        return value
+
+    def value_is_missing(self, value: Any) -> bool:
+        return False
+
+
+class _Option(_Unread, click.Option):
+    pass
+
+
+class _Argument(_Unread, click.Argument):
+    pass
+
+
+class _Named(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
+    """A kind of text, by its name in the help."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _parameter(field: SettingField) -> click.Parameter:
+    """Return the option, or argument, that a field is."""
+    required = field.info.is_required()
+    shared: dict[str, Any] = {"type": _type(field), "metavar": field.said("metavar")}
+    if field.said("positional"):
+        nargs = -1 if field.is_many else 1
+        return _Argument([field.name], nargs=nargs, required=required, **shared)
+    if not required:
+        shared["default"] = _default(field)
+    flag = declared = f"--{field.option.replace('_', '-')}"
+    if field.kind is bool:
+        del shared["type"]
+        if field.variable or field.said("file", True):
+            declared = f"{flag}/--no-{flag[2:]}"
+        shared |= {"is_flag": True, "show_default": shared.get("default") is True}
+    else:
+        default = shared.get("default")
+        has_text = default not in (None, "", ()) and not callable(default)
+        shared |= {"multiple": field.is_many, "show_default": field.said("shown") or has_text}
+    if field.variable:
+        shared |= {"envvar": field.variable, "show_envvar": True}
+    return _Option([declared, field.name], required=required, help=field.help, **shared)
+
+
+def _default(field: SettingField) -> Any:
+    """Return the default as it could be given."""
+    default, factory = field.info.default, field.info.default_factory
+    if factory is not None:
+        return "{}" if factory is dict else factory
+    if SIZE in field.rules and default is not None:
+        return size_name(default)
+    return default.value if isinstance(default, enum.Enum) else default
+
+
+def _type(field: SettingField) -> Any:
+    kind = field.kind
+    if get_origin(kind) is Literal:
+        return click.Choice(get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return click.Choice([member.value for member in kind])
+    if SIZE in field.rules:
+        return _Named("size")
+    if get_origin(kind) is dict:
+        return _Named("json")
+    if kind is Path:
+        is_folder = bool(field.said("folder"))
+        return click.Path(dir_okay=is_folder, file_okay=not is_folder)
+    ge, gt, le, lt = map(field.bound, ("ge", "gt", "le", "lt"))
+    if any(bound is not None for bound in (ge, gt, le, lt)):
+        ranged: Any = click.IntRange if kind is int else click.FloatRange
+        opened = {"min_open": gt is not None, "max_open": lt is not None}
+        return ranged(ge if gt is None else gt, le if lt is None else lt, **opened)
+    return kind

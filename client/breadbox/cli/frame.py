@@ -1,50 +1,33 @@
-"""How commands print: JSON, tables, sizes, counts, rates."""
+"""Print JSON, tables, sizes, counts and rates."""
 
-import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
+from pydantic_core import to_jsonable_python
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from breadbox.cli.terminal import printable
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON knows it: dataclasses and mappings as objects, enums as their value."""
-    match value:
-        case Enum():
-            return value.value
-        case Mapping():
-            return {str(key): plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [plain(item) for item in value]
-        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {
-                field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-            }
-        case _:
-            return value
+from breadbox.cli.base import printable
 
 
 def print_json(value: Any, *, is_line: bool = False) -> None:
     """Print a value as JSON, indented, or as one line for a stream of them."""
-    click.echo(json.dumps(plain(value), indent=None if is_line else 2))
+    plain = to_jsonable_python(value, fallback=dict)
+    click.echo(json.dumps(plain, indent=None if is_line else 2))
 
 
 def console() -> Console:
-    """The terminal, or the file that stdout is; wide where nobody limits it."""
+    """Return a console for stdout; 160 columns wide if that is no terminal."""
     made = Console(highlight=False)
     return made if made.is_terminal else Console(highlight=False, width=160)
 
 
 def table(*columns: str, title: str | None = None) -> Table:
-    """A table whose columns are text on the left; mark numbers with a leading `#`."""
+    """Return a table with columns of text; a leading `#` marks columns of numbers."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
         is_number = column.startswith("#")
@@ -55,25 +38,19 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def shown(text: object) -> str:
-    """What others chose, for a console that reads markup: it shows as it is, and does nothing."""
+    """Escape text that others chose, such as names, for a console that reads markup."""
     return escape(printable(str(text)))
 
 
 def rows(made: Table, lines: Iterable[Iterable[object]]) -> Table:
-    """Fill a table; cells show as they are, markup in them too."""
+    """Fill a table; markup in cells is shown, not read."""
     for line in lines:
         made.add_row(*(Text(printable(str(cell))) for cell in line))
     return made
 
 
 class FittedTable:
-    """A table that leaves out columns, one after the other, until the others fit whole.
-
-    Args:
-        columns: As for `table`.
-        lines: A cell for each column.
-        expendable: Columns that may be left out, the least wanted first.
-    """
+    """A table that leaves out *expendable* columns, one by one, until the others fit whole."""
 
     def __init__(
         self,
@@ -87,7 +64,7 @@ class FittedTable:
         self._expendable = expendable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render for the width that there is."""
+        """Render for the width of the console."""
         left_out: list[str] = []
         made = self._without(left_out)
         for column in self._expendable:
@@ -109,11 +86,11 @@ class FittedTable:
 
 
 _ENDLESS = 10_000
-"""Columns of characters; more than any table takes."""
+"""Width in characters; more than any table takes."""
 
 
 def size_text(size_bytes: float) -> str:
-    """Bytes for people: "20.1 MiB"."""
+    """Return bytes for people: "20.1 MiB"."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -123,15 +100,15 @@ def size_text(size_bytes: float) -> str:
 
 
 def count_text(count: int) -> str:
-    """A count for people: "12,345"."""
+    """Return a count for people: "12,345"."""
     return f"{count:,}"
 
 
 def counted(count: int, noun: str) -> str:
-    """A count of things for people: "1 buffer", "2 buffers"."""
+    """Return a count of things for people: "1 buffer", "2 buffers"."""
     return f"{count_text(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def rate_text(per_second: float) -> str:
-    """A rate for people, with as many digits as mean something."""
+    """Return a rate for people: "12/s", "0.25/s"."""
     return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.2g}/s"

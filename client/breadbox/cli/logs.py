@@ -9,8 +9,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Final, Literal, TextIO
 
+from breadbox.cli.base import printable
 from breadbox.cli.settings import Settings
-from breadbox.cli.terminal import printable
 
 Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]

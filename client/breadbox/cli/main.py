@@ -1,27 +1,32 @@
-"""The frame of the command line: a group that imports a command only when it is used.
+"""The command line: a group that imports a command only when it is used.
 
-Settings can also come from the environment: `--lease-s` is `BREADBOX_LEASE_S`. What
-goes wrong for a reason that the user can mend ends with one line on stderr and exit code 2, never
-with a traceback.
+An error that the user can fix ends with one line on stderr and exit code 2, without a traceback.
+
+Other distributions add commands by entry points in the group `breadbox.commands`: the name is the
+command's, the object a `click.Command`, such as `breadbox.cli.command` makes. Ours are in a table:
+they are all of one distribution, and a checkout has them without being installed again.
 """
 
 import errno
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
 import breadbox
-from breadbox.cli.group import Group, Unusable
-from breadbox.cli.joined import joined, load_joined, origin
-from breadbox.cli.terminal import printable
+from breadbox.cli.base import Group, Unusable, printable
 from breadbox.shared.child_processes import end_with_parent
 from breadbox.shared.extras import MODULES, how_to_install, missing_module
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINTS: Final = "breadbox.commands"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as of a process that SIGINT ended."""
 
@@ -33,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "demo": ("breadbox_demo.main:demo", "demo", "Watch an agent learn through the service."),
     "stats": ("breadbox.cli.commands.stats:stats", "", "Show what a buffer holds and has counted."),
     "top": ("breadbox.cli.commands.top:top", "", "Watch all buffers live."),
-    "explain": ("breadbox.cli.commands.explain:explain", "", "Say why a learner is waiting."),
+    "explain": ("breadbox.cli.commands.stats:explain", "", "Say why a learner is waiting."),
     "buffers": (
         "breadbox.cli.commands.buffers:buffers",
         "",
@@ -42,7 +47,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "subscriptions": (
         "breadbox.cli.commands.subscriptions:subscriptions",
         "",
-        "Named cursors of those who read a buffer.",
+        "Named cursors of readers of a buffer.",
     ),
     "fsck": (
         "breadbox_server.maintenance.fsck_command:fsck",
@@ -62,22 +67,20 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "import": ("breadbox_offline.main:import_episodes", "offline", "Put episodes in."),
     "export": ("breadbox_offline.main:export_episodes", "offline", "Write episodes out."),
-    "completion": ("breadbox.cli.commands.completion:completion", "", "Print shell completion."),
+    "completion": ("breadbox.cli.main:completion", "", "Print shell completion."),
 }
 """Command to where it is ("module:attribute"), the extra it needs, and its line in the help."""
 
 
 class LazyGroup(Group):
-    """Imports the module of a command when the command is used, and tells errors in one line."""
+    """Commands that are imported when they are used, and whose errors are one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command, in the order of the table; those of other packages behind."""
-        del ctx
+        """Return every command, in the order of the table; those of other packages behind."""
         return [*COMMANDS, *(joined().keys() - COMMANDS.keys())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None when there is no such command."""
-        del ctx
+        """Import a command, or return None if there is no such command."""
         if cmd_name in COMMANDS:
             return load_command(cmd_name)
         entry = joined().get(cmd_name)
@@ -117,7 +120,7 @@ class LazyGroup(Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run a command and exit with its code; what the user can mend is one line on stderr."""
+        """Run a command and exit with its code; errors that the user can fix are one line."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         try:
@@ -133,7 +136,7 @@ class LazyGroup(Group):
         except click.Abort:
             _fail("interrupted", INTERRUPTED)
         except OSError as error:
-            if _can_be_mended(error):  # Of the library's errors, deadlines are OSErrors as well.
+            if _is_ours(error):  # Of the library's errors, deadlines are OSErrors as well.
                 _fail(_text(error), Unusable.exit_code)
             if error.errno == errno.EPIPE and error.filename is None:
                 sys.exit(1)  # Whoever read the output, such as `head`, has seen enough.
@@ -146,7 +149,7 @@ class LazyGroup(Group):
                 raise
             _fail(_needs_extra(name, COMMANDS[name][1], error).message, Unusable.exit_code)
         except Exception as error:
-            if not _can_be_mended(error):
+            if not _is_ours(error):
                 raise
             _fail(_text(error), Unusable.exit_code)
         sys.exit(code if isinstance(code, int) else 0)
@@ -157,7 +160,7 @@ def _fail(text: str, code: int) -> None:
     sys.exit(code)
 
 
-def _can_be_mended(error: Exception) -> bool:
+def _is_ours(error: Exception) -> bool:
     from breadbox.model.errors import ReplayBufferError
 
     return isinstance(error, ReplayBufferError)
@@ -169,7 +172,7 @@ def _text(error: Exception) -> str:
 
 
 def _refusal(error: OSError) -> str:
-    """What the operating system refused, of which path, and what to do about it."""
+    """Return what the operating system refused, of which path, and the remedy."""
     path = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
     return f"{path}{error.strerror}{_REMEDIES.get(error.errno or 0, '')}"
 
@@ -188,11 +191,7 @@ _REMEDIES = {
 
 
 def load_command(name: str) -> click.Command:
-    """Import the command `name`.
-
-    Raises:
-        Unusable: What it needs is not installed; says how to install it.
-    """
+    """Import a command, or raise Unusable with what to install."""
     target, extra, _ = COMMANDS[name]
     module_name, attribute = target.split(":")
     try:
@@ -202,6 +201,50 @@ def load_command(name: str) -> click.Command:
     if not isinstance(command, click.Command):
         raise TypeError(f"{target} is not a click command")
     return command
+
+
+def joined() -> dict[str, "EntryPoint"]:
+    """Return the commands of other distributions by name, without importing any."""
+    if not _is_named():
+        return {}
+    from importlib.metadata import entry_points
+
+    return {each.name: each for each in entry_points(group=ENTRY_POINTS)}
+
+
+def origin(entry: "EntryPoint") -> str:
+    """Return the distribution of a command."""
+    return entry.dist.name if entry.dist else entry.module
+
+
+def load_joined(entry: "EntryPoint") -> click.Command:
+    """Import a command of another distribution, or raise Unusable with its name."""
+    try:
+        command = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise Unusable(
+            f"the command {entry.name!r} of {origin(entry)} cannot be loaded: {error}"
+        ) from error
+    if not isinstance(command, click.Command):
+        raise Unusable(f"{entry.value}, of {origin(entry)}, is not a click command")
+    return command
+
+
+def _is_named() -> bool:
+    """Return True if anything installed names the group; entry points take far longer."""
+    return any(
+        ENTRY_POINTS.encode() in text for folder in sys.path for text in _declarations(folder)
+    )
+
+
+def _declarations(folder: str) -> Iterator[bytes]:
+    """Yield the entry points of the distributions in a folder, as they are written."""
+    folder = folder or "."
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            if name.endswith((".dist-info", ".egg-info")):
+                with suppress(OSError), open(f"{folder}/{name}/entry_points.txt", "rb", 0) as file:
+                    yield file.read()
 
 
 def _needs_extra(name: str, extra: str, error: ModuleNotFoundError) -> Unusable:
@@ -223,8 +266,25 @@ def cli() -> None:
     """Breadbox: a replay-buffer service for online reinforcement learning."""
 
 
+_COMPLETION_LINES = {
+    "bash": 'eval "$(breadbox completion bash)"   # in ~/.bashrc',
+    "zsh": 'eval "$(breadbox completion zsh)"   # in ~/.zshrc',
+    "fish": "breadbox completion fish | source   # in ~/.config/fish/config.fish",
+}
+
+
+@click.command(epilog="\b\n" + "\n".join(_COMPLETION_LINES.values()))
+@click.argument("shell", type=click.Choice(list(_COMPLETION_LINES)))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL; evaluate it when the shell starts."""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise click.ClickException(f"click cannot complete in {shell}")
+    click.echo(kind(cli, {}, "breadbox", "_BREADBOX_COMPLETE").source())
+
+
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     end_with_parent()
     cli(prog_name="breadbox")
 

@@ -13,8 +13,8 @@ from typing import Final
 import click
 import yaml
 
+from breadbox.cli.base import Unusable
 from breadbox.cli.command import command
-from breadbox.cli.group import Unusable
 from breadbox.cli.settings import Settings, of_one_call, setting
 from breadbox.stores.disk import make_private_directory, new_opener, replace_text
 from breadbox_server.access.authorization import Role

@@ -28,8 +28,8 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from breadbox.cli.base import Unusable
 from breadbox.cli.command import command
-from breadbox.cli.group import Unusable
 from breadbox.cli.settings import Settings, setting
 from breadbox.model.sizes import parse_size_bytes
 from breadbox.stores.disk import replace_text

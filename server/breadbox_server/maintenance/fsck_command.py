@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from breadbox.cli import frame
+from breadbox.cli.base import Bug, Unusable
 from breadbox.cli.command import command
-from breadbox.cli.group import Bug, Unusable
 from breadbox.cli.settings import Settings, of_one_call, setting
 from breadbox.model.errors import PayloadCorruptError, PayloadFormatError, PayloadMissingError
 from breadbox.model.types import PayloadReference

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from breadbox.cli import frame
+from breadbox.cli.base import Group, Unusable, printable
 from breadbox.cli.command import command
 from breadbox.cli.commands.stats import describe, outage_text, schema_table, staleness_text
 from breadbox.cli.connection import Target
-from breadbox.cli.group import Group, Unusable
 from breadbox.cli.settings import Bytes, of_one_call, setting
-from breadbox.cli.terminal import printable
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.presets import PRESETS, Preset
 from breadbox.model.types import (

@@ -1,5 +1,6 @@
-"""`breadbox stats`: what a buffer holds, and what it has counted."""
+"""`breadbox stats` and `breadbox explain`: what a buffer holds, and why a learner waits."""
 
+import time
 from collections.abc import Mapping
 
 from rich.console import Group
@@ -9,6 +10,7 @@ from breadbox.cli import frame
 from breadbox.cli.command import command
 from breadbox.cli.connection import Target
 from breadbox.cli.settings import of_one_call
+from breadbox.diagnosis import diagnose
 from breadbox.model.presets import UNLIMITED
 from breadbox.model.types import (
     ArrayType,
@@ -20,7 +22,7 @@ from breadbox.model.types import (
 )
 
 COLUMNS = 80
-"""Of a terminal whose width nobody changed."""
+"""Width of an ordinary terminal."""
 
 
 class StatsSettings(Target):
@@ -50,7 +52,7 @@ def stats(settings: StatsSettings) -> None:
 
 
 def describe(description: BufferDescription, *, show_zeros: bool) -> Group:
-    """One buffer as text: what it is, what it holds, what it counted."""
+    """Return one buffer as text: limits, gauges, counters."""
     counters = {
         name: count for name, count in description.state.counters.items() if count or show_zeros
     }
@@ -81,13 +83,13 @@ def headline(description: BufferDescription) -> str:
 
 
 def waiting_text(description: BufferDescription) -> str:
-    """What a fetch waits for, as a sentence; empty when it would not."""
+    """Return what a fetch waits for, or empty if it would not wait."""
     reason = description.state.waiting_reason
     return f"A fetch would wait: {frame.shown(reason)}." if reason else ""
 
 
 def outage_text(description: BufferDescription) -> str:
-    """What does not answer the server, as a sentence; empty when everything does."""
+    """Return what does not answer the server, or empty if everything does."""
     outage = description.state.outage
     return f"[red]OUTAGE[/]: {frame.shown(outage)}." if outage else ""
 
@@ -95,7 +97,7 @@ def outage_text(description: BufferDescription) -> str:
 def _gauges(description: BufferDescription) -> Table:
     state, config = description.state, description.config
     lines = [
-        ("chunks", frame.count_text(state.chunk_count), of(config.capacity_chunks)),
+        ("chunks", frame.count_text(state.chunk_count), _of(config.capacity_chunks)),
         (
             "payload bytes",
             frame.size_text(state.payload_bytes),
@@ -107,16 +109,16 @@ def _gauges(description: BufferDescription) -> Table:
             frame.count_text(state.open_chunk_count),
             f"with {frame.counted(state.open_fragment_count, 'fragment')}",
         ),
-        ("leases", frame.count_text(state.lease_count), of(config.leases_max)),
-        ("waiters", frame.count_text(state.waiter_count), of(config.waiters_max)),
-        ("workers", frame.count_text(state.worker_count), of(config.workers_max)),
-        ("staleness", staleness_text(description), at_most(config.staleness_max)),
+        ("leases", frame.count_text(state.lease_count), _of(config.leases_max)),
+        ("waiters", frame.count_text(state.waiter_count), _of(config.waiters_max)),
+        ("workers", frame.count_text(state.worker_count), _of(config.workers_max)),
+        ("staleness", staleness_text(description), _at_most(config.staleness_max)),
     ]
     return frame.rows(frame.table("", "#now", "limit"), lines)
 
 
 def schema_table(number: int, schema: Mapping[str, ArrayType]) -> Table | str:
-    """What fragments hold, a line for each array."""
+    """Return a table with a line for each array of fragments."""
     if not schema:
         return "Fragments whose producer does not say what is in them."
     title = "path" if number == 0 else f"path (schema {number + 1})"
@@ -127,22 +129,23 @@ def schema_table(number: int, schema: Mapping[str, ArrayType]) -> Table | str:
     return frame.rows(frame.table(title, "dtype", "shape"), lines)
 
 
-def of(limit: int | None) -> str:
-    """A limit beside its gauge."""
+def _of(limit: int | None) -> str:
     return "" if limit is None else f"of {limit:,}"
 
 
 def staleness_text(description: BufferDescription) -> str:
-    """Chunks by staleness: "0: 12, 1: 3"."""
+    """Return the chunks by staleness: "0: 12, 1: 3"."""
     held = description.state.chunk_count_by_staleness
     return ", ".join(f"{staleness}: {count:,}" for staleness, count in held.items()) or "-"
 
 
 def limits_text(config: BufferConfig) -> str:
-    """The limits that are not gauges, in lines that a terminal of 80 columns need not break."""
+    """Return the limits that are not gauges, in lines that fit a terminal of 80 columns."""
     parts = [
         f"{frame.counted(config.fragments_per_chunk or 1, 'fragment')} per chunk",
-        uses_text(config.uses_max or 1),
+        "used without end"
+        if (config.uses_max or 1) >= UNLIMITED
+        else f"used at most {frame.counted(config.uses_max or 1, 'time')}",
         f"full: {config.full_policy.value if config.full_policy else '?'}",
         f"sampler {frame.shown(config.sampler)}",
     ]
@@ -168,13 +171,39 @@ def limits_text(config: BufferConfig) -> str:
     return "\n".join(lines)
 
 
-def uses_text(uses_max: int) -> str:
-    """How often a chunk may be used."""
-    if uses_max >= UNLIMITED:
-        return "used without end"
-    return f"used at most {frame.counted(uses_max, 'time')}"
-
-
-def at_most(count: int | None) -> str:
-    """A limit beside a gauge that is no count of things held."""
+def _at_most(count: int | None) -> str:
     return "without end" if count is not None and count >= UNLIMITED else f"at most {count}"
+
+
+class ExplainSettings(Target):
+    """Which buffer, and how long to look at it."""
+
+    name: str = of_one_call("default", positional=True, metavar="[BUFFER]")
+    fragment_count: int | None = of_one_call(None, ge=1)
+    """Fragments that your learner asks for; to say how long that will take."""
+    interval_s: float = of_one_call(2.0, option="seconds", ge=0.1, le=300)
+    """How long to watch, to know rates."""
+
+
+@command(ExplainSettings)
+def explain(settings: ExplainSettings) -> None:
+    """Say why a learner is waiting on BUFFER, or that it is not."""
+    with settings.connect() as client:
+        before = client.get_buffer(settings.name)
+        started_at = time.monotonic()
+        time.sleep(settings.interval_s)
+        after = client.get_buffer(settings.name)
+        watched_s = time.monotonic() - started_at
+    diagnosis = diagnose(before, after, watched_s, fragment_count=settings.fragment_count)
+    if settings.as_json:
+        frame.print_json(diagnosis)
+        return
+    console = frame.console()
+    # A window gets whole words; a file that is searched, whole lines.
+    soft_wrap = not console.is_terminal
+    console.print(f"[bold]{frame.shown(diagnosis.headline)}[/]", soft_wrap=soft_wrap)
+    for advice in diagnosis.advice:
+        console.print(f"  → {frame.shown(advice)}", soft_wrap=soft_wrap)
+    console.print()
+    lines = [(name, frame.rate_text(rate)) for name, rate in diagnosis.rates.items()]
+    console.print(frame.rows(frame.table("", f"#over {diagnosis.watched_s:.1f} s"), lines))

@@ -3,10 +3,10 @@
 import click
 
 from breadbox.cli import frame
+from breadbox.cli.base import Group
 from breadbox.cli.command import command
 from breadbox.cli.commands.buffers import EndingSettings
 from breadbox.cli.connection import Target
-from breadbox.cli.group import Group
 from breadbox.cli.settings import of_one_call
 from breadbox.model.errors import SubscriptionNotFoundError
 from breadbox.model.types import Subscription
