@@ -52,16 +52,14 @@ def connect(
         token: Bearer token, sent with every call, or None. Without TLS the network can read it.
             `@FILE` stands for the contents of the file.
         deadline_s: Seconds for which server or store may be silent, on top of a wait that was
-            asked for. A slow transfer is not silence: while bytes of payloads move, a call goes on.
+            asked for. A call goes on while bytes of payloads move.
         reconnect_s: Seconds for which a call retries after that, and after server or store became
-            unreachable, so that work continues after a restart. 0: no retry. A silent server or
-            store blocks a call for at most `deadline_s` and `reconnect_s` together.
+            unreachable, so that work continues after a restart. 0: no retry.
         append_wait_s: Seconds for which an append waits while nothing is admitted because buffer
             or store is full. After that it raises BackpressureError.
         codecs: Codecs of the arrays of appended fragments: one codec ("raw", "lz4", "zstd",
             "zstd:LEVEL"), or codecs by pattern over array names, such as {"obs*": "zstd"}.
-        store_url: URL of the payload store as seen from this host, or None for the one that the
-            server returns.
+        store_url: URL of the payload store as seen from this host, or None for the server's.
 
     Raises:
         InvalidRequestError: An argument is out of its range, or a certificate cannot be read.
@@ -92,9 +90,19 @@ class Client:
     client.create_buffer("tour", breadbox.BufferConfig(uses_max=2))
     session = client.start_session(buffer="tour")
     client.publish(session.session_id, 1, {"bias": np.zeros(8)}, buffer="tour")
-    described = client.get_buffer("tour")
-    print(described.session_id, described.model_version, described.state.chunk_count)
+    model = client.watch_model(buffer="tour")
+    client.update_buffer("tour", breadbox.BufferConfig(uses_max=4), reset=["staleness_max"])
+    print(len(client.list_buffers()), client.get_buffer("tour").state.chunk_count)
+    client.end_session(session.session_id, buffer="tour")
     client.delete_buffer("tour")
+
+    print(client.append(fragment).outcome)
+    grant = client.fetch_fragments(fragment_count=2, max_wait_s=30)
+    print(client.describe_arrays(grant.fragments)[0]["obs"])
+    batch = client.load_batch(grant.fragments)
+    client.update_priorities({each.chunk_id: 2.0 for each in grant.fragments})
+    client.renew_lease(grant.lease_id, lease_s=60)
+    client.release_lease(grant.lease_id)
     ```
 
     Blocks (every call): until the server has answered, for at most `deadline_s` and `reconnect_s`
@@ -106,6 +114,7 @@ class Client:
 
     Raises (every method):
         InvalidRequestError: An argument is malformed, or can never be satisfied.
+        BufferNotFoundError: There is no such buffer.
         UnavailableError: The server was unreachable, or draining, for `reconnect_s`.
         TlsError: Certificates or encryption do not fit. Raised immediately if the server never
             answered this client before.
@@ -170,10 +179,7 @@ class Client:
         return self._interpreter.run(operations.opened_store(self._context))
 
     def close(self) -> None:
-        """Close connections and stop renewing leases. Idempotent.
-
-        Calls in progress raise ClosedError. Open leases end by expiry.
-        """
+        """Close connections. Idempotent; calls in progress raise ClosedError, leases expire."""
         self._interpreter.close()
 
     def __enter__(self) -> Self:
@@ -215,7 +221,6 @@ class Client:
             The session that is current now, and its version.
 
         Raises:
-            BufferNotFoundError: There is no such buffer.
             SessionEndedError: The session was current before, and ended.
         """
         return self._invoke(calls.start_session(buffer or self.buffer, session_id, model_version))
@@ -224,9 +229,6 @@ class Client:
         """End a session, and drop its fragments; leases stay valid until they end.
 
         Does nothing if the session is not current.
-
-        Raises:
-            BufferNotFoundError: There is no such buffer.
         """
         self._invoke(calls.end_session(buffer or self.buffer, session_id))
 
@@ -238,10 +240,9 @@ class Client:
         *,
         buffer: str | None = None,
     ) -> types.PublishReply:
-        """Publish a version, with weights that are written already, atomically.
+        """Publish a version, with weights that are written already; `publish` writes them, too.
 
-        Publishing the current version again changes nothing, so a retry is safe. `publish` writes
-        the weights too.
+        Publishing the current version again changes nothing, so a retry is safe.
 
         Args:
             session_id: The current session.
@@ -267,21 +268,11 @@ class Client:
         *,
         buffer: str | None = None,
     ) -> types.PublishReply:
-        """Write weights, then publish them with their version, atomically.
+        """Write weights, array or tensor by name, then publish them with their version, atomically.
 
-        Blocks while the weights are written, and while the store is full.
-
-        Args:
-            session_id: The current session.
-            model_version: The new version, not below the current one.
-            weights: Array or tensor by name.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The version, and how many chunks became stale by it and were evicted.
+        Blocks while the weights are written, and while the store is full. Else as `publish_model`.
 
         Raises:
-            ReplayBufferError: As `publish_model`.
             StoreUnavailableError: The store was unreachable for `reconnect_s`.
             BackpressureError: The store was full for `append_wait_s`.
         """
@@ -298,10 +289,9 @@ class Client:
         max_wait_s: float = 0.0,
         buffer: str | None = None,
     ) -> types.ModelState | None:
-        """Wait until a session or version other than the known one is current.
+        """Wait until a session or version other than the known one is current; see `load_model`.
 
         Weights published for a version that was known without weights count as a change too.
-        `load_model` also reads the weights. Blocks for at most `max_wait_s` and an answer.
 
         Args:
             known: The state that the caller has, or None to get a current session immediately.
@@ -310,9 +300,6 @@ class Client:
 
         Returns:
             The current session, version and weights, or None if `known` is still current.
-
-        Raises:
-            BufferNotFoundError: There is no such buffer.
         """
         return self._interpreter.run(
             operations.watch_model(self._context, buffer or self.buffer, known, max_wait_s)
@@ -327,15 +314,15 @@ class Client:
     ) -> tuple[types.ModelState, dict[str, Any]] | None:
         """Wait until weights other than the known ones are published, and read the newest.
 
-        If the learner supersedes the weights while they are read, the newer ones are read instead.
-        A session or version without weights does not end the wait: there is nothing to act with
-        yet. Blocks for at most `max_wait_s`, plus `deadline_s` and `reconnect_s`.
-
         ```python
         model = None  # The session and version that this actor acts with.
         if (newer := client.load_model(model)) is not None:
             model, weights = newer
         ```
+
+        If the learner supersedes the weights while they are read, the newer ones are read instead.
+        A session or version without weights does not end the wait. Blocks for at most `max_wait_s`,
+        plus `deadline_s` and `reconnect_s`.
 
         Args:
             newer_than: The state that the caller has, or None to get published weights immediately.
@@ -356,10 +343,7 @@ class Client:
         )
 
     def load_weights(self, reference: types.PayloadReference) -> dict[str, Any]:
-        """Read the published weights of a reference. Actors call `load_model` instead.
-
-        Returns:
-            Numpy array by name.
+        """Read the published weights of a reference: numpy array by name. Actors call `load_model`.
 
         Raises:
             PayloadMissingError: The weights are gone: the server keeps those of the latest two
@@ -392,15 +376,7 @@ class Client:
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
     ) -> types.AppendResult:
-        """Append a fragment: write its payload and announce it. Blocks while the buffer is full.
-
-        Returns:
-            ADMITTED, DUPLICATE, STALE or WRONG_SESSION. Fragments with the last two are not in the
-            buffer.
-
-        Raises:
-            ReplayBufferError: As `append_many`.
-        """
+        """Append one fragment; as `append_many`. A producer of many uses `breadbox.Appender`."""
         results = self.append_many([fragment], buffer=buffer, codecs=codecs)
         return results[0]
 
@@ -411,7 +387,7 @@ class Client:
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
     ) -> list[types.AppendResult]:
-        """Append fragments: write their payloads and announce them.
+        """Append fragments: write their payloads and announce them, in groups of bounded size.
 
         ```python
         results = client.append_many([fragment])
@@ -425,12 +401,13 @@ class Client:
         payloads that were not announced expire by themselves.
 
         Args:
-            fragments: Any number; they are written and announced in groups of bounded size.
+            fragments: Any number of fragments.
             buffer: The buffer's name, or None for the client's buffer.
             codecs: Codecs of the arrays, or None for the client's codecs.
 
         Returns:
-            One result per fragment, in order: ADMITTED, DUPLICATE, STALE or WRONG_SESSION.
+            One result per fragment, in order: ADMITTED or DUPLICATE; or STALE or WRONG_SESSION for
+            fragments that are not in the buffer.
 
         Raises:
             BackpressureError: Nothing was admitted for `append_wait_s`; its `results` has the
@@ -544,9 +521,7 @@ class Client:
     ) -> tuple[types.FragmentReference, ...]:
         """Return the fragments granted to a request for all ranks, rank 0 first. Takes no lease.
 
-        Args:
-            request_id: Name of the fetch; `BufferState.latest_request_id` has the latest.
-            buffer: The buffer's name, or None for the client's buffer.
+        `BufferState.latest_request_id` names the latest request.
 
         Raises:
             RequestNotFoundError: Nothing was granted to it yet, or all its leases have ended.
@@ -574,8 +549,8 @@ class Client:
         ```
 
         The payloads stay readable until the lease of the read is released or expires. If all of
-        them are small, they come inline with the read, which has no lease then. Blocks until there
-        is a chunk, for at most `max_wait_s`.
+        them are small, they come inline, and the read has no lease. Blocks until there is a chunk,
+        for at most `max_wait_s`.
 
         Args:
             after_chunk_id: The `cursor` of the read before, or None to begin with the oldest chunk
@@ -594,7 +569,6 @@ class Client:
 
         Raises:
             BackpressureError: Too many readers wait already.
-            BufferNotFoundError: There is no such buffer.
             SubscriptionNotFoundError: There is no such subscription.
         """
         request = calls.ReadRequest(
@@ -629,9 +603,8 @@ class Client:
         ```
 
         Each step blocks until there is a chunk or another session, for at most `max_wait_s`. The
-        iteration survives restarts of server and store of up to `reconnect_s`. It also continues
-        over sessions; each read names its session. Chunks that left the buffer before they were
-        read are counted in the next read, so that no loss goes unnoticed.
+        iteration survives restarts of server and store of up to `reconnect_s`, and continues over
+        sessions; each read names its session, and counts the chunks that left unread before it.
 
         Args:
             after_chunk_id: The `cursor` of an earlier read, or None to begin with the oldest chunk
@@ -686,6 +659,7 @@ class Client:
         client.create_subscription("evaluator")
         read = client.read_fragments(subscription="evaluator")
         client.acknowledge_chunks("evaluator", read.cursor)
+        client.delete_subscription("evaluator")
         ```
 
         An existing one of the same name and kind keeps its position.
@@ -713,12 +687,7 @@ class Client:
     def acknowledge_chunks(
         self, subscription: str, chunk_id: int, *, buffer: str | None = None
     ) -> None:
-        """Acknowledge all chunks up to one; a chunk that is acknowledged already changes nothing.
-
-        Args:
-            subscription: Name of the subscription.
-            chunk_id: The `cursor` of a read.
-            buffer: The buffer's name, or None for the client's buffer.
+        """Acknowledge all chunks up to one, the `cursor` of a read; again changes nothing.
 
         Raises:
             SubscriptionNotFoundError: There is no such subscription.
@@ -755,9 +724,6 @@ class Client:
                 and steps are loaded. A fragment keeps the store's memory in use until it is garbage
                 collected, even after the lease. Writes into its arrays are private to it.
 
-        Returns:
-            One fragment per reference, in order.
-
         Raises:
             PayloadMissingError: A payload is gone.
             PayloadCorruptError: A payload fails its checksum.
@@ -774,15 +740,8 @@ class Client:
     ) -> list[dict[str, types.ArrayType]]:
         """Read types and shapes of the arrays of granted fragments, without loading the arrays.
 
-        Args:
-            references: Fragments of an open lease.
-
-        Returns:
-            For each fragment, in order, type and shape of each array by its path; `str` of one
-            gives "<f4[16, 3]", for example.
-
-        Raises:
-            ReplayBufferError: As `load_fragments`.
+        Returns for each fragment, in order, type and shape of each array by its path; `str` of one
+        gives "<f4[16, 3]", for example. Raises the errors of `load_fragments`.
         """
         return self._interpreter.run(operations.describe_arrays(self._context, references))
 
@@ -836,8 +795,7 @@ class Client:
     ) -> float:
         """Renew a lease for `lease_s` seconds from now, or for its granted time if None.
 
-        Returns:
-            Seconds until the lease expires.
+        Returns the seconds until it expires.
 
         Raises:
             LeaseExpiredError: The lease is unknown, or has expired.
@@ -886,9 +844,6 @@ class Client:
 
         Returns:
             How many chunks were updated and deleted, and how many ids were unknown.
-
-        Raises:
-            BufferNotFoundError: There is no such buffer.
         """
         return self._interpreter.run(
             operations.update_priorities(
@@ -903,12 +858,7 @@ class Client:
     ) -> types.BufferDescription:
         """Create a buffer; an existing one of the same name and limits is left as it is.
 
-        Args:
-            name: Name of the buffer.
-            config: Limits, or None for the server's defaults.
-
-        Returns:
-            The buffer with all its limits.
+        Limits that `config` leaves out are the server's defaults. Returns the buffer with all.
 
         Raises:
             BufferExistsError: A buffer of this name has other limits.
@@ -934,17 +884,12 @@ class Client:
             The buffer with all its limits.
 
         Raises:
-            BufferNotFoundError: There is no such buffer.
             InvalidRequestError: A limit is out of range, or `reset` has a name that is no limit.
         """
         return self._invoke(calls.update_buffer(name, config or types.BufferConfig(), reset))
 
     def delete_buffer(self, name: str) -> None:
-        """Delete a buffer with everything in it; fetches that wait for it raise an error.
-
-        Raises:
-            BufferNotFoundError: There is no such buffer.
-        """
+        """Delete a buffer with everything in it; fetches that wait for it raise an error."""
         self._interpreter.run(operations.delete_buffer(self._context, name))
 
     def list_buffers(self) -> tuple[types.BufferDescription, ...]:
@@ -952,11 +897,7 @@ class Client:
         return self._interpreter.run(operations.list_buffers(self._context))
 
     def get_buffer(self, name: str | None = None) -> types.BufferDescription:
-        """Return one buffer, or the client's if None, with its gauges and counters.
-
-        Raises:
-            BufferNotFoundError: There is no such buffer.
-        """
+        """Return one buffer, or the client's if None, with its gauges and counters."""
         return self._invoke(calls.get_buffer(name or self.buffer))
 
     def get_store_config(self) -> types.StoreConfig:

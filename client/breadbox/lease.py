@@ -35,6 +35,10 @@ class Lease(Granted):
     with client.fetch(fragment_count=32, max_wait_s=30) as lease:
         for fragment in lease.fragments(columns=["reward"]):
             print(fragment.reward.mean())
+
+    lease = client.fetch(fragment_count=2)
+    print(lease.renew(60), lease.unreadable())
+    lease.release(breadbox.ReleaseMode.RETURNED)
     ```
 
     A clean exit consumes the lease: the use counts. An exception returns it: the use is given back,
@@ -141,8 +145,7 @@ class Lease(Granted):
     def renew(self, lease_s: float | None = None) -> float:
         """Renew the lease for `lease_s` seconds from now, or for its granted time if None.
 
-        Returns:
-            Seconds until it expires.
+        Returns the seconds until it expires.
 
         Raises:
             LeaseExpiredError: It has expired already.
@@ -153,10 +156,9 @@ class Lease(Granted):
     def unreadable(self) -> list[str]:
         """Read each payload by itself, and return the ids of those that cannot be read.
 
-        So the learner finds out which fragment made a batch fail. `release` reports the ids to the
-        server, which quarantines a payload that readers have named `--poison-after` times. Blocks
-        while all payloads are read. Ends early if the store does not answer. Payloads that are
-        missing are not named.
+        `release` reports the ids to the server, which quarantines a payload that readers have named
+        `--poison-after` times. Blocks while all payloads are read; ends early if the store does not
+        answer. Payloads that are missing are not named.
         """
         return self._interpreter.run(self._examined())
 

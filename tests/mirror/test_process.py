@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -346,7 +346,7 @@ def test_batches_wait_for_what_the_process_takes_in(client: breadbox.Client) -> 
 
 def test_what_cannot_be_shared_is_refused(client: breadbox.Client) -> None:
     with pytest.raises(InvalidRequestError, match="needs the address of a server"):
-        ReplayMirror(FakeFeed(), process=True)
+        ReplayMirror(cast("Any", FakeFeed()), process=True)
     with (
         mirrored(client, process=False) as mirror,
         pytest.raises(InvalidRequestError, match="process must be True"),

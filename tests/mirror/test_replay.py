@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,6 +25,11 @@ from support.fragments import vector_fragment
 CHUNK = 1 << 24
 
 
+def mirror_of(feed: FakeFeed, **options: Any) -> ReplayMirror:
+    """A mirror of what reads as a client does."""
+    return ReplayMirror(cast("Any", feed), **options)
+
+
 @pytest.fixture
 def feed() -> FakeFeed:
     return FakeFeed()
@@ -34,7 +39,7 @@ def feed() -> FakeFeed:
 def mirror(feed: FakeFeed, monkeypatch: pytest.MonkeyPatch) -> Iterator[ReplayMirror]:
     monkeypatch.setattr(following_module, "POLL_S", 0.05)
     monkeypatch.setattr(following_module, "RETRY_S", 0.01)
-    with ReplayMirror(feed, capacity_steps=100, seed=1) as made:
+    with mirror_of(feed, capacity_steps=100, seed=1) as made:
         yield made
 
 
@@ -78,7 +83,7 @@ def test_a_mirror_that_starts_again_holds_and_draws_the_same(
 ) -> None:
     feed.append(*(vector_fragment(index) for index in range(20)))
     mirror.wait_until(80, timeout_s=10)
-    with ReplayMirror(feed, capacity_steps=100, seed=1) as again:
+    with mirror_of(feed, capacity_steps=100, seed=1) as again:
         again.wait_until(80, timeout_s=10)
         assert shown(mirror) == shown(again)
         assert mirror.sample(64).handle.tolist() == again.sample(64).handle.tolist()
@@ -174,7 +179,7 @@ def test_who_catches_up_while_a_buffer_that_was_set_back_is_read_anew_waits_for_
 )
 def test_an_error_of_the_thread_is_raised_by_the_next_call(error: Exception) -> None:
     feed = FakeFeed(errors=[error])
-    with ReplayMirror(feed, capacity_steps=100) as mirror:
+    with mirror_of(feed, capacity_steps=100) as mirror:
         with pytest.raises(type(error)):
             mirror.wait_until(1, timeout_s=10)
         with pytest.raises(type(error)):
@@ -196,7 +201,7 @@ def test_limits_for_on_policy_learners_are_told_of_once(
     feed: FakeFeed, caplog: pytest.LogCaptureFixture, *, staleness_max: int, is_told: bool
 ) -> None:
     feed.config = BufferConfig(staleness_max=staleness_max)
-    with caplog.at_level("WARNING"), ReplayMirror(feed, capacity_steps=100) as mirror:
+    with caplog.at_level("WARNING"), mirror_of(feed, capacity_steps=100) as mirror:
         feed.append(vector_fragment(0))
         mirror.wait_until(4, timeout_s=10)
     told = [each for each in caplog.messages if "--preset off-policy" in each]
@@ -223,7 +228,7 @@ def test_who_waits_is_told_what_keeps_the_steps(
     if cause == "silence":
         feed.may_read.clear()
     feed.config = BufferConfig(staleness_max=2)
-    with ReplayMirror(feed, capacity_steps=100) as mirror:
+    with mirror_of(feed, capacity_steps=100) as mirror:
         eventually_sync(lambda: feed.look_count == 1)
         if cause == "stale":
             feed.counters["fragments_stale"] = 7
@@ -261,7 +266,7 @@ def test_a_wait_that_goes_on_is_told_of_again_and_again(
 def test_batches_are_those_of_samples(feed: FakeFeed, mirror: ReplayMirror) -> None:
     feed.append(*(vector_fragment(index) for index in range(10)))
     mirror.wait_until(40, timeout_s=10)
-    with ReplayMirror(feed, capacity_steps=100, seed=1) as again:
+    with mirror_of(feed, capacity_steps=100, seed=1) as again:
         again.wait_until(40, timeout_s=10)
         batches = again.batches(8, prefetch=3)
         for _ in range(5):

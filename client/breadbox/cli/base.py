@@ -1,7 +1,7 @@
 """What every command needs before its settings are imported: groups, errors, printable text."""
 
+import os
 import sys
-from pathlib import Path
 from typing import Final
 
 import click
@@ -57,6 +57,6 @@ def printable(text: str) -> str:
 
 def import_from_here() -> None:
     """Let `module:factory` name a module of the current folder, as `python -m` would."""
-    here = str(Path.cwd())
+    here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)

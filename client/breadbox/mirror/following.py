@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from breadbox.client import Client
 from breadbox.diagnosis import diagnose_arrivals
@@ -23,7 +23,7 @@ from breadbox.model.errors import (
 )
 from breadbox.model.fragment import Fragment
 from breadbox.model.presets import OFF_POLICY_ADVICE
-from breadbox.model.types import BufferDescription, FragmentRead
+from breadbox.model.types import BufferDescription
 from breadbox.operations.cursor_reads import LoadedRead
 from breadbox.shared.outages import OutageLog
 from breadbox.transport.run_ahead import run_ahead
@@ -58,49 +58,6 @@ _WATCHED = ("NOTHING_ARRIVES", "WRONG_SESSION", *_REMEDIES)
 """Causes that only two states show."""
 
 _OUTAGES = (DeadlineExceededError, StoreUnavailableError, UnavailableError)
-
-
-class ReadClient(Protocol):
-    """The part of a client that a mirror calls."""
-
-    @property
-    def outage(self) -> str:
-        """What is failing and being retried; empty if nothing is."""
-
-    def tail(
-        self,
-        after_chunk_id: int | None = None,
-        *,
-        max_wait_s: float | None = None,
-        known_session_id: str | None = None,
-        subscription: str | None = None,
-        is_acknowledging: bool = True,
-        columns: Sequence[str] | None = None,
-        is_mapped: bool = False,
-        buffer: str | None = None,
-    ) -> Iterator[LoadedRead]:
-        """Load the chunks of a buffer after one, and then new ones."""
-
-    def read_fragments(
-        self,
-        after_chunk_id: int | None = None,
-        *,
-        chunk_count_max: int = 64,
-        subscription: str | None = None,
-        buffer: str | None = None,
-    ) -> FragmentRead:
-        """Read the chunks after one."""
-
-    def release_lease(self, lease_id: str, *, buffer: str | None = None) -> None:
-        """End a read's lease."""
-
-    def acknowledge_chunks(
-        self, subscription: str, chunk_id: int, *, buffer: str | None = None
-    ) -> None:
-        """Move a subscription past a chunk."""
-
-    def get_buffer(self, name: str | None = None) -> BufferDescription:
-        """Return a buffer with its subscriptions."""
 
 
 class Progress(NamedTuple):
@@ -145,7 +102,7 @@ class Follower:
         self,
         held: FilledHoldings,
         extend: Callable[[Fragment, int], int],
-        client: ReadClient,
+        client: Client,
         *,
         buffer: str | None,
         subscription: str | None,

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from breadbox.client import Client, connect
-from breadbox.mirror.following import Follower, ReadClient
+from breadbox.mirror.following import Follower
 from breadbox.mirror.memory import StepMemory, check_whole
 from breadbox.mirror.sharing.process import AttachedSource, OwnedSource, ProcessSource
 from breadbox.mirror.storage.holdings import FilledHoldings, Holdings
@@ -55,7 +55,7 @@ class ReplayMirror(StepMemory):
 
     def __init__(
         self,
-        client: ReadClient | str,
+        client: Client | str,
         *,
         buffer: str | None = None,
         subscription: str | None = None,
@@ -204,7 +204,7 @@ class ReplayMirror(StepMemory):
 
 
 def _address_and_options(
-    client: ReadClient | str, buffer: str | None, connection: dict[str, Any]
+    client: Client | str, buffer: str | None, connection: dict[str, Any]
 ) -> tuple[str, ClientOptions]:
     """Return the address and options with which a process makes a client like this one."""
     if isinstance(client, str):
