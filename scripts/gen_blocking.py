@@ -40,7 +40,7 @@ PATTERNS = {
     r"\basync (?=with|for|def)": "",
     r"\bawait (?=\w)": "",
     r"AsyncGenerator\[(.+), None\]": r"Generator[\1, None, None]",
-    r"Awaitable\[(\w+)\]": r"\1",
+    r"Awaitable\[([\w.]+)\]": r"\1",
     r"\bAwaitable, ": "",
     r"\"Entering\[(\w+)\]\"": r'"\1"',
     r"\bEntering\((.+)\)$": r"\1",

@@ -76,51 +76,28 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "writing.appender": ("Appender", "AppenderCounts", "AppenderOptions"),
-    "reading.batches": ("Batch", "Stack"),
-    "client": ("Client", "connect"),
-    "model.errors": ("ReplayBufferError", "WaitElapsedError"),
-    "model.fragment": ("Fragment", "Tree"),
-    "lease": ("Lease",),
-    "reading.loading": ("LoaderKeywords", "LoaderOptions"),
-    "local": ("ServerOptions", "local_server"),
-    "model.options": ("Tls",),
-    "writing.step_writer": ("Autoreset", "StepClient", "StepCounts", "StepWriter", "true_next_obs"),
-    "operations.cursor_reads": ("LoadedRead",),
-    "stores": ("PayloadStore",),
-    "model.types": (
-        "AdmissionOutcome",
-        "AppendReply",
-        "AppendResult",
-        "ArrayType",
-        "BufferConfig",
-        "BufferDescription",
-        "BufferState",
-        "Device",
-        "EpisodeEnd",
-        "EpisodeReport",
-        "FragmentMetadata",
-        "FragmentRead",
-        "FragmentReference",
-        "FullPolicy",
-        "LeaseExpiryPolicy",
-        "LeaseGrant",
-        "MinimumChunks",
-        "ModelState",
-        "PayloadReference",
-        "PrioritiesReply",
-        "PublishReply",
-        "QuarantinedFragment",
-        "ReleaseMode",
-        "SampleToInsertRatio",
-        "SchemaPolicy",
-        "StoreConfig",
-        "Subscription",
-        "TorchDevice",
-    ),
+    "writing.appender": "Appender AppenderCounts AppenderOptions",
+    "reading.batches": "Batch Stack",
+    "client": "Client connect",
+    "model.errors": "ReplayBufferError WaitElapsedError",
+    "model.fragment": "Fragment Tree",
+    "lease": "Lease",
+    "reading.loading": "LoaderKeywords LoaderOptions",
+    "local": "ServerOptions local_server",
+    "model.options": "Tls",
+    "writing.step_writer": "Autoreset StepClient StepCounts StepWriter true_next_obs",
+    "operations.cursor_reads": "LoadedRead",
+    "stores": "PayloadStore",
+    "model.types": """
+        AdmissionOutcome AppendReply AppendResult ArrayType BufferConfig BufferDescription
+        BufferState Device EpisodeEnd EpisodeReport FragmentMetadata FragmentRead
+        FragmentReference FullPolicy LeaseExpiryPolicy LeaseGrant MinimumChunks ModelState
+        PayloadReference PrioritiesReply PublishReply QuarantinedFragment ReleaseMode
+        SampleToInsertRatio SchemaPolicy StoreConfig Subscription TorchDevice
+    """,
 }
 _MODULES = {"aio": "breadbox.aio", "errors": "breadbox.model.errors"}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = ["__version__", "aio", "errors", *sorted(_HOME_OF)]  # noqa: PLE0604 - all are strings
 

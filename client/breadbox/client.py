@@ -502,18 +502,18 @@ class Client:
 
         Args, blocking and Raises: as `fetch_fragments`.
         """
-        request = calls.FetchRequest(
-            fragment_count=fragment_count,
-            max_wait_s=max_wait_s,
+        grant = self.fetch_fragments(
+            fragment_count,
+            max_wait_s,
             rank=rank,
             world_size=world_size,
             request_id=request_id,
             lease_s=lease_s,
+            buffer=buffer,
         )
-        return self._leased(buffer or self.buffer, request)
+        return self._leased(buffer or self.buffer, grant)
 
-    def _leased(self, buffer: str, request: calls.FetchRequest) -> Lease:
-        grant = self._interpreter.run(operations.fetch(self._context, buffer, request))
+    def _leased(self, buffer: str, grant: types.LeaseGrant) -> Lease:
         return Lease(self._interpreter, buffer, grant)
 
     def get_prepared_fragments(

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from uuid import uuid4
@@ -261,19 +261,19 @@ class Client:
         lease_s: float | None = None,
         buffer: str | None = None,
     ) -> "Entering[Lease]":
-        request = calls.FetchRequest(
-            fragment_count=fragment_count,
-            max_wait_s=max_wait_s,
+        grant = self.fetch_fragments(
+            fragment_count,
+            max_wait_s,
             rank=rank,
             world_size=world_size,
             request_id=request_id,
             lease_s=lease_s,
+            buffer=buffer,
         )
-        return Entering(self._leased(buffer or self.buffer, request))
+        return Entering(self._leased(buffer or self.buffer, grant))
 
-    async def _leased(self, buffer: str, request: calls.FetchRequest) -> Lease:
-        grant = await self._interpreter.run(operations.fetch(self._context, buffer, request))
-        return Lease(self._interpreter, buffer, grant)
+    async def _leased(self, buffer: str, grant: Awaitable[types.LeaseGrant]) -> Lease:
+        return Lease(self._interpreter, buffer, await grant)
 
     async def get_prepared_fragments(
         self, request_id: str, *, buffer: str | None = None

@@ -1,4 +1,4 @@
-"""Which server a command talks to, and how: settings of every command that does."""
+"""Settings of every command that calls a server: its address, and credentials."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +14,7 @@ RECONNECT_S: Final = 0.0
 
 
 class Connection(Settings):
-    """A server, and what is shown to it."""
+    """A server, and credentials for it."""
 
     server: str = DEFAULT_SERVER
     """Address of the server, HOST:PORT or unix:PATH; of servers on one journal all, with commas."""
@@ -32,15 +32,7 @@ class Connection(Settings):
     """Where payloads are, seen from here; default: where the server says."""
 
     def connect(self, *, buffer: str = "default", **options: Any) -> "Client":
-        """Make a client; nothing is sent yet.
-
-        Args:
-            buffer: That calls are about.
-            **options: Further ones of `breadbox.connect`.
-
-        Raises:
-            InvalidRequestError: The address is malformed, or a certificate cannot be read.
-        """
+        """Make a client, with further options of `breadbox.connect`; sends nothing."""
         from breadbox.client import connect
         from breadbox.model.options import Tls
 
@@ -56,7 +48,7 @@ class Connection(Settings):
 
 
 class Target(Connection):
-    """A server that a person asks something, and how the answer is printed."""
+    """A server that a person asks something, and the form of the answer."""
 
     deadline_s: float = setting(5.0, ge=0.01)
     """Seconds in which the server must answer."""
@@ -66,18 +58,15 @@ class Target(Connection):
     def connect(
         self, *, buffer: str = "default", reconnect_s: float = RECONNECT_S, **options: Any
     ) -> "Client":
-        """Make a client; fails at once when nobody answers, unless told otherwise."""
+        """Make a client that fails immediately when no server answers, by default."""
         return super().connect(
             buffer=buffer, deadline_s=self.deadline_s, reconnect_s=reconnect_s, **options
         )
 
     def check(self) -> None:
-        """Ask the server once: a person is told at once that it is away, or wants a token.
+        """Call the server once, so that a person sees at once that it is away, or wants a token.
 
-        For commands that then work for long, and ride through a restart of the server.
-
-        Raises:
-            UnavailableError, UnauthenticatedError: See there.
+        For commands that then work for long, and continue after a restart of the server.
         """
         with self.connect() as client:
             client.list_buffers()

@@ -1,6 +1,6 @@
-"""Log lines of server, workers and learners, in one form: text for people, JSON for collectors.
+"""Log lines of server, workers and learners: one event a line, on standard error.
 
-One event a line, on standard error. gRPC's own lines, from its Python parts, are among them.
+Text for people, JSON for collectors. gRPC's own lines, from its Python parts, are among them.
 """
 
 import json
@@ -34,7 +34,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One line of text an event, whatever is in it; the traceback below, if there is one."""
+    """One line of text an event; the traceback below, if there is one."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
@@ -62,21 +62,15 @@ class LogSettings(Settings):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes to what standard error is at the time."""
+    """Write to standard error as it is at the time."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record."""
         self.stream = sys.stderr
         super().emit(record)
 
 
 def configure(level: Level, log_format: Format) -> None:
-    """Send this process's logs to standard error; again is instead. Other handlers stay.
-
-    Args:
-        level: The least that is logged.
-        log_format: How a line looks.
-    """
+    """Send this process's logs to standard error; again replaces. Other handlers stay."""
     root = logging.getLogger()
     for handler in [*root.handlers]:
         if isinstance(handler, _Handler):

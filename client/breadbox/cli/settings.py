@@ -1,8 +1,7 @@
 """Settings classes: a command's options, variables, keys of files and help, from its fields.
 
-A pydantic model below `Settings` says all there is to say of each setting once. Its field
-`lease_s: float = setting(60.0, gt=0)`, with a string below, is the option `--lease-s`, the
-variable `BREADBOX_LEASE_S`, the key `lease_s` of a YAML file, a default, a range, and a line of
+The field `lease_s: float = setting(60.0, gt=0)`, with a string below, is the option `--lease-s`,
+the variable `BREADBOX_LEASE_S`, the key `lease_s` of a YAML file, a default, a range, and a line of
 help. A field without a default has to be given. The class checks what code gives it, too.
 """
 
@@ -59,16 +58,16 @@ def setting(
     """Declare a field of a settings class.
 
     Args:
-        default: The value where none is given; not given: a value is required.
-        option: Name on the command line, in the environment and in files; None: the field's.
-        secret: Whether to hide the value wherever settings are shown.
-        metavar: Stands for the value in the help.
-        shown: The default as the help tells it; empty: the default itself.
-        environment: Whether there is a variable for it.
-        file: Whether a file may have it.
-        folder: Whether a path is one of a folder, not of a file.
-        positional: Whether it is an argument instead of an option.
-        **rules: Of `pydantic.Field`, such as `ge` and `default_factory`.
+        default: The value if none is given; left out: a value is required.
+        option: Name on the command line, in the environment and in files, or None for the field's.
+        secret: True to hide the value wherever settings are shown.
+        metavar: Name of the value in the help.
+        shown: Text for the default in the help, or empty for the default itself.
+        environment: True if there is a variable for it.
+        file: True if a file may have it.
+        folder: True if a path is one of a folder, not of a file.
+        positional: True if it is an argument instead of an option.
+        **rules: Arguments of `pydantic.Field`, such as `ge` and `default_factory`.
     """
     said: Any = {
         "metavar": metavar,
@@ -83,16 +82,12 @@ def setting(
 
 
 def of_one_call(default: Any = ..., **particulars: Any) -> Any:
-    """Declare a field that is given by hand or not at all: by no variable, and in no file."""
+    """Declare a field that only the command line can give: no variable, and no file."""
     return setting(default, environment=False, file=False, **particulars)
 
 
 class Settings(BaseModel):
-    """Base of settings classes; `repr` and errors hide secrets.
-
-    Raises:
-        pydantic.ValidationError: A value is missing, of a wrong kind or out of its range.
-    """
+    """Base of settings classes; `repr` and errors hide secrets."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -132,7 +127,7 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SettingField:
-    """One field of a settings class, as commands need to know it."""
+    """One field of a settings class, as commands need it."""
 
     name: str
     info: FieldInfo
@@ -146,7 +141,7 @@ class SettingField:
 
     @property
     def option(self) -> str:
-        """Its name for users, with underscores."""
+        """Name for users, with underscores."""
         return str(self.info.validation_alias or self.name)
 
     @property
@@ -156,16 +151,16 @@ class SettingField:
 
     @property
     def is_secret(self) -> bool:
-        """Whether it is shown nowhere."""
+        """True if the value is shown nowhere."""
         return not self.info.repr
 
     def said(self, what: str, default: Any = None) -> Any:
-        """One of the particulars that `setting` was given."""
+        """Return a particular that `setting` was given."""
         said = self.info.json_schema_extra
         return said.get(what, default) if isinstance(said, Mapping) else default
 
     def bound(self, name: str) -> Any:
-        """A bound of its range: that of `ge`, `gt`, `le` or `lt`; None: there is none."""
+        """Return the bound `ge`, `gt`, `le` or `lt` of its range, or None."""
         found = (getattr(rule, name, None) for rule in self.rules)
         return next((each for each in found if each is not None), None)
 

@@ -1,4 +1,4 @@
-"""What SIGTERM and Ctrl-C do to a command that runs for long: it ends in order, or at once."""
+"""What SIGTERM and Ctrl-C do to a command that runs for long."""
 
 import signal
 import threading
@@ -22,18 +22,10 @@ def stop_on_signals(
     *,
     again: Callable[[int], None] = end_at_once,
 ) -> Iterator[threading.Event]:
-    """Call *stop* with the number of the first signal; a second one ends the process at once.
+    """Call *stop* with the number of the first signal; *again* with that of every further one.
 
-    In the main thread only. *stop* runs between two instructions of whatever runs there, and may
-    raise. What handled the signals before does so again afterwards.
-
-    Args:
-        stop: Is called once.
-        numbers: Of the signals.
-        again: Is called with the number of every further one.
-
-    Yields:
-        An event that is set once a signal came.
+    Yields an event that is set once a signal came. In the main thread only. *stop* runs between two
+    instructions of whatever runs there, and may raise. Earlier handlers are restored afterwards.
     """
     came = threading.Event()
 

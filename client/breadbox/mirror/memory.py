@@ -130,12 +130,8 @@ class StepMemory:
     def wait_until(self, steps: int, timeout_s: float | None = None) -> None:
         """Block until `steps` steps can be sampled. Logs every 30 s what is missing, and why.
 
-        Args:
-            steps: Number of steps, at most `capacity_steps`.
-            timeout_s: Seconds to wait, or None to wait without a limit.
-
         Raises:
-            WaitElapsedError: There were fewer after `timeout_s`.
+            WaitElapsedError: There were fewer after `timeout_s`; None waits without a limit.
             InvalidRequestError: `steps` is more than `capacity_steps`.
         """
         if steps > self.capacity_steps:
@@ -179,7 +175,6 @@ class StepMemory:
                 _log.warning("waited %.0f s so far: %s", waited_s, reason)
 
     def _waiting(self) -> AbstractContextManager[None]:
-        """Return a context to enter while a caller waits for steps."""
         return nullcontext()
 
     def _raise_failure(self) -> None:
@@ -192,13 +187,13 @@ class StepMemory:
     # Adding ------------------------------------------------------------------------------------
 
     def extend(self, fragment: Fragment, chunk_id: int | None = None) -> int:
-        """Add a fragment's steps, atomically; the oldest steps make room.
+        """Add a fragment's steps, atomically; the oldest steps make room. Copies its arrays.
 
         Fragments of one worker must come in order of their index. Windows and sequences do not
         continue over a missing fragment, nor into one that is marked as a discontinuity.
 
         Args:
-            fragment: The fragment; its arrays are copied.
+            fragment: The fragment.
             chunk_id: Id of its chunk, not below the last one's, or None for a chunk of its own.
                 Fragments of one chunk must come in order.
 
@@ -325,7 +320,7 @@ class StepMemory:
         """Draw sequences of consecutive steps of one worker, with replacement.
 
         Sequences begin with any step. If fragments have a recurrent state, they begin with the
-        first step of a fragment, whose state is known.
+        first step of a fragment, whose state is known. Errors and `device` as of `sample`.
 
         Args:
             batch_size: B, at least 1.
@@ -337,10 +332,6 @@ class StepMemory:
 
         Returns:
             Sequences, leaves [B, burn_in + length, ...], with a mask of the steps that exist.
-
-        Raises:
-            InvalidRequestError: An argument is out of its range, there is no such device, or there
-                is no step to sample.
         """
         check_whole("batch_size", batch_size, 1, 1 << 24)
         check_whole("length", length, 1, 1 << 16)
@@ -368,13 +359,9 @@ class StepMemory:
         return batch if device is None else batch.to_torch(device)
 
     def sample_episodes(self, count: int, *, device: Device | None = None) -> list[StepBatch]:
-        """Draw whole episodes, with replacement, each as its steps in order.
+        """Draw `count` whole episodes, with replacement, each as its steps in order.
 
         An episode is whole if all its steps are kept, from the first to the end, without a gap.
-
-        Args:
-            count: Number of episodes, at least 1.
-            device: Device of torch tensors, or None for numpy arrays.
 
         Raises:
             InvalidRequestError: `count` is out of its range, or no whole episode is kept.
@@ -465,13 +452,13 @@ class StepMemory:
         prefetch: int = 2,
         samples_per_insert: float | None = None,
     ) -> Generator[StepBatch, None, None]:
-        """Yield batch after batch, drawn in a thread, ahead of the learner.
+        """Yield batch after batch, drawn in a thread, ahead of the learner; see `sample`.
 
         The iterator has no end; leaving the loop, or its `close()`, ends the thread. Each step
-        blocks until the next batch is drawn.
+        blocks until the next batch is drawn. Errors as of `sample`.
 
         Args:
-            batch_size: As the other arguments without a text, see `sample`.
+            batch_size: B, at least 1.
             n_step: Steps of a window.
             gamma: Discount per step.
             prioritised: True, or exponents, to draw in proportion to priorities. Later updates do
@@ -482,10 +469,6 @@ class StepMemory:
             samples_per_insert: Most steps that are drawn for each step that arrives after the first
                 batch was requested, or None for no bound. Each batch, the first one too, waits for
                 them, and a line every 30 s says what it waits for.
-
-        Raises:
-            InvalidRequestError: An argument is out of its range, there is no such device, or there
-                is no step to sample.
         """
         check_whole("prefetch", prefetch, 0, 1024)
         if samples_per_insert is not None and not (
@@ -537,8 +520,8 @@ class StepMemory:
                 a handle occurs twice, the last priority counts.
 
         Returns:
-            How many steps were updated. Steps that are not kept any more are ignored, and counted
-            in `late_update_count`.
+            How many steps were updated. Steps that are not kept any more are counted in
+            `late_update_count`.
 
         Raises:
             InvalidRequestError: The lengths differ, or a priority is out of its range.
@@ -618,8 +601,7 @@ class StepMemory:
     ) -> StepBatch:
         """Return steps by position: 0 is the oldest that is kept, `step_count` - 1 the newest.
 
-        Raises:
-            InvalidRequestError: A position is out of range.
+        Arguments as of `sample`. Raises InvalidRequestError for a position out of range.
         """
         wanted = _flat(positions).astype(np.int64)
         check_whole("n_step", n_step, 1, 1024)
@@ -645,8 +627,8 @@ class StepMemory:
     ) -> StepBatch:
         """Return steps by handle.
 
-        Raises:
-            InvalidRequestError: A step is not kept any more; `holds` returns which are.
+        Arguments as of `sample`. Raises InvalidRequestError for a step that is not kept any more;
+        `holds` returns which are.
         """
         wanted = _flat(handles).astype(np.int64)
         check_whole("n_step", n_step, 1, 1024)

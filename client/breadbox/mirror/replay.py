@@ -19,6 +19,15 @@ from breadbox.model.options import ClientOptions
 class ReplayMirror(StepMemory):
     """A local copy of a buffer's latest steps, kept current by a thread; sampled like own memory.
 
+    ```python
+    from breadbox.mirror import ReplayMirror
+
+    with ReplayMirror("localhost:50051", process=True, capacity_steps=100_000) as mirror:
+        mirror.catch_up(timeout_s=60)
+        other = ReplayMirror.attach(mirror.share(), seed=2)  # In another process of this host.
+        print(len(other), mirror.session_id, mirror.lag_s, mirror.skipped_chunk_count)
+    ```
+
     Its contents follow from the buffer alone. A learner that is killed and restarted has the same
     steps, but for those that left the buffer meanwhile. A new session empties the mirror. So does a
     buffer that was restored from an older state; the mirror then reads it again. While server or
@@ -105,12 +114,12 @@ class ReplayMirror(StepMemory):
 
     @classmethod
     def attach(cls, address: str, *, seed: int | None = None) -> Self:
-        """Return a mirror that shares the steps of a mirror in another process of this user.
+        """Return a mirror that shares the steps of one in another process of this user and host.
 
-        Both processes run on this host, and the steps are stored once. Each process has its own
-        draws and priorities: a priority update is visible in that process alone. The mirror ends
-        with the process that created it; the next call that draws or waits then raises ClosedError.
-        `clear` empties it for all processes. Blocks for at most 30 s.
+        The steps are stored once. Each process has its own draws and priorities: a priority update
+        is visible in that process alone. The mirror ends with the process that created it; the next
+        call that draws or waits then raises ClosedError. `clear` empties it for all processes.
+        Blocks for at most 30 s.
 
         Args:
             address: Address that `share` returned.
@@ -161,11 +170,8 @@ class ReplayMirror(StepMemory):
 
         So a producer finds here every fragment whose append was answered before this call.
 
-        Args:
-            timeout_s: Seconds to wait, or None to wait without a limit.
-
         Raises:
-            WaitElapsedError: Steps were missing after `timeout_s`.
+            WaitElapsedError: Steps were missing after `timeout_s`; None waits without a limit.
             ReplayBufferError: The mirror's thread failed, or the server is unreachable.
         """
         source, target = self._source, self._source.target()

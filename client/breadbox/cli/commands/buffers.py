@@ -59,7 +59,7 @@ _EXPENDABLE = ("session", "#capacity", "staleness", "#bytes", "#waiters", "#vers
 
 
 def table(found: Iterable[BufferDescription]) -> frame.FittedTable:
-    """A line for each buffer, with as many columns as the window has room for."""
+    """Return a line for each buffer, with as many columns as the window has room for."""
     return frame.FittedTable(_COLUMNS, [_line(each) for each in found], expendable=_EXPENDABLE)
 
 
@@ -161,11 +161,7 @@ class LimitSettings(Target):
     """Middle of the band, in uses by which producers are ahead of --ratio; 0 unless given."""
 
     def config(self) -> BufferConfig:
-        """The configuration that was given; what was not stays None.
-
-        Raises:
-            InvalidRequestError: Options contradict each other.
-        """
+        """Return the limits that were given; others are None."""
         limiter: MinimumChunks | SampleToInsertRatio | None = None
         if self.ratio is not None:
             if self.error_chunks is None:
@@ -199,7 +195,7 @@ def create(settings: LimitSettings) -> None:
 
 
 class UpdateSettings(LimitSettings):
-    """A buffer, and what changes of its limits."""
+    """A buffer, and changes of its limits."""
 
     reset: tuple[_Limit, ...] = of_one_call((), metavar="LIMIT")
     """Limit that gets the server's default again, such as uses-max; may be given several times."""
@@ -218,7 +214,7 @@ def update(settings: UpdateSettings) -> None:
 
 
 class EndingSettings(Target):
-    """Which buffer loses what it holds."""
+    """Which buffer loses its contents."""
 
     name: str = of_one_call(positional=True)
     yes: bool = of_one_call(False)
@@ -255,7 +251,7 @@ class EndingSettings(Target):
 
 
 class DeleteSettings(EndingSettings):
-    """Which buffers go."""
+    """Which buffers to delete."""
 
     name: str = of_one_call("", positional=True)
     prefix: str | None = of_one_call(None)

@@ -1,4 +1,4 @@
-"""`breadbox doctor`: does everything between here and the server work, and what to do if not."""
+"""`breadbox doctor`: check everything between here and the server, with remedies."""
 
 import os
 import platform
@@ -44,7 +44,7 @@ STORE_BYTES_PER_S_MIN = 50e6
 
 
 class Verdict(Enum):
-    """How a check ended."""
+    """Outcome of a check."""
 
     GOOD = "good"
     WARNING = "warning"
@@ -54,7 +54,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found."""
+    """Result of a check."""
 
     check: str
     verdict: Verdict
@@ -100,12 +100,9 @@ def doctor(target: Target) -> int:
 
 
 def examine(client: breadbox.Client, store_url: str | None) -> Iterator[Finding]:
-    """All checks, in the order in which one depends on the other; stops where none can follow.
+    """Run all checks, in the order of their dependence; stop where none can follow.
 
-    Args:
-        client: Of the server to look at.
-        store_url: Where payloads are, seen from here, as the client knows it; None: where the
-            server says.
+    *store_url* is the payload store's URL as seen from here, or None for the server's.
     """
     yield _this_side()
     address = _checked("address", lambda: _address(client))
@@ -142,7 +139,7 @@ def examine(client: breadbox.Client, store_url: str | None) -> Iterator[Finding]
 
 
 def _buffers(client: breadbox.Client) -> dict[str, BufferDescription]:
-    """What there is, by name; nothing where nobody answers, which other checks tell."""
+    """Return the buffers by name, or none if the server does not answer, as other checks say."""
     try:
         return {each.name: each for each in client.list_buffers()}
     except errors.ReplayBufferError:
@@ -202,7 +199,7 @@ def _remedy(error: errors.ReplayBufferError) -> str:
 
 
 def _servers(target: Target) -> Iterator[Finding]:
-    """Which of several servers leads, and how far behind the others are."""
+    """Check which of several servers leads, and how far behind the others are."""
     addresses = split_addresses(target.server)
     if len(addresses) == 1:
         return
@@ -264,7 +261,7 @@ def _address(client: breadbox.Client) -> Finding:
 
 
 def _outage(client: breadbox.Client) -> Finding:
-    """Whether the server is answered by what it depends on itself."""
+    """Check that the server's own dependencies answer it."""
     outage = next((buffer.state.outage for buffer in client.list_buffers()), "")
     if outage:
         return Finding("journal and store", Verdict.BAD, outage, _OUTAGE_REMEDY)
@@ -373,11 +370,7 @@ def _probe_fragment() -> Fragment:
 
 
 def _round_trip(store: PayloadStore, fragment: Fragment) -> tuple[float, float]:
-    """Seconds to write and to read; the payload is gone afterwards.
-
-    Raises:
-        PayloadCorruptError: What was read is not what was written.
-    """
+    """Return the seconds to write and to read a payload, which is deleted afterwards."""
     started_at = time.perf_counter()
     (payload,) = write_fragments(store, [fragment])
     written_at = time.perf_counter()

@@ -26,7 +26,7 @@ COLUMNS = 80
 
 
 class StatsSettings(Target):
-    """Which buffers, and how much of them."""
+    """Which buffers, and which counters."""
 
     names: tuple[str, ...] = of_one_call((), positional=True, metavar="[BUFFER]...")
     show_zeros: bool = of_one_call(False, option="all")
@@ -176,7 +176,7 @@ def _at_most(count: int | None) -> str:
 
 
 class ExplainSettings(Target):
-    """Which buffer, and how long to look at it."""
+    """Which buffer, and how long to watch it."""
 
     name: str = of_one_call("default", positional=True, metavar="[BUFFER]")
     fragment_count: int | None = of_one_call(None, ge=1)

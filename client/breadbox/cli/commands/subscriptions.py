@@ -1,4 +1,4 @@
-"""`breadbox subscriptions`: named cursors of readers, how far each is behind, and what it lost."""
+"""`breadbox subscriptions`: named cursors of readers, how far each is behind, what it missed."""
 
 import click
 
@@ -14,7 +14,7 @@ from breadbox.model.types import Subscription
 
 @click.group(cls=Group)
 def subscriptions() -> None:
-    """List, create, show, move and delete subscriptions: named cursors of those who read."""
+    """List, create, show, move and delete subscriptions: named cursors of readers."""
 
 
 class OfBuffer(Target):
@@ -54,7 +54,7 @@ def _line(each: Subscription) -> tuple[object, ...]:
 
 
 class CreateSettings(OfBuffer):
-    """A subscription to be."""
+    """A subscription to create."""
 
     name: str = of_one_call(positional=True)
     retaining: bool = of_one_call(False)
@@ -117,7 +117,7 @@ def _show(settings: Target, shown: Subscription) -> None:
 
 
 class AcknowledgeSettings(OfBuffer):
-    """Up to where a subscription is done."""
+    """A subscription, and the chunk up to which it is done."""
 
     name: str = of_one_call(positional=True)
     chunk_id: int = of_one_call(positional=True)
@@ -137,7 +137,7 @@ def acknowledge(settings: AcknowledgeSettings) -> None:
 
 
 class DeleteSettings(EndingSettings):
-    """A subscription that goes."""
+    """A subscription to delete."""
 
     buffer: str = of_one_call("default")
     """Buffer that is read."""

@@ -21,7 +21,7 @@ from breadbox.model.types import BufferDescription
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was seen at one moment, and what happened since the moment before."""
+    """State of all buffers at one moment, and rates since the moment before."""
 
     seen_at: float
     buffers: Mapping[str, BufferDescription]
@@ -32,7 +32,7 @@ class Sample:
 
 
 def next_sample(client: breadbox.Client, before: Sample | None, *, now: float) -> Sample:
-    """Look at all buffers; a server that is away is a sample with a problem, not an error."""
+    """Read all buffers; a server that is away is a sample with a problem, not an error."""
     try:
         buffers = {description.name: description for description in client.list_buffers()}
     except (UnavailableError, DeadlineExceededError) as error:
@@ -49,7 +49,7 @@ def next_sample(client: breadbox.Client, before: Sample | None, *, now: float) -
 
 
 def samples(client: breadbox.Client, interval_s: float, count: int | None) -> Iterator[Sample]:
-    """Look again and again, the first time at once."""
+    """Yield samples, the first one immediately."""
     sample: Sample | None = None
     taken = 0
     while count is None or taken < count:
@@ -61,7 +61,7 @@ def samples(client: breadbox.Client, interval_s: float, count: int | None) -> It
 
 
 def render(sample: Sample, server: str, moment: str) -> Group:
-    """A sample as text."""
+    """Return a sample as text."""
     outages = [buffer.state.outage for buffer in sample.buffers.values()]
     problem = sample.problem or next(filter(None, outages), "")
     state = (
@@ -128,7 +128,6 @@ def _line(sample: Sample, name: str) -> tuple[object, ...]:
 
 
 def _fullness(description: BufferDescription) -> float:
-    """The fuller of chunks and bytes, 0 to 1."""
     state, config = description.state, description.config
     return max(
         state.chunk_count / (config.capacity_chunks or 1),
@@ -141,7 +140,7 @@ def _short(session_id: str, length_max: int = 16) -> str:
 
 
 class TopSettings(Target):
-    """How often to look."""
+    """Interval and number of looks."""
 
     interval_s: float = setting(1.0, ge=0.1, le=3600)
     """Seconds between looks."""
