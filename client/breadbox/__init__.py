@@ -4,7 +4,8 @@
 import breadbox
 
 with breadbox.connect("localhost:50051") as client:
-    client.append(fragment)  # rollout side
+    with breadbox.Appender(client) as appender:  # rollout side
+        appender.append(fragment)
     with client.fetch(fragment_count=32, max_wait_s=30) as lease:  # learner side
         for batch in lease.batches(batch_size=8):
             ...
