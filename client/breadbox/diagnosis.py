@@ -68,7 +68,6 @@ class _Seen:
 
     @property
     def arriving(self) -> float:
-        """Fragments that arrived per second, whatever their outcome."""
         return sum(rate for title, rate in self.rates.items() if title.startswith("fragments "))
 
     @property
@@ -83,16 +82,11 @@ def diagnose(
     *,
     fragment_count: int | None = None,
 ) -> Diagnosis:
-    """Judge why a fetch waits, or would wait.
+    """Judge why a fetch waits, or would wait, from two states of the buffer and the seconds between.
 
-    Args:
-        before: The buffer when watching began.
-        after: The buffer now.
-        watched_s: Seconds between the two; positive.
-        fragment_count: Number of fragments that the learner fetches, or None for one chunk.
-
-    Returns:
-        The first cause that applies: causes that stop everything come before those that slow it.
+    *fragment_count* is the number of fragments that the learner fetches, or None for one chunk.
+    Returns the first cause that applies: causes that stop everything come before those that slow
+    it.
     """
     seen = _Seen(before, after, watched_s)
     needed = -(-(fragment_count or 1) // seen.fragments_per_chunk)
@@ -112,13 +106,7 @@ def diagnose(
 def diagnose_arrivals(
     before: BufferDescription, after: BufferDescription, watched_s: float
 ) -> Diagnosis:
-    """Judge what keeps fragments from arriving, whatever delays fetches of those that are there.
-
-    Args:
-        before: The buffer when watching began.
-        after: The buffer now.
-        watched_s: Seconds between the two; positive.
-    """
+    """Judge what keeps fragments from arriving, whatever delays fetches of others."""
     seen = _Seen(before, after, watched_s)
     return _diagnosis(_nothing_is_decided(seen) or _little_comes(seen), seen, before)
 
@@ -149,7 +137,7 @@ def idle_text(description: BufferDescription) -> str:
 
 
 def _quarantined(seen: _Seen) -> list[str]:
-    """Name the workers of fragments that readers could not read. These delay no learner."""
+    """Name the workers of fragments that readers could not read."""
     named = seen.state.quarantined
     if not named:
         return []

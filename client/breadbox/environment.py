@@ -1,4 +1,4 @@
-"""A client from environment variables: those that the options of every command line name.
+"""A client from the environment variables of every command line.
 
 For code that runs where nobody gives it arguments, such as workers that another framework starts.
 """
@@ -25,15 +25,12 @@ def connect_from_environment(
     reconnect_s: float = 30.0,
     environment: Mapping[str, str] = os.environ,
 ) -> "Client":
-    """Make a client as `breadbox.connect` does.
+    """Return a client as `breadbox.connect` does. Arguments that are None come from variables.
 
-    Args:
-        server: HOST:PORT, or several with commas; None: `BREADBOX_SERVER`, else localhost:50051.
-        buffer: Name of the buffer; None: `BREADBOX_BUFFER`, else "default".
-        reconnect_s: Seconds for which a call tries to reach a server that went away.
-        environment: Where `BREADBOX_TOKEN` (bearer token, or `@FILE`), `BREADBOX_TLS` (1: encrypt),
-            `BREADBOX_TLS_CA`, `BREADBOX_TLS_CERT`, `BREADBOX_TLS_KEY` (PEM files; naming one
-            encrypts) and `BREADBOX_STORE_URL` (where payloads live, seen from here) are looked up.
+    Reads `BREADBOX_SERVER` (HOST:PORT, several with commas; else localhost:50051),
+    `BREADBOX_BUFFER`, `BREADBOX_TOKEN` (bearer token, or `@FILE`), `BREADBOX_TLS` (1: encrypt),
+    `BREADBOX_TLS_CA`, `BREADBOX_TLS_CERT`, `BREADBOX_TLS_KEY` (PEM files; naming one encrypts) and
+    `BREADBOX_STORE_URL` (the payload store as seen from here).
 
     Raises:
         InvalidRequestError: A value is malformed, or a certificate cannot be read.
@@ -54,11 +51,7 @@ def connect_from_environment(
 def seconds_from_environment(
     name: str, environment: Mapping[str, str] = os.environ
 ) -> float | None:
-    """A number of seconds; None where the variable is not set or empty.
-
-    Raises:
-        InvalidRequestError: It is not a number.
-    """
+    """Return a number of seconds, or None if the variable is not set or empty."""
     text = environment.get(name, "").strip()
     try:
         return float(text) if text else None

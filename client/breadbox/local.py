@@ -28,7 +28,7 @@ _STOP_GRACE_S = 20.0
 
 
 class ServerOptions(TypedDict, total=False):
-    """Options that `local_server` passes on: `uses_max=4` is `--uses-max 4` of `breadbox serve`."""
+    """Options of `local_server`: `uses_max=4` is `--uses-max 4` of `breadbox serve`."""
 
     store: str
     journal: str
@@ -70,10 +70,7 @@ class ServerOptions(TypedDict, total=False):
 
 
 class ServerProcess:
-    """A server process that can be killed and restarted at the same address.
-
-    Not thread-safe. Its output is in `log_file`.
-    """
+    """A server process that can be killed and restarted at the same address. Not thread-safe."""
 
     def __init__(
         self,
@@ -101,11 +98,7 @@ class ServerProcess:
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Start the server, and block until it answers. The first start chooses the port.
-
-        Raises:
-            UnavailableError: The server exited, or was not ready in time; has the end of its log.
-        """
+        """Start the server, and block until it answers. The first start chooses the port."""
         give_up_at = self.launch()
         while not self.is_ready(give_up_at):
             time.sleep(POLL_S)
@@ -131,11 +124,7 @@ class ServerProcess:
         return time.monotonic() + self._start_limit_s
 
     def is_ready(self, give_up_at: float) -> bool:
-        """Return True if the server answers; `address` is known then.
-
-        Raises:
-            UnavailableError: The server exited, or was killed because it is past `give_up_at`.
-        """
+        """Return True if the server answers; raise UnavailableError if it ended, or was late."""
         assert self._process is not None
         with suppress(FileNotFoundError):
             if address := self._ready_file.read_text().strip():
@@ -158,7 +147,7 @@ class ServerProcess:
         return "\n".join(lines[-_LOG_LINES:])
 
     def forget_files(self) -> None:
-        """Delete the server's folder now, because a killed process could not. Its log is lost."""
+        """Delete the server's folder, with its log, because a killed process could not."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
@@ -197,8 +186,8 @@ def start_server(
 ) -> Iterator[ServerProcess]:
     """Run `breadbox serve` on a free port of the loopback until the block is left.
 
-    The server also ends with this process, even if that is killed. Needs `breadbox[server]`. Blocks
-    until the server answers.
+    Needs `breadbox[server]`. Blocks until the server answers. It ends with this process, even if
+    that is killed.
 
     Args:
         store: URL of the payload store, or None for a `file://` store in memory that is deleted
@@ -245,14 +234,12 @@ def local_server(**options: Unpack[ServerOptions]) -> Iterator["Client"]:
     stopping blocks for at most `drain_grace_s` (5 s) while other clients' calls are in progress.
 
     Args:
-        **options: Options of `breadbox serve`, with underscores: `preset`, `capacity_chunks`,
-            `capacity_bytes`, `uses_max`, `staleness_max`, `fragments_per_chunk`, `seed`; see
-            `ServerOptions`. With a `store`, payloads are written there instead, and stay.
+        **options: Options of `breadbox serve`, with underscores, see `ServerOptions`. With a
+            `store`, payloads are written there instead, and stay.
 
     Raises:
         ModuleNotFoundError: The server is not installed; says what to install.
-        UnavailableError: The server did not start, such as when an option is out of its range; has
-            the end of its log.
+        UnavailableError: The server did not start; has the end of its log.
         TypeError: There is no such option.
     """
     from breadbox.client import connect
@@ -295,7 +282,6 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _as_arguments(name: str, value: object) -> list[str]:
-    """Return an option of `local_server` as arguments of `breadbox serve`."""
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
@@ -308,12 +294,11 @@ def memory_folder() -> str | None:
 
 
 def _clean_environment() -> dict[str, str]:
-    """Return this process's environment without Breadbox's variables, which are for others."""
+    """Return this process's environment without Breadbox's variables."""
     return {name: value for name, value in os.environ.items() if not name.startswith("BREADBOX_")}
 
 
 def _check_installed(caller: str) -> None:
-    """Raise ModuleNotFoundError, with what to install, if the server cannot be imported."""
     if name := missing_module("server"):
         raise ModuleNotFoundError(
             f"breadbox.{caller} needs the module {name!r}, which is not installed: "

@@ -11,14 +11,12 @@ from breadbox.local import POLL_S, ServerOptions, own_server
 
 @asynccontextmanager
 async def local_server(**options: Unpack[ServerOptions]) -> AsyncIterator[Client]:
-    """Run a private server, and yield a client of the running loop.
+    """Run a private server as `breadbox.local_server` does, and yield a client of the running loop.
 
     ```python
     async with breadbox.aio.local_server() as client:
         await client.start_session("first-run")
     ```
-
-    Args and Raises: as `breadbox.local_server`.
     """
     with own_server(options) as server:
         try:

@@ -1,4 +1,4 @@
-"""What processes that we start inherit from us, and that they do not outlive us."""
+"""Environments of child processes, and their end with their parent."""
 
 import os
 import sys
@@ -12,8 +12,7 @@ _LOOK_EVERY_S = 0.2
 def child_environment() -> dict[str, str]:
     """Return the environment of a process: our own, our module path, and one thread.
 
-    What we can import the process can too; and libraries that would start a thread for every core
-    of the machine do not, unless the user says so.
+    Libraries that would start a thread for every core do not, unless the user says so.
     """
     single = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -21,15 +20,15 @@ def child_environment() -> dict[str, str]:
 
 
 def owned_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a `breadbox` command that is to end when this process has ended."""
+    """Return the environment of a `breadbox` command that ends when this process has ended."""
     return {**environment, _PARENT: str(os.getpid())}
 
 
 def end_with_parent() -> None:
-    """Where the environment names the process that started this one, end as on SIGTERM after it.
+    """End as on SIGTERM when the process has ended that the environment names as its parent.
 
-    However the parent ends, even by SIGKILL, which it cannot report. Unlike the kernel's
-    own signal at a parent's death, this does not depend on which of its threads started us.
+    However the parent ends, even by SIGKILL. Unlike the kernel's own signal at a parent's death,
+    this does not depend on which of its threads started us.
     """
     parent = os.environ.pop(_PARENT, "")  # What this one starts in turn has another parent.
     if parent.isdecimal():

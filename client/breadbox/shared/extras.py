@@ -1,4 +1,4 @@
-"""How what is missing is installed beside this copy of Breadbox, wherever that came from."""
+"""Name the modules of each extra, and the command that installs one beside this copy."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -18,11 +18,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def missing_module(extra: str) -> str | None:
-    """The first module of an extra that is not installed, looking without importing any.
-
-    Args:
-        extra: One; empty: what all need, which is there.
-    """
+    """Return the first module of an extra that is not installed, importing none, or None."""
     return next((name for name in MODULES.get(extra, ()) if not _is_installed(name)), None)
 
 
@@ -34,11 +30,7 @@ def _is_installed(name: str) -> bool:
 
 
 def how_to_install(extra: str) -> str:
-    """The command that adds an extra to this installation.
-
-    Args:
-        extra: One or several, with commas: "learner,offline"; empty: what all need.
-    """
+    """Return the command that adds extras, such as "learner,offline", to this installation."""
     brackets = f"[{extra}]" if extra else ""
     from urllib.parse import unquote, urlsplit
 
@@ -50,7 +42,7 @@ def how_to_install(extra: str) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """What the installer noted of a copy that is from no index; empty: it is from one."""
+    """Return the installer's note of a copy that is from no index, else nothing."""
     import json
     from importlib.metadata import Distribution, PackageNotFoundError
 

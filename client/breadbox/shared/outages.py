@@ -14,15 +14,9 @@ OUTAGE_PERIOD_S: Final = 30.0
 
 
 class OutageLog:
-    """Log an outage when it begins, then every `OUTAGE_PERIOD_S`, and when it is over.
+    """Log an outage when it begins, then every `OUTAGE_PERIOD_S`, and when it is over. Thread-safe.
 
-    For work that is tried again several times a second: a line for every attempt would bury the
-    rest of the log. Thread-safe.
-
-    Args:
-        log: Where the lines go: warnings, and at the end an info.
-        what: The work that does not succeed, such as "deleting payloads".
-        now: Seconds on a clock that never goes back.
+    For work that is retried several times a second. *what* names it, such as "deleting payloads".
     """
 
     def __init__(
@@ -38,7 +32,7 @@ class OutageLog:
 
     @property
     def words(self) -> str:
-        """What fails now, for how long it has, and why; empty: nothing does."""
+        """What fails now, for how long it has, and why, or empty if nothing does."""
         with self._lock:
             began_at, error = self._began_at, self._error
         if began_at is None:
@@ -46,10 +40,9 @@ class OutageLog:
         return f"{self._what} has failed for {self._now() - began_at:.0f} s: {error}"
 
     def failing(self, within_s: float = inf) -> Exception | None:
-        """Return what the latest attempt failed with, or None if one has succeeded since.
+        """Return the error of the latest attempt, or None if one has succeeded since.
 
-        Args:
-            within_s: Seconds for which a failure counts that no attempt has followed.
+        A failure counts for `within_s` seconds unless another attempt follows.
         """
         with self._lock:
             is_old = self._now() - self._failed_at > within_s
@@ -84,11 +77,7 @@ class OutageLog:
 
 
 class Outages:
-    """The outages of one client, by the activity that they stop. Thread-safe.
-
-    Args:
-        now: Seconds on a clock that never goes back.
-    """
+    """The outages of one client, by the activity that they stop. Thread-safe."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -105,5 +94,5 @@ class Outages:
 
     @property
     def words(self) -> str:
-        """What fails now and is tried again; empty: nothing does."""
+        """What fails now and is retried, or empty if nothing does."""
         return "; ".join(filter(None, [each.words for each in list(self._logs.values())]))

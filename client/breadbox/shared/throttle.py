@@ -1,4 +1,4 @@
-"""Log lines of what may happen thousands of times: now and then, with how often. Pure."""
+"""Limit log lines of events that may happen thousands of times, and count them. Pure."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -14,12 +14,7 @@ class _Said:
 
 
 class Throttle:
-    """Decides what is worth a line.
-
-    Args:
-        clock: Monotonic seconds.
-        interval_s: Least seconds between two lines about the same.
-    """
+    """Decide which lines to log: the first, and later one in *interval_s*."""
 
     def __init__(self, clock: Callable[[], float], interval_s: float = INTERVAL_S) -> None:
         self._clock = clock
@@ -29,8 +24,8 @@ class Throttle:
     def words(self, key: Hashable) -> str | None:
         """Return what to add to a line about *key*, or None if no line is due.
 
-        Empty the first time; later how many were passed over. Keys must be of a small set, since
-        they are remembered.
+        Empty the first time; later how many were passed over. Keys must be of a small set, since they
+        are remembered.
         """
         now = self._clock()
         said = self._said.get(key)

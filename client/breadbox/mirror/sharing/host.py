@@ -2,15 +2,13 @@
 
 Its arguments are descriptors of a socket, which stays open as long as its owner lives, and of the
 memory that it fills. The owner first sends the configuration over the socket; back go lines of the
-log. Other processes of the host reach it at an address:
+log. Other processes of the host reach it at an address, with one of these requests:
 
     attach   return the shape of the memory and its descriptor; the connection stays open
     target   return the point that stands for all that the buffer holds now
     why      return what keeps steps from coming
     failure  return the error that ended the follower
     clear    remove all steps
-
-It ends when the socket closes, and when its owner has ended.
 """
 
 import errno
@@ -116,7 +114,7 @@ class Host:
             life_ended.wait()
 
     def close(self) -> None:
-        """End the follower; send attached processes a message that this is on purpose."""
+        """End the follower, and say goodbye to attached processes: this is on purpose."""
         for connection in list(self._attached):
             with suppress(OSError):
                 connection.send(encode({"goodbye": True}), socket.MSG_DONTWAIT)
