@@ -82,7 +82,7 @@ def diagnose(
     *,
     fragment_count: int | None = None,
 ) -> Diagnosis:
-    """Judge why a fetch waits, or would wait, from two states of the buffer and the seconds between.
+    """Judge why a fetch waits, or would, from two states of the buffer and the seconds between.
 
     *fragment_count* is the number of fragments that the learner fetches, or None for one chunk.
     Returns the first cause that applies: causes that stop everything come before those that slow

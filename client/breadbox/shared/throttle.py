@@ -24,8 +24,8 @@ class Throttle:
     def words(self, key: Hashable) -> str | None:
         """Return what to add to a line about *key*, or None if no line is due.
 
-        Empty the first time; later how many were passed over. Keys must be of a small set, since they
-        are remembered.
+        Empty the first time; later how many were passed over. Keys are remembered, so there must be
+        few.
         """
         now = self._clock()
         said = self._said.get(key)

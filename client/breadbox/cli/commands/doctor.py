@@ -158,44 +158,30 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+_REMEDIES: dict[type[errors.ReplayBufferError], str] = {
+    errors.TlsError: "SECURITY.md says how the certificates of both sides belong together.",
+    errors.DeadlineExceededError: "Something takes connections there: look whether it is a "
+    "Breadbox that runs and is not stopped, and at the load of its machine. --deadline-s waits for "
+    "longer.",
+    errors.StandbyError: "See that a server leads, and give the addresses of all, with commas, as "
+    "--server or BREADBOX_SERVER: the one that leads is found.",
+    errors.UnavailableError: "Start `breadbox serve`, or name its address with --server: in a "
+    "container the service's name, not localhost. Look at firewalls and, with TLS, at --tls-ca.",
+    errors.UnauthenticatedError: "Give a token that the server knows: BREADBOX_TOKEN, or --token.",
+    errors.PermissionDeniedError: "Use a token of a role that may do this.",
+    errors.NotSupportedError: "What answers there is not a Breadbox, or a much older one.",
+    errors.StoreFullError: "Give the store more room, or the buffers less: --capacity-bytes of "
+    "`breadbox serve`, or `breadbox buffers update`.",
+    errors.StoreError: "The payload store must be reachable from here, too: look at the address "
+    "and the password that the server hands out (--store or --client-store of `breadbox serve`). "
+    "Where it has another address here, give that as --store-url.",
+}
+"""Remedy of each error, special kinds before the general ones."""
+
+
 def _remedy(error: errors.ReplayBufferError) -> str:
-    match error:
-        case errors.TlsError():
-            return "SECURITY.md says how the certificates of both sides belong together."
-        case errors.DeadlineExceededError():
-            return (
-                "Something takes connections there: look whether it is a Breadbox that runs and is "
-                "not stopped, and at the load of its machine. --deadline-s waits for longer."
-            )
-        case errors.StandbyError():
-            return (
-                "See that a server leads, and give the addresses of all, with commas, as --server "
-                "or BREADBOX_SERVER: the one that leads is found."
-            )
-        case errors.UnavailableError():
-            return (
-                "Start `breadbox serve`, or name its address with --server: in a container the "
-                "service's name, not localhost. Look at firewalls and, with TLS, at --tls-ca."
-            )
-        case errors.UnauthenticatedError():
-            return "Give a token that the server knows: BREADBOX_TOKEN, or --token."
-        case errors.PermissionDeniedError():
-            return "Use a token of a role that may do this."
-        case errors.NotSupportedError():
-            return "What answers there is not a Breadbox, or a much older one."
-        case errors.StoreFullError():
-            return (
-                "Give the store more room, or the buffers less: --capacity-bytes of `breadbox "
-                "serve`, or `breadbox buffers update`."
-            )
-        case errors.StoreError():
-            return (
-                "The payload store must be reachable from here, too: look at the address and the "
-                "password that the server hands out (--store or --client-store of `breadbox "
-                "serve`). Where it has another address here, give that as --store-url."
-            )
-        case _:
-            return "Look at the server's log."
+    found = (text for kind, text in _REMEDIES.items() if isinstance(error, kind))
+    return next(found, "Look at the server's log.")
 
 
 def _servers(target: Target) -> Iterator[Finding]:
