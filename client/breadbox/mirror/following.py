@@ -60,6 +60,17 @@ _WATCHED = ("NOTHING_ARRIVES", "WRONG_SESSION", *_REMEDIES)
 _OUTAGES = (DeadlineExceededError, StoreUnavailableError, UnavailableError)
 
 
+class Selection(NamedTuple):
+    """What to read of a buffer."""
+
+    buffer: str | None
+    """Name of the buffer, or None for the client's."""
+    subscription: str | None
+    """Subscription to read by, or None to read what the buffer holds."""
+    columns: Sequence[str] | None
+    """Paths of the arrays to keep, or None for all."""
+
+
 class Progress(NamedTuple):
     """How far a thread or process has followed its buffer."""
 
@@ -103,10 +114,8 @@ class Follower:
         held: FilledHoldings,
         extend: Callable[[Fragment, int], int],
         client: Client,
+        selection: Selection,
         *,
-        buffer: str | None,
-        subscription: str | None,
-        columns: Sequence[str] | None,
         own_client: Client | None,
     ) -> None:
         self.failure: BaseException | None = None
@@ -119,13 +128,11 @@ class Follower:
         self._changed = held.changed
         self._client = client
         self._own_client = own_client
-        self._buffer = buffer
-        self._subscription = subscription
+        self._buffer, self._subscription, self._columns = selection
         self._passed = NONE
         """The last chunk that the subscription had passed before this mirror began."""
         self._acknowledged = NONE
         """The last chunk that this mirror acknowledged."""
-        self._kept_columns = columns
         self._closing = threading.Event()
         self._asked_at = time.monotonic()
         """Time at which the next read was requested."""
@@ -285,7 +292,7 @@ class Follower:
             known_session_id=self.session_id or None,
             subscription=self._subscription,
             is_acknowledging=False,
-            columns=self._kept_columns,
+            columns=self._columns,
             is_mapped=True,
             buffer=self._buffer,
         )

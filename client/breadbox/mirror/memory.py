@@ -91,7 +91,8 @@ class StepMemory:
         self._changed = held.changed
         """Guards everything below but the columns' contents; notified of each fragment."""
         self._draws = Draws(held, np.random.default_rng(seed))
-        self._sampled_count = 0
+        self.sampled_step_count = 0
+        """Number of steps returned by all draws over its whole life."""
 
     # Contents ----------------------------------------------------------------------------------
 
@@ -114,11 +115,6 @@ class StepMemory:
         with self._changed:
             self._held.refresh()
             return self._held.inserted_count
-
-    @property
-    def sampled_step_count(self) -> int:
-        """Number of steps returned by all draws over its whole life."""
-        return self._sampled_count
 
     @property
     def size_bytes(self) -> int:
@@ -305,7 +301,7 @@ class StepMemory:
             return starts, self._draws.windows_at(starts, n_step, gamma, weight, device, reward_map)
 
         batch = self._attempt(choose)
-        self._sampled_count += batch_size
+        self.sampled_step_count += batch_size
         return batch
 
     def sample_sequences(
@@ -355,7 +351,7 @@ class StepMemory:
             return starts, lambda: sequence_batch(columns, rows, mask, burn_in, state, weight)
 
         batch = self._attempt(choose)
-        self._sampled_count += int(batch.mask.sum())
+        self.sampled_step_count += int(batch.mask.sum())
         return batch if device is None else batch.to_torch(device)
 
     def sample_episodes(self, count: int, *, device: Device | None = None) -> list[StepBatch]:
@@ -379,7 +375,7 @@ class StepMemory:
             return starts, lambda: [copy() for copy in copies]
 
         episodes = self._attempt(choose)
-        self._sampled_count += sum(map(len, episodes))
+        self.sampled_step_count += sum(map(len, episodes))
         return episodes
 
     def sample_goals(
@@ -438,7 +434,7 @@ class StepMemory:
             )
 
         batch = self._attempt(choose)
-        self._sampled_count += batch_size
+        self.sampled_step_count += batch_size
         return batch if device is None else batch.to_torch(device)
 
     def batches(

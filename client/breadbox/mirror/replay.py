@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from breadbox.client import Client, connect
-from breadbox.mirror.following import Follower
+from breadbox.mirror.following import Follower, Selection
 from breadbox.mirror.memory import StepMemory, check_whole
 from breadbox.mirror.sharing.process import AttachedSource, OwnedSource, ProcessSource
 from breadbox.mirror.storage.holdings import FilledHoldings, Holdings
@@ -76,34 +76,21 @@ class ReplayMirror(StepMemory):
         **connection: Any,
     ) -> None:
         check_whole("capacity_steps", capacity_steps, 1)
+        kept = None if columns is None else list(columns)
+        selection, stack = Selection(buffer, subscription, kept), frame_stack or {}
         if process:
             server, options = _address_and_options(client, buffer, connection)
-            owned = OwnedSource(
-                server,
-                options,
-                buffer=buffer,
-                subscription=subscription,
-                columns=columns,
-                capacity_steps=capacity_steps,
-                frame_stack=frame_stack or {},
-            )
+            owned = OwnedSource(server, options, selection, int(capacity_steps), stack)
             self._enter(owned.held, seed, owned)
             return
-        held = FilledHoldings(capacity_steps, frame_stack or {}, Memory())
+        held = FilledHoldings(capacity_steps, stack, Memory())
         own = (
             connect(client, buffer=buffer or "default", **connection)
             if isinstance(client, str)
             else None
         )
-        follower = Follower(
-            held,
-            self.extend,
-            own or client,  # type: ignore[arg-type]
-            buffer=buffer,
-            subscription=subscription,
-            columns=columns,
-            own_client=own,
-        )
+        reader: Any = own or client
+        follower = Follower(held, self.extend, reader, selection, own_client=own)
         self._enter(held, seed, follower)
         follower.start()
 

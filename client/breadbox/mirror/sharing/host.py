@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from breadbox.client import connect
-from breadbox.mirror.following import Follower
+from breadbox.mirror.following import Follower, Selection
 from breadbox.mirror.sharing.process import (
     MESSAGE_BYTES_MAX,
     decode,
@@ -74,14 +74,9 @@ class Host:
         options = dict(config["options"])
         options["tls"] = options["tls"] and Tls(**options["tls"])
         client = connect(config["server"], **options)
+        selection = Selection(*config["selection"])
         self._follower = Follower(
-            self._held,
-            self._held.extend,
-            client,
-            buffer=config["buffer"],
-            subscription=config["subscription"],
-            columns=config["columns"],
-            own_client=client,
+            self._held, self._held.extend, client, selection, own_client=client
         )
         if "begun_count" in config:
             self._follower.go_on_from(config["begun_count"], config["skipped_chunk_count"])
@@ -103,18 +98,12 @@ class Host:
                 return
         raise OSError(errno.EADDRINUSE, f"{address} is taken")
 
-    def start(self) -> None:
-        """Start the threads that follow and answer."""
+    def run(self) -> None:
+        """Follow and answer until the owner has closed the mirror, or has ended."""
         self._follower.start()
         threading.Thread(target=self._accept, name="mirror-accept", daemon=True).start()
-
-    def run(self) -> None:
-        """Block until the socket closes; meanwhile keep states of the buffer for `why`."""
-        with self._follower.waiting():
+        with self._follower.waiting():  # So that it keeps states of the buffer for `why`.
             life_ended.wait()
-
-    def close(self) -> None:
-        """End the follower, and say goodbye to attached processes: this is on purpose."""
         for connection in list(self._attached):
             with suppress(OSError):
                 connection.send(encode({"goodbye": True}), socket.MSG_DONTWAIT)
@@ -141,22 +130,19 @@ class Host:
             self._attached.add(connection)
             socket.send_fds(connection, [encode(self._shape)], [self._descriptor])
             return
+        answer: Any = None
         try:
-            answer = self._answer_to(asked)
+            if asked == "target":
+                answer = self._follower.target()
+            elif asked == "why":
+                answer = self._follower.why_nothing_comes()
+            elif asked == "failure":
+                answer = self._follower.failure
+            elif asked == "clear":
+                self._held.clear()
         except ReplayBufferError as error:
             answer = error
         connection.send(encode(answer))
-
-    def _answer_to(self, asked: str) -> Any:
-        if asked == "target":
-            return self._follower.target()
-        if asked == "why":
-            return self._follower.why_nothing_comes()
-        if asked == "failure":
-            return self._follower.failure
-        assert asked == "clear"
-        self._held.clear()
-        return None
 
 
 def _watch(life: socket.socket) -> None:
@@ -185,10 +171,8 @@ def main() -> int:
     root.addHandler(_ToOwner(life))
     root.setLevel(config["log_level"])
     host = Host(config, memory)
-    host.start()
     threading.Thread(target=_watch, args=(life,), daemon=True).start()
     host.run()
-    host.close()
     return 0
 
 

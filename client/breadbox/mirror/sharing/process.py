@@ -15,12 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
 from typing import Any, Final
 
-from breadbox.mirror.following import Progress, Target
+from breadbox.mirror.following import Progress, Selection, Target
 from breadbox.mirror.sharing.shared_memory import SharedHoldings, make_file
 from breadbox.model import errors
 from breadbox.model.errors import (
@@ -270,10 +270,7 @@ class OwnedSource(ProcessSource):
         self,
         server: str,
         options: ClientOptions,
-        *,
-        buffer: str | None,
-        subscription: str | None,
-        columns: Sequence[str] | None,
+        selection: Selection,
         capacity_steps: int,
         frame_stack: Mapping[str, int],
     ) -> None:
@@ -283,10 +280,8 @@ class OwnedSource(ProcessSource):
             "address": self.address,
             "server": server,
             "options": asdict(options),
-            "buffer": buffer,
-            "subscription": subscription,
-            "columns": None if columns is None else list(columns),
-            "capacity_steps": int(capacity_steps),
+            "selection": selection,
+            "capacity_steps": capacity_steps,
             "frame_stack": dict(frame_stack),
             "log_level": logging.getLogger("breadbox").getEffectiveLevel(),
         }

@@ -76,7 +76,8 @@ class StepPriorities:
 
     def __init__(self, size: int, start: int) -> None:
         self._size = size
-        self._alpha = Prioritised().alpha
+        self.alpha = Prioritised().alpha
+        """Exponent of the latest draw."""
         self._tree: SumTree | None = None
         self._values: NDArray[np.float64] | None = None
         self._max = 1.0
@@ -86,22 +87,17 @@ class StepPriorities:
         """Number of the first step that has none yet."""
 
     @property
-    def alpha(self) -> float:
-        """Exponent of the latest draw."""
-        return self._alpha
-
-    @property
     def are_kept(self) -> bool:
         """True after the first request."""
         return self._tree is not None
 
     def tree(self, alpha: float) -> SumTree | None:
         """Return the tree of priorities to the power of *alpha*, or None before `weigh`."""
-        return self._tree if alpha == self._alpha else None
+        return self._tree if alpha == self.alpha else None
 
     def weigh(self, alpha: float, rows: NDArray[np.int64], usable: NDArray[np.bool_]) -> SumTree:
         """Make the tree of an exponent from the rows of all kept steps."""
-        self._alpha = alpha
+        self.alpha = alpha
         self._tree = tree = SumTree(self._size)
         if self._values is None:
             self._values = np.zeros(self._size)
@@ -129,7 +125,7 @@ class StepPriorities:
         assert self._values is not None
         for each in places:
             self._values[each] = self._max
-            self._tree.fill(each.start, each.stop, self._max**self._alpha)
+            self._tree.fill(each.start, each.stop, self._max**self.alpha)
         if len(unusable):
             self._values[unusable] = 0.0
             self._tree.set(unusable, np.zeros(len(unusable)))
@@ -141,4 +137,4 @@ class StepPriorities:
             self._tree.fill(each.start, each.stop, 0.0)
 
     def _weights(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.where(values > 0, values**self._alpha, 0.0)
+        return np.where(values > 0, values**self.alpha, 0.0)
