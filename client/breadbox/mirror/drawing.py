@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.mirror.batches import Prioritised, SequenceBatch, StepBatch, tensor_of
-from breadbox.mirror.storage.columns import Columns
+from breadbox.mirror.storage.columns import TREES, Columns
 from breadbox.mirror.storage.holdings import Holdings
 from breadbox.mirror.storage.index import NONE, Numbers
 from breadbox.model.errors import InvalidRequestError
@@ -215,20 +215,14 @@ def step_batch(
     begun = columns.gather(first, leaf)
     done = begun if last is first else columns.gather(last, leaf)
     return StepBatch(
-        obs=columns.tree("obs", begun),
-        action=columns.tree("action", begun),
         reward=field(begun, "reward") if returns is None else leaf(returns),
         next_obs=columns.next_obs(done),
         terminated=field(done, "terminated"),
         truncated=field(done, "truncated"),
         discount=leaf(discount),
         weight=leaf(weight),
-        handle=field(begun, "handle"),
-        episode_id=field(begun, "episode_id"),
-        model_version=field(begun, "model_version"),
-        log_prob=columns.tree("log_prob", begun),
-        value=columns.tree("value", begun),
-        extras=columns.tree("extras", begun),
+        **{name: field(begun, name) for name in ("handle", "episode_id", "model_version")},
+        **{name: columns.tree(name, begun) for name in TREES},
     )
 
 
@@ -251,23 +245,17 @@ def sequence_batch(
             map_tree(lambda leaf: _emptied(leaf, ~mask), tree)
         gathered.memory[~mask] = 0
         handle[~mask] = NONE
+    fields = ("reward", "terminated", "truncated", "first", "model_version")
     return SequenceBatch(
         obs=obs,
-        action=columns.tree("action", gathered),
-        reward=columns.field(gathered, "reward"),
         next_obs=next_obs,
-        terminated=columns.field(gathered, "terminated"),
-        truncated=columns.field(gathered, "truncated"),
-        first=columns.field(gathered, "first"),
         mask=mask,
         is_burn_in=np.arange(mask.shape[1]) < burn_in,
         in_state=state,
         weight=weight,
         handle=handle,
-        model_version=columns.field(gathered, "model_version"),
-        log_prob=columns.tree("log_prob", gathered),
-        value=columns.tree("value", gathered),
-        extras=columns.tree("extras", gathered),
+        **{name: columns.field(gathered, name) for name in fields},
+        **{name: columns.tree(name, gathered) for name in TREES if name != "obs"},
     )
 
 

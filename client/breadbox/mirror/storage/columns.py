@@ -1,7 +1,7 @@
-"""Where each array of a step is kept: small ones in one row per step, large ones as frames.
+"""Keep the small arrays of a step in one row, and large ones as frames.
 
-A row holds all small arrays of a step side by side, what it led to among them, so that drawing
-steps is one gathering of rows however many arrays there are.
+A row holds all small arrays of a step side by side, those of its next observation too, so that
+drawing steps is one gathering of rows however many arrays there are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from breadbox.model.trees import Structure, flatten, map_structure, paths_of, re
 from breadbox.payload.dtypes import BFLOAT16, as_leaf, stored_array
 
 FRAME_MIN_BYTES = 1024
-"""From this size on, an observation is stored once, and not beside what led to it too."""
+"""Size from which an observation is stored once, as a frame."""
 
 _OWN = {
     "reward": np.dtype(np.float32),
@@ -36,12 +36,13 @@ _OWN = {
 }
 """Columns that every memory has."""
 
-_TREES = ("obs", "action", "log_prob", "value", "extras")
+TREES = ("obs", "action", "log_prob", "value", "extras")
+"""Trees of a fragment that steps have."""
 
 
 def step_trees(fragment: Fragment) -> dict[str, Tree]:
     """Return copies of the trees of a fragment's first step, by name."""
-    return {name: deepcopy(rows(getattr(fragment, name), 0, 1)) for name in _TREES}
+    return {name: deepcopy(rows(getattr(fragment, name), 0, 1)) for name in TREES}
 
 
 class Column(NamedTuple):
@@ -107,7 +108,7 @@ class Layout:
         """
         structures: dict[str, Structure] = {}
         every: dict[str, list[Leaf]] = {}
-        for name in _TREES:
+        for name in TREES:
             structures[name], every[name] = _leaves_of(name, trees[name])
         frames: dict[str, FrameLayout] = {}
         small: dict[str, tuple[np.dtype[Any], tuple[int, ...], str]] = {
@@ -183,7 +184,7 @@ class Columns:
         """
         where = f"fragment {fragment.fragment_index} of worker {fragment.worker_id!r}"
         arrays: dict[str, NDArray[Any]] = {}
-        for name in _TREES:
+        for name in TREES:
             tree = getattr(fragment, name)
             if not self._leaves[name] and not tree:  # None, or nothing in it: most have no extras.
                 continue
