@@ -25,6 +25,7 @@ from breadbox.cli import main as cli_main
 from breadbox.cli.commands import buffers
 from breadbox.cli.commands.top import Sample, render
 from breadbox.cli.main import COMMANDS, cli
+from breadbox.diagnosis import rates_of
 from breadbox.model.paths import naming
 from breadbox.model.presets import UNLIMITED
 from breadbox.model.sizes import parse_size_bytes
@@ -695,6 +696,14 @@ def test_top_looks_as_often_as_told_and_knows_rates(address: str, fake: FakeServ
     first, second = (json.loads(line) for line in result.stdout.splitlines())
     assert {} == first["rates"]
     assert second["rates"]["default"]["fragments admitted"] > 0
+
+
+def test_top_shows_rates_from_its_second_look_on() -> None:
+    before, after = buffer_from_wire(BUFFER), buffer_from_wire(BUFFER)
+    sample = Sample(1.0, {"default": after}, {"default": rates_of(before, after, 1.0)})
+    console = Console(file=io.StringIO(), width=300)
+    console.print(render(sample, "here", "now"))
+    assert "0/s" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_top_outlives_a_server_that_goes_away(address: str, fake: FakeService) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from breadbox.client import Client
 
 RECONNECT_S: Final = 0.0
-"""A person waits for the answer: a server that is away is told at once."""
+"""A person waits for the answer, so an absent server is an error immediately."""
 
 
 class Connection(Settings):

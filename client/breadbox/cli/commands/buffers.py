@@ -221,7 +221,7 @@ class EndingSettings(Target):
     """Do not ask."""
 
     def confirm(self, what: str, description: BufferDescription) -> None:
-        """Ask whether it may go with what the buffer holds, unless told not to."""
+        """Ask if a buffer may go with its contents, unless --yes is given."""
         if not self.yes:
             held = frame.counted(description.state.fragment_count, "fragment")
             self.ask(f"{what} with its {held}?")
@@ -242,8 +242,8 @@ class EndingSettings(Target):
         if not is_agreed:
             raise click.Abort
 
-    def tell(self, verb: str, what: str) -> None:
-        """Say what is gone."""
+    def report(self, verb: str, what: str) -> None:
+        """Print what is gone."""
         if self.as_json:
             frame.print_json({verb: what})
         else:
@@ -255,7 +255,7 @@ class DeleteSettings(EndingSettings):
 
     name: str = of_one_call("", positional=True)
     prefix: str | None = of_one_call(None)
-    """Instead of a name: all buffers whose names begin so,"""
+    """Instead of a name: all buffers with names that begin so,"""
     idle_s: float = of_one_call(0.0, ge=0)
     """and that nobody has used for so many seconds, such as those of runs that were killed."""
 
@@ -279,7 +279,7 @@ def delete(settings: DeleteSettings) -> None:
         if name:
             settings.confirm(f"Delete buffer {name!r}", client.get_buffer(name))
             client.delete_buffer(name)
-            settings.tell("deleted", name)
+            settings.report("deleted", name)
             return
         found = settings.names(client)
         if found and not settings.yes:
@@ -309,4 +309,4 @@ def end_session(settings: EndingSettings) -> None:
             raise InvalidRequestError("name", f"{name!r} is a buffer without a session")
         settings.confirm(f"End session {session_id!r} of buffer {name!r}", description)
         client.end_session(session_id, buffer=name)
-    settings.tell("ended", session_id)
+    settings.report("ended", session_id)

@@ -189,7 +189,7 @@ def _servers(target: Target) -> Iterator[Finding]:
     addresses = split_addresses(target.server)
     if len(addresses) == 1:
         return
-    told: list[str] = []
+    seen: list[str] = []
     leaders = away = 0
     behind_s = 0.0
     epoch = 0
@@ -198,19 +198,19 @@ def _servers(target: Target) -> Iterator[Finding]:
             with target.model_copy(update={"server": address}).connect() as client:
                 client.list_buffers()
         except errors.StandbyError as error:
-            whose = f"of {error.leader}" if error.leader else "of nobody who is known to lead"
+            leader = f"of {error.leader}" if error.leader else "of no known leader"
             lag = f"{error.lag_turns} turns and {error.lag_s:.1f} s behind"
-            told.append(f"{address} is a standby {whose}, {lag}")
+            seen.append(f"{address} is a standby {leader}, {lag}")
             behind_s, epoch = max(behind_s, error.lag_s), max(epoch, error.epoch)
         except errors.UnauthenticatedError:
-            told.append(f"{address} knows no such token")
+            seen.append(f"{address} knows no such token")
         except (errors.UnavailableError, errors.DeadlineExceededError):
-            told.append(f"{address} does not answer")
+            seen.append(f"{address} does not answer")
             away += 1
         else:
-            told.append(f"{address} leads")
+            seen.append(f"{address} leads")
             leaders += 1
-    detail = "; ".join(told) + (f"; epoch {epoch}" if epoch else "")
+    detail = "; ".join(seen) + (f"; epoch {epoch}" if epoch else "")
     if leaders == 0:
         remedy = "Start a server there with --standby, or give the address of the one that leads."
         yield Finding("servers", Verdict.BAD, detail, remedy)
@@ -303,7 +303,7 @@ def _clock(client: breadbox.Client) -> Finding:
     server_s = client.get_store_config().server_unix_s
     after_s = time.time()
     if server_s is None:
-        return Finding("clock", Verdict.SKIPPED, "the server does not tell its time")
+        return Finding("clock", Verdict.SKIPPED, "the server does not report its time")
     skew_s = server_s - (before_s + after_s) / 2
     uncertainty_s = (after_s - before_s) / 2
     detail = f"the server's is {skew_s:+.3f} s (± {uncertainty_s:.3f}) from this one"

@@ -120,7 +120,7 @@ def _gauges(description: BufferDescription) -> Table:
 def schema_table(number: int, schema: Mapping[str, ArrayType]) -> Table | str:
     """Return a table with a line for each array of fragments."""
     if not schema:
-        return "Fragments whose producer does not say what is in them."
+        return "Fragments of producers that declare no schema."
     title = "path" if number == 0 else f"path (schema {number + 1})"
     lines = [
         (frame.shown(path), each.type_name, " × ".join(map(str, each.shape)) or "-")

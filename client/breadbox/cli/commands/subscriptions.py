@@ -154,4 +154,4 @@ def delete(settings: DeleteSettings) -> None:
             behind = frame.counted(shown.lag_chunk_count, "chunk")
             settings.ask(f"Delete subscription {name!r}, {behind} behind?")
         client.delete_subscription(name)
-    settings.tell("deleted", name)
+    settings.report("deleted", name)

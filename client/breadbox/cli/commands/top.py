@@ -119,7 +119,7 @@ def _line(sample: Sample, name: str) -> tuple[object, ...]:
         rate("fragments admitted"),
         rate("chunks delivered"),
         rate("fragments refused as stale"),
-        rate("fragments told to wait"),
+        rate("fragments asked to wait"),
         state.lease_count,
         state.waiter_count,
         state.worker_count,
@@ -152,7 +152,7 @@ class TopSettings(Target):
 def top(settings: TopSettings) -> None:
     """Watch all buffers live; Ctrl-C ends it. With --json, a line per look."""
     with settings.connect() as client:
-        client.list_buffers()  # A wrong address is told at once, not shown again and again.
+        client.list_buffers()  # A wrong address ends the command immediately.
         if settings.as_json:
             for sample in samples(client, settings.interval_s, settings.count):
                 frame.print_json(sample, is_line=True)
