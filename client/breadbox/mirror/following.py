@@ -64,7 +64,6 @@ class Selection(NamedTuple):
     """What to read of a buffer."""
 
     buffer: str | None
-    """Name of the buffer, or None for the client's."""
     subscription: str | None
     """Subscription to read by, or None to read what the buffer holds."""
     columns: Sequence[str] | None
@@ -143,7 +142,6 @@ class Follower:
         self._looks: deque[tuple[float, BufferDescription]] = deque(maxlen=LOOKS_MAX)
         """States of the buffer and their times: one at the start, more while a caller waits."""
         self._waiting_count = 0
-        """Number of callers that wait for steps."""
         self._outages = OutageLog(_log, "following the buffer")
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 

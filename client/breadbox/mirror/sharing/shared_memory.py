@@ -84,7 +84,6 @@ class Head(NamedTuple):
     behind_since_ns: int = 0
     session_size: int = 0
     session_count: int = 0
-    """Number of sessions so far."""
     rings: tuple[RingHead, ...] = (RingHead(),) * 4
     """Heads of `StepIndex.rings`."""
 

@@ -51,7 +51,6 @@ class Column(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     type_name: str
-    """Name of the type, from `stored_array`."""
     offset: int
     strides: tuple[int, ...]
 
@@ -70,7 +69,6 @@ class Leaf(NamedTuple):
     path: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    """Shape of one step."""
     type_name: str
 
 
@@ -162,14 +160,9 @@ class Columns:
         self._scratch_views = self._views_of(self._scratch)
 
     @property
-    def row_size_bytes(self) -> int:
-        """Number of bytes of all rows."""
-        return int(self._rows.nbytes)
-
-    @property
-    def frame_size_bytes(self) -> int:
-        """Number of bytes of the frames that were written to."""
-        return sum(ring.size_bytes for ring in self.rings.values())
+    def size_bytes(self) -> int:
+        """Number of bytes of all rows, and of the frames that were written to."""
+        return int(self._rows.nbytes) + sum(ring.size_bytes for ring in self.rings.values())
 
     def _views_of(self, rows: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
         return {name: column.of(rows) for name, column in self._columns.items()}

@@ -45,7 +45,6 @@ class FrameLayout(NamedTuple):
     """Shape and type of the observations of a leaf."""
 
     shape: tuple[int, ...]
-    """Shape of one observation."""
     dtype: np.dtype[Any]
     axis: int | None
     """Axis along which it is a stack of frames, the newest last, or None if it is one frame."""
@@ -102,9 +101,7 @@ class Piece(NamedTuple):
     """Observations of a fragment that follow each other, and the one after the last of them."""
 
     start: int
-    """First step."""
     stop: int
-    """Behind the last step."""
     tail: NDArray[Any] | None
     """Observation after the last step, [...], or None if unknown; its own one then replaces it."""
 

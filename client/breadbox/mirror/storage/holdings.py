@@ -47,7 +47,6 @@ class Holdings:
         self.changed = threading.Condition(threading.RLock())
         """Guards everything but the columns' contents; notified of every change."""
         self.inserted_count = 0
-        """Number of steps added over its whole life."""
         self.size_bytes = 0
         """Bytes of memory for steps: all of the rows, and the frames that were written to."""
         self._columns: Columns | None = None
@@ -143,9 +142,7 @@ class FilledHoldings(Holdings):
         self.places: dict[str, int] = {}
         """Places of the columns' memory, by name."""
         self.generation = 0
-        """How often all steps were removed."""
         self.layout_count = 0
-        """Number of layouts so far, of steps and states."""
         self._frame_stack = dict(frame_stack)
         self._memory = memory
         self._writing = threading.Lock()
@@ -224,7 +221,7 @@ class FilledHoldings(Holdings):
             self._next_handle = handle + count
             self._is_fresh = False
             self.inserted_count += count
-            self.size_bytes = columns.row_size_bytes + columns.frame_size_bytes
+            self.size_bytes = columns.size_bytes
             self.notify()
         return handle
 

@@ -24,12 +24,10 @@ class Stream:
     """The latest fragment of one worker, and the episode that continues after it."""
 
     fragment: int
-    """Number of its latest fragment."""
     next_index: int
     episode: int
     """Number of the episode that continues, or NONE: its beginning was not seen, or it ended."""
     ordinal: int
-    """Number of steps of that episode so far."""
 
 
 @dataclass(slots=True)
@@ -37,13 +35,9 @@ class Arrival:
     """Numbers for a fragment, its steps and episodes, before it is written."""
 
     number: int
-    """Number of the fragment."""
     start: int
-    """Number of its first step."""
     owner: tuple[str, str]
-    """Session and worker."""
     stream: Stream
-    """The worker's stream at the fragment's end."""
     before: int
     """Number of the fragment that it continues, or NONE."""
     episodes: Numbers
@@ -65,7 +59,6 @@ class StepIndex:
         self.floor = start
         """Number of the oldest step whose memory is not used again yet; at most `low`."""
         self.high = start
-        """Number of the next step."""
         self.unusable_count = 0
         """Number of shown steps whose next observation is unknown: never drawn by themselves."""
         self.fragment_low = 0

@@ -90,9 +90,7 @@ class Ring:
         self.first = first
         """Number of the oldest record that is kept."""
         self.end = first
-        """Number of the next record."""
         self.place = NOWHERE
-        """Place of the array."""
         self._width = width
         self.lie_in(np.empty(self.shape(0), self.dtype))
 
