@@ -295,6 +295,9 @@ HERE: dict[str, Callable[[], None]] = {
     "client/breadbox/writing/step_writer.py#1": run_step_writer,
     "client/breadbox/mirror/__init__.py#1": run_mirror,
     "client/breadbox/mirror/memory.py#1": run_step_memory,
+    "client/breadbox/mirror/replay.py#1": lambda: with_fragments(
+        "client/breadbox/mirror/replay.py#1"
+    ),
     "docs/adapters.md#reverb": lambda: with_fragments("docs/adapters.md#reverb"),
     "adapters/breadbox_adapters/reverb/__init__.py#1": lambda: with_fragments(
         "adapters/breadbox_adapters/reverb/__init__.py#1"
