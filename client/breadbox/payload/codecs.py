@@ -80,10 +80,7 @@ class Encoded:
 def parse_codec(text: str) -> CodecChoice:
     """Read a codec's name."""
     name, colon, setting = text.partition(":")
-    ranges = {
-        "zstd": (_ZSTD_LEVELS, _ZSTD_LEVEL_DEFAULT),
-        "h264": (QUALITIES, None),
-    }
+    ranges = {"zstd": (_ZSTD_LEVELS, _ZSTD_LEVEL_DEFAULT), "h264": (QUALITIES, None)}
     if name not in NAMES:
         raise InvalidRequestError("codec", f"{text!r} is none of {', '.join(NAMES)}")
     if not colon:
@@ -99,7 +96,7 @@ def parse_codec(text: str) -> CodecChoice:
 
 
 def choose(codecs: Codecs, path: str) -> CodecChoice:
-    """Find the codec for an array."""
+    """Return the codec of an array."""
     if isinstance(codecs, str):
         return parse_codec(codecs)
     for pattern, text in codecs.items():
@@ -111,17 +108,11 @@ def choose(codecs: Codecs, path: str) -> CodecChoice:
 def encode(
     array: NDArray[Any], type_name: str, choice: CodecChoice, expansion: Expansion | None = None
 ) -> Encoded:
-    """Encode a C-contiguous array.
+    """Encode a C-contiguous array of a payload that has expanded so far, or stands alone.
 
-    Its bytes stay as they are where the codec does not fit it or would save nothing, and where
-    readers would refuse what the compressed arrays of its payload expand to. The codec is raw only
-    if its elements have no say in that: so arrays of one kind have one codec.
-
-    Args:
-        array: What to encode.
-        type_name: Of its elements.
-        choice: Codec and parameters.
-        expansion: Expansion of the payload that it becomes a part of, or None if it is alone.
+    Its bytes stay as they are if the codec does not fit or saves nothing, or if readers would
+    refuse what the payload expands to. The codec is raw only if its elements have no say in that:
+    so arrays of one kind have one codec.
     """
     raw = byte_view(array)
     expansion = expansion or Expansion()
@@ -247,7 +238,7 @@ _LOSSY: Final = "lossy"
 
 
 def is_video(shape: Sequence[int], type_name: str) -> bool:
-    """Whether an array can be encoded: frames, at least one, of a size that H.264 knows."""
+    """Return whether an array is frames, at least one, of a size that H.264 knows."""
     is_frames = len(shape) == 3 or (len(shape) == 4 and shape[3] == 3)
     return (type_name == "|u1" and is_frames and shape[0] > 0 and min(shape[1:3]) > 0) and max(
         shape[1:3]
@@ -255,19 +246,14 @@ def is_video(shape: Sequence[int], type_name: str) -> bool:
 
 
 def is_plausible_video(shape: Sequence[int], type_name: str, encoded_bytes: int) -> bool:
-    """Whether a header's claim can be true: checked before memory is taken for the frames."""
+    """Return whether a head's claim can be true, before memory is taken for the frames."""
     return is_video(shape, type_name) and shape[0] * _BYTES_PER_FRAME_MIN <= encoded_bytes
 
 
 def encode_frames(
     frames: NDArray[np.uint8], quality: int | None
 ) -> tuple[bytes, Mapping[str, str]]:
-    """Encode frames; returns the stream and what a decoder must know.
-
-    Args:
-        frames: uint8[T, H, W] or [T, H, W, 3], C-contiguous; see `is_video`.
-        quality: None for lossless.
-    """
+    """Encode frames, without loss if quality is None; return stream and decoder's parameters."""
     av = _require_av()
     is_colour = frames.ndim == 4
     height, width = frames.shape[1:3]
@@ -326,7 +312,7 @@ def decode_frames_into(
 
 
 class _GreyFrame:
-    """A frame whose luma is the picture and whose chroma says grey; used again and again."""
+    """A frame whose luma is the picture and whose chroma is grey; used for each picture."""
 
     def __init__(self, av: Any, width: int, height: int, planar: str) -> None:
         self._frame = av.VideoFrame(width, height, planar)

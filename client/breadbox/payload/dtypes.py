@@ -1,8 +1,7 @@
 """Array types of the payload format: what is stored under which name, and what is refused.
 
-A type is named by numpy's dtype string with explicit byte order ("<f4", "|u1", "<U8"). The one
-name that is not numpy's is "bfloat16": stored as its 16 bits, and read as a torch tensor, since
-numpy has no such type.
+A type is named by numpy's dtype string with explicit byte order ("<f4", "|u1", "<U8"), or
+"bfloat16": stored as its 16 bits, and read as a torch tensor, since numpy has no such type.
 """
 
 import re
@@ -25,8 +24,11 @@ _NAME = re.compile(
 def stored_array(path: str, leaf: Any) -> tuple[NDArray[Any], str]:
     """Return a leaf as an array of its stored type, and the name of that type.
 
-    No copy is made unless the leaf is on another device or lazily conjugated. Accepts numpy arrays
-    and scalars, torch tensors, and Python's bool, int, float and complex (as 0-d arrays).
+    Takes numpy arrays and scalars, torch tensors, and Python's numbers (as 0-d arrays). Copies only
+    what is on another device or lazily conjugated.
+
+    Raises:
+        UnsupportedArrayError: The leaf is not an array, or of a type that is never stored.
     """
     if is_tensor(leaf):
         return _stored_tensor(path, leaf)
@@ -50,7 +52,6 @@ def stored_array(path: str, leaf: Any) -> tuple[NDArray[Any], str]:
 
 
 def _remedy(array: NDArray[Any]) -> str:
-    """Return what an array of objects may be meant to hold, and how to store that."""
     held = next(iter(array.flat), None) if array.dtype == object else None
     if isinstance(held, dict):
         return "; of dicts, stack per key: {'key': array[T, ...], ...}"
@@ -88,7 +89,7 @@ def as_leaf(array: NDArray[Any], name: str) -> Any:
 
 
 def byte_view(array: NDArray[Any]) -> memoryview:
-    """Return the memory of a C-contiguous array as bytes; of an array without any, writable too."""
+    """Return the memory of a C-contiguous array as bytes."""
     if array.ndim and array.size and array.dtype.kind in "uif" and array.dtype.isnative:
         return array.data.cast("B")  # Cheaper, where buffers know the type.
     if array.nbytes == 0:
@@ -97,7 +98,7 @@ def byte_view(array: NDArray[Any]) -> memoryview:
 
 
 def is_tensor(leaf: Any) -> bool:
-    """Whether it is one of torch's, which is not imported to find out."""
+    """Return whether a leaf is a torch tensor, without importing torch."""
     # While another thread imports torch, the module is there, and Tensor is not; nor is any tensor.
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor is not None and isinstance(leaf, tensor)

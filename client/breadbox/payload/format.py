@@ -125,9 +125,8 @@ def encode_tree(
 ) -> list[memoryview]:
     """Encode a tree of arrays as a payload.
 
-    Contiguous arrays are not copied, but for small ones: the buffers returned are their own
-    memory, so leave them unchanged until the payload is written. Of arrays that are not
-    contiguous, only themselves are copied.
+    Large contiguous arrays are not copied: the buffers returned are their own memory, so leave them
+    unchanged until the payload is written.
 
     Args:
         tree: Nested dicts, lists and tuples; leaves as `stored_array` takes them, or None.
@@ -174,7 +173,7 @@ def encode_with_layout(
 
 
 def head_bytes_of(prelude: memoryview) -> int:
-    """Tell from a payload's first bytes how long its head is, padding not included."""
+    """Return the length of a payload's head from its first bytes, padding not included."""
     return _parse_prelude(prelude).head_bytes
 
 
@@ -263,7 +262,7 @@ def decode_tree(
 
 
 def checksums(buffer: bytes | memoryview, block_bytes: int) -> list[int]:
-    """XXH3-64 of each block of a buffer, in order; none of an empty one."""
+    """Return the XXH3-64 of each block of a buffer, in order."""
     if len(buffer) <= block_bytes:
         return [_digest(buffer)] if len(buffer) else []
     return [
@@ -272,13 +271,10 @@ def checksums(buffer: bytes | memoryview, block_bytes: int) -> list[int]:
 
 
 def verify(head: Head, index: int, encoded: memoryview, *, first_block: int = 0) -> None:
-    """Check encoded bytes of an array against its checksums.
+    """Check encoded bytes of an array, from the start of `first_block` to the end of a block.
 
-    Args:
-        head: Of the payload.
-        index: Of the array.
-        encoded: Its encoded bytes from the start of `first_block`, to the end of a block.
-        first_block: Number of the block that `encoded` starts with.
+    Raises:
+        PayloadCorruptError: A checksum differs; names the array and the block.
     """
     layout = head.layout
     first = head.places.first_figures[index]

@@ -1,7 +1,8 @@
-"""What is in a payload and where: what payloads of one kind have in common.
+"""What is in a payload and where: layouts, checked and known by their bytes, and attributes.
 
 Fragments of one producer nearly always have the same layout, so layouts are made and checked once
-and shared: `is` finds out quickly that two payloads are alike.
+and shared: `is` finds out quickly that two payloads are alike. A reader looks up a layout by its
+hash and compares the bytes, since a malicious producer can make two layouts of one hash.
 """
 
 import math
@@ -135,12 +136,12 @@ def _go_on(places: Places, layout: Layout, indexes: Sequence[int], sizes: Sequen
 
 
 def aligned(offset_bytes: int) -> int:
-    """The next multiple at which the body, or an array, may start."""
+    """Return the next multiple at which the body, or an array, may start."""
     return offset_bytes + -offset_bytes % ALIGNMENT_BYTES
 
 
 _PATH_TOO_LONG: Final = "." * (NAME_CHARACTERS_MAX + 1)
-"""Stands for every path that is longer than an array's name may be."""
+"""Every path that is longer than an array's name may be."""
 
 _KIND: Final = payload_pb2.DESCRIPTOR.message_types_by_name["PayloadLayout"]
 
@@ -287,22 +288,19 @@ def _stored_array_of(name: str, each: payload_pb2.ArrayLayout) -> StoredArray:
 
 
 def _extent_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
-    """Bytes of an array if no axis were empty: numpy bounds this, not only the true size."""
+    """Return the bytes of an array if no axis were empty, which numpy bounds as well."""
     return math.prod(max(1, length) for length in shape) * dtype.itemsize
 
 
 def _path_below(path: str, key: str | int) -> str:
-    """Join a key to a path; one that no array can have is not made longer for each node below it.
-
-    Else a key of a megabyte would be copied for each of thousands of nodes.
-    """
+    """Join a key to a path, up to the longest: thousands of nodes could have a megabyte's key."""
     if len(path) + len(str(key)) > NAME_CHARACTERS_MAX:
         return _PATH_TOO_LONG
     return child_path(path, key)
 
 
 def _structure_of(root: payload_pb2.TreeNode, arrays: list[StoredArray]) -> Structure:
-    """Build the structure, and append its arrays, each named after its path."""
+    """Return the structure, and append its arrays, each named after its path."""
     node_count = 0
 
     def visit(node: payload_pb2.TreeNode, path: str, depth: int) -> Structure:
@@ -340,7 +338,7 @@ def _structure_of(root: payload_pb2.TreeNode, arrays: list[StoredArray]) -> Stru
 _ATTRIBUTES_KIND: Final = payload_pb2.DESCRIPTOR.message_types_by_name["PayloadAttributes"]
 
 _PARTS_MAX: Final = 64 * ATTRIBUTES_MAX
-"""So many that those of usual payloads are not counted."""
+"""Bound that usual payloads stay far below."""
 
 
 def serialize_attributes(attributes: Mapping[str, str]) -> bytes:

@@ -1,8 +1,4 @@
-"""Bounds of the payload format. A payload beyond any of them is refused, by writers and readers.
-
-Readers check them before they allocate, so that a damaged or hostile payload costs no more memory
-than its own size, or what it declares within these bounds.
-"""
+"""Bounds of the payload format, which writers keep and readers check before they allocate."""
 
 import os
 from functools import cache
@@ -27,11 +23,10 @@ LAYOUT_PARTS_MAX: Final = 4 * NODES_MAX + 8 * ARRAYS_MAX
 """Fields and items of a layout at all its levels: what that many nodes and arrays take."""
 
 LAYOUTS_MAX: Final = 64
-"""Layouts that a reader remembers, and a writer: more kinds of fragment than one process mixes."""
+"""Layouts that a reader or writer remembers: more than one process mixes."""
 
 LAYOUTS_BYTES_MAX: Final = 1024 * 1024
-"""Most bytes of all layouts that a reader caches, as encoded in payloads: in memory they take up to
-40 times as much. A larger one is parsed for each payload."""
+"""Most bytes of all layouts that a reader caches; in memory they take up to 40 times as much."""
 
 EXPANDED_BYTES_MAX: Final = 1 << 30
 """Bytes that the compressed arrays of a payload may expand to together, by default: 1 GiB."""
@@ -41,8 +36,8 @@ EXPANDED_BYTES_MAX_VARIABLE: Final = "BREADBOX_EXPANDED_BYTES_MAX"
 
 EXPANDED_BYTES_FREE: Final = 64 * 1024 * 1024
 EXPANSION_MAX: Final = 256
-"""And they may expand to so many bytes for each of their own, beyond what is free: observations
-compress ten to a hundred times, and a few bytes must not make a reader take a gigabyte."""
+"""Bytes that they may expand to for each of their own, beyond what is free: observations compress
+ten to a hundred times, and a few bytes must not make a reader take a gigabyte."""
 
 NAME_CHARACTERS_MAX: Final = 1024
 """Length of an array's path."""
@@ -54,22 +49,22 @@ ATTRIBUTE_CHARACTERS_MAX: Final = 1024
 """Length of an attribute's name, and of its value."""
 
 CHECKSUM_BLOCK_BYTES: Final = 256 * 1024
-"""Block of the checksums that writers make: fits a second-level cache, and a slice of a few steps
-reads little more than it needs. Twice as large, and so on, where an array has too many blocks."""
+"""Block of the checksums that writers make, doubled until an array has few enough: it fits a cache,
+and a slice of a few steps reads little more than it needs."""
 
 CHECKSUM_BLOCK_BYTES_MIN: Final = 4 * 1024
-"""Readers refuse smaller blocks: more checksums than data would be next."""
+"""Smallest block that readers take."""
 
 CHECKSUM_BLOCKS_MAX: Final = 1 << 18
 """Checksums of a payload."""
 
 ALIGNMENT_BYTES: Final = 64
-"""The body, and each array in it, starts at a multiple of this: a cache line, and any SIMD load."""
+"""Start of the body, and of each array in it, is a multiple: a cache line, and any SIMD load."""
 
 
 @cache
 def expanded_bytes_max() -> int:
-    """What the compressed arrays of a payload may expand to together, at most."""
+    """Return what the compressed arrays of a payload may expand to together."""
     text = os.environ.get(EXPANDED_BYTES_MAX_VARIABLE, "").strip()
     if not text:
         return EXPANDED_BYTES_MAX
@@ -81,14 +76,14 @@ def expanded_bytes_max() -> int:
 
 
 class Expansion:
-    """What the compressed arrays of one payload expand to, as far as they were taken."""
+    """What the compressed arrays of one payload expand to."""
 
     def __init__(self) -> None:
         self.encoded_bytes = 0
         self.expanded_bytes = 0
 
     def takes(self, encoded_bytes: int, expanded_bytes: int) -> bool:
-        """Whether one more compressed array is within bounds; then it counts from now on."""
+        """Return whether one more compressed array is within bounds, and count it."""
         encoded_bytes += self.encoded_bytes
         expanded_bytes += self.expanded_bytes
         relative_max = EXPANDED_BYTES_FREE + EXPANSION_MAX * encoded_bytes

@@ -1,8 +1,7 @@
 """How long a store may keep silent: one object, from a caller's call down to each socket.
 
-Silence ends a call, not slowness: a payload of many megabytes may take as long as it takes while
-its bytes move. What counts as moving are the payloads' bytes alone. A peer that accepts
-connections, or greets, and then says nothing more is silent.
+Silence ends a call, not slowness: a large payload may take as long as its bytes move. A peer that
+accepts connections, or greets, and then says nothing more is silent.
 """
 
 import math
@@ -19,10 +18,9 @@ GAP_S: Final = 0.4
 
 
 class Deadline:
-    """The instant at which a store call ends if nothing moves. One attempt at one call.
+    """The instant at which one attempt at a store call ends if nothing moves.
 
-    Threads may share it: each connection notes itself when it last received bytes, and reports that
-    here for the connection after it.
+    Threads may share it: each connection reports when it last received bytes.
 
     Args:
         silence_s: Longest silence, in seconds.
@@ -52,10 +50,9 @@ class Deadline:
         self._heard_at = max(self._heard_at, at)
 
     def left_s(self, heard_at: float | None = None) -> float:
-        """Seconds until the call ends if nothing moves; 0 or less: it is over.
+        """Return the seconds until the call ends if nothing moves, 0 or less if it is over.
 
-        Args:
-            heard_at: When bytes moved on the connection that asks, or None for any connection.
+        `heard_at` is when bytes moved on the connection that asks, or None for any connection.
         """
         heard_at = self._heard_at if heard_at is None else heard_at
         over_at = heard_at + self.silence_s

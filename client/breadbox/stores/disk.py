@@ -1,8 +1,11 @@
-"""Directories and files that nobody but their owner can have put there, or can change.
+"""Directories and files of this user alone, and how much of a disk payloads may take.
 
-A directory such as /dev/shm lets everybody make entries, under names that are easy to foresee. So
-what is found there is looked at before it is used: whose it is, who else may write it, and whether
-it is a link that leads elsewhere. What is refused is an `UnsafePathError`.
+A directory such as /dev/shm lets every user make entries under names that are easy to foresee. So
+what is found there is checked before it is used: its owner, who else may write it, and whether it
+is a link. What is refused is an `UnsafePathError`.
+
+Journal and payloads may be on one file system, and payloads are deleted only by way of the journal.
+So writers of payloads stop while there is still some room.
 """
 
 import errno
@@ -22,20 +25,16 @@ class UnsafePathError(PermissionError):
 
 
 def make_private_directory(path: Path, *, has_parents: bool = False) -> None:
-    """Make a directory for this user alone, or see that the one that is there is safe to use.
+    """Make a directory, and parents if asked, for this user alone, or check the one that is there.
 
     Of a link that this user made, the directory that it leads to counts.
-
-    Args:
-        path: Of the directory.
-        has_parents: Whether those above are made, too.
     """
     path.mkdir(mode=0o700, parents=has_parents, exist_ok=True)
     check_private_directory(path)
 
 
 def check_private_directory(path: Path) -> None:
-    """See that a directory is safe to use, as `make_private_directory` does."""
+    """Refuse a directory that other users made or may write."""
     user = os.geteuid()
     own = path.lstat()
     if stat.S_ISLNK(own.st_mode) and own.st_uid not in (user, 0):
@@ -48,13 +47,9 @@ def check_private_directory(path: Path) -> None:
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """Open a file of a private directory, made with mode 0600 where `flags` say so.
+    """Open a file of a private directory, mode 0600, and return its descriptor.
 
-    It is never truncated, and a link is never followed. One that others could read is closed to
-    them.
-
-    Returns:
-        A file descriptor.
+    It is never truncated, a link is never followed, and others lose the right to read it.
     """
     # Non-blocking, or a pipe in its place would hold us up.
     flags = (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -74,17 +69,15 @@ def open_private(path: str | Path, flags: int) -> int:
 
 
 def check_private(path: str | Path) -> None:
-    """See that a file of a private directory is safe to use, as `open_private` does, by its name.
+    """Check a file of a private directory as `open_private` does, by its name.
 
-    For files that something else in this process holds POSIX locks on: closing any descriptor of
-    such a file gives the locks up.
+    For files that this process holds POSIX locks on: closing any descriptor gives them up.
     """
     if _is_for_others(os.lstat(path), path):
         os.chmod(path, 0o600)
 
 
 def _is_for_others(seen: os.stat_result, path: str | Path) -> bool:
-    """Whether others may read a file that is safe otherwise."""
     if stat.S_ISLNK(seen.st_mode):
         raise _is_link(path)
     if not stat.S_ISREG(seen.st_mode):
@@ -102,11 +95,7 @@ def opener(path: str, flags: int) -> int:
 
 
 def open_new(path: str | Path) -> int:
-    """Open a new file for writing, mode 0600, in the place of whatever has the name.
-
-    Returns:
-        A file descriptor.
-    """
+    """Open a new file for writing, mode 0600, in place of what has the name."""
     try:
         return os.open(path, _NEW_FILE, 0o600)
     except FileExistsError:
@@ -151,7 +140,7 @@ MIB: Final = 2**20
 KEPT_SHARE: Final = 16
 """Inverse of the share of a small file system that payloads leave free."""
 KEPT_BYTES_MAX: Final = 64 * MIB
-"""And of a large one so many bytes."""
+"""Bytes of a large one that payloads leave free."""
 KEPT_INODES_MAX: Final = 1024
 OUTSIDE_CAPACITY_BYTES_MAX: Final = 512 * MIB
 """Most bytes of a large file system that a buffer's capacity leaves for everything else."""
@@ -162,15 +151,15 @@ class DiskRoom:
     """How a file system stands."""
 
     size_bytes: int
-    """What could be had of it at all; blocks that are kept for root do not count."""
+    """Bytes of it, without blocks that are kept for root."""
     free_bytes: int
     inode_count: int
-    """0: it makes them as it needs them."""
+    """0 if it makes them as it needs them."""
     free_inode_count: int
 
     @classmethod
     def of(cls, directory: str | Path) -> "DiskRoom":
-        """Look at the file system that a directory is on. A system call; never waits for a disk."""
+        """Look at the file system of a directory; never waits for a disk."""
         seen = os.statvfs(directory)
         used_blocks = seen.f_blocks - seen.f_bfree
         return cls(
@@ -182,7 +171,7 @@ class DiskRoom:
 
     @property
     def kept_bytes(self) -> int:
-        """What payloads leave free."""
+        """Bytes that payloads leave free."""
         return min(self.size_bytes // KEPT_SHARE, KEPT_BYTES_MAX)
 
     @property
@@ -192,15 +181,15 @@ class DiskRoom:
 
     @property
     def capacity_bytes_max(self) -> int:
-        """What a buffer can be promised of it.
+        """Bytes that a buffer can be promised.
 
-        The rest is for payloads that are written and not admitted yet, for blocks that are not
-        filled, for the journal with its snapshots, and for what stays free.
+        The rest is for unannounced payloads, partly filled blocks, journal and snapshots, and what
+        stays free.
         """
         return max(1, self.size_bytes - min(self.size_bytes // 2, OUTSIDE_CAPACITY_BYTES_MAX))
 
     def has_room_for(self, size_bytes: int, file_count: int) -> bool:
-        """Whether so many payloads of so many bytes together may be written."""
+        """Return whether so many payloads of so many bytes together may be written."""
         if self.free_bytes - size_bytes < self.kept_bytes:
             return False
         return not self.inode_count or (self.free_inode_count - file_count >= self.kept_inode_count)

@@ -1,7 +1,6 @@
-"""Messages that carry payload bytes, packed and taken apart without copying more than gRPC does.
+"""Pack and take apart messages that carry payload bytes, without copying more than gRPC does.
 
-protobuf would copy the bytes twice each way. On the wire the messages are what
-protos/breadbox/v1/replay_buffer_service.proto says: `data`, field 1 of WritePayloadsRequest and of
+protobuf would copy the bytes twice each way. `data`, field 1 of WritePayloadsRequest and of
 ReadPayloadsResponse, comes first, as a serializer writes it, and other fields behind it.
 """
 
@@ -11,7 +10,7 @@ from typing import Final, NamedTuple
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 
 _DATA_TAG: Final = 0x0A
-"""Field 1, of a length that follows."""
+"""Field 1, with its length behind it."""
 
 
 class Written(NamedTuple):
@@ -22,12 +21,7 @@ class Written(NamedTuple):
 
 
 def pack(buffers: Sequence[bytes | bytearray | memoryview], others: bytes = b"") -> bytes:
-    """A message whose `data` is these buffers, joined.
-
-    Args:
-        buffers: Of one byte an item.
-        others: Its other fields, serialized.
-    """
+    """Return a message whose `data` is these buffers of bytes, joined, before its other fields."""
     size_bytes = sum(map(len, buffers))
     if not size_bytes:
         return others
@@ -40,7 +34,7 @@ def pack(buffers: Sequence[bytes | bytearray | memoryview], others: bytes = b"")
 
 
 def unpack_write(raw: bytes) -> Written:
-    """A WritePayloadsRequest."""
+    """Parse a WritePayloadsRequest, or raise DecodeError."""
     data, others = _split(raw)
     message = pb.WritePayloadsRequest.FromString(others)
     # Of several `data`, which no serializer writes, the last counts.
@@ -48,13 +42,13 @@ def unpack_write(raw: bytes) -> Written:
 
 
 def unpack_read(raw: bytes) -> memoryview:
-    """The `data` of a ReadPayloadsResponse."""
+    """Return the `data` of a ReadPayloadsResponse, or raise DecodeError."""
     data, others = _split(raw)
     return memoryview(pb.ReadPayloadsResponse.FromString(others).data or data)
 
 
 def _split(raw: bytes) -> tuple[memoryview, bytes]:
-    """The `data` that a message begins with, and the rest; none, and all, where it does not."""
+    """Return the `data` that a message begins with, or none, and the rest."""
     size_bytes, shift, at = 0, 0, 1
     if raw[:1] == b"\x0a":
         for byte in raw[1:6]:

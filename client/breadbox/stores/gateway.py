@@ -1,7 +1,7 @@
 """Move payloads through the server, for clients that must not see the store.
 
-Its own connection to the server, so that no call waits behind a payload. Beyond what gRPC does by
-itself, bytes are copied once: into a message, or out of one to where they are wanted.
+It has its own connection to the server, so that no call waits behind a payload. Beyond what gRPC
+does, bytes are copied once: into a message, or out of one to their destination.
 """
 
 import threading
@@ -53,7 +53,7 @@ class GatewayStore(AbstractStore):
     """
 
     def __init__(self, route: Route, options: ClientOptions) -> None:
-        """Connect on use."""
+        """Use the client's route, so that both find the leader, and its options."""
         super().__init__(options.deadline_s)
         self._route = route
         self._options = options
@@ -102,7 +102,7 @@ class GatewayStore(AbstractStore):
     ) -> list[PayloadReference]:
         with self._line() as line:
             call = line.write_payloads(_messages(payloads, deadline), metadata=self._metadata)
-            # But for the last answer, which has them all, they say that bytes were stored.
+            # The last answer has the references; the others say that bytes were stored.
             return [
                 PayloadReference(each.payload_id, each.size_bytes, each.piece_size_bytes)
                 for answer in self._watch.answers(call, deadline)
@@ -111,7 +111,7 @@ class GatewayStore(AbstractStore):
 
     @contextmanager
     def _line(self) -> Iterator["_Line"]:
-        """The server to call; inside, what a store raises is raised for gRPC's errors."""
+        """Yield the server to call, and turn errors of gRPC into those of a store."""
         place = self._route.place
         line = self._lines[place]
         try:
@@ -162,7 +162,7 @@ class _Line:
 
 
 class _Answers:
-    """The bytes of ranges, as the server sends them."""
+    """A `ByteStream` of ranges, as the server sends them."""
 
     def __init__(
         self, ask: Callable[[Sequence[Range]], Iterator[Any]], ranges: Iterable[Range]
@@ -185,7 +185,7 @@ class _Answers:
                 filled(done)
 
     def skip(self, count: int) -> None:
-        """The bytes come all the same: they were asked for."""
+        """The bytes come: they were asked for."""
         while count:
             count -= len(self._next(count))
 
@@ -201,11 +201,7 @@ class _Answers:
 
 
 class _Watch:
-    """Ends calls that are silent for too long, from a thread of its own.
-
-    gRPC ends a call at an instant that is fixed when it begins, and nobody knows then how long a
-    payload will take.
-    """
+    """Ends calls that are silent for too long, from a thread of its own: gRPC has fixed ends."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -276,7 +272,7 @@ def _request(ranges: Sequence[Range]) -> pb.ReadPayloadsRequest:
 
 
 def _messages(payloads: Sequence[Sequence[memoryview]], deadline: Deadline) -> Iterator[bytes]:
-    """What a call that writes sends. gRPC asks for the next message when the last one has gone."""
+    """Yield the messages of a call that writes; gRPC takes the next when the last one has gone."""
     sizes = pb.WritePayloadsRequest(
         size_bytes=[sum(map(len, buffers)) for buffers in payloads]
     ).SerializeToString()
@@ -287,7 +283,7 @@ def _messages(payloads: Sequence[Sequence[memoryview]], deadline: Deadline) -> I
 
 
 def _as_of_store(error: ReplayBufferError) -> ReplayBufferError:
-    """What a store would have raised."""
+    """Return what a store would have raised."""
     if isinstance(error, BackpressureError):
         return StoreFullError(error.what, error.retry_delay_s)
     if isinstance(error, UnavailableError | DeadlineExceededError):

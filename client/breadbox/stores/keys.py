@@ -1,12 +1,11 @@
 """How payloads are named and cut in a store: the one place that knows.
 
 A payload id is 32 lower-case hexadecimal digits, chosen at random by the writer. In Redis, piece k
-of it is the value of `breadbox:{<payload id>}:<k>`; the braces are a hash tag, so that all pieces
-of one payload live on one node of a cluster. In a directory it is one file of that name.
+of it is the value of `breadbox:{<payload id>}:<k>`; the hash tag in braces keeps all pieces on one
+node of a cluster. In a directory it is one file of that name.
 
-Which journals' payloads are kept here stands in the hash `breadbox:{store}:journals`, with the
-latest epoch of each, beside which a script looks before it confirms or deletes. Of a cluster every
-slot that payloads live in has such a hash, since a script sees one slot.
+The hash `breadbox:{store}:journals` has the latest epoch of each journal whose payloads are kept
+here. A cluster has such a hash for every slot, since a script sees one slot.
 """
 
 import binascii
@@ -36,12 +35,12 @@ def new_payload_id() -> str:
 
 
 def is_payload_id(text: str) -> bool:
-    """Whether `text` is well-formed; anything else is never put into a key or path."""
+    """Return whether an id is well-formed; anything else is never put into a key or path."""
     return _PAYLOAD_ID.fullmatch(text) is not None
 
 
 def is_sound(reference: PayloadReference) -> bool:
-    """Whether a reference, which may come from the network, is within all bounds."""
+    """Return whether a reference, which may come from the network, is within all bounds."""
     return (
         is_payload_id(reference.payload_id)
         and 0 < reference.size_bytes <= PAYLOAD_SIZE_BYTES_MAX
@@ -50,36 +49,27 @@ def is_sound(reference: PayloadReference) -> bool:
 
 
 def piece_key(payload_id: str, piece: int) -> bytes:
-    """Redis key of one piece."""
+    """Return the Redis key of one piece."""
     return b"breadbox:{%s}:%d" % (payload_id.encode("ascii"), piece)
 
 
 def payload_id_of_key(key: bytes) -> str | None:
-    """Payload id that a Redis key belongs to; None for a key that is not ours."""
+    """Return the payload id of a Redis key, or None if the key is not ours."""
     match = _KEY.fullmatch(key)
     return match[1].decode("ascii") if match else None
 
 
-def piece_count(reference: PayloadReference) -> int:
-    """Pieces that the payload was cut into; at least 1."""
-    if reference.piece_size_bytes <= 0:
-        return 1
-    return max(1, -(-reference.size_bytes // reference.piece_size_bytes))
-
-
 def piece_keys(reference: PayloadReference) -> list[bytes]:
-    """Redis keys of all pieces, in order."""
-    return [piece_key(reference.payload_id, piece) for piece in range(piece_count(reference))]
+    """Return the Redis keys of all pieces, at least one, in order."""
+    piece_size_bytes = reference.piece_size_bytes or reference.size_bytes or 1
+    count = max(1, -(-reference.size_bytes // piece_size_bytes))
+    return [piece_key(reference.payload_id, piece) for piece in range(count)]
 
 
 def piece_ranges(
     reference: PayloadReference, offset_bytes: int, length_bytes: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Cut a byte range of a payload at the borders of its pieces.
-
-    Yields:
-        (piece, first byte within the piece, bytes), in order.
-    """
+    """Yield the parts of a byte range in pieces: (piece, first byte within it, bytes)."""
     piece_size = reference.piece_size_bytes or reference.size_bytes
     end = offset_bytes + length_bytes
     while offset_bytes < end:
@@ -92,7 +82,7 @@ def piece_ranges(
 def cut(
     buffers: Iterable[memoryview], piece_size_bytes: int
 ) -> Iterator[tuple[int, list[memoryview]]]:
-    """Cut a payload into pieces, each (length, the parts of the buffers that it is made of)."""
+    """Yield the pieces of a payload: (length, the parts of the buffers that make it)."""
     if not piece_size_bytes:
         yield sum(len(buffer) for buffer in buffers), list(buffers)
         return
@@ -123,8 +113,9 @@ _SLOTS = 16_384
 
 @lru_cache(maxsize=_SLOTS)
 def journals_key(payload_key: bytes) -> bytes:
-    """Hash of journals in the same slot of a cluster as a payload's key."""
-    return _journals_key_of_slot(_slot(payload_key[len(b"breadbox:{") :].partition(b"}")[0]))
+    """Return the hash of journals in the same slot of a cluster as a payload's key."""
+    slot = _slot(payload_key[len(b"breadbox:{") :].partition(b"}")[0])
+    return b"breadbox:{%s}:journals" % _tags_by_slot()[slot]
 
 
 def _slot(hash_tag: bytes) -> int:
@@ -133,7 +124,7 @@ def _slot(hash_tag: bytes) -> int:
 
 @lru_cache(maxsize=1)
 def _tags_by_slot() -> dict[int, bytes]:
-    """A hash tag for each slot; found by trying, which takes some tens of milliseconds once."""
+    """Return a hash tag for each slot; found by trying, which takes some tens of milliseconds."""
     tags: dict[int, bytes] = {}
     number = 0
     while len(tags) < _SLOTS:
@@ -141,7 +132,3 @@ def _tags_by_slot() -> dict[int, bytes]:
         tags.setdefault(_slot(tag), tag)
         number += 1
     return tags
-
-
-def _journals_key_of_slot(slot: int) -> bytes:
-    return b"breadbox:{%s}:journals" % _tags_by_slot()[slot]

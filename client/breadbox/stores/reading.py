@@ -1,7 +1,6 @@
-"""Feed receivers with payloads from a stream of bytes, which a store answers in order.
+"""Feed receivers from a stream of byte ranges, and from inline payloads.
 
-A store that can be asked for byte ranges, and answers them one behind another, needs no more than
-that: a connection to Redis, and a gateway.
+A store that answers byte ranges one behind another needs no more: Redis, and a gateway.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, PayloadStore, S
 from breadbox.stores.deadline import Deadline
 
 _RANGE_GUESS_BYTES: Final = 4 * 1024
-"""First read of a payload of which only parts are wanted; holds most heads."""
+"""First read of a payload that is wanted in parts; holds most heads."""
 
 _WHOLE_BYTES_MAX: Final = 64 * 1024
 """Payloads up to this size are read whole, whatever is wanted of them: one round trip, not two."""
@@ -43,12 +42,9 @@ def read(
     part: Sequence[tuple[int, PayloadReference]],
     receiver: PayloadReceiver,
 ) -> None:
-    """Read payloads: in one pass, or by ranges where only parts are wanted.
+    """Read payloads, with the receiver's positions: in one pass, or by ranges if parts are wanted.
 
-    Args:
-        open_stream: Opens a stream; the one before has been read to its end.
-        part: Positions that the receiver knows them by, and the payloads.
-        receiver: Says where bytes go.
+    A stream is opened once the one before has been read to its end.
     """
     whole: list[tuple[int, PayloadReference]] = []
     ranged: list[tuple[int, PayloadReference]] = []
@@ -93,7 +89,7 @@ def _receive_head(
 def head_bytes_of(
     position: int, reference: PayloadReference, prelude: memoryview, receiver: PayloadReceiver
 ) -> int:
-    """Length of a payload's head, as its prelude has it."""
+    """Return the length of a payload's head, as its prelude has it."""
     if len(prelude) < PRELUDE_BYTES:
         raise PayloadCorruptError(f"payload {reference.payload_id} is shorter than its prelude")
     head_bytes = receiver.head_bytes(position, prelude)
@@ -121,10 +117,7 @@ def _read_ranges(
     part: Sequence[tuple[int, PayloadReference]],
     receiver: PayloadReceiver,
 ) -> None:
-    """Read heads first, then only the ranges wanted: two round trips for all payloads together.
-
-    A third is needed where heads are longer than the first guess.
-    """
+    """Read heads, then the ranges wanted: two round trips, and a third for long heads."""
     heads = _read_heads(open_stream, part, receiver)
     plans = [
         (reference, receiver.segments(position, head))

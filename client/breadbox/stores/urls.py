@@ -29,12 +29,10 @@ _MANY_HOSTS = re.compile(
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+))(?::([0-9]{1,5}))?")
 """One of these hosts: an address of version 6 in brackets, or a name; and a port."""
 _CUT_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]+[/?#].*@(.*)", re.DOTALL)
-"""A URL with an @ behind what reads as its host: a password with / ? or # in it was cut there, and
-what follows may be the rest of it."""
+"""A URL with an @ behind its host: a password with / ? or # in it was cut there, and the rest
+follows."""
 _HAS_PLACE = re.compile(r"(?i:file|unix):|/|[A-Za-z][A-Za-z0-9+.-]*://[^/?#]")
-"""How what names a file begins, in which an @ is part of a name, or a URL with credentials where
-they belong."""
-_SECRET_OPTIONS = frozenset({"password", "ssl_password", "sentinel_password"})
+"""Beginning of a file's name, in which an @ may be, or of a URL with credentials in their place."""
 _REDIS_OPTIONS = {
     **dict.fromkeys(("db", "max_connections", "health_check_interval"), r"[0-9]{1,9}"),
     **dict.fromkeys(("socket_timeout", "socket_connect_timeout"), r"[0-9]{1,9}(\.[0-9]{1,9})?"),
@@ -43,8 +41,8 @@ _REDIS_OPTIONS = {
     **dict.fromkeys(("ssl_password", "ssl_check_hostname", "ssl_ciphers"), ".+"),
     "ssl_cert_reqs": "none|optional|required",
 }
-"""Options of redis-py that a URL may have, and the form of their values. Others take objects where
-a URL has text, or change what replies are; and the party that names a URL may not be trusted."""
+"""Options of redis-py that a URL may have, and the form of their values. Others take objects, or
+change what replies are; and the party that names a URL may not be trusted."""
 _HIDDEN = "***"
 _CLUSTER_PORT = 6379
 _SENTINEL_PORT = 26379
@@ -57,13 +55,11 @@ class StoreUrl:
     kind: str
     """One of: file, redis, cluster, sentinel."""
     url: str
-    """As redis-py takes it: for cluster and sentinel with a redis:// or rediss:// scheme, and the
-    first host alone."""
+    """URL as redis-py takes it: redis:// or rediss://, with the first host alone."""
     directory: str = ""
     """For file: the absolute path."""
     addresses: tuple[tuple[str, int], ...] = ()
-    """For cluster and sentinel: hosts and ports of nodes that report the primaries, at least one;
-    any of them may be unreachable."""
+    """For cluster and sentinel: hosts and ports of nodes, of which any may be unreachable."""
     service_name: str = ""
     """For sentinel: the name of the monitored primary."""
 
@@ -92,7 +88,7 @@ def redact(url: str) -> str:
         netloc = _redact_netloc(parts.netloc)
         query = urlencode(
             [
-                (name, _HIDDEN if _is_secret(name) else value)
+                (name, _HIDDEN if "password" in name.lower() else value)
                 for name, value in parse_qsl(parts.query, keep_blank_values=True)
             ],
             safe="*/",
@@ -174,7 +170,8 @@ def _parse_redis(url: str, parts: SplitResult) -> StoreUrl:
         if not parts.path.startswith("/"):
             raise StoreUrlError(f"store URL {redact(url)!r} needs a path: unix:///SOCKET")
         return StoreUrl(kind="redis", url=url)
-    _host(url, parts.hostname)
+    if not parts.hostname:
+        raise StoreUrlError(f"store URL {redact(url)!r} names no host")
     return StoreUrl(kind="redis", url=url)
 
 
@@ -213,22 +210,12 @@ def _address(url: str, text: str, default_port: int) -> tuple[str, int]:
     return found[1] or found[2], port
 
 
-def _host(url: str, host: str | None) -> str:
-    if not host:
-        raise StoreUrlError(f"store URL {redact(url)!r} names no host")
-    return host
-
-
 def _redact_netloc(netloc: str) -> str:
     user_info, at, hosts = netloc.rpartition("@")
     if not at:
         return netloc
     user, colon, _ = user_info.partition(":")
     return f"{user}:{_HIDDEN}@{hosts}" if colon else f"{_HIDDEN}@{hosts}"
-
-
-def _is_secret(option: str) -> bool:
-    return option.lower() in _SECRET_OPTIONS or "password" in option.lower()
 
 
 def _reason(error: ValueError) -> str:
