@@ -159,12 +159,7 @@ class ReplayBuffer:
         return intake.credit(self._state)
 
     def may_overtake(self, fragment: Fragment, waits_for: AdmissionOutcome) -> bool:
-        """Return whether a fragment takes nothing that an earlier one, refused so, waits for (B31).
-
-        Args:
-            fragment: A well-formed one, that there is room for.
-            waits_for: BUFFER_FULL or BYTES_FULL.
-        """
+        """Return whether a fragment takes nothing that one refused so earlier waits for (B31)."""
         return intake.may_overtake(self._state, fragment, waits_for)
 
     def describe(self) -> BufferDescription:

@@ -94,24 +94,7 @@ class BufferSet:
             now: Never less than in an earlier call.
 
         Raises:
-            InvalidArgumentError: A name, id, index, version, size or limit is malformed or out of
-                range; a version was never published; a payload id is in use already.
-            BufferNotFoundError: No buffer has this name.
-            BufferExistsError: CreateBuffer of a name that has other limits.
-            BuffersFullError: CreateBuffer beyond `buffers_max`.
-            SessionNotCurrentError: StartSession of a session that has ended, or PublishModel of
-                one that is not current.
-            VersionRegressedError: PublishModel of a version lower than the current one.
-            WorkersFullError: AppendFragment of a new worker when `workers_max` are remembered.
-            FetchExceedsCapacityError: Fetch of more than the buffer can ever hold.
-            WaitersFullError: Fetch that would have to wait when `waiters_max` wait already.
-            RequestMismatchError: Fetch repeats a request_id with another size.
-            LeaseNotFoundError: RenewLease or ReleaseLease of a lease that is unknown or expired;
-                Fetch of a request_id whose lease has ended.
-            SubscriptionNotFoundError: Acknowledge or Unsubscribe of none.
-            SubscriptionExistsError: Subscribe under the name of one of the other kind.
-            SubscriptionsFullError: Subscribe beyond `SUBSCRIPTIONS_MAX`.
-            DrainingError: Fetch or AppendFragment after `drain`.
+            DomainError: The input is refused, and has changed nothing; see the class raised.
         """
         if isinstance(input, inputs.CreateBuffer):
             self._create(input, now=now)
@@ -177,11 +160,7 @@ class BufferSet:
         return buffer
 
     def describe(self, buffer: BufferName, *, now: float) -> BufferDescription:
-        """Show limits, gauges and counters of a buffer, after what is due by `now` (S2).
-
-        Raises:
-            BufferNotFoundError: No buffer has this name.
-        """
+        """Show limits, gauges and counters of a buffer, after what is due by `now` (S2)."""
         found = self[buffer]
         found.handle_timer(now=now)
         return found.describe()
@@ -223,13 +202,8 @@ class BufferSet:
         """Return how `AppendFragment` would be answered at `now`, or None if it would be ADMITTED.
 
         What is due by `now` is done (S2), and nothing else changed. For the driver, which confirms
-        a payload in the store only if its fragment has a chance. Looks at one fragment: an earlier
-        one of the same batch may still change the outcome.
-
-        Args:
-            buffer: Name of it.
-            fragment: One that `validation.check_fragment` lets pass, which is not done again.
-            now: Never less than in an earlier call.
+        a payload in the store only if its fragment has a chance; `validation.check_fragment` has
+        let the fragment pass. An earlier one of the same batch may still change the outcome.
 
         Raises:
             DomainError: Whatever `apply` would raise for it.
@@ -311,15 +285,16 @@ class BufferSet:
         from there: a lease that was alive then expires when its time has come on that clock.
 
         Args:
-            taken: What `snapshot` gave.
+            taken: What `snapshot` returned.
             rng: Seeds the draws of buffers created from now on; the others keep their seeds. Must
                 not be as it was for another set of the same state: ids of leases follow from it,
-                and what was granted from books that are lost must not be taken for a grant of now.
+                and what was granted from a journal that is lost must not be taken for a grant of
+                now.
             buffers_max: As for a new set; more buffers than that in the snapshot are kept.
             is_recording: As for a new set.
 
         Raises:
-            ReplayError: It contradicts itself.
+            ReplayError: The snapshot contradicts itself.
         """
         buffers = cls.__new__(cls)
         buffers._begin(rng, buffers_max, is_recording)  # noqa: SLF001 - made here

@@ -152,7 +152,19 @@ def take(state: BufferState) -> BufferSnapshot:
         inserted_count=state.meter.inserted_count,
         delivered_count=state.meter.delivered_count,
         closed_count=state.holdings.closed_count,
-        chunks=tuple([_taken_chunk(chunk) for chunk in [*held, *_not_held(state)]]),
+        chunks=tuple(
+            [
+                ChunkSnapshot(
+                    chunk.chunk_id,
+                    chunk.state,
+                    chunk.use_count,
+                    chunk.unreadable_count,
+                    chunk.fragments,
+                    chunk.priority,
+                )
+                for chunk in [*held, *_not_held(state)]
+            ]
+        ),
         workers=tuple(
             [
                 WorkerSnapshot(worker_id, worker.outcomes.next_index, worker.outcomes.codes)
@@ -249,17 +261,6 @@ def _not_held(state: BufferState) -> Iterable[Chunk]:
         if granted.chunk.state is not ChunkState.HELD
     } | {chunk.chunk_id: chunk for chunk in state.holdings.subscriptions.retained()}
     return [chunks[chunk_id] for chunk_id in sorted(chunks)]
-
-
-def _taken_chunk(chunk: Chunk) -> ChunkSnapshot:
-    return ChunkSnapshot(
-        chunk.chunk_id,
-        chunk.state,
-        chunk.use_count,
-        chunk.unreadable_count,
-        chunk.fragments,
-        chunk.priority,
-    )
 
 
 def _taken_grant(grant: Grant) -> GrantSnapshot:

@@ -193,11 +193,7 @@ class BufferConfig:
 
 
 def check_duration(name: str, seconds: float) -> None:
-    """Refuse a duration that is not over 0 and at most a day.
-
-    Raises:
-        InvalidArgumentError: It is zero, negative, NaN, infinite or longer than a day.
-    """
+    """Raise InvalidArgumentError unless a duration is a number over 0 and at most a day."""
     if not (isinstance(seconds, int | float) and math.isfinite(seconds) and 0 < seconds <= DAY_S):
         raise InvalidArgumentError(
             name, f"must be over 0 and at most {DAY_S:.0f} s, got {seconds!r}"

@@ -40,10 +40,16 @@ class LeaseEnd(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class FetchGranted:
-    """A caller gets its share. Tell it, or answer with `UndeliveredGrant`."""
+class Event:
+    """Base of what happened in a buffer."""
 
     buffer: BufferName
+
+
+@dataclass(frozen=True, slots=True)
+class FetchGranted(Event):
+    """A caller gets its share. Tell it, or answer with `UndeliveredGrant`."""
+
     caller_id: CallerId
     lease_id: LeaseId
     expires_at: float
@@ -57,10 +63,9 @@ class FetchGranted:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitElapsed:
+class WaitElapsed(Event):
     """A caller's deadline passed; it holds nothing."""
 
-    buffer: BufferName
     caller_id: CallerId
     reason: str
     """One sentence with numbers: what it waited for."""
@@ -68,74 +73,54 @@ class WaitElapsed:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchRefused:
+class FetchRefused(Event):
     """A waiting caller was turned away (buffer deleted, draining, request mismatch)."""
 
-    buffer: BufferName
     caller_id: CallerId
     error: DomainError
 
 
 @dataclass(frozen=True, slots=True)
-class ModelChanged:
+class ModelChanged(Event):
     """The session, the version or both are new; wake the watchers."""
 
-    buffer: BufferName
     state: ModelState
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadsDisposable:
+class PayloadsDisposable(Event):
     """Nothing refers to these any more (B13); delete them, off the request path, in batches."""
 
-    buffer: BufferName
     payloads: tuple[Payload, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentJudged:
+class FragmentJudged(Event):
     """An admission was decided."""
 
-    buffer: BufferName
     outcome: AdmissionOutcome
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class ChunksEvicted:
+class ChunksEvicted(Event):
     """Chunks left the buffer."""
 
-    buffer: BufferName
     reason: EvictionReason
     use_counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentsDiscarded:
+class FragmentsDiscarded(Event):
     """Fragments of open chunks were given up."""
 
-    buffer: BufferName
     reason: DiscardReason
     fragment_count: int
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseEnded:
+class LeaseEnded(Event):
     """A lease is over."""
 
-    buffer: BufferName
     end: LeaseEnd
     chunk_count: int
-
-
-Event = (
-    FetchGranted
-    | WaitElapsed
-    | FetchRefused
-    | ModelChanged
-    | PayloadsDisposable
-    | FragmentJudged
-    | ChunksEvicted
-    | FragmentsDiscarded
-    | LeaseEnded
-)

@@ -94,39 +94,34 @@ class Fragment:
     priority: float = PRIORITY_DEFAULT
 
 
+@dataclass(frozen=True, slots=True)
 class Input(Generic[Answer]):
     """Base of the core's inputs; the parameter is the type of its answer."""
 
-    __slots__ = ()
     buffer: BufferName
-    """Which buffer it is for."""
+    """The buffer that it is for."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartSession(Input["ModelState"]):
-    """Make a session current; ends the previous one. Answer: `ModelState`.
+    """Make a session current, and end the previous one; with the current one change nothing."""
 
-    `model_version` None is 0. Repeating it with the current session changes nothing.
-    """
-
-    buffer: BufferName
     session_id: SessionId
     model_version: ModelVersion | None = None
+    """The first version; None is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndSession(Input[None]):
-    """End the session if it is current. Answer: None."""
+    """End a session if it is current; leases live on, waiters wait for the next one."""
 
-    buffer: BufferName
     session_id: SessionId
 
 
 @dataclass(frozen=True, slots=True)
 class PublishModel(Input["Published"]):
-    """Move the version forward and evict what that makes stale (B5). Answer: `Published`."""
+    """Move the version forward and evict what that makes stale (B5)."""
 
-    buffer: BufferName
     session_id: SessionId
     model_version: ModelVersion
     weights: Payload | None = None
@@ -134,25 +129,23 @@ class PublishModel(Input["Published"]):
 
 @dataclass(frozen=True, slots=True)
 class AppendFragment(Input["Appended"]):
-    """Offer one fragment whose payload is confirmed in the store. Answer: `Appended`.
+    """Offer one fragment whose payload is confirmed in the store.
 
     Only an ADMITTED payload becomes the buffer's. One that was confirmed in vain stays the
     driver's to delete, and never appears in `PayloadsDisposable`.
     """
 
-    buffer: BufferName
     fragment: Fragment
 
 
 @dataclass(frozen=True, slots=True)
 class DeclareSchema(Input[None]):
-    """Declare the schema behind a `schema_hash` of a session's fragments (B30). Answer: None.
+    """Declare the schema behind a `schema_hash` of a session's fragments (B30).
 
     Nothing happens where it is known, where the session is not current, or where as many are
     remembered as may.
     """
 
-    buffer: BufferName
     session_id: SessionId
     schema_hash: int
     schema: Schema
@@ -160,13 +153,12 @@ class DeclareSchema(Input[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch(Input[CallerId]):
-    """Ask for fragments (B8, B12). Answer: the `CallerId`; the outcome comes as an event.
+    """Ask for fragments (B8, B12); the outcome comes as an event.
 
     A request that can be met, or whose request_id was granted before, is granted by an event
     of the same turn. `deadline_at <= now` makes it not wait: it is granted or elapses at once.
     """
 
-    buffer: BufferName
     request_id: RequestId
     fragment_count: int
     deadline_at: float
@@ -177,29 +169,23 @@ class Fetch(Input[CallerId]):
 
 @dataclass(frozen=True, slots=True)
 class CancelFetch(Input[None]):
-    """The caller went away before its outcome was reported. Answer: None.
+    """The caller went away; ignored if it is unknown or its outcome was reported."""
 
-    A caller that is unknown, or has had its outcome, is ignored.
-    """
-
-    buffer: BufferName
     caller_id: CallerId
 
 
 @dataclass(frozen=True, slots=True)
 class RenewLease(Input[float]):
-    """Let a lease live for another `lease_s` from now (None: as granted). Answer: its expiry."""
+    """Let a lease live for another `lease_s` from now, None as granted; answers its expiry."""
 
-    buffer: BufferName
     lease_id: LeaseId
     lease_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLease(Input[None]):
-    """End a lease. Repeating it is a no-op while the request is remembered. Answer: None."""
+    """End a lease. Repeating it is a no-op while the request is remembered."""
 
-    buffer: BufferName
     lease_id: LeaseId
     mode: ReleaseMode
 
@@ -209,10 +195,9 @@ class UndeliveredGrant(Input[None]):
     """A grant that its caller never received (it was cancelled in that very tick).
 
     With one rank the grant is undone and forgotten, so that a retry draws anew; with several, the
-    rank's lease stays for its retry or expires. Answer: None.
+    rank's lease stays for its retry or expires.
     """
 
-    buffer: BufferName
     lease_id: LeaseId
 
 
@@ -223,10 +208,9 @@ class DropPayloads(Input[int]):
     A chunk goes whole; of an open chunk the fragments after the last lost one stay; of a leased
     chunk the lease lives on, but the chunk never comes back. Ids that nothing refers to are
     ignored. What remains of the lost payloads is reported disposable like any other.
-    Answer: fragments dropped, `int`.
+    Answers how many fragments went.
     """
 
-    buffer: BufferName
     payload_ids: tuple[PayloadId, ...]
 
 
@@ -236,10 +220,9 @@ class ReportUnreadable(Input[None]):
 
     Each of their chunks counts it. A chunk with `reports_max` reports is quarantined: it never
     comes back, its payloads go, and its fragments are named in the description. Payloads that
-    are not of the lease are ignored, as is a lease that is over. Answer: None.
+    are not of the lease are ignored, as is a lease that is over.
     """
 
-    buffer: BufferName
     lease_id: LeaseId
     payload_ids: tuple[PayloadId, ...]
     reports_max: int
@@ -250,65 +233,55 @@ class UpdatePriorities(Input["PrioritiesUpdated"]):
     """Set priorities of held chunks, and evict others (DELETED), by chunk id (B18).
 
     First those to be deleted go, then priorities are set, in order. Ids of chunks that are not
-    held are counted, not refused. Answer: `PrioritiesUpdated`.
+    held are counted, not refused.
     """
 
-    buffer: BufferName
     priorities: tuple[tuple[ChunkId, float], ...]
     deleted: tuple[ChunkId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribe(Input[None]):
-    """Create a named cursor; one of the same name and kind is left as it is (B17).
+    """Create a named cursor; one of the same name and kind is left as it is (B17)."""
 
-    `after_chunk_id` None: before the oldest chunk that is held. Answer: None.
-    """
-
-    buffer: BufferName
     name: SubscriptionName
     is_retaining: bool
     after_chunk_id: int | None = None
+    """None is before the oldest chunk that is held."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge(Input[None]):
-    """Move a named cursor forward; one that is there or beyond stays. Answer: None."""
+    """Move a named cursor forward; one that is there or beyond stays."""
 
-    buffer: BufferName
     name: SubscriptionName
     chunk_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe(Input[None]):
-    """Delete a named cursor; what was retained for it alone goes. Answer: None."""
+    """Delete a named cursor; what was retained for it alone goes."""
 
-    buffer: BufferName
     name: SubscriptionName
 
 
 @dataclass(frozen=True, slots=True)
 class CreateBuffer(Input[None]):
-    """Answer: None. The same name with equal limits is a no-op."""
+    """Create a buffer; the same name with equal limits is a no-op."""
 
-    buffer: BufferName
     config: BufferConfig
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateBuffer(Input[None]):
-    """Replace the limits; what no longer fits is evicted at once. Answer: None."""
+    """Replace the limits; what no longer fits is evicted immediately."""
 
-    buffer: BufferName
     config: BufferConfig
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteBuffer(Input[None]):
-    """Answer: None. Waiters are refused with BUFFER_NOT_FOUND; all payloads become disposable."""
-
-    buffer: BufferName
+    """Delete a buffer: waiters get BUFFER_NOT_FOUND, all payloads become disposable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,13 +306,11 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Answer to `AppendFragment`.
-
-    `first_outcome` is for DUPLICATE only; None when it is no longer remembered.
-    """
+    """Answer to `AppendFragment`."""
 
     outcome: AdmissionOutcome
     first_outcome: AdmissionOutcome | None = None
+    """Of a DUPLICATE, or None if it is no longer remembered."""
 
 
 class PrioritiesUpdated(NamedTuple):

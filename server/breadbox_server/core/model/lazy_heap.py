@@ -36,7 +36,7 @@ class LazyHeap(Generic[EntryT]):
         return len(self._entries)
 
     def first(self) -> EntryT | None:
-        """Give the smallest live entry, None when there is none."""
+        """Return the smallest live entry, or None if there is none."""
         entries = self._entries
         while entries:
             if self._is_live(entries[0]):
@@ -45,7 +45,7 @@ class LazyHeap(Generic[EntryT]):
         return None
 
     def first_many(self, count: int) -> list[EntryT]:
-        """Give the `count` smallest live entries, ascending, each once, or all if fewer live."""
+        """Return the `count` smallest live entries, ascending, each once, or all if fewer live."""
         taken: list[EntryT] = []
         while len(taken) < count and (entry := self.first()) is not None:
             heappop(self._entries)
@@ -59,9 +59,7 @@ class LazyHeap(Generic[EntryT]):
         """Drop the dead if they outnumber the live; to be called after entries died.
 
         The cost is linear, and at least as many entries died since the last time: O(1) amortised.
-
-        Args:
-            live_count: Distinct live entries, as the owner counts them.
+        `live_count` is of distinct entries, as the owner counts them.
         """
         if len(self._entries) > 2 * live_count + WASTE_MIN:
             self.replace(dict.fromkeys(filter(self._is_live, self._entries)))

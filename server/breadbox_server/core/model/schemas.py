@@ -57,11 +57,7 @@ class SessionSchemas(dict[int, Schema]):
         return len(self) >= SCHEMAS_MAX
 
     def require_first(self, schema: Schema, session: str) -> None:
-        """Refuse a schema that is not the first one.
-
-        Raises:
-            SchemaMismatchError: It differs; names the first path at which it does.
-        """
+        """Raise SchemaMismatchError, with a path, if a schema differs from the first."""
         first_hash = self.first_hash
         assert first_hash is not None, "S1: a schema to compare with"
         first = self[first_hash]
@@ -71,12 +67,11 @@ class SessionSchemas(dict[int, Schema]):
         if paths:
             # What follows a step differs with the observation, which says more.
             path = min(paths, key=lambda path: (path.startswith("next_obs"), path))
-            is_said = bool(first), bool(schema)
             raise SchemaMismatchError(
                 session,
                 path,
-                _described(wanted.get(path), is_said[0]),
-                _described(got.get(path), is_said[1]),
+                _described(wanted.get(path), is_said=bool(first)),
+                _described(got.get(path), is_said=bool(schema)),
                 more_count=len(paths) - 1,
             )
 
@@ -90,7 +85,7 @@ class SessionSchemas(dict[int, Schema]):
             self[NO_SCHEMA] = UNSAID
 
 
-def _described(array: SchemaArray | None, is_said: bool) -> str:
+def _described(array: SchemaArray | None, *, is_said: bool) -> str:
     if array is not None:
         return array.describe()
     return "nothing" if is_said else "no schema said"

@@ -1,4 +1,7 @@
-"""Checks of names, identifiers and numbers that a caller sent; each refuses or returns nothing."""
+"""Checks of names, identifiers and numbers that a caller sent.
+
+Each raises InvalidArgumentError or returns nothing.
+"""
 
 import re
 
@@ -21,11 +24,7 @@ _PAYLOAD_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def check_buffer_name(field: str, name: str) -> None:
-    """Refuse a buffer name that could not stand in a key, a path or a metric's label.
-
-    Raises:
-        InvalidArgumentError: Not 1 to 64 of [A-Za-z0-9._-] beginning with a letter or digit.
-    """
+    """Refuse a buffer name that could not stand in a key, a path or a metric's label."""
     if not isinstance(name, str) or _BUFFER_NAME.fullmatch(name) is None:
         raise InvalidArgumentError(
             field, "must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
@@ -36,9 +35,6 @@ def check_name(field: str, name: str) -> None:
     """Refuse a session, worker, request or lease id that is empty, long or unprintable.
 
     The name itself is not repeated in the error: it may hold control characters.
-
-    Raises:
-        InvalidArgumentError: Not 1 to 128 bytes of printable UTF-8 without path separators.
     """
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(field, "must not be empty")
@@ -51,11 +47,7 @@ def check_name(field: str, name: str) -> None:
 
 
 def check_int(field: str, value: int, minimum: int, maximum: int) -> None:
-    """Refuse what is not a whole number from `minimum` to `maximum`, both included.
-
-    Raises:
-        InvalidArgumentError: Out of range, or a bool or float.
-    """
+    """Refuse what is not a whole number from `minimum` to `maximum`, both included."""
     if type(value) is not int or not minimum <= value <= maximum:
         raise InvalidArgumentError(
             field, f"must be a whole number from {minimum} to {maximum}, got {value!r}"
@@ -63,20 +55,12 @@ def check_int(field: str, value: int, minimum: int, maximum: int) -> None:
 
 
 def check_version(field: str, version: int) -> None:
-    """Refuse a model version that is negative or absurdly large.
-
-    Raises:
-        InvalidArgumentError: Not from 0 to 2^53.
-    """
+    """Refuse a model version that is negative or absurdly large."""
     check_int(field, version, 0, MODEL_VERSION_MAX)
 
 
 def check_priority(field: str, priority: float) -> None:
-    """Refuse a priority that is negative, no number, or too large to be added up.
-
-    Raises:
-        InvalidArgumentError: Not from 0 to 1e30.
-    """
+    """Refuse a priority that is negative, no number, or too large to be added up."""
     # Written so that NaN is refused.
     if not (isinstance(priority, int | float) and 0.0 <= priority <= PRIORITY_MAX):
         raise InvalidArgumentError(
@@ -85,12 +69,7 @@ def check_priority(field: str, priority: float) -> None:
 
 
 def check_payload(field: str, payload: Payload) -> None:
-    """Refuse a payload whose id or sizes are malformed.
-
-    Raises:
-        InvalidArgumentError: The id is not 32 lower-case hexadecimal digits, or a size is out of
-            range.
-    """
+    """Refuse a payload whose id or sizes are malformed."""
     if not isinstance(payload.payload_id, str) or _PAYLOAD_ID.fullmatch(payload.payload_id) is None:
         raise InvalidArgumentError(
             f"{field}.payload_id", "must be 32 lower-case hexadecimal digits"
@@ -100,11 +79,7 @@ def check_payload(field: str, payload: Payload) -> None:
 
 
 def check_fragment(fragment: Fragment) -> None:
-    """Refuse a fragment that is malformed whatever the state of the buffer.
-
-    Raises:
-        InvalidArgumentError: An id is malformed, a number out of range, or the versions crossed.
-    """
+    """Refuse a fragment that is malformed whatever the state of the buffer."""
     check_name("worker_id", fragment.worker_id)
     check_name("session_id", fragment.session_id)
     check_int("fragment_index", fragment.fragment_index, 0, FRAGMENT_INDEX_MAX)

@@ -1,13 +1,8 @@
 """What learners and operators change: sessions, versions, priorities, limits, and what is lost."""
 
 from breadbox_server.core.limiters import make_limiter
-from breadbox_server.core.model import inputs
+from breadbox_server.core.model import errors, inputs
 from breadbox_server.core.model.description import QuarantinedFragment
-from breadbox_server.core.model.errors import (
-    InvalidArgumentError,
-    SessionNotCurrentError,
-    VersionRegressedError,
-)
 from breadbox_server.core.model.events import DiscardReason, EvictionReason, ModelChanged
 from breadbox_server.core.model.ids import ModelVersion, PayloadId
 from breadbox_server.core.model.inputs import ModelState, PrioritiesUpdated, Published
@@ -36,7 +31,7 @@ def start_session(state: BufferState, input: inputs.StartSession, *, now: float)
     model = state.model
     if input.session_id != model.session_id:
         if input.session_id in model.ended_sessions:
-            raise SessionNotCurrentError(input.session_id, model.session_id)
+            raise errors.SessionNotCurrentError(input.session_id, model.session_id)
         drop_session(state)
         model.session_id, model.version = input.session_id, version
         state.counters["sessions_started"] += 1
@@ -75,16 +70,16 @@ def publish(state: BufferState, input: inputs.PublishModel, *, now: float) -> Pu
     if weights is not None:
         check_payload("weights", weights)
     if model.version is None or input.session_id != model.session_id:
-        raise SessionNotCurrentError(input.session_id, model.session_id)
+        raise errors.SessionNotCurrentError(input.session_id, model.session_id)
     if input.model_version < model.version:
-        raise VersionRegressedError(model.version, input.model_version)
+        raise errors.VersionRegressedError(model.version, input.model_version)
     if input.model_version == model.version:
         current = model.state.weights
         if weights is None or current is not None:
             is_kept = weights is not None and weights == current
             return Published(input.model_version, 0, is_kept)
     if weights is not None and state.shared.refers_to(weights.payload_id):
-        raise InvalidArgumentError("weights.payload_id", "is in use already")
+        raise errors.InvalidArgumentError("weights.payload_id", "is in use already")
     model.publish(input.model_version, weights)
     state.counters["versions_published"] += 1
     evicted_count = _drop_stale(state)
@@ -187,7 +182,7 @@ def update_limits(state: BufferState, input: inputs.UpdateBuffer, *, now: float)
     """Replace the limits, and evict what no longer fits; O(chunks held)."""
     old, new = state.config, input.config
     if new.fragments_per_chunk != old.fragments_per_chunk and not state.is_empty:
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             "fragments_per_chunk",
             f"is {old.fragments_per_chunk} and cannot be changed while the buffer holds "
             "fragments or a lease refers to them; empty it (end the session), delete it, or "

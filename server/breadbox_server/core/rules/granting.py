@@ -8,39 +8,17 @@ changed) ends in `serve`.
 import math
 from collections.abc import Iterator
 
-from breadbox_server.core.model import inputs
+from breadbox_server.core.model import errors, events, inputs
 from breadbox_server.core.model.config import LeaseExpiryPolicy, check_duration
 from breadbox_server.core.model.entries import GrantMade, ReplayError
-from breadbox_server.core.model.errors import (
-    DomainError,
-    FetchExceedsCapacityError,
-    InvalidArgumentError,
-    LeaseNotFoundError,
-    RequestMismatchError,
-    WaitersFullError,
-)
-from breadbox_server.core.model.events import (
-    EvictionReason,
-    FetchGranted,
-    FetchRefused,
-    LeaseEnd,
-    LeaseEnded,
-    WaitElapsed,
-)
+from breadbox_server.core.model.events import EvictionReason, LeaseEnd
 from breadbox_server.core.model.ids import CallerId, ChunkId, LeaseId
 from breadbox_server.core.model.validation import WORLD_SIZE_MAX, check_int, check_name
+from breadbox_server.core.state import grants
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.chunks import Chunk, ChunkState
 from breadbox_server.core.state.counters import LEASES_ENDED
-from breadbox_server.core.state.grants import (
-    RETRIES_MAX,
-    Caller,
-    Grant,
-    GrantedChunk,
-    Lease,
-    Waiter,
-    granted_fragments,
-)
+from breadbox_server.core.state.grants import Caller, Grant, GrantedChunk, Lease, Waiter
 
 LEASE_ID_BITS = 96
 """Wide enough that a lease of a server that lost its books is never taken for another one."""
@@ -54,7 +32,7 @@ def fetch(state: BufferState, input: inputs.Fetch, *, now: float) -> CallerId:
     if input.lease_s is not None:
         check_duration("lease_s", input.lease_s)
     if not math.isfinite(input.deadline_at):
-        raise InvalidArgumentError("deadline_at", "must be a finite instant")
+        raise errors.InvalidArgumentError("deadline_at", "must be a finite instant")
     _check_size(state, input.fragment_count, input.world_size)
     grant = state.leases.find_grant(input.request_id)
     if grant is not None:
@@ -87,15 +65,15 @@ def _check_size(state: BufferState, fragment_count: int, world_size: int) -> Non
     config = state.config
     unit = config.fragments_per_chunk * world_size
     if type(fragment_count) is not int or fragment_count <= 0 or fragment_count % unit:
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             "fragment_count",
             f"must be a positive multiple of fragments_per_chunk * world_size = "
             f"{config.fragments_per_chunk} * {world_size} = {unit}, got {fragment_count!r}",
         )
     if fragment_count > config.capacity_fragments:
-        raise FetchExceedsCapacityError(fragment_count, config.capacity_fragments)
+        raise errors.FetchExceedsCapacityError(fragment_count, config.capacity_fragments)
     if world_size > config.leases_max:
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             "world_size", f"is {world_size}, but leases_max is {config.leases_max}"
         )
 
@@ -104,17 +82,17 @@ def _check_bytes(state: BufferState, waiter: Waiter) -> None:
     """Refuse what bytes will never let be granted, chunks being as large as they are (B8)."""
     needed_bytes = state.bytes_beyond(_chunk_count(state, waiter))
     if needed_bytes:
-        raise FetchExceedsCapacityError(needed_bytes, state.config.capacity_bytes, "bytes")
+        raise errors.FetchExceedsCapacityError(needed_bytes, state.config.capacity_bytes, "bytes")
 
 
 def _check_room(state: BufferState, waiter: Waiter) -> None:
     """Refuse a caller that would have to wait where no more may."""
-    callers_max = waiter.world_size + RETRIES_MAX
+    callers_max = waiter.world_size + grants.RETRIES_MAX
     if len(waiter.callers) >= callers_max:
-        raise WaitersFullError(callers_max)
+        raise errors.WaitersFullError(callers_max)
     limit = state.config.waiters_max
     if not waiter.callers and len(state.waiters.waiters) >= limit:
-        raise WaitersFullError(limit)
+        raise errors.WaitersFullError(limit)
 
 
 def _check_same(first: Waiter | Grant, input: inputs.Fetch) -> None:
@@ -122,7 +100,7 @@ def _check_same(first: Waiter | Grant, input: inputs.Fetch) -> None:
     for field in ("fragment_count", "world_size"):
         before, now = getattr(first, field), getattr(input, field)
         if before != now:
-            raise RequestMismatchError(input.request_id, field, before, now)
+            raise errors.RequestMismatchError(input.request_id, field, before, now)
 
 
 def _repeat(state: BufferState, grant: Grant, input: inputs.Fetch) -> CallerId:
@@ -130,7 +108,7 @@ def _repeat(state: BufferState, grant: Grant, input: inputs.Fetch) -> CallerId:
     _check_same(grant, input)
     lease = grant.leases[input.rank]
     if lease.end is not None:
-        raise LeaseNotFoundError(lease.lease_id)
+        raise errors.LeaseNotFoundError(lease.lease_id)
     caller_id = state.shared.next_caller_id()
     _report_granted(state, lease, caller_id, wait_s=0.0)
     return caller_id
@@ -164,21 +142,21 @@ def serve(state: BufferState, *, now: float) -> None:
             continue
         try:
             _check_bytes(state, head)
-        except FetchExceedsCapacityError as error:
+        except errors.FetchExceedsCapacityError as error:
             _refuse(state, head, error)
         else:
             return
 
 
-def _refuse(state: BufferState, waiter: Waiter, error: DomainError) -> None:
+def _refuse(state: BufferState, waiter: Waiter, error: errors.DomainError) -> None:
     """Refuse a waiting request, and report the error to each of its callers."""
     state.waiters.remove(waiter)
     for caller_id in waiter.callers:
         state.counters["fetches_refused"] += 1
-        state.events.append(FetchRefused(state.name, caller_id, error))
+        state.events.append(events.FetchRefused(state.name, caller_id, error))
 
 
-def refuse_all(state: BufferState, error: DomainError) -> None:
+def refuse_all(state: BufferState, error: errors.DomainError) -> None:
     """Turn every waiter away."""
     for waiter in list(state.waiters.waiters.values()):
         _refuse(state, waiter, error)
@@ -189,7 +167,7 @@ def refuse_impossible(state: BufferState) -> None:
     for waiter in list(state.waiters.waiters.values()):
         try:
             _check_size(state, waiter.fragment_count, waiter.world_size)
-        except DomainError as error:
+        except errors.DomainError as error:
             _refuse(state, waiter, error)
 
 
@@ -320,12 +298,12 @@ def _report_granted(
     """Report its lease to a caller; other callers may have had the same lease reported."""
     grant = lease.grant
     state.events.append(
-        FetchGranted(
+        events.FetchGranted(
             buffer=state.name,
             caller_id=caller_id,
             lease_id=lease.lease_id,
             expires_at=lease.expires_at,
-            fragments=granted_fragments(lease.share, grant.population),
+            fragments=grants.granted_fragments(lease.share, grant.population),
             session_id=grant.session_id,
             model_version=grant.model_version,
             wait_s=wait_s,
@@ -339,7 +317,7 @@ def _report_granted(
 def _report_elapsed(state: BufferState, caller: Caller, reason: str, *, now: float) -> None:
     state.counters["fetches_elapsed"] += 1
     wait_s = now - caller.asked_at
-    state.events.append(WaitElapsed(state.name, caller.caller_id, reason, wait_s))
+    state.events.append(events.WaitElapsed(state.name, caller.caller_id, reason, wait_s))
 
 
 def renew(state: BufferState, input: inputs.RenewLease, *, now: float) -> float:
@@ -348,7 +326,7 @@ def renew(state: BufferState, input: inputs.RenewLease, *, now: float) -> float:
         check_duration("lease_s", input.lease_s)
     lease = state.leases.leases.get(input.lease_id)
     if lease is None or lease.end is not None:
-        raise LeaseNotFoundError(input.lease_id)
+        raise errors.LeaseNotFoundError(input.lease_id)
     expires_at = now + (lease.lease_s if input.lease_s is None else input.lease_s)
     state.leases.renew(lease, expires_at)
     state.shared.record(input, now)
@@ -359,7 +337,7 @@ def release(state: BufferState, input: inputs.ReleaseLease, *, now: float) -> No
     """End a lease; do nothing if it was released before."""
     lease = state.leases.leases.get(input.lease_id)
     if lease is None or lease.end is LeaseEnd.EXPIRED:
-        raise LeaseNotFoundError(input.lease_id)
+        raise errors.LeaseNotFoundError(input.lease_id)
     if lease.end is None:
         is_returned = input.mode is inputs.ReleaseMode.RETURNED
         end = LeaseEnd.RETURNED if is_returned else LeaseEnd.CONSUMED
@@ -418,7 +396,7 @@ def _let_go(state: BufferState, lease: Lease, end: LeaseEnd, *, gives_back: bool
     chunks = _giving_back(state, lease) if gives_back else [each.chunk for each in lease.share]
     state.holdings.end_leases(chunks, state.config.uses_max, obstacle)
     state.counters[LEASES_ENDED[end]] += 1
-    state.events.append(LeaseEnded(state.name, end, len(lease.share)))
+    state.events.append(events.LeaseEnded(state.name, end, len(lease.share)))
 
 
 def _giving_back(state: BufferState, lease: Lease) -> Iterator[Chunk]:

@@ -3,23 +3,13 @@
 from collections.abc import Sequence
 from typing import Final
 
+from breadbox_server.core.model import errors, inputs
 from breadbox_server.core.model.config import FullPolicy, SchemaPolicy
 from breadbox_server.core.model.description import AppendCredit
 from breadbox_server.core.model.entries import FragmentTaken
-from breadbox_server.core.model.errors import (
-    InvalidArgumentError,
-    SchemaMismatchError,
-    WorkersFullError,
-)
 from breadbox_server.core.model.events import DiscardReason, FragmentJudged
 from breadbox_server.core.model.ids import ModelVersion, SessionId, WorkerId
-from breadbox_server.core.model.inputs import (
-    AdmissionOutcome,
-    Appended,
-    AppendFragment,
-    DeclareSchema,
-    Fragment,
-)
+from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
 from breadbox_server.core.model.validation import check_fragment
 from breadbox_server.core.rules.granting import settle
 from breadbox_server.core.state.assembly import Foreseen, Worker
@@ -37,7 +27,7 @@ cannot be checked against anything. One far ahead would make everything that the
 then on a DUPLICATE."""
 
 
-def append(state: BufferState, input: AppendFragment, *, now: float) -> Appended:
+def append(state: BufferState, input: inputs.AppendFragment, *, now: float) -> Appended:
     """Judge a fragment and act on it."""
     fragment = input.fragment
     check_fragment(fragment)
@@ -163,14 +153,14 @@ def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None
     """Refuse what no correct worker sends and no waiting can cure."""
     version = state.model.version
     if version is not None and fragment.model_version_max > version:
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             "model_version_max",
             f"is {fragment.model_version_max}, but the newest version published is {version}",
         )
     wanted = state.model.step_count
     is_one = state.config.schema is SchemaPolicy.ONE
     if is_one and wanted is not None and fragment.step_count != wanted:
-        raise SchemaMismatchError(
+        raise errors.SchemaMismatchError(
             fragment.session_id,
             "step_count",
             str(wanted),
@@ -180,31 +170,27 @@ def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None
         )
     payload = fragment.payload
     if payload.size_bytes > state.config.capacity_bytes:
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             "payload.size_bytes",
             f"is {payload.size_bytes}, but the buffer holds at most "
             f"{state.config.capacity_bytes} bytes; raise capacity_bytes",
         )
     if state.shared.refers_to(payload.payload_id):
-        raise InvalidArgumentError("payload.payload_id", "is in use for another fragment")
+        raise errors.InvalidArgumentError("payload.payload_id", "is in use for another fragment")
     next_index = 0 if worker is None else worker.outcomes.next_index
     if fragment.fragment_index - next_index > INDEX_JUMP_MAX:
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             "fragment_index",
             f"is {fragment.fragment_index}, but the next of worker {fragment.worker_id!r} in "
             f"session {fragment.session_id!r} is {next_index}, and at most {INDEX_JUMP_MAX} "
             "may be left out",
         )
     if worker is None and _has_all_workers(state) and _first_idle(state) is None:
-        raise WorkersFullError(state.config.workers_max)
+        raise errors.WorkersFullError(state.config.workers_max)
 
 
 def _is_known(state: BufferState, fragment: Fragment) -> bool:
-    """Return whether a fragment's schema is known, or need not be (B30).
-
-    Raises:
-        SchemaMismatchError: It is known, and is not the one that the buffer takes.
-    """
+    """Return whether a fragment's schema is known, or need not be (B30); refuse another one."""
     schemas = state.model.schemas
     schema_hash, first_hash = fragment.schema_hash, schemas.first_hash
     if schema_hash == first_hash:
@@ -218,12 +204,8 @@ def _is_known(state: BufferState, fragment: Fragment) -> bool:
     return True
 
 
-def declare_schema(state: BufferState, input: DeclareSchema, *, now: float) -> None:
-    """Learn what the arrays of fragments are (B30).
-
-    Raises:
-        SchemaMismatchError: The buffer takes one schema in a session, and this is another.
-    """
+def declare_schema(state: BufferState, input: inputs.DeclareSchema, *, now: float) -> None:
+    """Learn what the arrays of fragments are (B30); refuse another than the buffer takes."""
     schemas = state.model.schemas
     if input.session_id != state.model.session_id or input.schema_hash in schemas:
         return
@@ -241,10 +223,7 @@ def may_overtake(state: BufferState, fragment: Fragment, waits_for: AdmissionOut
     waits for them while something is held whose end makes room. Otherwise every fragment that
     fits must go on, or none would.
 
-    Args:
-        state: Of the buffer.
-        fragment: A well-formed one, that there is room for.
-        waits_for: BUFFER_FULL or BYTES_FULL, with which the earlier one was refused.
+    There is room for the fragment; the earlier one was refused with BUFFER_FULL or BYTES_FULL.
     """
     if waits_for is AdmissionOutcome.BUFFER_FULL:
         worker = state.assembly.workers.get(fragment.worker_id)

@@ -172,13 +172,13 @@ def acknowledge(state: BufferState, input: inputs.Acknowledge, *, now: float) ->
         )
     check_int("chunk_id", input.chunk_id, -1, holdings.closed_count - 1)
     if input.chunk_id > subscription.cursor:
-        holdings.pass_to(input.name, input.chunk_id)
+        holdings.subscriptions.acknowledge(input.name, input.chunk_id)
         state.shared.record(input, now)
     state.tell_disposable()
 
 
 def unsubscribe(state: BufferState, input: inputs.Unsubscribe, *, now: float) -> None:
     """Delete a named cursor, and let go of what was retained for it alone."""
-    state.holdings.unsubscribe(input.name)
+    state.holdings.subscriptions.remove(input.name)
     state.shared.record(input, now)
     state.tell_disposable()

@@ -192,7 +192,7 @@ class Assembly:
         return None
 
     def discard(self, worker: Worker) -> list[Fragment]:
-        """Give up a worker's open chunk, which there must be, and hand over its fragments."""
+        """Give up a worker's open chunk, which there must be, and return its fragments."""
         open_chunk = self.open.pop(worker.worker_id)
         worker.open_chunk = None
         self.open_fragment_count -= len(open_chunk.fragments)

@@ -224,12 +224,18 @@ class ChunkTable:
         if chunk.lease_count == 0:
             self._add_unleased(chunk)
 
-    def add_new(self, chunks: Sequence[Chunk]) -> None:
-        """Hold chunks that nobody has held or leased before; as `add` of each, at half its cost."""
+    def add_many(
+        self, chunks: Sequence[Chunk], removed_in: Iterable[ChunkId] | None = None
+    ) -> None:
+        """Hold new chunks, as `add` of each, at half its cost.
+
+        Args:
+            chunks: In the order in which the sampler is to take them.
+            removed_in: The same in that of the remover, or None if that is the same one.
+        """
         held, counts, add = self.held, self._count_by_version, self.sampler.add
         push_age, push_unleased = self._by_age.push, self._unleased_by_age.push
         push_version = self._by_version.push
-        size_bytes = 0
         for chunk in chunks:
             chunk_id, version = chunk.chunk_id, chunk.version
             chunk.state = ChunkState.HELD
@@ -237,36 +243,15 @@ class ChunkTable:
             add(chunk)
             push_age(chunk_id)
             push_version((version, chunk_id))
-            push_unleased(chunk_id)
             counts[version] = counts.get(version, 0) + 1
-            size_bytes += chunk.size_bytes
-            if self.remover is not None:
+            if chunk.lease_count == 0:
+                push_unleased(chunk_id)
+                self._unleased_count += 1
+                self.unleased_bytes += chunk.size_bytes
+        if self.remover is not None:
+            for chunk in chunks if removed_in is None else [held[each] for each in removed_in]:
                 self.remover.add(chunk)
         self.arrived.forget()
-        self._unleased_count += len(chunks)
-        self.unleased_bytes += size_bytes
-
-    def restore(self, chunks: Iterable[Chunk], removed_in: Iterable[ChunkId]) -> None:
-        """Hold chunks in an empty table, as `add` of each does, at a fraction of its cost.
-
-        Args:
-            chunks: In the sampler's order.
-            removed_in: The same in that of the remover, if there is one.
-        """
-        for chunk in chunks:
-            self.held[chunk.chunk_id] = chunk
-            self.sampler.add(chunk)
-            self._count_by_version[chunk.version] = self._count_by_version.get(chunk.version, 0) + 1
-        held = self.held.values()
-        if self.remover is not None:
-            for chunk_id in removed_in:
-                self.remover.add(self.held[chunk_id])
-        self._by_age.replace(self.held)
-        self._by_version.replace((chunk.version, chunk.chunk_id) for chunk in held)
-        unleased = [chunk for chunk in held if chunk.lease_count == 0]
-        self._unleased_by_age.replace(chunk.chunk_id for chunk in unleased)
-        self._unleased_count = len(unleased)
-        self.unleased_bytes = sum(chunk.size_bytes for chunk in unleased)
 
     def remove_many(self, chunks: Iterable[Chunk], state: ChunkState) -> None:
         """Let held chunks go, USED_UP or GONE, at less than the cost of removing each."""

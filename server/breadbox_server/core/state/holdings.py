@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from breadbox_server.core.model.events import ChunksEvicted, Event, EvictionReason
-from breadbox_server.core.model.ids import BufferName, ChunkId, SessionId, SubscriptionName
+from breadbox_server.core.model.ids import BufferName, ChunkId, SessionId
 from breadbox_server.core.model.inputs import Fragment
 from breadbox_server.core.samplers import Sampler
 from breadbox_server.core.state.chunks import Chunk, ChunkState, ChunkTable
@@ -33,7 +33,7 @@ class Holdings:
         sampler: Draws from what is held.
         remover: Says which chunks leave for room, or None if the oldest do.
         removal_seed: Seed of its choices.
-        payloads: Notified of every payload that is let go.
+        payloads: Notified of those that are taken and let go.
         meter: Notified of chunks that leave without a use.
         counters: Counts what happens.
         events: Receives evictions.
@@ -59,7 +59,7 @@ class Holdings:
         self._counters = counters
         self._events = events
         self.table = ChunkTable(sampler, remover)
-        self.subscriptions = Subscriptions(counters)
+        self.subscriptions = Subscriptions(payloads, counters)
         self.closed_count = 0
         """Chunks ever closed; the next one's id."""
 
@@ -96,7 +96,7 @@ class Holdings:
         self.closed_count += len(chunks)
         for chunk in chunks:
             self._payloads.take_chunk(chunk)
-        self.table.add_new(chunks)
+        self.table.add_many(chunks)
         self._counters["chunks_closed"] += len(chunks)
 
     def restore(
@@ -109,12 +109,8 @@ class Holdings:
     ) -> None:
         """Take chunks as a snapshot has them, whose states, uses and leases are set.
 
-        Args:
-            chunks: In the order in which the sampler is to take them.
-            removed_in: Those held, in the order in which the remover is to.
-            closed_count: Chunks ever closed.
-            subscriptions: The named cursors, for which some chunks are retained.
-            session_id: The current one.
+        Those held come in the order in which the sampler is to take them, `removed_in` has them in
+        that of the remover.
         """
         self.closed_count = closed_count
         held = []
@@ -124,7 +120,7 @@ class Holdings:
                 self._payloads.take_chunk(chunk)
             elif chunk.lease_count > 0 or chunk.state is ChunkState.RETAINED:
                 self._payloads.take_chunk(chunk)
-        self.table.restore(held, removed_in)
+        self.table.add_many(held, removed_in)
         self.subscriptions.restore(subscriptions, chunks, session_id)
 
     def use(self, chunks: Sequence[Chunk], uses_max: int) -> list[int]:
@@ -155,13 +151,9 @@ class Holdings:
     ) -> None:
         """End a lease on each of several chunks, and decide what becomes of them.
 
-        A chunk that was used up and has a use left again returns to the table at its old age.
-
-        Args:
-            chunks: With a lease each, on one as often as it is given. May be an iterator that looks
-                for the next one when the last has its place.
-            uses_max: Limit of uses.
-            obstacle: Says why a chunk could not return now, or None if it could.
+        A chunk that was used up and has a use left again returns to the table at its old age,
+        unless `obstacle` says why it could not. `chunks` may be an iterator that looks for the next
+        one when the last has its place.
         """
         given_up: dict[EvictionReason, list[int]] = {}
         for chunk in chunks:
@@ -220,7 +212,7 @@ class Holdings:
 
         Those that are only retained go first, but for those with a lease.
         """
-        while self.kept_count > count_max and self._miss_oldest_retained():
+        while self.kept_count > count_max and self.subscriptions.lose_oldest_unleased():
             pass
         if len(self.table.held) > count_max:
             self.evict(self._beyond_count(count_max), EvictionReason.CAPACITY)
@@ -231,7 +223,10 @@ class Holdings:
         Those that are only retained go first. Stops early when no chunk without a lease is left;
         check `unleased_bytes` first where the room is needed.
         """
-        while self._payloads.referred_bytes > referred_bytes_max and self._miss_oldest_retained():
+        while (
+            self._payloads.referred_bytes > referred_bytes_max
+            and self.subscriptions.lose_oldest_unleased()
+        ):
             pass
         self.evict(self._beyond_bytes(referred_bytes_max), EvictionReason.CAPACITY)
 
@@ -258,17 +253,9 @@ class Holdings:
             self._tell(reason, [chunk.use_count])
             return True
         if chunk.state is ChunkState.RETAINED:
-            self._miss_retained(chunk)
+            self.subscriptions.lose(chunk)
             return True
         return False
-
-    def pass_to(self, name: SubscriptionName, chunk_id: int) -> None:
-        """Move the cursor of a subscription forward, and let go of what nobody has to pass."""
-        self._let_retained_go(self.subscriptions.acknowledge(name, chunk_id))
-
-    def unsubscribe(self, name: SubscriptionName) -> None:
-        """Delete a subscription, and let go of what it alone had to pass."""
-        self._let_retained_go(self.subscriptions.remove(name))
 
     def end_session(self) -> None:
         """Evict everything held, and let subscriptions miss that and all that they could read."""
@@ -278,7 +265,7 @@ class Holdings:
         self._tell(EvictionReason.SESSION_ENDED, [chunk.use_count for chunk in held])
         for chunk in self.subscriptions.by_age():
             if chunk.state is ChunkState.RETAINED:
-                self._miss_retained(chunk)
+                self.subscriptions.lose(chunk)
             else:
                 # Now, and not when its leases end: readers learn now that it is not theirs.
                 self.subscriptions.take_back(chunk)
@@ -329,24 +316,6 @@ class Holdings:
             self.subscriptions.miss(chunk)
         if chunk.lease_count == 0:
             self._payloads.dispose(chunk.fragments)
-
-    def _let_retained_go(self, chunks: Iterable[Chunk]) -> None:
-        for chunk in chunks:
-            if chunk.lease_count == 0:
-                self._payloads.dispose(chunk.fragments)
-
-    def _miss_oldest_retained(self) -> bool:
-        """Give up the oldest retained chunk without a lease; whether there was one."""
-        chunk = self.subscriptions.oldest_unleased()
-        if chunk is None:
-            return False
-        self._miss_retained(chunk)
-        return True
-
-    def _miss_retained(self, chunk: Chunk) -> None:
-        self.subscriptions.let_go(chunk)
-        self.subscriptions.miss(chunk)
-        self._let_retained_go([chunk])
 
     def _tell(self, reason: EvictionReason, use_counts: list[int]) -> None:
         if use_counts:

@@ -28,6 +28,7 @@ from breadbox_server.core.model.ids import ChunkId, SessionId, SubscriptionName
 from breadbox_server.core.model.lazy_heap import LazyHeap
 from breadbox_server.core.state.chunks import ArrivalOrder, Chunk, ChunkState
 from breadbox_server.core.state.counters import Counters
+from breadbox_server.core.state.payloads import PayloadLedger
 
 SUBSCRIPTIONS_MAX: Final = 256
 """Most subscriptions of one buffer."""
@@ -53,10 +54,12 @@ class Subscriptions:
     asked or not: they may come to be retained, and are read meanwhile.
 
     Args:
-        counters: Told of each chunk that some retaining subscription misses.
+        payloads: Told of those that are let go.
+        counters: Counts chunks that some retaining subscription misses.
     """
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, payloads: PayloadLedger, counters: Counters) -> None:
+        self._payloads = payloads
         self._counters = counters
         self._by_name: dict[SubscriptionName, Subscription] = {}
         self._retaining: list[Subscription] = []
@@ -105,18 +108,19 @@ class Subscriptions:
         self._line_up()
         return True
 
-    def remove(self, name: SubscriptionName) -> list[Chunk]:
-        """Delete one, and return the chunks that no other has to pass."""
+    def remove(self, name: SubscriptionName) -> None:
+        """Delete one, and let go of the chunks that no other has to pass."""
         del self._by_name[self[name].name]
-        return self._passed()
+        self._let_passed_go()
 
-    def acknowledge(self, name: SubscriptionName, chunk_id: int) -> list[Chunk]:
-        """Move a cursor forward, and return the chunks that no other has to pass."""
+    def acknowledge(self, name: SubscriptionName, chunk_id: int) -> None:
+        """Move a cursor forward, and let go of the chunks that no other has to pass."""
         moved = self[name]
         if moved.is_retaining:
             self._settle()
         moved.cursor = chunk_id
-        return self._passed() if moved.is_retaining else []
+        if moved.is_retaining:
+            self._let_passed_go()
 
     def wants(self, chunk: Chunk) -> bool:
         """Whether a retaining subscription has not passed a chunk."""
@@ -142,22 +146,20 @@ class Subscriptions:
                 self._retaining[place].missed_count += missed
             self._missed_by_first.clear()
 
-    def _passed(self) -> list[Chunk]:
+    def _let_passed_go(self) -> None:
         """Let go of what every retaining subscription has passed now."""
         before = self._retaining_min
         self._line_up()
-        if self._retaining_min == before:
-            return []
-        passed = []
         # What is retained was wanted until now: it all stands behind the cursor of before.
-        for chunk_id in () if before == inf else self.arrived.after(int(before)):
+        unwanted = self._retaining_min > before
+        passed = []
+        for chunk_id in self.arrived.after(int(before)) if unwanted else ():
             if chunk_id > self._retaining_min:
                 break
             if self.left[chunk_id].state is ChunkState.RETAINED:
                 passed.append(self.left[chunk_id])
         for chunk in passed:
-            self.let_go(chunk)
-        return passed
+            self._let_go(chunk)
 
     # Chunks ----------------------------------------------------------------------------------
 
@@ -178,20 +180,26 @@ class Subscriptions:
         return [self.left[chunk_id] for chunk_id in sorted(self.left)]
 
     def retain(self, chunk: Chunk) -> None:
-        """Keep a chunk that has left the table for good, until `_passed` or a caller lets it go."""
+        """Keep a chunk that has left the table for good, until it is passed or lost."""
         chunk.state = ChunkState.RETAINED
         self.hold_used_up(chunk)
         self.retained_count += 1
         if chunk.lease_count == 0:
             self.add_unleased(chunk)
 
-    def let_go(self, chunk: Chunk) -> None:
-        """Keep a retained chunk no longer; its payloads are the caller's to dispose of."""
+    def lose(self, chunk: Chunk) -> None:
+        """Give up a retained chunk that some subscription has not passed."""
+        self._let_go(chunk)
+        self.miss(chunk)
+
+    def _let_go(self, chunk: Chunk) -> None:
+        """Keep a retained chunk no longer."""
         chunk.state = ChunkState.GONE
         self.retained_count -= 1
         self.take_back(chunk)
         if chunk.lease_count == 0:
             self.unleased_bytes -= chunk.size_bytes
+            self._payloads.dispose(chunk.fragments)
         self._unleased.compact(self.retained_count)
 
     def add_unleased(self, chunk: Chunk) -> None:
@@ -204,10 +212,12 @@ class Subscriptions:
         self._counters["chunks_missed"] += 1
         self._missed_by_first[bisect_left(self._retaining_cursors, chunk.chunk_id)] += 1
 
-    def oldest_unleased(self) -> Chunk | None:
-        """Return the first to arrive of the retained chunks without a lease, or None if none."""
+    def lose_oldest_unleased(self) -> bool:
+        """Give up the oldest retained chunk without a lease; return whether there was one."""
         chunk_id = self._unleased.first()
-        return None if chunk_id is None else self.left[chunk_id]
+        if chunk_id is not None:
+            self.lose(self.left[chunk_id])
+        return chunk_id is not None
 
     def retained(self) -> list[Chunk]:
         """List the retained chunks, by age."""
