@@ -28,25 +28,12 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any
 
-from breadbox_server.core.model import inputs
+from breadbox_server.core.model import description, inputs
 from breadbox_server.core.model.config import BufferConfig
-from breadbox_server.core.model.description import (
-    AppendCredit,
-    BufferDescription,
-    SubscriptionDescription,
-)
 from breadbox_server.core.model.entries import Entry, FragmentTaken, GrantMade
 from breadbox_server.core.model.errors import DomainError, RequestNotFoundError
 from breadbox_server.core.model.ids import LeaseId, PayloadId, RequestId
-from breadbox_server.core.model.inputs import (
-    AdmissionOutcome,
-    Answer,
-    Appended,
-    Fragment,
-    GrantedFragment,
-    ModelState,
-    Payload,
-)
+from breadbox_server.core.model.inputs import AdmissionOutcome, Answer, Fragment, Payload
 from breadbox_server.core.model.validation import check_name
 from breadbox_server.core.rules import changes, granting, intake, reading
 from breadbox_server.core.state.buffer_state import BufferState
@@ -75,7 +62,7 @@ class ReplayBuffer:
         return self._state.config
 
     @property
-    def model(self) -> ModelState:
+    def model(self) -> inputs.ModelState:
         """The current session, version and weights."""
         return self._state.model.state
 
@@ -129,7 +116,7 @@ class ReplayBuffer:
             [fragment.payload for each in lease.share for fragment in each.chunk.fragments]
         )
 
-    def prepared(self, request_id: RequestId) -> tuple[GrantedFragment, ...]:
+    def prepared(self, request_id: RequestId) -> tuple[inputs.GrantedFragment, ...]:
         """List what was granted to a request, rank 0's share first; takes no lease (B12).
 
         Raises:
@@ -150,11 +137,11 @@ class ReplayBuffer:
         """
         return reading.read(self._state, cursor)
 
-    def subscriptions(self) -> tuple[SubscriptionDescription, ...]:
+    def subscriptions(self) -> tuple[description.SubscriptionDescription, ...]:
         """Show the named cursors; far cheaper than going through what they have not passed."""
         return reading.describe_subscriptions(self._state)
 
-    def append_credit(self) -> AppendCredit:
+    def append_credit(self) -> description.AppendCredit:
         """Return how much all producers together may send now without having to wait."""
         return intake.credit(self._state)
 
@@ -162,14 +149,14 @@ class ReplayBuffer:
         """Return whether a fragment takes nothing that one refused so earlier waits for (B31)."""
         return intake.may_overtake(self._state, fragment, waits_for)
 
-    def describe(self) -> BufferDescription:
+    def describe(self) -> description.BufferDescription:
         """Show limits, gauges and counters; O(model versions held)."""
         state = self._state
         held_count = len(state.holdings.table.held)
         version = state.model.version or 0
-        counts = reversed(state.holdings.table.count_by_version().items())
+        counts = sorted(state.holdings.table.count_by_version.items(), reverse=True)
         latest = state.leases.latest_grant()
-        return BufferDescription(
+        return description.BufferDescription(
             name=state.name,
             config=state.config,
             model=state.model.state,
@@ -195,7 +182,7 @@ class ReplayBuffer:
 
     # --- inputs, by the set ----------------------------------------------------------------------
 
-    def judge(self, fragment: Fragment, *, now: float) -> Appended | None:
+    def judge(self, fragment: Fragment, *, now: float) -> inputs.Appended | None:
         """Do what is due, then return how a fragment would be answered; see `BufferSet.judge`."""
         self.handle_timer(now=now)
         answer = intake.judge(self._state, fragment)
@@ -206,10 +193,6 @@ class ReplayBuffer:
         self.handle_timer(now=now)
         answer: Answer = _HANDLERS[type(input)](self._state, input, now=now)
         return answer
-
-    def refuse_waiters(self, error: DomainError) -> None:
-        """Turn every waiter away."""
-        granting.refuse_all(self._state, error)
 
     def close(self, error: DomainError) -> None:
         """Turn every waiter away and let go of every payload; the buffer is of no use then."""

@@ -24,22 +24,15 @@ from typing import cast
 
 from breadbox_server.core import snapshot
 from breadbox_server.core.buffer import ReplayBuffer
-from breadbox_server.core.model import inputs
+from breadbox_server.core.model import errors, inputs
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.entries import BufferCreated, Entry, FragmentTaken, ReplayError
-from breadbox_server.core.model.errors import (
-    BufferExistsError,
-    BufferNotFoundError,
-    BuffersFullError,
-    DomainError,
-    DrainingError,
-)
 from breadbox_server.core.model.events import Event
 from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId
 from breadbox_server.core.model.inputs import Answer, Appended, Fragment
 from breadbox_server.core.model.validation import check_buffer_name
-from breadbox_server.core.rules.granting import LEASE_ID_BITS
+from breadbox_server.core.rules import granting
 from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.core.state.buffer_state import BufferState, Shared
@@ -104,7 +97,7 @@ class BufferSet:
             self._delete(input, now=now)
             return cast(Answer, None)
         if self._draining and isinstance(input, inputs.Fetch | inputs.AppendFragment):
-            raise DrainingError
+            raise errors.DrainingError
         return buffer.apply(input, now=now)
 
     def take_events(self) -> list[Event]:
@@ -138,9 +131,9 @@ class BufferSet:
         a no-op; there is no way back.
         """
         self._draining = True
-        for buffer in self._buffers.values():
+        for name, buffer in self._buffers.items():
             buffer.handle_timer(now=now)
-            buffer.refuse_waiters(DrainingError())
+            granting.refuse_all(self._shared.states[name], errors.DrainingError())
 
     # --- looks ---------------------------------------------------------------------------------
 
@@ -156,7 +149,7 @@ class BufferSet:
         """
         buffer = self._buffers.get(name)
         if buffer is None:
-            raise BufferNotFoundError(name)
+            raise errors.BufferNotFoundError(name)
         return buffer
 
     def describe(self, buffer: BufferName, *, now: float) -> BufferDescription:
@@ -209,7 +202,7 @@ class BufferSet:
             DomainError: Whatever `apply` would raise for it.
         """
         if self._draining:
-            raise DrainingError
+            raise errors.DrainingError
         return self[buffer].judge(fragment, now=now)
 
     # --- journal -------------------------------------------------------------------------------
@@ -238,7 +231,9 @@ class BufferSet:
         now = 0.0
         entry: Entry | None = None
         try:
-            for (name, kind), group in groupby(entries, _buffer_and_kind):
+            for (name, kind), group in groupby(
+                entries, lambda each: (each[1].buffer, type(each[1]))
+            ):
                 if kind is FragmentTaken:
                     run = cast(list[tuple[float, FragmentTaken]], list(group))
                     now, entry = run[0]
@@ -246,7 +241,7 @@ class BufferSet:
                     continue
                 for now, entry in group:
                     self._replay(entry, now=now)
-        except (DomainError, ReplayError) as error:
+        except (errors.DomainError, ReplayError) as error:
             raise ReplayError(f"{type(entry).__name__} at {now} does not fit: {error}") from error
         finally:
             self._shared.is_recording = is_recording
@@ -254,7 +249,7 @@ class BufferSet:
     def _replay(self, entry: Entry, *, now: float) -> None:
         if isinstance(entry, BufferCreated):
             if entry.buffer in self._buffers:
-                raise BufferExistsError(entry.buffer)
+                raise errors.BufferExistsError(entry.buffer)
             self._carry_out_creation(entry)
             return
         if isinstance(entry, inputs.DeleteBuffer):
@@ -299,11 +294,11 @@ class BufferSet:
         buffers = cls.__new__(cls)
         buffers._begin(rng, buffers_max, is_recording)  # noqa: SLF001 - made here
         shared = buffers._shared  # noqa: SLF001 - made here
-        shared.lease_salt = rng.getrandbits(LEASE_ID_BITS)
+        shared.lease_salt = rng.getrandbits(granting.LEASE_ID_BITS)
         try:
             for each in taken:
                 buffers._add(snapshot.restore(each, shared))  # noqa: SLF001 - made here
-        except DomainError as error:
+        except errors.DomainError as error:
             raise ReplayError(f"the snapshot cannot be: {error}") from error
         return buffers
 
@@ -321,10 +316,10 @@ class BufferSet:
         existing = self._buffers.get(input.buffer)
         if existing is not None:
             if existing.config != input.config:
-                raise BufferExistsError(input.buffer)
+                raise errors.BufferExistsError(input.buffer)
             return
         if len(self._buffers) >= self.buffers_max:
-            raise BuffersFullError(self.buffers_max)
+            raise errors.BuffersFullError(self.buffers_max)
         make_sampler(input.config.sampler)
         make_remover(input.config.remover)
         created = BufferCreated(input.buffer, input.config, self._rng.getrandbits(DRAW_SEED_BITS))
@@ -345,11 +340,7 @@ class BufferSet:
     def _delete(self, input: inputs.DeleteBuffer, *, now: float) -> None:
         buffer = self[input.buffer]
         buffer.handle_timer(now=now)
-        buffer.close(BufferNotFoundError(input.buffer))
+        buffer.close(errors.BufferNotFoundError(input.buffer))
         del self._buffers[input.buffer]
         del self._shared.states[input.buffer]
         self._shared.record(input, now)
-
-
-def _buffer_and_kind(entry: tuple[float, Entry]) -> tuple[BufferName, type]:
-    return entry[1].buffer, type(entry[1])

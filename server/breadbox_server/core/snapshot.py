@@ -9,19 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from breadbox_server.core.model import ids
 from breadbox_server.core.model.config import PRIORITY_DEFAULT, BufferConfig
 from breadbox_server.core.model.description import QuarantinedFragment
 from breadbox_server.core.model.entries import ReplayError
 from breadbox_server.core.model.events import LeaseEnd
-from breadbox_server.core.model.ids import (
-    BufferName,
-    ChunkId,
-    LeaseId,
-    ModelVersion,
-    RequestId,
-    SessionId,
-    WorkerId,
-)
 from breadbox_server.core.model.inputs import Fragment, Payload
 from breadbox_server.core.model.schemas import Schema
 from breadbox_server.core.state.assembly import OpenChunk, OutcomeWindow
@@ -35,7 +27,7 @@ from breadbox_server.core.state.subscriptions import Subscription
 class ChunkSnapshot(NamedTuple):
     """A closed chunk; see `chunks.Chunk`."""
 
-    chunk_id: ChunkId
+    chunk_id: ids.ChunkId
     state: ChunkState
     use_count: int
     unreadable_count: int
@@ -54,9 +46,9 @@ class OpenChunkSnapshot(NamedTuple):
 
 
 class WorkerSnapshot(NamedTuple):
-    """What is remembered of a worker; see `outcomes.OutcomeWindow`."""
+    """What is remembered of a worker; see `assembly.OutcomeWindow`."""
 
-    worker_id: WorkerId
+    worker_id: ids.WorkerId
     next_index: int
     outcome_codes: bytes
 
@@ -64,7 +56,7 @@ class WorkerSnapshot(NamedTuple):
 class GrantedChunkSnapshot(NamedTuple):
     """A chunk as it was when it was granted."""
 
-    chunk_id: ChunkId
+    chunk_id: ids.ChunkId
     staleness: int
     use_count: int
     priority: float = PRIORITY_DEFAULT
@@ -72,22 +64,22 @@ class GrantedChunkSnapshot(NamedTuple):
 
 
 class LeaseSnapshot(NamedTuple):
-    """A rank's lease; see `leases.Lease`."""
+    """A rank's lease; see `grants.Lease`."""
 
-    lease_id: LeaseId
+    lease_id: ids.LeaseId
     lease_s: float
     expires_at: float
     end: LeaseEnd | None
 
 
 class GrantSnapshot(NamedTuple):
-    """What one request got; see `leases.Grant`."""
+    """What one request got; see `grants.Grant`."""
 
-    request_id: RequestId
+    request_id: ids.RequestId
     fragment_count: int
     world_size: int
-    session_id: SessionId
-    model_version: ModelVersion
+    session_id: ids.SessionId
+    model_version: ids.ModelVersion
     chunks: tuple[GrantedChunkSnapshot, ...]
     leases: tuple[LeaseSnapshot, ...]
     """By rank."""
@@ -99,18 +91,18 @@ class GrantSnapshot(NamedTuple):
 class BufferSnapshot:
     """Everything of a buffer that outlives the process."""
 
-    name: BufferName
+    name: ids.BufferName
     config: BufferConfig
     draw_seed: int
     draw_count: int
     counters: Mapping[str, int]
-    session_id: SessionId
+    session_id: ids.SessionId
     """Empty: no session is current."""
-    model_version: ModelVersion | None
+    model_version: ids.ModelVersion | None
     step_count: int | None
-    ended_sessions: tuple[SessionId, ...]
+    ended_sessions: tuple[ids.SessionId, ...]
     """The first to have ended first."""
-    weights: tuple[tuple[ModelVersion, Payload], ...]
+    weights: tuple[tuple[ids.ModelVersion, Payload], ...]
     """By version."""
     inserted_count: int
     delivered_count: int
@@ -130,7 +122,7 @@ class BufferSnapshot:
     """The session's schemas by hash, in the order in which they were declared."""
     subscriptions: tuple[Subscription, ...] = ()
     """By name."""
-    removed_in: tuple[ChunkId, ...] = ()
+    removed_in: tuple[ids.ChunkId, ...] = ()
     """The chunks held in the remover's order; empty where the oldest leave first."""
 
 
@@ -222,7 +214,7 @@ def restore(taken: BufferSnapshot, shared: Shared) -> BufferState:
 
 def _restore_chunks(state: BufferState, taken: BufferSnapshot) -> None:
     """Bring back chunks, then the leases on them, then the table, which counts both."""
-    chunks: dict[ChunkId, Chunk] = {}
+    chunks: dict[ids.ChunkId, Chunk] = {}
     for chunk_id, chunk_state, use_count, unreadable_count, fragments, priority in taken.chunks:
         chunk = Chunk(chunk_id, fragments)
         chunk.priority = priority
@@ -283,7 +275,7 @@ def _taken_grant(grant: Grant) -> GrantSnapshot:
     )
 
 
-def _grant(taken: GrantSnapshot, chunks: Mapping[ChunkId, Chunk]) -> Grant:
+def _grant(taken: GrantSnapshot, chunks: Mapping[ids.ChunkId, Chunk]) -> Grant:
     unknown = [each.chunk_id for each in taken.chunks if each.chunk_id not in chunks]
     if unknown:
         raise ReplayError(f"grant {taken.request_id!r} has a chunk {unknown[0]} that is not known")

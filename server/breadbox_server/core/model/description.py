@@ -4,16 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from breadbox_server.core.model import ids
 from breadbox_server.core.model.config import BufferConfig
-from breadbox_server.core.model.ids import (
-    BufferName,
-    FragmentIndex,
-    PayloadId,
-    RequestId,
-    SessionId,
-    SubscriptionName,
-    WorkerId,
-)
 from breadbox_server.core.model.inputs import ModelState
 from breadbox_server.core.model.schemas import Schema
 
@@ -21,16 +13,16 @@ from breadbox_server.core.model.schemas import Schema
 class QuarantinedFragment(NamedTuple):
     """A fragment that readers could not read, of a chunk that is not served any more."""
 
-    worker_id: WorkerId
-    fragment_index: FragmentIndex
-    session_id: SessionId
-    payload_id: PayloadId
+    worker_id: ids.WorkerId
+    fragment_index: ids.FragmentIndex
+    session_id: ids.SessionId
+    payload_id: ids.PayloadId
 
 
 class SubscriptionDescription(NamedTuple):
     """A named cursor, and how far it is behind."""
 
-    name: SubscriptionName
+    name: ids.SubscriptionName
     is_retaining: bool
     cursor: int
     """The chunk up to which its reader has acknowledged; -1: none."""
@@ -46,7 +38,7 @@ class SubscriptionDescription(NamedTuple):
 class BufferDescription:
     """One buffer at one instant. Gauges are of now, `counters` of the buffer's whole life."""
 
-    name: BufferName
+    name: ids.BufferName
     config: BufferConfig
     model: ModelState
     chunk_count: int
@@ -80,7 +72,7 @@ class BufferDescription:
     """One sentence with numbers: what the next fetch would wait for; empty when it would not."""
     quarantined: tuple[QuarantinedFragment, ...]
     """The latest fragments that readers could not read, oldest first."""
-    latest_request_id: RequestId
+    latest_request_id: ids.RequestId
     """The request granted last among those that still have a lease, or empty if none has."""
     schemas: tuple[Schema, ...]
     """The session's schemas, in the order in which they were declared."""

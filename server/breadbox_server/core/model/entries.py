@@ -9,27 +9,10 @@ waiters, callers, and answers that changed nothing.
 
 from dataclasses import dataclass
 
+from breadbox_server.core.model import inputs
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.ids import BufferName, ChunkId, LeaseId, RequestId
-from breadbox_server.core.model.inputs import (
-    Acknowledge,
-    AdmissionOutcome,
-    DeclareSchema,
-    DeleteBuffer,
-    DropPayloads,
-    EndSession,
-    Fragment,
-    PublishModel,
-    ReleaseLease,
-    RenewLease,
-    ReportUnreadable,
-    StartSession,
-    Subscribe,
-    UndeliveredGrant,
-    Unsubscribe,
-    UpdateBuffer,
-    UpdatePriorities,
-)
+from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment
 
 
 class ReplayError(Exception):
@@ -77,21 +60,21 @@ Entry = (
     BufferCreated
     | FragmentTaken
     | GrantMade
-    | StartSession
-    | EndSession
-    | PublishModel
-    | DeclareSchema
-    | RenewLease
-    | ReleaseLease
-    | UndeliveredGrant
-    | DropPayloads
-    | ReportUnreadable
-    | UpdatePriorities
-    | UpdateBuffer
-    | Subscribe
-    | Acknowledge
-    | Unsubscribe
-    | DeleteBuffer
+    | inputs.StartSession
+    | inputs.EndSession
+    | inputs.PublishModel
+    | inputs.DeclareSchema
+    | inputs.RenewLease
+    | inputs.ReleaseLease
+    | inputs.UndeliveredGrant
+    | inputs.DropPayloads
+    | inputs.ReportUnreadable
+    | inputs.UpdatePriorities
+    | inputs.UpdateBuffer
+    | inputs.Subscribe
+    | inputs.Acknowledge
+    | inputs.Unsubscribe
+    | inputs.DeleteBuffer
 )
 """`UndeliveredGrant` is written down only when it undid a grant; the others when they changed
 anything at all. Of `UpdatePriorities` only the chunks that were held are."""

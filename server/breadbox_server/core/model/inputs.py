@@ -8,20 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
+from breadbox_server.core.model import ids
 from breadbox_server.core.model.config import PRIORITY_DEFAULT, BufferConfig
-from breadbox_server.core.model.ids import (
-    BufferName,
-    CallerId,
-    ChunkId,
-    FragmentIndex,
-    LeaseId,
-    ModelVersion,
-    PayloadId,
-    RequestId,
-    SessionId,
-    SubscriptionName,
-    WorkerId,
-)
 from breadbox_server.core.model.schemas import NO_SCHEMA, Schema
 
 Answer = TypeVar("Answer")
@@ -63,7 +51,7 @@ class ReleaseMode(Enum):
 class Payload:
     """Where bytes live; opaque to the core but for their size. Never changed once made."""
 
-    payload_id: PayloadId
+    payload_id: ids.PayloadId
     size_bytes: int
     piece_size_bytes: int = 0
 
@@ -82,11 +70,11 @@ class Fragment:
     long to make.
     """
 
-    worker_id: WorkerId
-    fragment_index: FragmentIndex
-    session_id: SessionId
-    model_version_min: ModelVersion
-    model_version_max: ModelVersion
+    worker_id: ids.WorkerId
+    fragment_index: ids.FragmentIndex
+    session_id: ids.SessionId
+    model_version_min: ids.ModelVersion
+    model_version_max: ids.ModelVersion
     payload: Payload
     step_count: int = 1
     discontinuity: bool = False
@@ -98,7 +86,7 @@ class Fragment:
 class Input(Generic[Answer]):
     """Base of the core's inputs; the parameter is the type of its answer."""
 
-    buffer: BufferName
+    buffer: ids.BufferName
     """The buffer that it is for."""
 
 
@@ -106,8 +94,8 @@ class Input(Generic[Answer]):
 class StartSession(Input["ModelState"]):
     """Make a session current, and end the previous one; with the current one change nothing."""
 
-    session_id: SessionId
-    model_version: ModelVersion | None = None
+    session_id: ids.SessionId
+    model_version: ids.ModelVersion | None = None
     """The first version; None is 0."""
 
 
@@ -115,15 +103,15 @@ class StartSession(Input["ModelState"]):
 class EndSession(Input[None]):
     """End a session if it is current; leases live on, waiters wait for the next one."""
 
-    session_id: SessionId
+    session_id: ids.SessionId
 
 
 @dataclass(frozen=True, slots=True)
 class PublishModel(Input["Published"]):
     """Move the version forward and evict what that makes stale (B5)."""
 
-    session_id: SessionId
-    model_version: ModelVersion
+    session_id: ids.SessionId
+    model_version: ids.ModelVersion
     weights: Payload | None = None
 
 
@@ -146,20 +134,20 @@ class DeclareSchema(Input[None]):
     remembered as may.
     """
 
-    session_id: SessionId
+    session_id: ids.SessionId
     schema_hash: int
     schema: Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch(Input[CallerId]):
+class Fetch(Input[ids.CallerId]):
     """Ask for fragments (B8, B12); the outcome comes as an event.
 
     A request that can be met, or whose request_id was granted before, is granted by an event
     of the same turn. `deadline_at <= now` makes it not wait: it is granted or elapses at once.
     """
 
-    request_id: RequestId
+    request_id: ids.RequestId
     fragment_count: int
     deadline_at: float
     rank: int = 0
@@ -171,14 +159,14 @@ class Fetch(Input[CallerId]):
 class CancelFetch(Input[None]):
     """The caller went away; ignored if it is unknown or its outcome was reported."""
 
-    caller_id: CallerId
+    caller_id: ids.CallerId
 
 
 @dataclass(frozen=True, slots=True)
 class RenewLease(Input[float]):
     """Let a lease live for another `lease_s` from now, None as granted; answers its expiry."""
 
-    lease_id: LeaseId
+    lease_id: ids.LeaseId
     lease_s: float | None = None
 
 
@@ -186,7 +174,7 @@ class RenewLease(Input[float]):
 class ReleaseLease(Input[None]):
     """End a lease. Repeating it is a no-op while the request is remembered."""
 
-    lease_id: LeaseId
+    lease_id: ids.LeaseId
     mode: ReleaseMode
 
 
@@ -198,7 +186,7 @@ class UndeliveredGrant(Input[None]):
     rank's lease stays for its retry or expires.
     """
 
-    lease_id: LeaseId
+    lease_id: ids.LeaseId
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +199,7 @@ class DropPayloads(Input[int]):
     Answers how many fragments went.
     """
 
-    payload_ids: tuple[PayloadId, ...]
+    payload_ids: tuple[ids.PayloadId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +211,8 @@ class ReportUnreadable(Input[None]):
     are not of the lease are ignored, as is a lease that is over.
     """
 
-    lease_id: LeaseId
-    payload_ids: tuple[PayloadId, ...]
+    lease_id: ids.LeaseId
+    payload_ids: tuple[ids.PayloadId, ...]
     reports_max: int
 
 
@@ -236,15 +224,15 @@ class UpdatePriorities(Input["PrioritiesUpdated"]):
     held are counted, not refused.
     """
 
-    priorities: tuple[tuple[ChunkId, float], ...]
-    deleted: tuple[ChunkId, ...] = ()
+    priorities: tuple[tuple[ids.ChunkId, float], ...]
+    deleted: tuple[ids.ChunkId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribe(Input[None]):
     """Create a named cursor; one of the same name and kind is left as it is (B17)."""
 
-    name: SubscriptionName
+    name: ids.SubscriptionName
     is_retaining: bool
     after_chunk_id: int | None = None
     """None is before the oldest chunk that is held."""
@@ -254,7 +242,7 @@ class Subscribe(Input[None]):
 class Acknowledge(Input[None]):
     """Move a named cursor forward; one that is there or beyond stays."""
 
-    name: SubscriptionName
+    name: ids.SubscriptionName
     chunk_id: int
 
 
@@ -262,7 +250,7 @@ class Acknowledge(Input[None]):
 class Unsubscribe(Input[None]):
     """Delete a named cursor; what was retained for it alone goes."""
 
-    name: SubscriptionName
+    name: ids.SubscriptionName
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +276,8 @@ class DeleteBuffer(Input[None]):
 class ModelState:
     """What is current in a buffer; no session is ("", None, None)."""
 
-    session_id: SessionId
-    model_version: ModelVersion | None
+    session_id: ids.SessionId
+    model_version: ids.ModelVersion | None
     weights: Payload | None
 
 
@@ -297,7 +285,7 @@ class ModelState:
 class Published:
     """Answer to `PublishModel`."""
 
-    model_version: ModelVersion
+    model_version: ids.ModelVersion
     evicted_chunk_count: int
     weights_taken: bool = False
     """Whether the buffer refers to the weights that came with this very input; a retry that
@@ -326,7 +314,7 @@ class GrantedFragment(NamedTuple):
     """One fragment of a grant, in the order in which it is to be handed out."""
 
     fragment: Fragment
-    chunk_id: ChunkId
+    chunk_id: ids.ChunkId
     staleness: int
     use_count: int
     priority: float

@@ -47,7 +47,11 @@ def fetch(state: BufferState, input: inputs.Fetch, *, now: float) -> CallerId:
     if not is_granted:
         _check_bytes(state, waiter)
     if not is_granted and input.deadline_at > now:
-        _check_room(state, waiter)
+        callers_max, waiters_max = waiter.world_size + grants.RETRIES_MAX, state.config.waiters_max
+        if len(waiter.callers) >= callers_max:
+            raise errors.WaitersFullError(callers_max)
+        if not waiter.callers and len(waiters.waiters) >= waiters_max:
+            raise errors.WaitersFullError(waiters_max)
     caller_id = state.shared.next_caller_id()
     caller = Caller(caller_id, input.rank, input.lease_s, now, input.deadline_at)
     if is_granted:
@@ -83,16 +87,6 @@ def _check_bytes(state: BufferState, waiter: Waiter) -> None:
     needed_bytes = state.bytes_beyond(_chunk_count(state, waiter))
     if needed_bytes:
         raise errors.FetchExceedsCapacityError(needed_bytes, state.config.capacity_bytes, "bytes")
-
-
-def _check_room(state: BufferState, waiter: Waiter) -> None:
-    """Refuse a caller that would have to wait where no more may."""
-    callers_max = waiter.world_size + grants.RETRIES_MAX
-    if len(waiter.callers) >= callers_max:
-        raise errors.WaitersFullError(callers_max)
-    limit = state.config.waiters_max
-    if not waiter.callers and len(state.waiters.waiters) >= limit:
-        raise errors.WaitersFullError(limit)
 
 
 def _check_same(first: Waiter | Grant, input: inputs.Fetch) -> None:

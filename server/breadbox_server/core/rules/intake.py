@@ -145,8 +145,11 @@ def outcome_of(
 
 
 def _limiter_permits(state: BufferState) -> bool:
-    limiter = state.limiter
-    return not limiter.limits_inserts or limiter.may_insert(state.flow) or state.is_starved()
+    """Return whether one more chunk may be closed; while a fetch waits for chunks it may."""
+    if not state.limiter.limits_inserts or state.limiter.may_insert(state.flow):
+        return True
+    head = state.waiters.head()
+    return head is not None and state.has_leases_for(head.world_size)
 
 
 def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None) -> None:

@@ -206,11 +206,6 @@ class BufferState:
             return self.limiter.reason(self.flow, chunk_count)
         return ""
 
-    def is_starved(self) -> bool:
-        """Whether a request waits for chunks, rather than for a lease."""
-        head = self.waiters.head()
-        return head is not None and self.has_leases_for(head.world_size)
-
     def next_draw_rng(self) -> random.Random:
         """Return the next draw's generator, good until the next call; `draw_count` counts it.
 

@@ -205,7 +205,8 @@ class ChunkTable:
         self._by_version: LazyHeap[tuple[ModelVersion, ChunkId]] = LazyHeap(
             lambda entry: entry[1] in self.held
         )
-        self._count_by_version: dict[ModelVersion, int] = {}
+        self.count_by_version: dict[ModelVersion, int] = {}
+        """Chunks held, by version."""
         self._unleased_count = 0
         self.unleased_bytes = 0
         """Bytes that could be had by evicting every chunk without a lease."""
@@ -220,7 +221,7 @@ class ChunkTable:
         self.arrived.add(chunk)
         self._by_age.push(chunk.chunk_id)
         self._by_version.push((chunk.version, chunk.chunk_id))
-        self._count_by_version[chunk.version] = self._count_by_version.get(chunk.version, 0) + 1
+        self.count_by_version[chunk.version] = self.count_by_version.get(chunk.version, 0) + 1
         if chunk.lease_count == 0:
             self._add_unleased(chunk)
 
@@ -233,7 +234,7 @@ class ChunkTable:
             chunks: In the order in which the sampler is to take them.
             removed_in: The same in that of the remover, or None if that is the same one.
         """
-        held, counts, add = self.held, self._count_by_version, self.sampler.add
+        held, counts, add = self.held, self.count_by_version, self.sampler.add
         push_age, push_unleased = self._by_age.push, self._unleased_by_age.push
         push_version = self._by_version.push
         for chunk in chunks:
@@ -255,7 +256,7 @@ class ChunkTable:
 
     def remove_many(self, chunks: Iterable[Chunk], state: ChunkState) -> None:
         """Let held chunks go, USED_UP or GONE, at less than the cost of removing each."""
-        held, counts, remove = self.held, self._count_by_version, self.sampler.remove
+        held, counts, remove = self.held, self.count_by_version, self.sampler.remove
         for chunk in chunks:
             version = chunk.version
             chunk.state = state
@@ -282,7 +283,7 @@ class ChunkTable:
         for chunk in gone:
             chunk.state = ChunkState.GONE
         self.held.clear()
-        self._count_by_version.clear()
+        self.count_by_version.clear()
         self.arrived.forget()
         for order in (self._by_age, self._unleased_by_age, self._by_version):
             order.replace(())
@@ -373,10 +374,6 @@ class ChunkTable:
         """List the held chunks in order of arrival; O(chunks held)."""
         return [self.held[chunk_id] for chunk_id in sorted(self.held)]
 
-    def count_by_version(self) -> dict[ModelVersion, int]:
-        """Count the held chunks by version; O(versions)."""
-        return dict(sorted(self._count_by_version.items()))
-
     def check_invariants(self) -> None:
         """Assert C1 to C3; O(chunks held)."""
         assert sorted(self.sampler.order()) == sorted(self.held), "C1: sampler and table"
@@ -389,7 +386,7 @@ class ChunkTable:
             assert chunk.lease_count >= 0, "C3: lease count"
         assert self.unleased_bytes == sum(chunk.size_bytes for chunk in unleased), "C3: bytes"
         assert self._unleased_count == len(unleased), "C3: count"
-        assert sum(self._count_by_version.values()) == len(self.held), "C1: versions"
+        assert sum(self.count_by_version.values()) == len(self.held), "C1: versions"
         by_age = self._by_age.first_many(len(self.held) + 1)
         assert by_age == sorted(self.held), "C2: age order"
         by_version = self._by_version.first_many(len(self.held) + 1)

@@ -82,7 +82,8 @@ class Holdings:
         """Make a chunk from fragments whose payloads are taken, and hold it."""
         chunk = Chunk(ChunkId(self.closed_count), tuple(fragments))
         self.closed_count += 1
-        self._payloads.hand_over(chunk)
+        for fragment in chunk.fragments:
+            self._payloads.owners[fragment.payload.payload_id] = chunk
         self.table.add(chunk)
         self._counters["chunks_closed"] += 1
         return chunk

@@ -49,11 +49,6 @@ class PayloadLedger:
         self.owners[fragment.payload.payload_id] = owner
         self.counts[fragment.worker_id] = self.counts.get(fragment.worker_id, 0) + 1
 
-    def hand_over(self, chunk: Chunk) -> None:
-        """Make a chunk, just closed, the owner of its payloads."""
-        for fragment in chunk.fragments:
-            self.owners[fragment.payload.payload_id] = chunk
-
     def dispose(self, fragments: Iterable[Fragment]) -> None:
         """Let go of fragments' payloads, all referred to."""
         counts = self.counts
