@@ -237,6 +237,7 @@ class ChunkTable:
         held, counts, add = self.held, self.count_by_version, self.sampler.add
         push_age, push_unleased = self._by_age.push, self._unleased_by_age.push
         push_version = self._by_version.push
+        unleased_count, unleased_bytes = 0, 0
         for chunk in chunks:
             chunk_id, version = chunk.chunk_id, chunk.version
             chunk.state = ChunkState.HELD
@@ -247,8 +248,10 @@ class ChunkTable:
             counts[version] = counts.get(version, 0) + 1
             if chunk.lease_count == 0:
                 push_unleased(chunk_id)
-                self._unleased_count += 1
-                self.unleased_bytes += chunk.size_bytes
+                unleased_count += 1
+                unleased_bytes += chunk.size_bytes
+        self._unleased_count += unleased_count
+        self.unleased_bytes += unleased_bytes
         if self.remover is not None:
             for chunk in chunks if removed_in is None else [held[each] for each in removed_in]:
                 self.remover.add(chunk)

@@ -36,18 +36,18 @@ class PayloadLedger:
 
     def take(self, fragment: Fragment) -> None:
         """Refer to a fragment's payload, for its worker's open chunk."""
-        self._take(fragment, fragment.worker_id)
+        worker_id = fragment.worker_id
+        self.owners[fragment.payload.payload_id] = worker_id
+        self.counts[worker_id] = self.counts.get(worker_id, 0) + 1
         self.referred_bytes += fragment.payload.size_bytes
 
     def take_chunk(self, chunk: Chunk) -> None:
         """Refer to the payloads of a chunk that was never open, for the chunk."""
         for fragment in chunk.fragments:
-            self._take(fragment, chunk)
+            worker_id = fragment.worker_id
+            self.owners[fragment.payload.payload_id] = chunk
+            self.counts[worker_id] = self.counts.get(worker_id, 0) + 1
         self.referred_bytes += chunk.size_bytes
-
-    def _take(self, fragment: Fragment, owner: Owner) -> None:
-        self.owners[fragment.payload.payload_id] = owner
-        self.counts[fragment.worker_id] = self.counts.get(fragment.worker_id, 0) + 1
 
     def dispose(self, fragments: Iterable[Fragment]) -> None:
         """Let go of fragments' payloads, all referred to."""
