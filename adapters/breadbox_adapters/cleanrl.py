@@ -30,20 +30,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from breadbox.mirror import Prioritised
 from breadbox.model.fragment import Tree
-from breadbox.shared.extras import how_to_install
+from breadbox_adapters import extra
 
-try:
+with extra("cleanrl"):
     import torch
     from gymnasium import spaces
 
     from breadbox_adapters.run_replay import LAG_STEPS
     from breadbox_adapters.spaced_replay import Infos, SpacedReplay
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"{__name__} needs the module {error.name!r}, which is not installed: "
-        + how_to_install("cleanrl"),
-        name=error.name,
-    ) from error
 
 __all__ = [
     "LAG_STEPS",
@@ -136,19 +130,10 @@ class PrioritizedReplayBuffer(SpacedReplay):
         obs_dtype: Any = np.uint8,
         **where: Any,
     ) -> None:
-        """Enter a run.
+        """Enter a run; `where` is as of `ReplayBuffer`.
 
-        Args:
-            capacity: Steps that are kept here.
-            obs_shape: A single environment's observation's.
-            device: Where samples go.
-            n_step: Steps of a window, from 1 to 1024.
-            gamma: Discount per step.
-            alpha: Exponent of priorities; 0: uniform.
-            beta: Exponent of importance weights.
-            eps: Added to each priority that is set.
-            obs_dtype: Of observations.
-            where: As of `ReplayBuffer`.
+        `n_step` is from 1 to 1024. Priorities count with the exponent `alpha` (0: uniform),
+        importance weights with `beta`; `eps` is added to each priority that is set.
         """
         self.capacity = capacity
         self.n_step, self.gamma = n_step, gamma

@@ -18,6 +18,7 @@ they are in the service: other processes may add to them and learn from them, an
 was killed finds them again under the same `run`. docs/adapters.md lists what is different.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,9 @@ from numpy.typing import NDArray
 from breadbox.mirror import StepBatch
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Tree
-from breadbox.shared.extras import how_to_install
+from breadbox_adapters import extra
 
-try:
+with extra("sb3"):
     import torch
     from gymnasium import spaces
     from stable_baselines3.common.buffers import ReplayBuffer
@@ -38,12 +39,6 @@ try:
 
     from breadbox_adapters.run_replay import LAG_STEPS
     from breadbox_adapters.spaced_replay import SpacedReplay
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"{__name__} needs the module {error.name!r}, which is not installed: "
-        + how_to_install("sb3"),
-        name=error.name,
-    ) from error
 
 __all__ = [
     "LAG_STEPS",
@@ -92,28 +87,14 @@ class BreadboxReplayBuffer(SpacedReplay, ReplayBuffer):
         return kind(**self._values(batch, env))
 
 
-class _Unscaled:
-    """Normalises observations as an environment does, and leaves rewards as they are."""
-
-    def __init__(self, env: Any) -> None:
-        self.normalize_obs = env.normalize_obs
-
-    def normalize_reward(self, reward: NDArray[Any]) -> NDArray[Any]:
-        return reward
-
-
 class BreadboxNStepReplayBuffer(BreadboxReplayBuffer):
     """`NStepReplayBuffer`: rewards of up to `n_steps` steps, and the discount behind them."""
 
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float, **kwargs: Any) -> None:
-        """Enter a run, as `BreadboxReplayBuffer`.
+        """Enter a run, as `BreadboxReplayBuffer`, with returns of 1 to 1024 steps.
 
-        Args:
-            args: As of `BreadboxReplayBuffer`.
-            n_steps: Steps of a return, from 1 to 1024. The algorithm's own `n_steps` is ignored.
-            gamma: Discount per step. It has no default, because algorithms do not hand theirs over:
-                this one is learned with, whatever theirs is.
-            kwargs: As of `BreadboxReplayBuffer`.
+        The algorithm's own `n_steps` is ignored. `gamma` has no default, because algorithms do not
+        hand theirs over: this one is learned with, whatever theirs is.
         """
         self.n_steps = n_steps
         self.gamma = gamma
@@ -137,7 +118,10 @@ class BreadboxNStepReplayBuffer(BreadboxReplayBuffer):
         return {"n_step": self.n_steps, "gamma": self.gamma, "reward_map": reward_map}
 
     def _windows(self, batch: StepBatch, env: Any) -> Any:
-        samples = self._samples(batch, None if env is None else _Unscaled(env))
+        # Rewards are scaled already, each before they were added up.
+        if env is not None:
+            env = SimpleNamespace(normalize_obs=env.normalize_obs, normalize_reward=lambda r: r)
+        samples = self._samples(batch, env)
         return samples._replace(discounts=self._tensor(batch.discount, (1,)))
 
 
@@ -159,21 +143,11 @@ class BreadboxHerReplayBuffer(BreadboxReplayBuffer, HerReplayBuffer):
         copy_info_dict: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Enter a run, as `BreadboxReplayBuffer` but for what follows.
+        """Enter a run, as `BreadboxReplayBuffer`, of observations with achieved and desired goals.
 
-        Args:
-            buffer_size: As there, as all that is not explained here.
-            observation_space: With `achieved_goal` and `desired_goal`.
-            action_space: As there.
-            env: The training environment, whose `compute_reward` is called.
-            device: As there.
-            n_envs: As there.
-            optimize_memory_usage: No effect.
-            handle_timeout_termination: As there.
-            n_sampled_goal: Of so many and one steps, all but one get another goal.
-            goal_selection_strategy: "future", "final" or "episode".
-            copy_info_dict: Must be False.
-            kwargs: As there.
+        `env` is the training environment, whose `compute_reward` is called. Of `n_sampled_goal` and
+        one steps all but one get another goal, by the strategy "future", "final" or "episode".
+        `copy_info_dict` must be False.
         """
         if copy_info_dict:
             raise ValueError(

@@ -123,19 +123,11 @@ class SpacedReplay:
     ) -> None:
         """Add a step of each environment; blocks only where the service has no room for long.
 
-        An observation that is not what followed the environment's last step starts an episode.
-
-        Args:
-            obs: [n_envs, ...], not normalised.
-            next_obs: [n_envs, ...], the final observation where an episode ended.
-            action: [n_envs, ...], as the policy learns it.
-            reward: [n_envs], not normalised.
-            done: [n_envs].
-            infos: Where `handle_timeout_termination` is set, `TimeLimit.truncated` in them marks a
-                time limit rather than an end.
-
-        Raises:
-            ReplayBufferError: As `breadbox.StepWriter.add`.
+        All have an axis of `n_envs`: `obs` and `reward`, not normalised, `next_obs` the final
+        observation where an episode ended, `action` as the policy learns it. Where
+        `handle_timeout_termination` is set, `TimeLimit.truncated` in `infos` marks a time limit
+        rather than an end. An observation that is not what followed the environment's last step
+        starts an episode.
         """
         ended = np.asarray(done, np.bool_).reshape(self.n_envs)
         truncated = np.zeros(self.n_envs, np.bool_)
@@ -257,15 +249,12 @@ class SpacedReplay:
     def publish_policy(self, policy: torch.nn.Module, version: int | None = None) -> int:
         """Hand a policy's weights to remote actors, as a model version of the run; return that.
 
-        Args:
-            policy: Such as `model.policy`.
-            version: Higher than the run's last one; None: the next one, also where a learner that
-                was killed published the last one.
+        `version` is higher than the run's last one; None: the next one, also where a learner that
+        was killed published the last one.
 
         Raises:
             VersionRegressedError: It is lower than the last one.
             SessionEndedError: The run was ended.
-            ReplayBufferError: As `Client.publish`.
         """
         if version is None:
             state = self.replay.client.watch_model()
@@ -279,9 +268,6 @@ class SpacedReplay:
 
         Steps that are added from then on are labelled with that version. Waits at most
         `max_wait_s`.
-
-        Raises:
-            ReplayBufferError: As `Client.load_model`.
         """
         known: ModelState | None = getattr(self, "_known_model", None)
         newer = self.replay.client.load_model(known, max_wait_s=max_wait_s)

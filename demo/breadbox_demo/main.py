@@ -117,40 +117,27 @@ class Demo:
         return status
 
     def _run(self, processes: ProcessGroup, store: Path) -> int:
+        options, environment = self._options, _child_environment()
         ready = self._run_dir / "server.address"
-        environment = _child_environment()
-        processes.start("server", self._serve_arguments(store, ready), environment)
-        # The others import torch meanwhile, which takes longer than the server's start.
-        address = self._await_server(processes, ready)
-        processes.start("learner", self._learn_arguments(address), environment)
-        for number, name in enumerate(self._worker_names):
-            processes.start(name, self._rollout_arguments(address, number), environment)
-        with breadbox.connect(address) as client:
-            return self._watch(processes, client)
-
-    def _serve_arguments(self, store: Path, ready: Path) -> list[str]:
-        return [
+        serve = [
             *("serve", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"),
             # Ephemeral: where this process is killed, nobody else would clear the memory.
             *("--store", f"file://{store}", "--ephemeral", "--ready-file", str(ready)),
-            *("--seed", str(self._options.seed)),
+            *("--seed", str(options.seed)),
         ]
-
-    def _learn_arguments(self, address: str) -> list[str]:
-        options = self._options
-        return [
-            *("learn", "--server", address, "--env", options.env, "--seed", str(options.seed)),
-            *("--target-return", str(options.target_return)),
+        processes.start("server", serve, environment)
+        address = self._await_server(processes, ready)
+        common = ["--server", address, "--env", options.env, "--seed", str(options.seed)]
+        learn = [
+            *("learn", *common, "--target-return", str(options.target_return)),
             *("--time-limit-s", str(options.time_limit_s), "--run-dir", str(self._run_dir)),
         ]
-
-    def _rollout_arguments(self, address: str, number: int) -> list[str]:
-        options = self._options
-        return [
-            *("rollout", "--server", address, "--env", options.env),
-            *("--num-envs", str(options.envs_per_worker)),
-            *("--seed", str(options.seed), "--worker-name", self._worker_names[number]),
-        ]
+        processes.start("learner", learn, environment)
+        for name in self._worker_names:
+            envs = ["--num-envs", str(options.envs_per_worker), "--worker-name", name]
+            processes.start(name, ["rollout", *common, *envs], environment)
+        with breadbox.connect(address) as client:
+            return self._watch(processes, client)
 
     def _await_server(self, processes: ProcessGroup, ready: Path) -> str:
         give_up_at = time.monotonic() + START_LIMIT_S
@@ -235,16 +222,6 @@ class Demo:
         self._console.print(f"report: {path}", highlight=False, soft_wrap=True)
 
 
-def _check_installed() -> None:
-    """Find out before anything starts whether all that the processes import is there.
-
-    Raises:
-        ModuleNotFoundError: It is not.
-    """
-    if name := missing_module("demo"):
-        raise ModuleNotFoundError(name, name=name)
-
-
 @command(DemoSettings)
 def demo(settings: DemoSettings) -> None:
     """Watch an agent learn through the service.
@@ -254,13 +231,14 @@ def demo(settings: DemoSettings) -> None:
     and adopted. Ends by itself at the target return (exit status 0) or the time limit (1), and
     leaves a report.png. Ctrl-C stops everything.
     """
-    _check_installed()
-    out = settings.out
-    run_dir = out / time.strftime("%Y-%m-%d-%H%M%S")
-    number = 1
+    # Found out before anything starts, for all that the processes import.
+    if name := missing_module("demo"):
+        raise ModuleNotFoundError(name, name=name)
+    started_at = time.strftime("%Y-%m-%d-%H%M%S")
+    run_dir, number = settings.out / started_at, 1
     while run_dir.exists():
         number += 1
-        run_dir = run_dir.with_name(f"{time.strftime('%Y-%m-%d-%H%M%S')}-{number}")
+        run_dir = run_dir.with_name(f"{started_at}-{number}")
     run_dir.mkdir(parents=True)
     run_dir = run_dir.resolve()
     with naming(run_dir):

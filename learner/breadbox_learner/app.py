@@ -30,10 +30,10 @@ from breadbox_learner.runs import (
 from breadbox_learner.settings import LearnSettings, membership_from_environment
 from breadbox_learner.spaces import spaces_of
 from breadbox_learner.training import checkpoint
+from breadbox_learner.training.batching import EnvironmentSteps, EpisodeReturns
 from breadbox_learner.training.checkpoint import CheckpointError, SessionState
 from breadbox_learner.training.fitting import Fitting, expected_rows
 from breadbox_learner.training.ppo import PpoUpdater
-from breadbox_learner.training.returns import EnvironmentSteps, EpisodeReturns
 from breadbox_learner.training.source import LeaseSource, Share
 from breadbox_learner.training.trainer import Follower, Outcome, Publisher, Trainer, TrainerState
 from breadbox_policies import (
@@ -128,14 +128,8 @@ def run(
 ) -> Outcome:
     """Train until there is a reason to end.
 
-    Args:
-        settings: What to do.
-        stopped: Asked at least once a second; true ends the run in good order.
-        told_to_end: Set on a signal; None: there is none. What a server that is away does not
-            answer is given up then, after `OUTAGE_S_MAX`.
-
-    Raises:
-        ReplayBufferError: Something does not fit, or the server went away for good.
+    `stopped` is asked at least once a second; true ends the run in good order. When `told_to_end`
+    is set, what a server that is away does not answer is given up after `OUTAGE_S_MAX`.
     """
     membership = membership_from_environment()
     if settings.threads:

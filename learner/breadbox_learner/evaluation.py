@@ -24,6 +24,8 @@ from breadbox_learner.playing import EvaluationTask, write_message
 from breadbox_learner.runs import Record
 from breadbox_policies import PolicyModule
 
+_log = logging.getLogger(__name__)
+
 STUDENT_T_95 = {
     1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 14: 2.14,
     19: 2.09, 29: 2.05,
@@ -39,8 +41,6 @@ def half_interval(values: Sequence[float]) -> float | None:
     freedom = max(each for each in STUDENT_T_95 if each <= len(values) - 1)
     return STUDENT_T_95[freedom] * statistics.stdev(values) / math.sqrt(len(values))
 
-
-_log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 _ENDING_S = 5.0
@@ -132,15 +132,10 @@ class Evaluator:
             self._is_closing = True
             self._changed.notify_all()
             process = self._process
-        if process is None:
-            return
-        process.kill()
-        self._thread.join(_ENDING_S)
-        process.wait(_ENDING_S)
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
+        if process is not None:
+            process.kill()
+            self._thread.join(_ENDING_S)
+            _end(process)
 
     def _run(self) -> None:
         while True:
@@ -181,11 +176,7 @@ class Evaluator:
             return answer
         with self._changed:
             self._process = None
-        process.kill()
-        process.stdout.close()
-        with suppress(BrokenPipeError):
-            process.stdin.close()
-        code = process.wait()
+        code = _end(process)
         raise EvaluationError(answer.get("error", f"its process ended with status {code}"))
 
     def _process_running(self) -> "subprocess.Popen[bytes]":
@@ -204,3 +195,12 @@ class Evaluator:
         with suppress(BrokenPipeError):
             write_message(process.stdin, json.dumps(asdict(self._task)).encode())
         return process
+
+
+def _end(process: "subprocess.Popen[bytes]") -> int:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
+    return process.wait(_ENDING_S)

@@ -16,7 +16,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -74,9 +74,11 @@ def play(
     total, steps, is_over = 0.0, 0, False
     while not is_over and steps < steps_max:
         first = torch.tensor([steps == 0])
-        acted = policy.act(_tensors(env.observation_space, obs), state, first, greedy=True)
+        seen = _map_space(_as_batch, env.observation_space, obs)
+        acted = policy.act(seen, state, first, greedy=True)
         state = acted.state
-        action = clipped(env.action_space, _taken(env.action_space, acted.action))
+        taken = _map_space(_from_batch, env.action_space, acted.action)
+        action = clipped(env.action_space, taken)
         obs, reward, terminated, truncated, _ = env.step(action)
         total += float(reward)
         steps += 1
@@ -84,22 +86,22 @@ def play(
     return Played(total, steps, not is_over)
 
 
-def _tensors(space: "gymnasium.Space[Any]", obs: Tree) -> Tree:
-    """Make a batch of one of an observation, in the types that the space promises."""
+def _map_space(function: Callable[[Any, Any], Any], space: Any, tree: Tree) -> Tree:
+    """Apply a function to each part of a space and the leaf there."""
     if isinstance(space, spaces.Dict):
-        return {key: _tensors(part, obs[key]) for key, part in space.items()}
+        return {key: _map_space(function, part, tree[key]) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_tensors(part, o) for part, o in zip(space.spaces, obs, strict=True))
-    return torch.from_numpy(np.array(obs, space.dtype)[None])
+        pairs = zip(space.spaces, tree, strict=True)
+        return tuple(_map_space(function, part, child) for part, child in pairs)
+    return function(space, tree)
 
 
-def _taken(space: "gymnasium.Space[Any]", action: Tree) -> Tree:
-    """Read the action of a batch of one, in the types that the space promises."""
-    if isinstance(space, spaces.Dict):
-        return {key: _taken(part, action[key]) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_taken(part, a) for part, a in zip(space.spaces, action, strict=True))
-    return action.cpu().numpy().astype(space.dtype)[0]
+def _as_batch(space: Any, leaf: Any) -> torch.Tensor:
+    return torch.from_numpy(np.array(leaf, space.dtype)[None])
+
+
+def _from_batch(space: Any, leaf: torch.Tensor) -> Any:
+    return leaf.cpu().numpy().astype(space.dtype)[0]
 
 
 def write_message(file: IO[bytes], data: bytes) -> None:

@@ -177,12 +177,9 @@ def meeting_of(store: Any, membership: Membership, limit_s: float) -> str:
 
 @contextmanager
 def joined(membership: Membership, *, device: torch.device, limit_s: float) -> Iterator[Ranks]:
-    """Meet the other ranks, and part from them at the end.
+    """Meet the other ranks within the deadline `limit_s`, and part from them at the end.
 
-    Args:
-        membership: This process. Alone, nothing is set up.
-        device: gloo exchanges CPU tensors, nccl CUDA ones.
-        limit_s: Deadline of meeting and of every exchange.
+    gloo exchanges tensors of the CPU, nccl those of CUDA devices. Alone, nothing is set up.
     """
     if membership.world_size == 1:
         yield Ranks()

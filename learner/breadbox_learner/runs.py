@@ -9,12 +9,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from breadbox.model.errors import InvalidRequestError, ReplayBufferError
 from breadbox_learner.settings import LearnSettings
+
+_log = logging.getLogger(__name__)
 
 EVENT_FILES = "events.out.tfevents.*"
 
@@ -49,7 +50,8 @@ class RunFolder:
             if not os.access(folder.path, os.W_OK):
                 raise PermissionError(0, "cannot be written to")
             if settings.overwrite:
-                folder._delete_run()
+                for path in (folder.checkpoint, folder.progress, *folder.path.glob(EVENT_FILES)):
+                    path.unlink(missing_ok=True)
         return folder
 
     @classmethod
@@ -109,22 +111,19 @@ class RunFolder:
             partial.write_bytes(b"".join(kept))
             partial.replace(self.progress)
 
-    def _delete_run(self) -> None:
-        for path in (self.checkpoint, self.progress, *self.path.glob(EVENT_FILES)):
-            path.unlink(missing_ok=True)
-
 
 def _new_folder(wanted: Path) -> Path:
     """Make a folder of our own, named after *wanted*."""
+    path, number = wanted, 1
     with _named(wanted):
-        for number in count(2):
-            path = wanted if number == 2 else wanted.with_name(f"{wanted.name}-{number - 1}")
+        while True:
             try:
                 path.mkdir(parents=True)
             except FileExistsError:
-                continue
-            return path
-    raise AssertionError("unreachable")
+                path = wanted.with_name(f"{wanted.name}-{number}")
+                number += 1
+            else:
+                return path
 
 
 def _update_of(line: bytes) -> float:
@@ -142,8 +141,6 @@ def _named(path: Path) -> Iterator[None]:
     except OSError as error:
         raise RunFolderError(path, error) from error
 
-
-_log = logging.getLogger(__name__)
 
 Record = Mapping[str, float | int | str | None]
 
@@ -268,17 +265,16 @@ class TensorBoard:
 
     def write(self, record: Record) -> None:
         """Write each number of the record as a scalar."""
-        steps = int(record["environment_steps"] or 0)
-        for name, value in record.items():
-            if name != "environment_steps" and isinstance(value, int | float):
-                self._writer.add_scalar(f"learner/{name}", value, steps)
+        self._add("learner", record, record["environment_steps"])
 
     def write_evaluation(self, record: Record) -> None:
         """Write its numbers over the environment steps that the version was made of."""
-        steps = int(record["environment_steps"] or 0)
-        for name, value in _evaluation_of(record).items():
-            if isinstance(value, int | float):
-                self._writer.add_scalar(f"evaluation/{name}", value, steps)
+        self._add("evaluation", _evaluation_of(record), record["environment_steps"])
+
+    def _add(self, group: str, numbers: Record, steps: Any) -> None:
+        for name, value in numbers.items():
+            if name != "environment_steps" and isinstance(value, int | float):
+                self._writer.add_scalar(f"{group}/{name}", value, int(steps or 0))
 
     def close(self) -> None:
         """See `Sink.close`."""

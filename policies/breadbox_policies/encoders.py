@@ -214,19 +214,12 @@ def _image_parts(
     space: "gymnasium.Space[object]",
 ) -> dict[str | None, tuple[gymnasium.spaces.Box, str]]:
     """Return the images of a space by top-level key; None stands for the space itself."""
-    layout = image_layout(space)
-    if layout is not None:
-        assert isinstance(space, gymnasium.spaces.Box)
-        return {None: (space, layout)}
-    if not isinstance(space, gymnasium.spaces.Dict):
-        return {}
-    found: dict[str | None, tuple[gymnasium.spaces.Box, str]] = {}
-    for key, part in space.items():
-        layout = image_layout(part)
-        if layout is not None:
-            assert isinstance(part, gymnasium.spaces.Box)
-            found[key] = (part, layout)
-    return found
+    parts = space.items() if isinstance(space, gymnasium.spaces.Dict) else [(None, space)]
+    return {
+        key: (part, layout)
+        for key, part in parts
+        if (layout := image_layout(part)) and isinstance(part, gymnasium.spaces.Box)
+    }
 
 
 def _without_images(space: "gymnasium.Space[object]") -> "gymnasium.Space[object] | None":

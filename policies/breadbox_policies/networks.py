@@ -189,8 +189,6 @@ class UniformPolicy(PolicyModule):
     """Uniform over choices, and normal around the middle of boxes; the value is 0.
 
     Greedy, it takes the first of each choice, and the middle (zero, where there are no bounds).
-
-    Useful to fill a buffer, or to see an environment, before there is anything to act with.
     """
 
     def __init__(
@@ -249,15 +247,9 @@ def make_policy(
 ) -> PolicyModule:
     """Build a policy with fresh weights, drawn from torch's global generator, on the CPU.
 
-    Args:
-        name: "auto" ("conv_lstm" where there are images, else "mlp"), "mlp", "lstm", "conv_lstm",
-            "random", or `module:factory` of your own, called alike.
-        observation_space: Of one environment, without a batch axis.
-        action_space: Likewise.
-        **options: Keyword arguments of the policy, such as `hidden_sizes` of "mlp".
-
-    Raises:
-        InvalidRequestError: The name, an option or a space does not fit.
+    The name is "auto" ("conv_lstm" where there are images, else "mlp"), "mlp", "lstm", "conv_lstm",
+    "random", or `module:factory` of your own, called alike. Spaces are of one environment; options
+    are the policy's keyword arguments. What does not fit raises `InvalidRequestError`.
     """
     if name == "auto":
         name = "conv_lstm" if has_picture(observation_space) else "mlp"

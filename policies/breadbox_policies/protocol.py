@@ -171,20 +171,13 @@ class WeightsMismatchError(ReplayBufferError, ValueError):
     """Published weights do not fit the policy; names the parameters."""
 
     def __init__(self, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
-        parts = [
-            f"{label}: {', '.join(names[:_NAMES_SHOWN_MAX])}"
-            + (
-                f" and {len(names) - _NAMES_SHOWN_MAX} more"
-                if len(names) > _NAMES_SHOWN_MAX
-                else ""
-            )
-            for label, names in (
-                ("missing", missing),
-                ("unexpected", unexpected),
-                ("of another shape", misshapen),
-            )
-            if names
-        ]
+        kinds = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
+        parts = []
+        for kind, names in kinds.items():
+            more = len(names) - _NAMES_SHOWN_MAX
+            if names:
+                rest = f" and {more} more" if more > 0 else ""
+                parts.append(f"{kind}: {', '.join(names[:_NAMES_SHOWN_MAX])}{rest}")
         super().__init__("weights do not fit the policy; " + "; ".join(parts))
         self.missing = missing
         self.unexpected = unexpected

@@ -15,10 +15,9 @@ from safetensors.torch import load, save
 from breadbox_learner.runs import RunFolder, RunFolderError
 from breadbox_learner.settings import PpoConfig
 from breadbox_learner.training import checkpoint
-from breadbox_learner.training.batching import TrainingBatch
+from breadbox_learner.training.batching import EpisodeReturns, TrainingBatch
 from breadbox_learner.training.checkpoint import CheckpointError, SessionState
 from breadbox_learner.training.ppo import PpoUpdater
-from breadbox_learner.training.returns import EpisodeReturns
 from breadbox_learner.training.trainer import TrainerState
 from breadbox_policies import PolicyModule, make_policy
 from support.collating import collate

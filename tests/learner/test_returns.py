@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from breadbox.model.fragment import Fragment
-from breadbox_learner.training import returns
-from breadbox_learner.training.batching import TrainingBatch
-from breadbox_learner.training.returns import EnvironmentSteps, EpisodeReturns
+from breadbox_learner.training import batching
+from breadbox_learner.training.batching import EnvironmentSteps, EpisodeReturns, TrainingBatch
 from support.collating import collate
 from support.fragments import vector_fragment
 
@@ -108,7 +107,7 @@ def test_an_episode_delivered_to_two_ranks_counts_once_on_each() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(returns, "REMEMBERED_MAX", 10)
+    monkeypatch.setattr(batching, "REMEMBERED_MAX", 10)
     seen = EpisodeReturns()
     for index in range(50):
         seen.observe(batch(0, [1.0], [1], first=True, worker=f"w{index}"))

@@ -18,9 +18,9 @@ from breadbox.model.errors import UnavailableError
 from breadbox_learner.app import build_policy, build_reference, run
 from breadbox_learner.settings import LearnSettings, PpoConfig
 from breadbox_learner.training import checkpoint
+from breadbox_learner.training.batching import EpisodeReturns
 from breadbox_learner.training.checkpoint import SessionState
 from breadbox_learner.training.ppo import PpoUpdater
-from breadbox_learner.training.returns import EpisodeReturns
 from breadbox_learner.training.trainer import TrainerState
 from breadbox_policies import PolicyModule, policy_weights
 

@@ -16,8 +16,8 @@ from breadbox.model.errors import SessionEndedError
 from breadbox_learner.ranks import Ranks
 from breadbox_learner.runs import JsonLines, Progress, RunFolderError
 from breadbox_learner.settings import LearnSettings, Membership
+from breadbox_learner.training.batching import EpisodeReturns
 from breadbox_learner.training.ppo import PpoUpdater
-from breadbox_learner.training.returns import EpisodeReturns
 from breadbox_learner.training.source import FetchedBatch, UnusableShareError
 from breadbox_learner.training.trainer import Follower, Outcome, StarvedError, Trainer, TrainerState
 from breadbox_policies import PolicyModule, make_policy

@@ -12,7 +12,7 @@ import torch
 import breadbox
 from breadbox_learner.ranks import joined
 from breadbox_learner.settings import membership_from_environment
-from breadbox_learner.training.returns import EpisodeReturns
+from breadbox_learner.training.batching import EpisodeReturns
 from breadbox_learner.training.source import LeaseSource, Share
 
 RANK_LIMIT_S = 60.0

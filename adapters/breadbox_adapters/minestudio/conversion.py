@@ -299,10 +299,7 @@ _STEP_DTYPES: Mapping[str, type[np.generic]] = {
 def to_fragment(sample: SampleFragment, metadata: FragmentMetadata) -> Fragment:
     """Make a Breadbox fragment, from which `from_fragment` makes an equal one of MineStudio's.
 
-    Arrays are shared, not copied.
-
-    Raises:
-        UnsupportedArrayError: It holds something that is stored only by pickling; names its path.
+    Arrays are shared, not copied. What is stored only by pickling is refused by its path.
     """
     steps = {name: np.asarray(getattr(sample, name), kind) for name, kind in _STEP_DTYPES.items()}
     next_done = steps["next_done"]
@@ -342,11 +339,7 @@ def to_fragment(sample: SampleFragment, metadata: FragmentMetadata) -> Fragment:
 
 
 def from_fragment(fragment: Fragment) -> SampleFragment:
-    """Make a MineStudio fragment; also of one that was written without this module.
-
-    Raises:
-        PayloadCorruptError: Its recipe does not fit what is stored.
-    """
+    """Make a MineStudio fragment; also of one that was written without this module."""
     packed = fragment.extras.get(RECIPE)
     names = fragment.extras.get(EPISODE_UUIDS)
     sample = SampleFragment(

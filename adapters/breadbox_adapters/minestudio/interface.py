@@ -75,14 +75,13 @@ class ReplayBufferInterface:
             client: Use this one, and leave it open at the end.
             reconnect_s: Seconds for which a call waits while the server is away, before it raises;
                 None: `BREADBOX_RECONNECT_S`, else for as long as it takes.
-            version_wait_s: Seconds for which `add_fragment` waits for the session and version of
-                its fragment, once for each.
+            version_wait_s: Seconds for which `add_fragment` waits for its session and version, once
+                for each.
             log: Gets the records `replay_buffer/*`; None: MineStudio's own logger, where loaded.
 
         Raises:
             BufferNotFoundError: There is no such buffer, and no configuration to create it by.
-            InvalidRequestError: A limit is out of its range, or fragments_per_chunk is another than
-                that of a buffer which is not empty.
+            InvalidRequestError: A limit is out of its range, or cannot be changed.
             UnavailableError: There is no server.
             UnauthenticatedError, PermissionDeniedError: The token is missing, unknown, or not for
                 this: a configuration takes the role `admin`.
@@ -255,11 +254,8 @@ class ReplayBufferInterface:
     def fetch_fragments(self, num_fragments: int) -> list[tuple[FragmentIndex, str]]:
         """Take a batch, waiting for as long as it takes; then the batch before it is given up.
 
-        What a fetch waits for is logged after a minute, and every few minutes after that.
-
-        Raises:
-            InvalidRequestError: Not a multiple of fragments_per_chunk, or more than the buffer can
-                ever hold, by chunks or by bytes.
+        What a fetch waits for is logged after a minute, and every few minutes after that. A number
+        that is no multiple of fragments_per_chunk, or that the buffer can never hold, is refused.
         """
         lease = self._await_batch(num_fragments)
         before, self._lease = self._lease, lease.__enter__()  # Left by the next one, or by close().
@@ -294,9 +290,8 @@ class ReplayBufferInterface:
     def prepared_fragments(self) -> list[tuple[FragmentIndex, str]]:
         """Name the batch that was fetched last, by anyone; empty when there is none.
 
-        Raises:
-            RequestNotFoundError: Its lease expired, as where the process that had fetched it was
-                stopped for longer: its fragments may be gone.
+        `RequestNotFoundError` says that its lease expired, as where its process was stopped for
+        longer.
         """
         asked = ""
         describe = partial(self.client.get_buffer, self.buffer)

@@ -57,13 +57,7 @@ def create_loader_pool(
     *,
     interface: ReplayBufferInterface | None = None,
 ) -> LoaderPool:
-    """Make a pool for `data_iter`.
-
-    Args:
-        num_readers: Loads at a time.
-        num_cpus_per_reader: No effect; threads are not scheduled on resources.
-        interface: Where to load from; None: a new one, without configuration.
-    """
+    """Make a pool for `data_iter`: so many loads at a time from an interface, or a new one."""
     del num_cpus_per_reader
     return LoaderPool(num_readers, interface or ReplayBufferInterface())
 
@@ -77,13 +71,9 @@ def data_iter(
     """Load records in a random order, and yield them in groups as they arrive.
 
     Every record comes exactly once; the last group may be shorter. Leaving the iteration early, or
-    an error in it, leaves nothing behind that the next one could receive.
-
-    Args:
-        loader_pool: Of `create_loader_pool`; or a `ray.util.ActorPool` of `FragmentLoader`s.
-        records: What `fetch_fragments` or `prepared_fragments` returned.
-        batch_size: Records of a group, at least 1.
-        prefetch_batches: Groups loaded ahead of the one being worked on.
+    an error in it, leaves nothing behind that the next one could receive. The pool is that of
+    `create_loader_pool`, or a `ray.util.ActorPool` of `FragmentLoader`s; `prefetch_batches` groups
+    are loaded ahead of the one being worked on.
 
     Yields:
         `{"index": [FragmentIndex, ...], "fragment": [SampleFragment, ...]}`.
@@ -146,12 +136,8 @@ def _from_actors(
 def prepare_batch(model: Any, batch_fragments: Sequence[SampleFragment]) -> dict[str, Any]:
     """Make what a model's forward pass takes, on its device: obs, state, action, first.
 
-    Args:
-        model: Has `device` and `merge_state(states)`.
-        batch_fragments: B fragments of equal length.
-
-    Returns:
-        Trees of tensors [B, T, ...]; `state` is whatever `merge_state` makes of the B states.
+    Of B fragments of equal length these are trees of tensors [B, T, ...]; `state` is whatever the
+    model's `merge_state` makes of the B states.
     """
     device = model.device
 
@@ -208,12 +194,10 @@ class GAEWorker(RayActorClass):
         self.gae_infos: dict[FragmentIndex, dict[str, Any]] = {}
 
     def update_gae_infos(self, gae_infos: Mapping[FragmentIndex, Mapping[str, Any]]) -> None:
-        """Take what a rank knows.
+        """Take what a rank knows, by fragment: `reward` and `vpred`, float[T], and `next_done`.
 
-        Args:
-            gae_infos: By fragment: `reward` and `vpred`, float[T]; `next_done`, bool[T]; and
-                `next_vpred`, the value after its last step, of those that
-                `get_last_fragment_indexes` names.
+        Those that `get_last_fragment_indexes` names have `next_vpred`, too, the value after their
+        last step.
         """
         self.gae_infos.update({index: dict(info) for index, info in gae_infos.items()})
 

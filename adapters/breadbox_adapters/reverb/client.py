@@ -40,12 +40,7 @@ class Client:
     """
 
     def __init__(self, server_address: str, **options: Any) -> None:
-        """Connect to nothing yet.
-
-        Args:
-            server_address: "HOST:PORT", or "unix:PATH".
-            **options: Of `breadbox.connect`, such as `token`, `tls` and `reconnect_s`.
-        """
+        """Connect on first use to "HOST:PORT" or "unix:PATH", with `breadbox.connect`'s options."""
         self._address = server_address
         self._options = options
         self._client = connect(server_address, options)
@@ -113,24 +108,19 @@ class Client:
         chunk_length: int | None = None,
         max_in_flight_items: int | None = 25,
     ) -> Writer:
-        """Make a writer whose items are the latest steps, whole.
+        """Make a writer whose items are the latest steps, whole, at most `max_sequence_length`.
 
-        Args:
-            max_sequence_length: Steps of the longest item.
-            delta_encoded: No effect; give the client a codec instead, such as `codecs="zstd"`.
-            chunk_length: No effect.
-            max_in_flight_items: Unconfirmed items at which `create_item` blocks; None: it does not.
+        `create_item` blocks at `max_in_flight_items` unconfirmed items, if not None. The others
+        have no effect; for compression give the client a codec, such as `codecs="zstd"`.
         """
         return Writer(self._sender, max_sequence_length, max_in_flight_items)
 
     def trajectory_writer(
         self, num_keep_alive_refs: int, *, validate_items: bool = True
     ) -> TrajectoryWriter:
-        """Make a writer whose items are parts of a history.
+        """Make a writer whose items are parts of the latest `num_keep_alive_refs` steps.
 
-        Args:
-            num_keep_alive_refs: Latest steps that items may be made of.
-            validate_items: Whether items are held to the signatures of their tables.
+        With `validate_items` they are held to the signatures of their tables.
         """
         return TrajectoryWriter(self._sender, num_keep_alive_refs, validates_items=validate_items)
 
@@ -143,15 +133,11 @@ class Client:
         unpack_as_table_signature: bool = False,
         timeout_ms: int | None = None,
     ) -> Iterator[Any]:
-        """Draw items as `ReplaySample`s, or lists of them; blocks until there is an item.
+        """Draw `num_samples` items as `ReplaySample`s, or one list for each item, a sample a step.
 
-        Args:
-            table: Which table.
-            num_samples: How many, at least 1.
-            emit_timesteps: Give a list of samples for each item, one for each step.
-            unpack_as_table_signature: Give data in the structure in which they were written, rather
-                than as a flat list.
-            timeout_ms: Milliseconds to wait for an item; None: for as long as it takes.
+        Blocks until there is an item, for `timeout_ms` milliseconds if not None. With
+        `unpack_as_table_signature` data has the structure in which it was written; else it is a
+        flat list.
 
         Raises:
             ValueError: `num_samples` is below 1, or an item cannot be split into steps.
@@ -195,11 +181,7 @@ class Client:
     def server_info(self, timeout: int | None = None) -> dict[str, TableInfo]:
         """Describe all tables; among them, once it was used, the buffer "default" of every server.
 
-        Args:
-            timeout: Seconds to wait for a server that is away; None: as the client was told.
-
-        Raises:
-            DeadlineExceededError: There was no answer within the timeout.
+        Raises `DeadlineExceededError` if there is no answer within `timeout` seconds, if not None.
         """
         if timeout is None:
             described = tables_of(self._client)
@@ -223,10 +205,8 @@ class Client:
         """Return the server's address: it keeps tables all the time, and nothing is left to write.
 
         What an insert was confirmed for, priorities, counts and the limiter's state included, is
-        there when a server is started on the same store and journal again.
-
-        Raises:
-            ReverbError: The server does not answer, or cannot write at the moment.
+        there when a server is started on the same store again. If not all of it may be durable it
+        raises `ReverbError`.
         """
         for each in self._client.list_buffers():
             if each.state.outage:
@@ -247,13 +227,9 @@ class Server:
         checkpointer: DefaultCheckpointer | None = None,
         **options: Any,
     ) -> None:
-        """Start it; takes about a second.
+        """Start it, in about a second; a port that is None is free; options are `local_server`'s.
 
-        Args:
-            tables: At least one, each with a name of its own.
-            port: To listen on; None: one that is free.
-            checkpointer: Where tables are kept; None: in memory, and gone with the server.
-            **options: Of `breadbox.local_server`.
+        Without a `checkpointer` tables are in memory, and gone with the server.
 
         Raises:
             ValueError: There is no table, or two have one name.

@@ -160,13 +160,7 @@ def stored(tree: Structure) -> Structure:
 
 
 def restored(tree: Structure, known: dict[tuple[str, ...], type] | None = None) -> Structure:
-    """Undo `stored`. Named tuples are of a type of the same name and fields.
-
-    Args:
-        tree: As it was stored.
-        known: Types of named tuples by name and fields; missing ones are made, and put in, so that
-            one reader has one type for all items.
-    """
+    """Undo `stored`. Types of named tuples are taken from, or made and put into, `known`."""
     types = {} if known is None else known
     if isinstance(tree, dict):
         keys = list(tree)
@@ -338,10 +332,7 @@ class Signature:
     def require(self, table: str, item: Any, *, is_of_steps: bool) -> None:
         """Refuse an item of other arrays; names of fields do not matter, as in Reverb.
 
-        Args:
-            table: Where it is to go.
-            item: Arrays [T, ...], or of a column that was squeezed [...].
-            is_of_steps: Whether the signature may also be that of each of its steps.
+        With `is_of_steps` the signature may also be that of each of the item's steps.
         """
         arrays = [np.asarray(leaf) for leaf in flatten(item)]
         if len(arrays) != len(self._leaves):

@@ -4,8 +4,6 @@ import math
 import warnings
 from dataclasses import dataclass
 
-__all__ = ["MinSize", "Queue", "RateLimiter", "SampleToInsertRatio", "Stack"]
-
 
 @dataclass(frozen=True, slots=True)
 class RateLimiter:
@@ -44,13 +42,9 @@ class MinSize(RateLimiter):
 class SampleToInsertRatio(RateLimiter):
     """Keeps samples close to `samples_per_insert` times the inserts.
 
-    Args:
-        samples_per_insert: Samples of an item, on average; above 0.
-        min_size_to_sample: Items before the first sample; at least 1.
-        error_buffer: How far samples may run ahead of, or behind, the ratio, counted in samples,
-            once `min_size_to_sample` items are there; or the two bounds of `inserts *
-            samples_per_insert - samples`. Narrower than `2 * max(1, samples_per_insert)` is
-            refused.
+    `error_buffer` is how far samples may run ahead of, or behind, the ratio, counted in samples,
+    once `min_size_to_sample` items are there; or the two bounds of `inserts * samples_per_insert -
+    samples`. Narrower than `2 * max(1, samples_per_insert)` is refused.
     """
 
     __slots__ = ()

@@ -128,12 +128,7 @@ class Stream:
         return Stream(lambda: map(function, self._start()))
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> "Stream":
-        """Stack so many into one, each array with an axis in front.
-
-        Args:
-            batch_size: At least 1.
-            drop_remainder: Leave out a last one that has fewer.
-        """
+        """Stack so many into one, each array with an axis in front; a last one may have fewer."""
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         return Stream(lambda: _batches(self._start(), batch_size, drop_remainder))
@@ -154,20 +149,11 @@ def _batches(samples: Iterator[Any], batch_size: int, drop_remainder: bool) -> I
 class TrajectoryDataset(Stream):
     """Whole items of a table, as `ReplaySample`s with data in the structure they were written in.
 
-    Args:
-        server_address: "HOST:PORT" of the server.
-        table: Which table.
-        dtypes: Structure to give data in, with dtypes as leaves, which are checked; None: that in
-            which they were written.
-        shapes: No effect: a table's buffer holds its items to one schema.
-        max_in_flight_samples_per_worker: Items drawn at a time at most. What was drawn and is never
-            come to counts as sampled.
-        num_workers_per_iterator: No effect.
-        max_samples_per_stream: No effect.
-        rate_limiter_timeout_ms: Milliseconds to wait for an item, after which the samples end;
-            below 0: for as long as it takes.
-        max_samples: Items until the samples end; below 0: without end.
-        **options: Of `breadbox.connect`, such as `token`.
+    `dtypes` is a structure to give data in instead, with dtypes as leaves, which are checked. At
+    most `max_in_flight_samples_per_worker` items are drawn at a time; what was drawn and is never
+    come to counts as sampled. Samples end after `max_samples`, or when no item comes for
+    `rate_limiter_timeout_ms` milliseconds; below 0 they do not. `**options` are
+    `breadbox.connect`'s; all else has no effect.
     """
 
     def __init__(

@@ -5,8 +5,6 @@ Each serves as a table's sampler and as its remover, and names a sampler of the 
 
 from dataclasses import dataclass
 
-__all__ = ["Fifo", "Lifo", "MaxHeap", "MinHeap", "Prioritized", "Selector", "Uniform"]
-
 
 @dataclass(frozen=True, slots=True)
 class Selector:

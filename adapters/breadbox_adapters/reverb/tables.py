@@ -232,10 +232,6 @@ def publish_signature(client: Client, table: str, state: ModelState, signature: 
 def create_tables(client: Client, tables: Sequence[Table]) -> None:
     """Make tables on a running server; those that exist with the same limits stay as they are.
 
-    Args:
-        client: Connected to it, as an administrator where there are roles.
-        tables: At least one, each with a name of its own.
-
     Raises:
         ValueError: There is none, or two have one name; nothing was made.
         BufferExistsError: A buffer of the name has other limits; those before it were made.

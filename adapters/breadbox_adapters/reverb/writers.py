@@ -279,13 +279,9 @@ class TrajectoryWriter:
     def configure(
         self, path: Path, *, num_keep_alive_refs: int, max_chunk_length: int | None = None
     ) -> None:
-        """Keep another number of steps of one column.
+        """Keep another number of steps of one column, such as ("observation", "image").
 
-        Args:
-            path: The column's, such as ("observation", "image").
-            num_keep_alive_refs: Steps to keep.
-            max_chunk_length: Checked, and has no effect: steps are not grouped before they are in
-                items.
+        `max_chunk_length` is checked, and has no effect.
         """
         if num_keep_alive_refs < 1:
             raise ValueError(
@@ -301,12 +297,9 @@ class TrajectoryWriter:
             self._columns[path].keep(num_keep_alive_refs)
 
     def append(self, data: Any, *, partial_step: bool = False) -> None:
-        """Add a step, or a part of one, to the history. Sends nothing.
+        """Add a step, or with `partial_step` a part of one, to the history. Copies; sends nothing.
 
-        Args:
-            data: Arrays in any structure; they are copied. It may have fields that earlier steps
-                lacked, and lack some that these had.
-            partial_step: The step goes on with the next call.
+        Data may have fields that earlier steps lacked, and lack some that these had.
 
         Raises:
             ValueError: A field has another dtype, shape or structure than before, or was given in
@@ -331,16 +324,11 @@ class TrajectoryWriter:
             self._episode_steps += 1
 
     def create_item(self, table: str, priority: float, trajectory: Any) -> None:
-        """Make an item of parts of the history, and send it in the background.
-
-        Args:
-            table: Where to.
-            priority: From 0 to 1e30.
-            trajectory: Columns of `history` in any structure.
+        """Make an item of columns of `history`, in any structure, and send it in the background.
 
         Raises:
             TypeError: A leaf is no column of a history.
-            ValueError: There is none, one has expired, the priority is out of its range, or the
+            ValueError: There is none, one has expired, the priority is not from 0 to 1e30, or the
                 signature of the table differs.
             RuntimeError: The writer was closed.
             TableNotFoundError: There is no such table.
@@ -381,13 +369,9 @@ class TrajectoryWriter:
     def flush(self, block_until_num_items: int = 0, timeout_ms: int | None = None) -> None:
         """Wait until at most `block_until_num_items` items are unconfirmed, of all tables.
 
-        Args:
-            block_until_num_items: At least 0.
-            timeout_ms: Milliseconds to wait; None, or below 0: for as long as it takes.
-
         Raises:
-            RuntimeError: The writer was closed.
-            DeadlineExceededError: It took longer; items are sent all the same.
+            DeadlineExceededError: It took `timeout_ms` milliseconds, if given; items are sent all
+                the same.
             ReverbError: What went wrong in the background.
         """
         self._require_open()
@@ -413,11 +397,9 @@ class TrajectoryWriter:
                 ) from error
 
     def end_episode(self, clear_buffers: bool = True, timeout_ms: int | None = None) -> None:
-        """Wait as `flush` until all items are confirmed, and begin an episode.
+        """Wait as `flush` until all items are confirmed, and begin an episode; also on a timeout.
 
-        Args:
-            clear_buffers: Forget the history; False: items may reach over the end of the episode.
-            timeout_ms: As `flush`. The episode has ended also when it is over.
+        Without `clear_buffers` items may reach over the end of the episode.
         """
         self._require_open()
         self._episode_steps = 0
@@ -510,7 +492,6 @@ class Writer:
         Raises:
             ValueError: `num_timesteps` is below 1, or more than there are or are kept, or the
                 table's signature differs.
-            RuntimeError: The writer was closed, as by the end of its `with` block.
             ReverbError: What went wrong in the background.
         """
         if num_timesteps < 1:

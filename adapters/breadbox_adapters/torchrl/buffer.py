@@ -21,18 +21,12 @@ from breadbox.model.errors import (
 )
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import AdmissionOutcome, Device, SchemaPolicy
-from breadbox.shared.extras import how_to_install
 from breadbox.transport.run_ahead import run_ahead
+from breadbox_adapters import extra
 from breadbox_adapters.torchrl.layout import Steps, Stream, as_dict, draw_slices
 
-try:
+with extra("torchrl"):
     from tensordict import TensorDict, TensorDictBase
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"breadbox_adapters.torchrl needs the module {error.name!r}, which is not installed: "
-        f"{how_to_install('torchrl')}",
-        name=error.name,
-    ) from error
 
 ARRIVAL_S = 10.0
 """Seconds in which steps that were appended come back; they take milliseconds."""
@@ -97,13 +91,12 @@ class BreadboxReplayBuffer:
     sample = buffer.sample()  # a TensorDict, for TorchRL's losses
     ```
 
-    What is extended goes to the server, and comes back by the mirror that samples are drawn from,
-    within milliseconds; `extend` returns once it has. So a learner that is killed finds everything
-    again, and other learners, and actors elsewhere, have part in it.
+    `extend` sends steps to the server, and returns once the mirror that samples are drawn from has
+    them back, within milliseconds. So a learner that is killed finds everything again, and other
+    learners and actors have part in it.
 
     Use it as a context manager, or call `shutdown`. Sampling is thread-safe; extending is for one
-    thread at a time. A pickled copy has connections and a mirror of its own, with token and
-    certificates of the environment it is loaded in (see `breadbox.environment`), and other draws.
+    thread at a time. A pickled copy has connections, a mirror and draws of its own.
     """
 
     def __init__(
@@ -259,12 +252,10 @@ class BreadboxReplayBuffer:
     def extend(self, data: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
         """Append steps, wait until they can be sampled, and return their indexes in data's shape.
 
-        Args:
-            data: As collectors give it: [N], in the order in which it was played, or [E, T] of E
-                environments. Steps that do not follow one another are told apart by their
-                observations.
-            update_priority: True: take priorities from where `priority_key` is. None: where there
-                are any.
+        Data is as collectors give it: [N], in the order in which it was played, or [E, T] of E
+        environments. Steps that do not follow one another are told apart by their observations.
+        Priorities are taken from where `priority_key` is, if they are there, or must be with
+        `update_priority`.
 
         Raises:
             InvalidRequestError: It is not of that form.
@@ -350,19 +341,17 @@ class BreadboxReplayBuffer:
         wait: bool = False,
         timeout: float | None = None,
     ) -> Any:
-        """Draw steps, with replacement.
+        """Draw steps, with replacement; `batch_size` None: as many as the buffer's.
 
-        Args:
-            batch_size: How many; None: as many as the buffer's.
-            return_info: Also give a dict with "index" and "priority_weight".
-            wait: Wait until there are as many steps as are drawn; False: one is enough.
-            timeout: Seconds to wait; None: for as long as it takes.
+        Without `wait` one step to draw from is enough, else as many as are drawn; it waits for
+        `timeout` seconds, or for ever.
 
         Returns:
             A TensorDict [B], slices after one another: observation, "action", flags that are False
                 and extras at its root; observation, "reward" and flags [B, 1] under "next";
                 "index", "priority_weight" (1 where draws are uniform), and of n-step samples
-                "steps_to_next_obs".
+                "steps_to_next_obs". With `return_info` also a dict with "index" and
+                "priority_weight".
 
         Raises:
             InvalidRequestError: No batch size was given, or there is nothing to sample.
@@ -424,11 +413,10 @@ class BreadboxReplayBuffer:
             yield self.sample()
 
     def __getitem__(self, index: Any) -> TensorDictBase:
-        """Read steps by index, each alone: not as windows of `n_step`.
+        """Read steps by index, each alone, in the index's shape: not as windows of `n_step`.
 
-        Args:
-            index: As `extend` and samples give it; or, where no such steps are kept, as a slice or
-                a mask, places, of which 0 is that of the oldest step that is kept.
+        An index is as `extend` and samples give it. Where no such steps are kept, as for a slice or
+        a mask, it stands for places, 0 being the oldest step that is kept.
         """
         if isinstance(index, list | Tensor):
             index = torch.as_tensor(index).cpu().numpy()
@@ -477,12 +465,7 @@ class BreadboxReplayBuffer:
     # Priorities --------------------------------------------------------------------------------
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Set priorities of steps. Those of steps that are gone are ignored.
-
-        Args:
-            index: As samples have it.
-            priority: Of each, or of all; at least 0. Draws raise it to the power of `alpha`.
-        """
+        """Set priorities, of each step or of all; at least 0. Steps that are gone are ignored."""
         indexes = torch.as_tensor(index).reshape(-1).cpu()
         priorities = torch.as_tensor(priority).detach().cpu().double()
         if priorities.numel() == 1:
@@ -512,15 +495,11 @@ class BreadboxReplayBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, timeout: float = 60.0) -> None:
-        """Set priorities as they were, once the steps have come back from the service.
-
-        Args:
-            state: As `state_dict` gave it. Priorities of steps that left the buffer are ignored.
-            timeout: Seconds to wait for the newest of the steps.
+        """Set priorities as they were, once the newest of the steps is back from the service.
 
         Raises:
             SessionEndedError: It is of another session: these steps are gone for good.
-            DeadlineExceededError: The mirror did not catch up in time.
+            DeadlineExceededError: The mirror did not catch up within `timeout` seconds.
         """
         current = self._session()[0]
         if state["session_id"] != current:

@@ -151,12 +151,9 @@ class Stream:
 
 
 def as_dict(batch: StepBatch, gamma: float | None) -> dict[str, Any]:
-    """Name and shape a batch's tensors as TorchRL does.
+    """Name and shape a batch of tensors [B, ...] as TorchRL does.
 
-    Args:
-        batch: With tensors as leaves, [B, ...].
-        gamma: Discount of an n-step batch, from which the windows' steps follow; None: single
-            steps.
+    `gamma` is the discount of an n-step batch, from which the windows' steps follow, or None.
     """
     ended = {
         "terminated": batch.terminated.unsqueeze(-1),
@@ -235,12 +232,6 @@ def draw_slices(
     """Draw slices, with replacement, each as likely as any other; one after the other, as arrays.
 
     The last step of each is truncated, so that no value is carried from one slice into the next.
-
-    Args:
-        mirror: Where they are drawn.
-        count: Slices.
-        length: Steps of each.
-        prioritised: Draw in proportion to the priority of the first step.
     """
     drawn: list[dict[str, Tree]] = []
     have = 0

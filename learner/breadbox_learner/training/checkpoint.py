@@ -18,8 +18,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from breadbox.model.errors import ReplayBufferError
+from breadbox_learner.training.batching import EnvironmentSteps, EpisodeReturns
 from breadbox_learner.training.ppo import PpoUpdater
-from breadbox_learner.training.returns import EnvironmentSteps, EpisodeReturns
 from breadbox_learner.training.trainer import TrainerState
 from breadbox_policies import WeightsMismatchError, set_policy_weights
 

@@ -137,35 +137,32 @@ class Fitting:
         Choices that do not exist, numbers that are none or infinite, steps that are not there.
         """
         found: dict[int, Misfit] = {}
+
+        def blame(wrong: Tensor, rows: Any, misfit: Misfit) -> None:
+            """Note rows, of the batch or, by `rows`, of the fragments that they belong to."""
+            for row in wrong.nonzero().flatten().tolist():
+                found.setdefault(row if rows is None else int(rows[row]), misfit)
+
         for path, leaf in flatten({name: getattr(batch, name) for name in _VALUES_READ})[1]:
             values = torch.as_tensor(leaf)
             if values.numel() == 0:
                 continue
             rows = None if not path.startswith("final_obs") else batch.final_obs_row
             if values.is_floating_point():
-                wrong = _not_finite(values)
-                self._note(found, wrong, rows, Misfit(path, "finite numbers", "others"))
+                blame(_not_finite(values), rows, Misfit(path, "finite numbers", "others"))
             bounds = self._ranges.get(_observed(path))
             if bounds is not None:
                 low, high = (torch.as_tensor(each, device=values.device) for each in bounds)
                 # A choice has no axis of its own: its `next_obs` is [B], its `final_obs` [F].
                 wrong = ((values < low) | (values > high)).reshape(len(values), -1).any(1)
-                wanted = f"{bounds[0]} to {bounds[1]}"
-                self._note(found, wrong, rows, Misfit(path, wanted, "others"))
+                blame(wrong, rows, Misfit(path, f"{bounds[0]} to {bounds[1]}", "others"))
         if batch.final_obs_step is not None:
             steps = torch.as_tensor(batch.final_obs_step)
             step_count = batch.reward.shape[1]
             wrong = (steps < 0) | (steps >= step_count)
-            wanted = f"steps below {step_count}"
-            misfit = Misfit("final_obs_step", wanted, "others")
-            self._note(found, wrong, batch.final_obs_row, misfit)
+            misfit = Misfit("final_obs_step", f"steps below {step_count}", "others")
+            blame(wrong, batch.final_obs_row, misfit)
         return found
-
-    @staticmethod
-    def _note(found: dict[int, Misfit], wrong: Tensor, rows: Any, misfit: Misfit) -> None:
-        """Blame rows, of the batch or, by `rows`, of the fragments that they belong to."""
-        for row in wrong.nonzero().flatten().tolist():
-            found.setdefault(row if rows is None else int(rows[row]), misfit)
 
     def kept(
         self, references: Sequence[FragmentReference], described: Sequence[Arrays]
@@ -185,18 +182,18 @@ class Fitting:
             if misfit is None:
                 kept.append(reference)
             else:
-                self.leave_out([reference], misfit)
+                self.leave_out(reference, misfit)
         return kept
 
-    def leave_out(self, references: Sequence[FragmentReference], misfit: Misfit) -> None:
-        """Count fragments that do not fit, and log why, once for each kind."""
-        self.misfit_count += len(references)
+    def leave_out(self, reference: FragmentReference, misfit: Misfit) -> None:
+        """Count a fragment that does not fit, and log why, once for each kind."""
+        self.misfit_count += 1
         if misfit in self._told or len(self._told) >= WARNINGS_MAX:
             return
         self._told.add(misfit)
         _log.warning(
             "fragments of worker %s and others like it are left out: %s: wanted %s, got %s",
-            references[0].metadata.worker_id,
+            reference.metadata.worker_id,
             misfit.path,
             misfit.wanted,
             misfit.got,

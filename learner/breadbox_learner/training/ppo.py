@@ -76,15 +76,10 @@ class Evaluator(nn.Module):
 
 
 class PpoUpdater:
-    """Trains a policy, one batch at a time. Not thread-safe.
+    """Trains a policy in place, one batch at a time. Not thread-safe.
 
-    Args:
-        policy: Trained in place; on *device*.
-        config: How.
-        device: Where the policy is and batches are moved to.
-        seed: Of the order of minibatches, together with rank and number of the update.
-        reference: Policy that `kl_coefficient` pulls towards; never changed.
-        ranks: The processes that train together; None: this one is alone.
+    `seed`, the rank and the update's number decide the order of minibatches. `reference` is the
+    policy that `kl_coefficient` pulls towards; it never changes.
     """
 
     def __init__(
@@ -113,12 +108,10 @@ class PpoUpdater:
     def update(
         self, batch: TrainingBatch, *, number: int = 0, train_policy: bool = True
     ) -> UpdateStatistics:
-        """Train on *batch*.
+        """Train on *batch*, of at least one fragment; every rank on as many.
 
-        Args:
-            batch: At least one fragment; every rank the same number.
-            number: Updates before this one; decides step size and order of minibatches.
-            train_policy: False trains the value alone.
+        `number` of updates before this one decides step size and order of minibatches. Without
+        `train_policy` the value alone is trained.
         """
         self._set_out(number)
         prepared = self._prepare(batch.to(self.device))

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from uuid import uuid4
 
@@ -83,66 +83,51 @@ class Share:
     """The same on all ranks, another one for each start of them; empty: this process is alone."""
 
 
+@dataclass(eq=False)
 class LeaseSource:
     """Batches of a buffer, each under a lease that lives until the batch is released.
 
     The host memory of a released batch is what a later one is loaded into. All ranks of a learner
     ask with the same request ids, so that they share each draw without a word between them; a rank
     that is late finds its share waiting. Not thread-safe.
-
-    Args:
-        client: Connected to the buffer.
-        fragment_count: Of a batch, for all ranks together.
-        share: Which part of it is this process's.
-        prefetch_batches: Batches fetched and loaded ahead, in a thread.
-        device: Where the batch is wanted. For a CUDA device it is copied there from page-locked
-            memory, on a stream of its own, beside what is being trained.
-        session_id: Session that fragments must be of; empty: any.
-        fitting: Tells which fragments can be trained on; None: all that fit one another. The others
-            are left out: the batch is smaller, or on one rank of several filled up with fragments
-            that do fit, since ranks work in step; if none does, `next` raises, for all ranks to
-            skip the draw.
-        while_waiting: Called after each wait that gave nothing, from the fetching thread.
-        wait_slice_s: Longest single wait; `stopped` is asked in between.
-        clock: Monotonic seconds; a wait is logged every 10 of them, by rank 0.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        *,
-        fragment_count: int,
-        share: Share | None = None,
-        prefetch_batches: int = 0,
-        device: str = "cpu",
-        session_id: str = "",
-        fitting: Fitting | None = None,
-        while_waiting: Callable[[], None] = lambda: None,
-        wait_slice_s: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._client = client
-        self._fragment_count = fragment_count
-        self._share = share or Share()
-        self._device = device
-        self._side_stream = side_stream_for(device)
+    client: Client
+    fragment_count: int
+    """Fragments of a batch, for all ranks together."""
+    share: Share = Share()
+    prefetch_batches: int = 0
+    """Batches fetched and loaded ahead, in a thread."""
+    device: str = "cpu"
+    """Where the batch is wanted. For a CUDA device it is copied there from page-locked memory, on a
+    stream of its own, beside what is being trained."""
+    session_id: str = ""
+    """Session that fragments must be of; empty: any."""
+    fitting: Fitting = field(default_factory=Fitting)
+    """Tells which fragments can be trained on. The others are left out: the batch is smaller, or on
+    one rank of several filled up with fragments that do fit, since ranks work in step; if none
+    does, `next` raises, for all ranks to skip the draw."""
+    while_waiting: Callable[[], None] = lambda: None
+    """Called after each wait that gave nothing, from the fetching thread."""
+    wait_slice_s: float = 1.0
+    """Longest single wait; `stopped` is asked in between."""
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds; a wait is logged every 10 of them, by rank 0."""
+
+    def __post_init__(self) -> None:
+        self._side_stream = side_stream_for(self.device)
         self._spare: list[Stack] = []
         """Memory of released batches; as much as was held at a time, since each load takes one."""
-        self._session_id = session_id
-        self._fitting = fitting or Fitting()
         self._misfits_told = 0
         self._failed_loads = 0
         """In a row."""
-        self._while_waiting = while_waiting
-        self._wait_slice_s = wait_slice_s
-        self._clock = clock
-        self._nonce = self._share.run_nonce or uuid4().hex
+        self._nonce = self.share.run_nonce or uuid4().hex
         self._closing = threading.Event()
         self._stopped: Callable[[], bool] = self._closing.is_set
         self._open: set[Lease] = set()
         self._open_lock = threading.Lock()
         self._batches = run_ahead(
-            count(), self._fetch, at_once=1, depth=prefetch_batches, in_order=True
+            count(), self._fetch, at_once=1, depth=self.prefetch_batches, in_order=True
         )
 
     def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
@@ -188,7 +173,7 @@ class LeaseSource:
                 _log.warning("a batch could not be loaded and is left out: %s", error)
             # Not given back: it would only be served, and fail, again.
             self._release(lease, ReleaseMode.CONSUMED)
-            if self._share.world_size > 1:
+            if self.share.world_size > 1:
                 # Other ranks have their shares of this draw: there is no other one for this rank.
                 return UnusableShareError(self._new_misfits())
         raise AssertionError("unreachable")
@@ -196,29 +181,29 @@ class LeaseSource:
     def _granted(self, request_id: str) -> tuple[Lease | None, str]:
         """Wait for a lease; return what the server waited for last, too."""
         reason = ""
-        say_at = self._clock() + SAY_WAITING_S
+        say_at = self.clock() + SAY_WAITING_S
         while not (self._closing.is_set() or self._stopped()):
             try:
-                lease = self._client.fetch(
-                    self._fragment_count,
-                    self._wait_slice_s,
-                    rank=self._share.rank,
-                    world_size=self._share.world_size,
+                lease = self.client.fetch(
+                    self.fragment_count,
+                    self.wait_slice_s,
+                    rank=self.share.rank,
+                    world_size=self.share.world_size,
                     request_id=request_id,
                 )
             except WaitElapsedError as elapsed:
                 reason = elapsed.reason
-                if self._share.rank == 0 and self._clock() >= say_at:
-                    say_at = self._clock() + SAY_WAITING_S
+                if self.share.rank == 0 and self.clock() >= say_at:
+                    say_at = self.clock() + SAY_WAITING_S
                     _log.info("waiting for workers to fill a batch: %s", reason)
-                self._while_waiting()
+                self.while_waiting()
                 continue
             lease.__enter__()  # Renews it from here on.
             with self._open_lock:
                 self._open.add(lease)
             # A fetch is served from whatever session is current by then.
-            if self._session_id and lease.grant.session_id != self._session_id:
-                raise SessionEndedError(self._session_id, lease.grant.session_id)
+            if self.session_id and lease.grant.session_id != self.session_id:
+                raise SessionEndedError(self.session_id, lease.grant.session_id)
             return lease, reason
         return None, reason
 
@@ -262,7 +247,7 @@ class LeaseSource:
 
     def _new_misfits(self) -> int:
         """Count fragments left out since this was asked last."""
-        count = self._fitting.misfit_count - self._misfits_told
+        count = self.fitting.misfit_count - self._misfits_told
         self._misfits_told += count
         return count
 
@@ -281,12 +266,12 @@ class LeaseSource:
             kept = self._without(references, set(lease.unreadable()), error)
         else:
             try:
-                described = self._client.describe_arrays(references)
+                described = self.client.describe_arrays(references)
             except LOAD_ERRORS as unreadable:
                 return self._without_faulty(lease, references, unreadable)
             pairs = zip(references, described, strict=True)
-            lease.refuse([_id_of(each) for each, arrays in pairs if self._fitting.misfit(arrays)])
-            kept = self._fitting.kept(references, described)
+            lease.refuse([_id_of(each) for each, arrays in pairs if self.fitting.misfit(arrays)])
+            kept = self.fitting.kept(references, described)
             if len(kept) == len(references):
                 # Arrays alike may stand in trees that differ: a list is not a dict.
                 kept = self._without(references, self._of_the_fewer(references), error)
@@ -304,7 +289,7 @@ class LeaseSource:
         for reference in references:
             if _id_of(reference) in payload_ids:
                 misfit = Misfit("its payload", "one that can be read", str(error))
-                self._fitting.leave_out([reference], misfit)
+                self.fitting.leave_out(reference, misfit)
             else:
                 kept.append(reference)
         return kept
@@ -317,7 +302,7 @@ class LeaseSource:
 
     def _stack(self, *references: FragmentReference) -> bool:
         try:
-            self._client.load_batch(references, device="cpu", into=None)
+            self.client.load_batch(references, device="cpu", into=None)
         except _FAULTS_OF_FRAGMENTS:
             return False
         return True
@@ -325,19 +310,19 @@ class LeaseSource:
     def _usable(self, lease: Lease, loaded: Batch) -> list[FragmentReference]:
         """Leave out rows that cannot be trained on; the server hears of them as unreadable ones."""
         references = loaded.references
-        misfit = self._fitting.batch_misfit(loaded)
+        misfit = self.fitting.batch_misfit(loaded)
         if misfit is None:
-            faulty = self._fitting.faulty(loaded)
+            faulty = self.fitting.faulty(loaded)
         else:
             # What does not stack, such as final observations, may be of one fragment alone.
-            described = self._client.describe_arrays(references)
-            misfits = [self._fitting.misfit(arrays) for arrays in described]
+            described = self.client.describe_arrays(references)
+            misfits = [self.fitting.misfit(arrays) for arrays in described]
             faulty = {row: each for row, each in enumerate(misfits) if each is not None}
             faulty = faulty or dict.fromkeys(range(len(references)), misfit)
         if not faulty:
             return list(references)
         for row, why in faulty.items():
-            self._fitting.leave_out([references[row]], why)
+            self.fitting.leave_out(references[row], why)
         lease.refuse([_id_of(references[row]) for row in faulty])
         return [each for row, each in enumerate(references) if row not in faulty]
 
@@ -346,7 +331,7 @@ class LeaseSource:
         into = self._spare.pop() if self._spare else None
         try:
             with self._side_stream or nullcontext():
-                return self._client.load_batch(references, device=self._device, into=into)
+                return self.client.load_batch(references, device=self.device, into=into)
         except _FAULTS_OF_FRAGMENTS:
             if into is not None:
                 self._spare.append(into)
@@ -356,7 +341,7 @@ class LeaseSource:
         self, kept: Sequence[FragmentReference], wanted_count: int
     ) -> Sequence[FragmentReference]:
         """Repeat what fits up to a whole share: ranks make the same steps, of like size."""
-        if self._share.world_size == 1:
+        if self.share.world_size == 1:
             return kept
         return [kept[position % len(kept)] for position in range(wanted_count)]
 

@@ -14,8 +14,8 @@ from breadbox_learner.evaluation import Evaluator
 from breadbox_learner.ranks import Ranks
 from breadbox_learner.runs import Progress, Record, RunFolderError
 from breadbox_learner.settings import LearnSettings
+from breadbox_learner.training.batching import Ended, EnvironmentSteps, EpisodeReturns
 from breadbox_learner.training.ppo import PpoUpdater, UpdateStatistics
-from breadbox_learner.training.returns import Ended, EnvironmentSteps, EpisodeReturns
 from breadbox_learner.training.source import FetchedBatch, LeaseSource, UnusableShareError
 from breadbox_policies import PolicyModule, policy_weights
 
@@ -98,8 +98,6 @@ class Follower:
     def keep(self, policy: PolicyModule) -> None:
         """Do nothing: rank 0 looks after the session."""
 
-
-_log = logging.getLogger(__name__)
 
 MEANINGFUL_EPISODES = 100
 """Episodes below which a mean return is not compared with the target."""
