@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Generic, TypeVar
 
 from breadbox.model.types import FragmentReference
-from breadbox.reading.cuda_stream import SideStream
+from breadbox.reading.devices import SideStream
 from breadbox.reading.loading import LOAD_ERRORS, LoaderOptions, LoadPlan
 from breadbox.transport.run_ahead import run_ahead
 

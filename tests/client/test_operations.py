@@ -208,7 +208,7 @@ def test_a_client_that_is_closed_in_an_outage_does_not_say_that_it_is_over(
     with pytest.raises(errors.ClosedError):
         world.run(operations.invoke(world.context, calls.list_buffers()))
     assert [("WARNING", "calling ListBuffers failed, trying again: away")] == told(caplog)
-    assert not world.context.contact.made
+    assert not world.context.has_answered
 
 
 def test_a_call_that_is_refused_or_not_repeated_leaves_the_log_alone(

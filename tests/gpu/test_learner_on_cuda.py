@@ -15,7 +15,7 @@ from breadbox.model.fragment import Fragment
 from breadbox.model.types import FragmentMetadata, FragmentReference
 from breadbox.payload import write_fragments
 from breadbox.reading.batches import Batch, load_batch
-from breadbox.reading.cuda_stream import side_stream_for
+from breadbox.reading.devices import side_stream_for
 from breadbox.stores import open_store
 from breadbox.testing import start_server
 from breadbox_learner.settings import PpoConfig

@@ -15,7 +15,7 @@ from breadbox.model.types import Device, FragmentReference, LeaseGrant, ReleaseM
 from breadbox.operations import operations
 from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted
 from breadbox.reading.batches import Batch
-from breadbox.reading.cuda_stream import side_stream_for
+from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LoaderKeywords, LoaderOptions
 from breadbox.transport.aio.interpreter import Interpreter, Kept
 from breadbox.transport.aio.run_ahead import run_ahead

@@ -80,38 +80,44 @@ def _nothing(response: Any) -> None:
     del response
 
 
+def _call(
+    kind: type[Message], decode: Callable[[Any], Reply], *, wait_s: float = 0.0, **fields: Any
+) -> Call[Reply]:
+    """Return the call of a request; a field that is None stays unset."""
+    method = kind.DESCRIPTOR.name.removesuffix("Request")
+    return Call(method, wire.build(kind, **fields), decode, wait_s)
+
+
 def start_session(
     buffer: str, session_id: str | None, model_version: int | None
 ) -> Call[types.ModelState]:
     """Start a session; without an id, a random one."""
     session_id = uuid4().hex if session_id is None else session_id
-    request = wire.build(
-        pb.StartSessionRequest, buffer=buffer, session_id=session_id, model_version=model_version
+    return _call(
+        pb.StartSessionRequest,
+        wire.model_from_wire,
+        buffer=buffer,
+        session_id=session_id,
+        model_version=model_version,
     )
-    return Call("StartSession", request, wire.model_from_wire)
 
 
 def end_session(buffer: str, session_id: str) -> Call[None]:
     """End a session."""
-    request = wire.build(pb.EndSessionRequest, buffer=buffer, session_id=session_id)
-    return Call("EndSession", request, _nothing)
+    return _call(pb.EndSessionRequest, _nothing, buffer=buffer, session_id=session_id)
 
 
 def publish_model(
     buffer: str, session_id: str, model_version: int, weights: types.PayloadReference | None
 ) -> Call[types.PublishReply]:
     """Move the model version forward."""
-    request = wire.build(
+    return _call(
         pb.PublishModelRequest,
+        lambda response: types.PublishReply(response.model_version, response.evicted_chunk_count),
         buffer=buffer,
         session_id=session_id,
         model_version=model_version,
         weights=wire.to_wire(wire.PAYLOAD, weights) if weights else None,
-    )
-    return Call(
-        "PublishModel",
-        request,
-        lambda response: types.PublishReply(response.model_version, response.evicted_chunk_count),
     )
 
 
@@ -119,19 +125,15 @@ def watch_model(
     buffer: str, known: types.ModelState | None, max_wait_s: float
 ) -> Call[types.ModelState | None]:
     """Wait for other than the known session, version or weights; the answer is None without one."""
-    request = wire.build(
+    return _call(
         pb.WatchModelRequest,
+        lambda response: wire.model_from_wire(response) if response.changed else None,
+        wait_s=max_wait_s,
         buffer=buffer,
         known_session_id=known.session_id if known else None,
         known_model_version=known.model_version if known else None,
         known_weights=known.weights is not None if known else None,
         max_wait=wire.duration("max_wait_s", max_wait_s),
-    )
-    return Call(
-        "WatchModel",
-        request,
-        lambda response: wire.model_from_wire(response) if response.changed else None,
-        wait_s=max_wait_s,
     )
 
 
@@ -139,12 +141,12 @@ def append_fragments(
     buffer: str, fragments: Sequence[types.FragmentMetadata]
 ) -> Call[types.AppendReply]:
     """Announce fragments whose payloads are written."""
-    request = wire.build(
+    return _call(
         pb.AppendFragmentsRequest,
+        wire.append_reply_from_wire,
         buffer=buffer,
         fragments=[wire.to_wire(wire.METADATA, metadata) for metadata in fragments],
     )
-    return Call("AppendFragments", request, wire.append_reply_from_wire)
 
 
 def announce_fragments(
@@ -155,21 +157,14 @@ def announce_fragments(
     sends_schemas: bool = False,
     max_wait_s: float = 0.0,
 ) -> Call[types.AppendReply]:
-    """Announce fragments whose payloads are written, or inline; as `append_fragments`.
-
-    Args:
-        buffer: Name of the buffer.
-        fragments: The fragments.
-        written: Payload and schema of each fragment.
-        sends_schemas: True to declare their schemas too.
-        max_wait_s: Seconds for which the server may wait for room, within the deadline of any call.
-    """
+    """Announce fragments whose payloads are written, or inline; as `append_fragments`."""
     schemas = {}
     if sends_schemas:
         schemas = {each.schema.hash: each.schema.message for each in written if each.schema}
     bodies = [each.body for each in written]
-    request = wire.build(
+    return _call(
         pb.AppendFragmentsRequest,
+        wire.append_reply_from_wire,
         buffer=buffer,
         fragments=[
             wire.announcement(fragment, each.payload, each.schema.hash if each.schema else 0)
@@ -179,7 +174,6 @@ def announce_fragments(
         max_wait=wire.duration("max_wait_s", max_wait_s) if max_wait_s else None,
         payloads=bodies if any(bodies) else None,
     )
-    return Call("AppendFragments", request, wire.append_reply_from_wire)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +197,10 @@ def fetch_fragments(
     buffer: str, fetch: FetchRequest, *, request_id: str, max_wait_s: float
 ) -> Call[types.LeaseGrant | str]:
     """Fetch under a lease; the answer is the grant, or why there was none within the wait."""
-    request = wire.build(
+    return _call(
         pb.FetchFragmentsRequest,
+        lambda response: wire.grant_from_wire(response, request_id),
+        wait_s=max_wait_s,
         buffer=buffer,
         request_id=request_id,
         fragment_count=fetch.fragment_count,
@@ -214,23 +210,17 @@ def fetch_fragments(
         lease_duration=wire.duration("lease_s", fetch.lease_s),
         inline_bytes_max=fetch.inline_bytes_max,
     )
-    return Call(
-        "FetchFragments",
-        request,
-        lambda response: wire.grant_from_wire(response, request_id),
-        wait_s=max_wait_s,
-    )
 
 
 def get_prepared_fragments(
     buffer: str, request_id: str
 ) -> Call[tuple[types.FragmentReference, ...]]:
     """Read the fragments granted to all ranks of a request."""
-    request = wire.build(pb.GetPreparedFragmentsRequest, buffer=buffer, request_id=request_id)
-    return Call(
-        "GetPreparedFragments",
-        request,
+    return _call(
+        pb.GetPreparedFragmentsRequest,
         lambda response: wire.references_from_wire(response.fragments),
+        buffer=buffer,
+        request_id=request_id,
     )
 
 
@@ -256,8 +246,10 @@ def read_fragments(
     buffer: str, read: ReadRequest, *, max_wait_s: float
 ) -> Call[types.FragmentRead]:
     """Read chunks after a cursor under a lease, without using them."""
-    request = wire.build(
+    return _call(
         pb.ReadFragmentsRequest,
+        wire.read_from_wire,
+        wait_s=max_wait_s,
         buffer=buffer,
         after_chunk_id=read.after_chunk_id,
         chunk_count_max=read.chunk_count_max,
@@ -267,53 +259,46 @@ def read_fragments(
         subscription=read.subscription,
         inline_bytes_max=read.inline_bytes_max,
     )
-    return Call("ReadFragments", request, wire.read_from_wire, wait_s=max_wait_s)
 
 
 def create_subscription(
     buffer: str, name: str, *, retaining: bool, after_chunk_id: int | None
 ) -> Call[types.Subscription]:
     """Create a named cursor."""
-    request = wire.build(
+    return _call(
         pb.CreateSubscriptionRequest,
+        lambda response: wire.subscription_from_wire(response.subscription),
         buffer=buffer,
         name=name,
         retaining=retaining,
         after_chunk_id=after_chunk_id,
     )
-    return Call(
-        "CreateSubscription",
-        request,
-        lambda response: wire.subscription_from_wire(response.subscription),
-    )
 
 
 def acknowledge_chunks(buffer: str, subscription: str, chunk_id: int) -> Call[None]:
     """Move a named cursor forward."""
-    request = wire.build(
-        pb.AcknowledgeChunksRequest, buffer=buffer, subscription=subscription, chunk_id=chunk_id
+    return _call(
+        pb.AcknowledgeChunksRequest,
+        _nothing,
+        buffer=buffer,
+        subscription=subscription,
+        chunk_id=chunk_id,
     )
-    return Call("AcknowledgeChunks", request, _nothing)
 
 
 def delete_subscription(buffer: str, name: str) -> Call[None]:
     """Delete a named cursor."""
-    request = wire.build(pb.DeleteSubscriptionRequest, buffer=buffer, name=name)
-    return Call("DeleteSubscription", request, _nothing)
+    return _call(pb.DeleteSubscriptionRequest, _nothing, buffer=buffer, name=name)
 
 
 def renew_lease(buffer: str, lease_id: str, lease_s: float | None) -> Call[float]:
     """Renew a lease; the answer is the seconds it has left."""
-    request = wire.build(
+    return _call(
         pb.RenewLeaseRequest,
+        lambda response: wire.seconds(response.lease.remaining_duration),
         buffer=buffer,
         lease_id=lease_id,
         lease_duration=wire.duration("lease_s", lease_s),
-    )
-    return Call(
-        "RenewLease",
-        request,
-        lambda response: wire.seconds(response.lease.remaining_duration),
     )
 
 
@@ -321,22 +306,25 @@ def release_lease(
     buffer: str, lease_id: str, mode: types.ReleaseMode, unreadable: Sequence[str] = ()
 ) -> Call[None]:
     """End a lease, naming payloads that could not be read."""
-    request = wire.build(
+    return _call(
         pb.ReleaseLeaseRequest,
+        _nothing,
         buffer=buffer,
         lease_id=lease_id,
         mode=wire.release_mode_to_wire(mode),
         unreadable_payload_ids=unreadable[:UNREADABLE_MAX],
     )
-    return Call("ReleaseLease", request, _nothing)
 
 
 def update_priorities(
     buffer: str, updates: Sequence[tuple[int, float]], delete: Sequence[int]
 ) -> Call[types.PrioritiesReply]:
     """Set priorities of chunks, and evict others."""
-    request = wire.build(
+    return _call(
         pb.UpdatePrioritiesRequest,
+        lambda response: types.PrioritiesReply(
+            response.updated_count, response.deleted_count, response.unknown_count
+        ),
         buffer=buffer,
         updates=[
             wire.build(pb.PriorityUpdate, chunk_id=chunk_id, priority=priority)
@@ -344,39 +332,31 @@ def update_priorities(
         ],
         delete_chunk_ids=delete,
     )
-    return Call(
-        "UpdatePriorities",
-        request,
-        lambda response: types.PrioritiesReply(
-            response.updated_count, response.deleted_count, response.unknown_count
-        ),
-    )
 
 
 def create_buffer(name: str, config: types.BufferConfig) -> Call[types.BufferDescription]:
     """Create a buffer."""
-    request = wire.build(
-        pb.CreateBufferRequest, name=name, config=wire.to_wire(wire.CONFIG, config)
+    return _call(
+        pb.CreateBufferRequest, _described, name=name, config=wire.to_wire(wire.CONFIG, config)
     )
-    return Call("CreateBuffer", request, _described)
 
 
 def update_buffer(
     name: str, config: types.BufferConfig, reset: Iterable[str] = ()
 ) -> Call[types.BufferDescription]:
     """Change limits, and set those that `reset` names to their default."""
-    request = wire.build(
+    return _call(
         pb.UpdateBufferRequest,
+        _described,
         name=name,
         config=wire.to_wire(wire.CONFIG, config),
         update_mask=wire.update_mask(config, reset),
     )
-    return Call("UpdateBuffer", request, _described)
 
 
 def delete_buffer(name: str) -> Call[None]:
     """Delete a buffer."""
-    return Call("DeleteBuffer", wire.build(pb.DeleteBufferRequest, name=name), _nothing)
+    return _call(pb.DeleteBufferRequest, _nothing, name=name)
 
 
 BufferPage = tuple[tuple[types.BufferDescription, ...], str]
@@ -397,22 +377,22 @@ def list_buffers(page_token: str = "") -> Call[BufferPage]:
 
 def get_buffer(name: str) -> Call[types.BufferDescription]:
     """Return one buffer."""
-    return Call("GetBuffer", wire.build(pb.GetBufferRequest, name=name), _described)
+    return _call(pb.GetBufferRequest, _described, name=name)
 
 
 def get_store_config() -> Call[types.StoreConfig]:
     """Return the settings of the payload store."""
-    return Call("GetStoreConfig", pb.GetStoreConfigRequest(), wire.store_config_from_wire)
+    return _call(pb.GetStoreConfigRequest, wire.store_config_from_wire)
 
 
 def report_episodes(buffer: str, episodes: Sequence[types.EpisodeReport]) -> Call[None]:
     """Report finished episodes."""
-    request = wire.build(
+    return _call(
         pb.ReportEpisodesRequest,
+        _nothing,
         buffer=buffer,
         episodes=[wire.to_wire(wire.EPISODE, episode) for episode in episodes],
     )
-    return Call("ReportEpisodes", request, _nothing)
 
 
 def _described(response: Any) -> types.BufferDescription:

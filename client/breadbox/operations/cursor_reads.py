@@ -41,16 +41,9 @@ class LoadedRead:
 
 
 class Tail:
-    """A reader that follows a buffer.
+    """A reader that follows a buffer; it ends after `max_wait_s` without news, if that is not None.
 
-    Args:
-        context: The client's context.
-        buffer: Name of the buffer.
-        start: Arguments of the first read: its beginning, and the size of reads.
-        is_acknowledging: True to acknowledge a read when the next one is requested.
-        max_wait_s: Seconds without news after which it ends, or None if it does not end.
-        columns: Paths of the arrays to load, or None for all.
-        is_mapped: See `Client.load_fragments`.
+    With `is_acknowledging` a read is acknowledged when the next one is requested.
     """
 
     def __init__(

@@ -64,9 +64,6 @@ class Granted:
 
         Does not block. `release` reports them to the server, which treats them like unreadable
         ones.
-
-        Args:
-            payload_ids: Ids of the payloads, `reference.metadata.payload.payload_id`.
         """
         self._unreadable += [each for each in payload_ids if each not in self._unreadable]
 

@@ -140,11 +140,7 @@ Operation = Generator[Effect, Any, T]
 
 
 class StoreSlot:
-    """The payload store of a client, once it is opened. Thread-safe.
-
-    Args:
-        store: A store passed to the client, which then moves all payloads, or None.
-    """
+    """The payload store of a client, once it is opened. Thread-safe."""
 
     def __init__(self, store: PayloadStore | None = None) -> None:
         self._lock = Lock()
@@ -177,14 +173,7 @@ class StoreSlot:
             store.close()
 
 
-class Contact:
-    """A flag: the server has answered this client. Thread-safe, because it only becomes True."""
-
-    def __init__(self) -> None:
-        self.made = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Context:
     """The dependencies of operations; all are injected."""
 
@@ -197,7 +186,8 @@ class Context:
     new_id: Callable[[], str]
     outages: Outages
     slot: StoreSlot = field(default_factory=StoreSlot)
-    contact: Contact = field(default_factory=Contact)
+    has_answered: bool = field(default=False, init=False)
+    """True once the server answered; it never becomes False again, so threads need no lock."""
     route: Route = field(init=False)
     policy: RetryPolicy = field(init=False)
     """Retry policy of most calls."""
@@ -205,21 +195,17 @@ class Context:
     """Retry policy of calls that may wait while buffer or store is full."""
 
     def __post_init__(self) -> None:
-        """Set the route to the first address, and derive both policies from the options."""
-        route = Route(self.address)
-        reconnect_s = self.options.reconnect_s
-        places = len(route.addresses)
-        policy = RetryPolicy(
+        """Derive the route and both retry policies."""
+        self.route = Route(self.address)
+        places = len(self.route.addresses)
+        self.policy = RetryPolicy(
             places=places,
             backoff_s_max=BACKOFF_S_MAX if places == 1 else TAKEOVER_BACKOFF_S_MAX,
-            elapsed_s_max=reconnect_s,
+            elapsed_s_max=self.options.reconnect_s,
             answer_s_max=self.options.deadline_s,
-            backpressure_s_max=reconnect_s,
+            backpressure_s_max=self.options.reconnect_s,
         )
-        patient = replace(policy, backpressure_s_max=self.options.append_wait_s)
-        object.__setattr__(self, "route", route)
-        object.__setattr__(self, "policy", policy)
-        object.__setattr__(self, "append_policy", patient)
+        self.append_policy = replace(self.policy, backpressure_s_max=self.options.append_wait_s)
 
     def deadline(self, budget: RetryBudget | None = None) -> Deadline:
         """Return the deadline of an attempt at the store that begins now."""
@@ -246,21 +232,15 @@ def repeat(
 ) -> Generator[Effect, Any, tuple[T, int]]:
     """Send a call until it is answered, refused, or the retry policy gives up.
 
-    Args:
-        context: The client's context.
-        make_call: Returns the call to send at a time; called for every attempt, so that a wait can
-            shrink by the time that has passed.
-        policy: Retry policy, or None for the client's.
-        meanwhile: Moves payloads while the first attempt is in progress, or None. Its errors are
-            ignored here; it keeps them itself.
-
-    Returns:
-        The answer, and how many times the call was sent.
+    `make_call` is called for every attempt, so that a wait can shrink by the time that has passed.
+    `meanwhile` moves payloads during the first attempt, and keeps its errors itself. Returns the
+    answer, and how many times the call was sent.
     """
     budget = RetryBudget(policy or context.policy, context.rng)
     while True:
         now = context.now()
         call = make_call(now)
+        calling = f"calling {call.method}"
         invocation = Invoke(call, call.wait_s + budget.answer_s(now=now))
         try:
             if meanwhile is None:
@@ -275,16 +255,16 @@ def repeat(
             now = context.now()
             # A refusal is an answer too; ClosedError comes from this client, not from a server.
             was_answered = not (is_outage(error) or isinstance(error, errors.ClosedError))
-            context.contact.made |= was_answered
+            context.has_answered |= was_answered
             # A standby carries out no call, so repeating is safe.
             may_pass = (call.repeatable or isinstance(error, errors.StandbyError)) and (
-                context.contact.made or not isinstance(error, errors.TlsError)
+                context.has_answered or not isinstance(error, errors.TlsError)
             )
             delay_s = budget.delay_s_after(error, now=now) if may_pass else None
             if was_answered:
-                context.outages.succeeded(_calling(call))
+                context.outages.succeeded(calling)
             elif delay_s is not None and budget.attempts >= len(context.route.addresses):
-                context.outages.failed(_calling(call), error)
+                context.outages.failed(calling, error)
             if delay_s is None:
                 if budget.attempts > 1:
                     error.add_note(
@@ -294,14 +274,9 @@ def repeat(
                 raise
             yield Sleep(delay_s)
         else:
-            context.contact.made = True
-            context.outages.succeeded(_calling(call))
+            context.has_answered = True
+            context.outages.succeeded(calling)
             return answer, budget.attempts + 1
-
-
-def _calling(call: Call[Any]) -> str:
-    """Return the name of the activity that an outage of the server stops."""
-    return f"calling {call.method}"
 
 
 def _always(call: Call[T]) -> Callable[[float], Call[T]]:
@@ -321,11 +296,7 @@ def invoke_once(context: Context, call: Call[T]) -> Operation[T]:
 
 
 def list_buffers(context: Context) -> Operation[tuple[BufferDescription, ...]]:
-    """Return all buffers, sorted by name.
-
-    Raises:
-        InternalError: The server returned `PAGES_MAX` pages, and no last one.
-    """
+    """Return all buffers, sorted by name."""
     found: list[BufferDescription] = []
     page_token = ""
     for _ in range(PAGES_MAX):
@@ -410,11 +381,7 @@ def watch_model(
 
 
 def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operation[LeaseGrant]:
-    """Fetch under a lease, waiting for as long as the request says.
-
-    Raises:
-        WaitElapsedError: The wait is over; nothing was taken.
-    """
+    """Fetch under a lease; raise WaitElapsedError if the wait is over and nothing was taken."""
     wire.duration("max_wait_s", request.max_wait_s)
     if context.slot.is_given:
         request = replace(request, inline_bytes_max=0)
@@ -473,13 +440,7 @@ def read(context: Context, buffer: str, request: calls.ReadRequest) -> Operation
 
 
 def opened_store(context: Context) -> Operation[PayloadStore]:
-    """Return the payload store, opened on first use at the URL that the server returns.
-
-    Raises:
-        StoreUrlError: This host cannot use a store of that URL.
-        StoreUnavailableError: A cluster, which is asked for its nodes, was unreachable for
-            `reconnect_s`.
-    """
+    """Return the payload store, opened on first use at the URL that the server returns."""
     if context.slot.store is not None:
         return context.slot.store
     config = yield from _store_config(context)
@@ -543,14 +504,9 @@ def storing(
 ) -> Operation[T]:
     """Run a function that moves payloads; wait while the store is unreachable or full.
 
-    Args:
-        context: The client's context.
-        function: Moves payloads, and keeps the deadline that it is passed.
-        failed: Error and time of an earlier attempt at the same, or None.
-
-    Raises:
-        StoreUnavailableError: The store was unreachable, or silent, for `reconnect_s`.
-        BackpressureError: The store was full for `append_wait_s`.
+    `failed` is the error and the time of an earlier attempt at the same. Raises
+    StoreUnavailableError after `reconnect_s`, BackpressureError after `append_wait_s` of a full
+    store.
     """
     outage = RetryBudget(context.policy, context.rng)
     full_since: float | None = None
@@ -612,9 +568,6 @@ def _wait_after_loss(
     """Wait before a lost payload is written, or requested, again.
 
     After the first loss, do not wait. After that, count a store that loses payloads as unreachable.
-
-    Raises:
-        PayloadMissingError: The store has lost payloads for `reconnect_s`.
     """
     away = errors.StoreUnavailableError(str(error))
     delay_s = losses.delay_s_after(away, now=context.now())
@@ -642,9 +595,6 @@ def load_model(
 
     The server keeps the latest two versions. If weights were superseded before they were read, the
     newer ones are read, again and again until `deadline_s` and `reconnect_s` after the wait.
-
-    Raises:
-        PayloadMissingError: The store lost the weights, or they were superseded all that time.
     """
     wire.duration("max_wait_s", max_wait_s)
     until = context.now() + max_wait_s
@@ -766,12 +716,9 @@ def append_many(
 ) -> Operation[list[AppendResult]]:
     """Write payloads, then announce them; wait while the buffer is full.
 
-    Small payloads are not written; they are sent inline with their announcement.
-
-    Raises:
-        BackpressureError: Nothing was admitted for `append_wait_s`; `results` has those before.
-        PayloadMissingError: For `reconnect_s` the store lost each payload between writing and
-            announcing.
+    Small payloads are sent inline with their announcement. Raises BackpressureError if nothing was
+    admitted for `append_wait_s`, with the results before that; PayloadMissingError if the store
+    lost each payload between writing and announcing for `reconnect_s`.
     """
     slot = context.slot
     if slot.config is None and not slot.is_given:
@@ -785,11 +732,7 @@ def append_many(
 def _run_in_order(
     appendings: Sequence["_Appending"], fragment_count: int
 ) -> Operation[list[AppendResult]]:
-    """Run one group after the other; the next is written while the server judges one.
-
-    Raises:
-        BackpressureError: See `append_many`; `results` has one result per fragment.
-    """
+    """Run one group after the other; the next is written while the server judges one."""
     results: list[AppendResult] = []
     for position, appending in enumerate(appendings):
         following = appendings[position + 1] if position + 1 < len(appendings) else None

@@ -28,11 +28,11 @@ class RetryPolicy:
     """Bounds of retries: the number of attempts, and the time since the first failure."""
 
     elapsed_s_max: float = 30.0
-    """Seconds after the first failure in which a new attempt may start while no server answers; 0
-    to fail immediately."""
+    """Seconds after the first failure in which a new attempt may start; 0: none."""
     answer_s_max: float = 10.0
-    """Longest silence of one attempt, seconds. The silences of all attempts together take at most
-    this much longer than `elapsed_s_max`."""
+    """Longest silence of one attempt, seconds; all attempts together take at most this much longer
+    than `elapsed_s_max`.
+    """
     backpressure_s_max: float = 30.0
     """Seconds in which a new attempt may start while the server answers and asks to wait."""
     attempts_max: int = 1000
@@ -46,16 +46,7 @@ class RetryPolicy:
 
 
 def backoff_s(policy: RetryPolicy, attempt: int, rng: random.Random) -> float:
-    """Return the seconds to wait before another attempt, with full jitter.
-
-    Args:
-        policy: Ceilings.
-        attempt: Attempts that have failed so far, from 1.
-        rng: Source of the jitter, so that clients do not retry in step.
-
-    Returns:
-        Uniform in [0, ceiling], the ceiling doubling from `backoff_s_first` to `backoff_s_max`.
-    """
+    """Return the seconds before another attempt: uniform up to a doubling ceiling (full jitter)."""
     doublings = min(attempt - 1, 32)
     return rng.uniform(0.0, min(policy.backoff_s_max, policy.backoff_s_first * 2.0**doublings))
 
@@ -90,19 +81,10 @@ class RetryBudget:
         self.attempts = 0
         """Number of attempts that have failed."""
         self.ends_at = math.inf
-        """Time at which silence ends the call for good, on the clock of `now`; infinite without an
-        outage."""
+        """Time at which silence ends the call for good; infinite without an outage."""
 
     def delay_s_after(self, error: ReplayBufferError, *, now: float) -> float | None:
-        """Return the delay after a failed attempt.
-
-        Args:
-            error: The error of the attempt.
-            now: Seconds on the clock of earlier calls.
-
-        Returns:
-            Seconds to wait before the next attempt, or None to give up.
-        """
+        """Return the seconds to wait after a failed attempt, or None to give up."""
         self.attempts += 1
         wanted_s = hint_s(error)
         if wanted_s is None or self.attempts >= self._policy.attempts_max:

@@ -71,11 +71,7 @@ class LoaderKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """Options of a loader, checked on construction.
-
-    Raises:
-        InvalidRequestError: An option is out of its range.
-    """
+    """Options of a loader, checked on construction."""
 
     threads: int = 2
     """Concurrent loads, 1 to 256; more than `prefetch_batches` have nothing to do."""
@@ -121,11 +117,7 @@ class LoadPlan(Generic[Loaded]):
     def jobs(
         self, references: Sequence[FragmentReference], batch_size: int
     ) -> list[Sequence[FragmentReference]]:
-        """Return the references of each batch, in the order of loading.
-
-        Raises:
-            InvalidRequestError: `batch_size` is below 1.
-        """
+        """Return the references of each batch, in the order of loading."""
         if batch_size < 1:
             raise InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
         ordered = _ordered(references, self.options)

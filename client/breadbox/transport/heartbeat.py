@@ -20,12 +20,7 @@ PERIOD_S = 1.0
 
 
 class Heartbeat:
-    """Touch a file with each iteration of a loop. For one thread at a time.
-
-    Args:
-        path: The file, or None to do nothing.
-        clock: Monotonic clock, seconds.
-    """
+    """Touch a file with each iteration of a loop; `path` None: do nothing. For one thread."""
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -48,12 +43,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Heartbeat:
 
 
 def check(environment: Mapping[str, str], now: float) -> str:
-    """Return why the loop does not seem to run, or empty if it does.
-
-    Args:
-        environment: Names the file and the longest age.
-        now: Seconds since 1970, as files' times are.
-    """
+    """Return why the loop does not seem to run, or empty; `now` is in seconds since 1970."""
     path = environment.get(FILE_VARIABLE)
     if not path:
         return f"{FILE_VARIABLE} is not set"

@@ -37,11 +37,7 @@ def _attempt(function: Callable[[], Any]) -> Attempted:
 
 
 class Interpreter:
-    """Run the operations of one client, over a connection to each address. Thread-safe.
-
-    Args:
-        context: The client's context.
-    """
+    """Run the operations of one client, over a connection to each address. Thread-safe."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -78,11 +74,7 @@ class Interpreter:
         return self._keeper.keep(operation)
 
     def run(self, operation: Operation[T]) -> T:
-        """Run an operation to its end.
-
-        Raises:
-            ClosedError: The client was closed, or made before a fork.
-        """
+        """Run an operation to its end."""
         if os.getpid() != self._process_id:
             raise ClosedError("this client was made before a fork; connect again in this process")
         if self.closed:

@@ -22,21 +22,11 @@ def run_ahead(
 ) -> Generator[Result, None, None]:
     """Run jobs in threads, ahead of the caller that iterates over their results.
 
-    Args:
-        jobs: Taken one by one, from the iterating thread, no earlier than needed.
-        run: Called once per job.
-        at_once: Most jobs that run at a time.
-        depth: Most results that are ready or in progress beside the one yielded. 0 runs each job on
-            request, in the iterating thread; so does a single job, which nothing can be ahead of.
-        in_order: True for results in the order of jobs, False for the order of completion.
-
-    Returns:
-        A generator. If a job raises, the generator raises that in place of its result, and ends.
-        Its `close()`, which leaving a `for` loop calls, cancels jobs that have not begun and waits
-        for those that have.
-
-    Raises:
-        ClosedError: The process is exiting, and lets no thread begin another job.
+    At most `depth` results are ready or in progress beside the one yielded; 0 runs each job on
+    request, in the iterating thread, and so does a single job. The first error of a job is raised
+    in place of its result, and ends the generator. `close()`, which leaving a `for` loop calls,
+    cancels jobs that have not begun and waits for those that have. Raises ClosedError while the
+    process exits.
     """
     if depth == 0 or (isinstance(jobs, Sized) and len(jobs) == 1):
         yield from map(run, jobs)

@@ -475,8 +475,8 @@ class Appender:
     def _refuse(self, fragments: Sequence[Fragment], error: ReplayBufferError) -> bool:
         """Drop a fragment that was refused for good; of several, send each alone to find out which.
 
-        Returns:
-            False if every fragment was refused for `REFUSED_S_MAX`: the error stops the appender.
+        Returns False if every fragment was refused for `REFUSED_S_MAX`: the error stops the
+        appender.
         """
         if len(fragments) > 1:
             self._singly_count = len(fragments)
@@ -502,9 +502,7 @@ class Appender:
     def _goes_on_after(self, error: ReplayBufferError, full_s: float | None = None) -> bool:
         """Wait a little before a retry; return False if the error stops the appender.
 
-        Args:
-            error: The error that the client raised.
-            full_s: Seconds to wait for room if buffer or store is full, or None on an outage.
+        `full_s` is the time to wait for room if buffer or store is full, or None on an outage.
         """
         with self._changed:
             is_over = isinstance(error, ClosedError) or (self._closing and full_s is None)
@@ -533,13 +531,7 @@ class Appender:
 def close_behind(
     close: Callable[[], None], error: BaseException | None, loss: Callable[[], str]
 ) -> None:
-    """Close what a `with` block opened, and let the block's own error win.
-
-    Args:
-        close: Called to close. If the block ended with an error, what it raises is only logged.
-        error: The error that the block ended with, or None if it ended cleanly.
-        loss: Returns what was lost because closing failed, for the log.
-    """
+    """Close what a `with` block opened; if the block raised, errors of closing are only logged."""
     try:
         close()
     except Exception as problem:

@@ -120,14 +120,10 @@ def _column_for(value: float | None, row_count: int) -> NDArray[np.float32] | No
 
 
 class Fragmenter:
-    """Cut one worker's steps into fragments.
+    """Cut one worker's steps into fragments of `step_count` steps, at least 1.
 
-    Args:
-        worker_id: Worker id of the fragments.
-        step_count: T, at least 1.
-        staleness_max: Number of versions that a fragment's oldest step may be behind, or None for
-            any. The server would refuse older ones, so their steps are dropped as soon as a newer
-            version is pushed.
+    If `staleness_max` is set, the server would refuse fragments whose oldest step is more versions
+    behind: their steps are dropped as soon as a newer version is pushed.
     """
 
     def __init__(
@@ -160,15 +156,9 @@ class Fragmenter:
     def push(self, step: Step) -> Fragment | None:
         """Add a step whose action is being sent to the environment.
 
-        Args:
-            step: A step of the current episode; the one before it was answered or aborted.
-
-        Returns:
-            The fragment that this step completes, or None. The caller owns its arrays.
-
-        Raises:
-            TreeMismatchError: Observation or action differ in structure from the earlier ones. The
-                step was not added; call `abort` next.
+        The step before it was answered or aborted. Returns the fragment that this step completes,
+        whose arrays the caller owns, or None. If it raises TreeMismatchError the step was not
+        added; call `abort` next.
         """
         assert self._open.count == self._open.answered_count, "the last step has no answer yet"
         assert step.session_id, "steps are only taken within a session"
@@ -192,14 +182,9 @@ class Fragmenter:
         return self._open.answered_count
 
     def cut(self, next_obs: Tree) -> Fragment | None:
-        """Return the steps answered so far as a fragment; the next one begins another.
+        """Return the steps answered so far as a fragment of at most T steps, or None without any.
 
-        Args:
-            next_obs: The observation after them, leaves [...]; copied. Where the last step ended an
-                episode, its final observation will do.
-
-        Returns:
-            A fragment of at most T steps, or None if there are none. The caller owns its arrays.
+        `next_obs` is copied. Where the last step ended an episode, its final observation will do.
         """
         open_ = self._open
         assert open_.count == open_.answered_count, "the last step has no answer yet"
@@ -213,12 +198,7 @@ class Fragmenter:
     ) -> None:
         """Add the environment's answer to the last pushed step.
 
-        Args:
-            reward: Undiscounted reward.
-            terminated: True if the episode ended in a terminal state.
-            truncated: True if the episode was cut off.
-            final_obs: The observation that the last action of an ended episode led to, which no
-                policy acts on, or None if the environment does not return it.
+        `final_obs` is what the last action of an ended episode led to, or None if it is not known.
         """
         open_ = self._open
         assert open_.count == open_.answered_count + 1, "no step waits for an answer"
@@ -240,11 +220,8 @@ class Fragmenter:
 
         An unanswered step is dropped, because its result is unknown. The last answered step keeps
         its reward and, if it did not end the episode, becomes truncated, with the observation after
-        it as its final one. If the dropped step was the first of a fragment, that fragment is a
-        discontinuity.
-
-        Args:
-            next_obs: The observation after the last answered step, where no step was pushed on it.
+        it as its final one: `next_obs`, where no step was pushed on it. If the dropped step was the
+        first of a fragment, that fragment is a discontinuity.
         """
         open_ = self._open
         if open_.count > open_.answered_count:
@@ -261,11 +238,7 @@ class Fragmenter:
             open_.end_with(open_.count - 1, next_obs)
 
     def drop_open(self) -> int:
-        """Drop the fragment being filled; the next one is a discontinuity.
-
-        Returns:
-            Number of answered steps dropped.
-        """
+        """Drop the fragment being filled and return its answered steps; a discontinuity follows."""
         dropped = self._open.answered_count
         self._broken = self._broken or self._open.count > 0
         self.dropped_step_count += dropped

@@ -22,7 +22,7 @@ from breadbox.model.errors import (
 from breadbox.model.types import FragmentReference, ReleaseMode
 from breadbox.operations.leasing import UNREADABLE_ERRORS
 from breadbox.reading.batches import Batch, Stack
-from breadbox.reading.cuda_stream import side_stream_for
+from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LOAD_ERRORS
 from breadbox.transport.run_ahead import run_ahead
 from breadbox_learner.training.batching import TrainingBatch, training_batch

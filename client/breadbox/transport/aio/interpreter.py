@@ -49,13 +49,10 @@ def open_channel(
 
 
 async def _in_thread(threads: Executor, function: Callable[[Deadline], T], deadline: Deadline) -> T:
-    """Run a function in a thread; give up if no thread is free by the deadline.
+    """Run a function in a thread; raise StoreUnavailableError if none is free by the deadline.
 
     A function that has begun keeps the deadline itself, and is awaited: it may be writing into the
     caller's memory.
-
-    Raises:
-        StoreUnavailableError: No thread was free, because other calls wait for the store too.
     """
     claim = threading.Lock()
 
@@ -93,9 +90,6 @@ class Interpreter:
     """Run the operations of one client, over a connection to each address.
 
     For use in the loop that it was created in.
-
-    Args:
-        context: The client's context.
     """
 
     def __init__(self, context: Context) -> None:
@@ -139,11 +133,7 @@ class Interpreter:
         return Kept(task)
 
     async def run(self, operation: Operation[T]) -> T:
-        """Run an operation to its end.
-
-        Raises:
-            ClosedError: The client was closed.
-        """
+        """Run an operation to its end."""
         if self.closed:
             raise ClosedError("the client was closed")
         try:

@@ -22,17 +22,8 @@ async def run_ahead(
 ) -> AsyncGenerator[Result, None]:
     """Run jobs in tasks, ahead of the caller that iterates over their results.
 
-    Args:
-        jobs: Taken one by one, no earlier than needed.
-        run: Called once per job.
-        at_once: Most jobs that run at a time.
-        depth: Most results that are ready or in progress beside the one yielded. 0 runs each job on
-            request.
-        in_order: True for results in the order of jobs, False for the order of completion.
-
-    Returns:
-        A generator. If a job raises, the generator raises that in place of its result, and ends.
-        Closing it, or cancelling the task that waits for it, cancels all jobs that have not ended.
+    Arguments as of `breadbox.transport.run_ahead`. Closing it, or cancelling the task that waits
+    for it, cancels all jobs that have not ended.
     """
     if depth == 0:
         for job in jobs:
