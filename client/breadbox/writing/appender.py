@@ -135,17 +135,12 @@ class _Held(NamedTuple):
     given_at: float
 
 
-_UNSETTLED = (
+_UNSETTLED = (  # A fragment with one of these is sent again.
     AdmissionOutcome.BUFFER_FULL,
     AdmissionOutcome.BYTES_FULL,
     AdmissionOutcome.PAYLOAD_MISSING,
     AdmissionOutcome.SCHEMA_UNKNOWN,
 )
-
-
-def _is_settled(result: AppendResult) -> bool:
-    """Return True if the fragment must not be sent again."""
-    return result.outcome not in _UNSETTLED
 
 
 class Appender:
@@ -341,9 +336,7 @@ class Appender:
         close_behind(self.close, error, lambda: f"{len(self._unsent)} fragments were not sent")
 
     def _may_take(self, size_bytes: int) -> bool:
-        if self._closing or self._error is not None:
-            return True
-        if not self._queue:
+        if self._closing or self._error is not None or not self._queue:
             return True
         return (
             len(self._queue) < self._options.queue_count_max
@@ -384,7 +377,9 @@ class Appender:
             results = self._client.append_many(fragments, buffer=self._buffer, codecs=self._codecs)
         except BackpressureError as error:
             # Settle only what comes before the first unsettled one: the order is kept.
-            judged = list(itertools.takewhile(_is_settled, error.results))
+            judged = list(
+                itertools.takewhile(lambda each: each.outcome not in _UNSETTLED, error.results)
+            )
             self._settle(fragments, judged)
             return self._goes_on_after(error, 0.0 if judged else error.retry_delay_s)
         except _REFUSALS as error:

@@ -185,22 +185,18 @@ class StepWriter:
             SessionEndedError: `session_id` is not current.
             WaitElapsedError: No session was current within `session_wait_s`.
         """
-        if env_count < 1:
-            raise InvalidRequestError("env_count", f"must be at least 1, got {env_count}")
-        if steps_per_fragment < 1:
-            raise InvalidRequestError(
-                "steps_per_fragment", f"must be at least 1, got {steps_per_fragment}"
-            )
+        counted = {"env_count": env_count, "steps_per_fragment": steps_per_fragment}
+        for name, number in counted.items():
+            if number < 1:
+                raise InvalidRequestError(name, f"must be at least 1, got {number}")
         if not flush_s > 0:
             raise InvalidRequestError("flush_s", f"must be more than 0 s, got {flush_s}")
-        if autoreset not in get_args(Autoreset):
-            raise InvalidRequestError(
-                "autoreset", f"must be one of {get_args(Autoreset)}, got {autoreset!r}"
-            )
-        if follows not in get_args(Follows):
-            raise InvalidRequestError(
-                "follows", f"must be one of {get_args(Follows)}, got {follows!r}"
-            )
+        chosen = (("autoreset", autoreset, Autoreset), ("follows", follows, Follows))
+        for name, choice, choices in chosen:
+            if choice not in get_args(choices):
+                raise InvalidRequestError(
+                    name, f"must be one of {get_args(choices)}, got {choice!r}"
+                )
         self._client = client
         self._env_count = env_count
         self._step_count = steps_per_fragment
@@ -226,18 +222,12 @@ class StepWriter:
         ]
         self._episode_ids = [0] * env_count
         self._first = np.ones(env_count, np.bool_)
-        """Environments whose next step starts an episode."""
         self._resets = np.zeros(env_count, np.bool_)
-        """Environments whose next step only resets."""
         self._next_obs: Tree = None
-        """The `next_obs` of the last steps, leaves [n, ...]."""
         self._oldest_at = math.inf
-        """Time at which the oldest waiting step was added."""
         self._added = self._sent = self._dropped = self._seam_count = 0
         self._has_warned = False
-        """True once the warning was logged that the loop seems to read its sensors anew."""
         self._is_unanswered = False
-        """True while the appender may have outcomes that were not looked at."""
         self._refused_count = 0
         self._stale_count = 0
         self._changed = threading.Condition()
@@ -354,12 +344,8 @@ class StepWriter:
         acting = np.ones(count, np.bool_) if acts is None else _row(acts, np.bool_, count, "acts")
         if extras and (taken := [name for name in RESERVED if name in extras]):
             raise InvalidRequestError("extras", f"must not have {taken}: the writer adds them")
-        for name, tree in (
-            ("obs", obs),
-            ("action", action),
-            ("next_obs", next_obs),
-            ("extras", extras),
-        ):
+        named = {"obs": obs, "action": action, "next_obs": next_obs, "extras": extras}
+        for name, tree in named.items():
             _require_rows(tree, count, name)
         if type(obs) is np.ndarray:
             _require_same_kind(obs, next_obs)
@@ -646,14 +632,12 @@ _unclosed: weakref.WeakSet[StepWriter] = weakref.WeakSet()
 def _close_all() -> None:
     """Send waiting steps as the process exits, or warn that they may be lost."""
     for writer in list(_unclosed):
-        _close_at_exit(writer)
-
-
-def _close_at_exit(writer: StepWriter) -> None:
-    try:
-        writer.close(max_wait_s=EXIT_WAIT_S)
-    except (ReplayBufferError, TimeoutError) as error:
-        _log.warning("steps of %s may be lost, as the process exits: %s", writer.worker_id, error)
+        try:
+            writer.close(max_wait_s=EXIT_WAIT_S)
+        except (ReplayBufferError, TimeoutError) as error:
+            _log.warning(
+                "steps of %s may be lost, as the process exits: %s", writer.worker_id, error
+            )
 
 
 atexit.register(_close_all)
