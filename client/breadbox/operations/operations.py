@@ -890,23 +890,18 @@ class _Appending:
         self._call = self._announcement_of(range(len(self._fragments)))
 
     def _announcement_of(self, pending: Sequence[int]) -> Call[AppendReply]:
+        options = self._context.options
+        waited_s = 0.0 if self._progress_at is None else self._context.now() - self._progress_at
+        left_s = max(0.0, options.append_wait_s - waited_s)
         return calls.announce_fragments(
             self._buffer,
             [self._fragments[position] for position in pending],
             [self._written[position] for position in pending],
             sends_schemas=self._sends_schemas,
-            max_wait_s=self._room_wait_s(),
+            # Less than the attempt's time, so that a silent server is noticed. A wait that is cut
+            # keeps its position in the queue.
+            max_wait_s=min(left_s, options.deadline_s * ROOM_PART),
         )
-
-    def _room_wait_s(self) -> float:
-        """Return how long the server may wait for room, within the time of the attempt.
-
-        So a silent server is noticed. A wait that is cut keeps its position in the queue.
-        """
-        options = self._context.options
-        waited_s = 0.0 if self._progress_at is None else self._context.now() - self._progress_at
-        left_s = max(0.0, options.append_wait_s - waited_s)
-        return min(left_s, options.deadline_s * ROOM_PART)
 
     def _announce(
         self, pending: Sequence[int], following: "_Appending | None"

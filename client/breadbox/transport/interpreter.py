@@ -11,7 +11,6 @@ import grpc
 
 from breadbox.model.errors import ClosedError, ReplayBufferError
 from breadbox.model.options import open_channel
-from breadbox.operations import calls
 from breadbox.operations.operations import (
     Attempted,
     Both,
@@ -100,7 +99,11 @@ class Interpreter:
     def _perform(self, effect: Effect) -> Any:
         match effect:
             case Invoke(call=call, timeout_s=timeout_s):
-                return call.decode(self._send(call, timeout_s))
+                place = self.context.route.place
+                method = getattr(self._stubs[place], call.method)
+                with self._translated(call.method, place):
+                    response = method(call.request, timeout=timeout_s, metadata=self._metadata)
+                return call.decode(response)
             case Sleep(duration_s=duration_s):
                 return self._sleep(duration_s)
             case Do(function=function, deadline=deadline):
@@ -125,12 +128,6 @@ class Interpreter:
             return call.decode(response)
 
         return _attempt(answer), done
-
-    def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
-        place = self.context.route.place
-        method = getattr(self._stubs[place], call.method)
-        with self._translated(call.method, place):
-            return method(call.request, timeout=timeout_s, metadata=self._metadata)
 
     @contextmanager
     def _translated(self, method: str, place: int) -> Iterator[None]:

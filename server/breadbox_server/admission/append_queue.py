@@ -334,7 +334,7 @@ class AppendQueue:
         # Of a caller that went away: while the store hangs nothing else would take it out.
         self._jobs.pop(job, None)
         job.done.cancel()
-        if job.state is not State.DECIDING:
+        if job.kept and job.state is not State.DECIDING:
             self._let_go(job)
         self._leave_line(job, keeps_place=not job.is_decided)
         self._enter(job, State.OVER)
@@ -399,11 +399,12 @@ class AppendQueue:
             job = item.job
             if job.state is State.DECIDING:
                 job.state = State.QUEUED
-            if job.state is State.OVER or job.is_decided:
+            if job.kept and (job.state is State.OVER or job.is_decided):
                 self._let_go(job)
         while self._jobs and (oldest := next(iter(self._jobs))).is_decided:
             del self._jobs[oldest]
-            self._end_turn(oldest)
+            if oldest.place is not None:
+                self._end_turn(oldest)
             self._enter(oldest, State.ANSWERED)
             # The reply waits until the slice is durable; the next slice does not.
             self._core.when_settled(oldest.reply)
@@ -511,8 +512,7 @@ class AppendQueue:
 
     def _end_turn(self, job: Job) -> None:
         """Take a decided job out of its line."""
-        line = self._lines.get(job.buffer)
-        if job.place is not None and line is not None:
+        if (line := self._lines.get(job.buffer)) is not None:
             last = None if job.error else job.results[-1]
             must_come_again = last is not None and last.outcome.asks_to_wait
             if not must_come_again:
@@ -766,6 +766,5 @@ class AppendQueue:
 
     def _let_go(self, job: Job) -> None:
         """Delete inline payloads that were not admitted: sent again, they have other ids."""
-        if job.kept:
-            self._deletions.put(job.kept.values())
-            job.kept = {}
+        self._deletions.put(job.kept.values())
+        job.kept = {}
