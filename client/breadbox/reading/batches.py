@@ -190,28 +190,17 @@ def load_batch(
 ) -> Batch:
     """Load fragments into stacked arrays, each received straight into its row.
 
-    Args:
-        store: Where they are.
-        references: At least one; rows in this order.
-        device: None for numpy arrays. "cpu" for torch tensors in ordinary memory. For another torch
-            device, such as "cuda", the rows are received into page-locked memory and copied from
-            there once, asynchronously on CUDA's current stream.
-        columns: Paths to read, such as "reward" or "obs.image"; None reads all.
-        into: An earlier batch, or its `stacked`, whose host memory is used again where it fits;
-            nothing of it on the CPU may be in use any more. For a CUDA device, only its
-            page-locked memory is used.
-        is_mapped: Of a single fragment on this host, read whole as numpy arrays, return views of
-            the store's own memory instead of a copy; they outlive the payload, and nobody else
-            sees what is written into them. Of all else, the rows are copied once, as without.
+    None as device gives numpy arrays, "cpu" torch tensors in ordinary memory. For another torch
+    device the rows are received into page-locked memory and copied from there once, asynchronously
+    on CUDA's current stream. `columns` are paths such as "reward" or "obs.image". `into` is an
+    earlier batch, or its `stacked`, whose host memory is used again where it fits: nothing of it on
+    the CPU may be in use any more. With `is_mapped` a single fragment on this host, read whole as
+    numpy arrays, is returned as views of the store's memory; they outlive the payload, and writing
+    to them changes nothing else.
 
-    Raises:
-        TreeMismatchError: Fragments differ in structure, shape or type; names the path and the
-            fragment.
-        PayloadMissingError: A payload is not there: its lease may have expired.
-        PayloadCorruptError: A payload is damaged.
-        UnsupportedArrayError: A device was asked for, and torch has no type for an array, such as
-            text.
-        InvalidRequestError: No references, a column is in no fragment, or there is no such device.
+    Raises TreeMismatchError with the path and the fragment, PayloadMissingError (its lease may have
+    expired), PayloadCorruptError, UnsupportedArrayError for a type that torch has not, such as
+    text, and InvalidRequestError.
     """
     if not references:
         raise InvalidRequestError("references", "must hold at least one fragment")
@@ -266,7 +255,7 @@ class _Stacking(NamedTuple):
 
 
 class _Builder:
-    """Finds each fragment's place in the stack; the first one decides what the stack is like."""
+    """Find each fragment's place in the stack; the first one decides what the stack is like."""
 
     def __init__(
         self,
@@ -373,7 +362,7 @@ class _Builder:
         return stack
 
     def _offered(self) -> dict[tuple[str, tuple[int, ...], str], NDArray[Any]]:
-        """Arrays of an earlier batch, by name, shape and type."""
+        """Return the arrays of an earlier batch, by name, shape and type."""
         reusable = self._reusable
         if reusable is None or reusable.slab is not None:
             return {}
@@ -461,7 +450,7 @@ class _Builder:
         }
 
     def _model_versions(self) -> NDArray[np.int64] | None:
-        """int64[B, T], from what the fragments hold and, where they hold nothing, from metadata."""
+        """Return int64[B, T] from the fragments or, where they hold nothing, from metadata."""
         if not self._selection.includes("model_version"):
             return None
         step_counts = [each.metadata.step_count for each in self._references]

@@ -290,10 +290,9 @@ class Appender:
             )
 
     def unsent(self) -> list[Fragment]:
-        """Return the fragments that an error left unanswered, in order.
+        """Return the fragments that an error left unanswered, in order. Does not block.
 
-        Does not block. Sending them again is safe: the server answers DUPLICATE for those that it
-        admitted.
+        Sending them again is safe: those that the server admitted are answered DUPLICATE.
         """
         with self._changed:
             return list(self._unsent)
