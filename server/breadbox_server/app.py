@@ -190,7 +190,7 @@ class _Steps:
         self.connections = PortConnections()
         room = connections_max(settings)
         self.traffic = Traffic(metrics, self.connections, room)
-        self.interceptor = CallInterceptor(metrics, Gate(self.tokens), census, traffic=self.traffic)
+        self.interceptor = CallInterceptor(metrics, Gate(self.tokens), census, self.traffic)
         self.server = grpc.aio.server(interceptors=[self.interceptor], options=server_options(room))
         self.entrance = _Entrance()
         self.server.add_generic_rpc_handlers((self.entrance,))

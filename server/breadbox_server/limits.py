@@ -1,6 +1,7 @@
 """Every bound on what callers can make the server do or keep: one table.
 
-The values stand here, or in the core where the core applies them; whoever applies one imports it.
+The values stand here, or in the core where the core applies them; a value's row in `LIMITS` says
+what it bounds, and a docstring only what else there is to say.
 `scripts/gen_limits.py` writes the table into SECURITY.md, and a test holds it against the metrics
 and the options of `breadbox serve`.
 """
@@ -24,15 +25,12 @@ from breadbox_server.core.state.subscriptions import SUBSCRIPTIONS_MAX
 # What a connection may do --------------------------------------------------------------------
 
 CONNECTIONS_MAX: Final = 16_384
-"""Connections that an address takes at a time, unless told otherwise."""
 RESERVED_FILES: Final = 128
 """Open files kept from connections: those to the store, the journal, readers of the metrics."""
 HANDSHAKE_S: Final = 10.0
-"""Seconds in which a connection has to become HTTP/2."""
 KEEPALIVE_S: Final = 30.0
-"""Seconds of silence after which a peer is asked for a sign of life."""
 KEEPALIVE_ANSWER_S: Final = 10.0
-"""Seconds in which it has to give one; so its waiters leave the queue within 40."""
+"""Silence after which a peer is pinged, and time to answer: its waiters leave within 40 s."""
 PING_INTERVAL_S_MIN: Final = 5.0
 """Seconds between a client's own pings. Ours ping every 30, and every 12 where they have several
 addresses; a ping that was late on its way comes close before the next."""
@@ -55,30 +53,23 @@ FRUITLESS_S: Final = 10.0
 """Calls that are refused or given up before their messages come, in so many seconds: `traffic` has
 how many of them one counts for."""
 ANSWER_TAKEN_S: Final = 60.0
-"""Seconds in which the answer of a call has to be taken."""
 UNTAKEN_BYTES_OF: Final = {"all": 256 * 2**20, "token": 64 * 2**20, "connection": 32 * 2**20}
 """Bytes of answers that are made and not taken, by whose they are. gRPC has each of them twice."""
 UNTAKEN_SMALL_BYTES: Final = 4 * 2**10
 """What a call may hold of them uncounted: the number of calls bounds that."""
 WINDOW_BYTES: Final = 64 * 2**10
-"""Of a request, that may come before it is asked for."""
 
 METRICS_REQUESTS_MAX: Final = 16
-"""Connections to the port of the metrics."""
 METRICS_REQUEST_S: Final = 5.0
-"""Seconds that each of them lasts at most."""
 
 # What calls may do ---------------------------------------------------------------------------
 
 CALLS_MAX: Final = 32_768
 """Calls in progress; above the sum of watchers and waiters that one server is meant to hold."""
 CALLS_OF_TOKEN_MAX: Final = CALLS_MAX // 2
-"""Of these, under one token: whoever holds it leaves room for the others."""
 CALLS_RESERVED: Final = 1024
-"""Places beyond these, for health and for what operators call."""
 ARRIVALS_MAX: Final = 128
 ARRIVAL_S: Final = 10.0
-"""Seconds in which the message of a call has to be here."""
 UNASKED_MAX: Final = 1000
 UNASKED_MAX_HARD: Final = 3000
 """Calls that the loop has not looked at yet: above the first some are refused, above the second
@@ -95,7 +86,6 @@ TOKEN_LENGTH_MAX: Final = 512
 TOKENS_MAX: Final = 256
 """Tokens of the file; each call compares its own with all of them, so that time tells nothing."""
 PATTERNS_MAX: Final = 16
-"""Patterns of buffers, and of workers, that a token may have: each call is held against them."""
 TOKEN_WORKERS_MAX: Final = 16_384
 """Workers under one token, unless its line says otherwise: so that none takes all of a buffer's."""
 QUOTA_BURST_S: Final = 5.0
@@ -103,29 +93,22 @@ QUOTA_BURST_S: Final = 5.0
 EPISODES_OF_APPEND: Final = 16
 """Episodes of a report that count as much as one fragment: they cost about as much."""
 BUFFERS_MAX: Final = 256
-"""Buffers, unless told otherwise."""
 
 # What one message may say --------------------------------------------------------------------
 
 PARTS_MAX: Final = 8_192
 """Fields and items of a request: an empty item of two bytes takes a hundred once it is parsed."""
 APPEND_FRAGMENTS_MAX: Final = 4096
-"""Fragments of one AppendFragments; bounds what one call can hold up."""
 INLINE_SIZE_BYTES_MAX: Final = 4 * 2**10
-"""Bytes of a payload that may ride along with a call, unless told otherwise."""
 INLINE_PENDING_BYTES_MAX: Final = 256 * 2**20
-"""Bytes of payloads that ride along with appends that have not been answered."""
 INLINE_SIZE_BYTES_CHOICE_MAX: Final = 512 * 2**10
-"""What may be told: with the largest schemas that come with an append it fits into a message."""
+"""Largest `--inline-size-max`: with the largest schemas of an append it fits into a message."""
 INLINE_RECENT_BYTES_MAX: Final = 16 * 2**20
-"""Bytes of the latest payloads that rode along, kept in memory for who fetches them soon."""
 SHARED_REPLY_BYTES_MAX: Final = 512 * 2**10
 """Bytes of a reply to readers, and of what rides along with it, that is made once for all who stand
 at one place: what many wait for is small."""
 SHARED_REPLIES_MAX: Final = 8
-"""Of such replies, until anything changes."""
 INLINE_REPLY_BYTES_MAX: Final = 4 * 2**20
-"""Bytes of payloads that ride along with a reply, whatever the caller asks for."""
 PIECES_MAX: Final = 8_192
 """Pieces of one payload, and of all payloads of one call: 4 GiB as clients cut them unless told
 otherwise. Bounds the keys that one call can make the server and its store name."""
@@ -133,31 +116,23 @@ PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 1000
 """Buffers of one reply to ListBuffers, unless the caller says otherwise; and whatever it says."""
 EPISODES_MAX: Final = 1024
-"""Episodes of one ReportEpisodes; nothing else is done while they are added up."""
 TASK_SIZE_BYTES_MAX: Final = 64
 READ_CHUNKS: Final = 64
 READ_CHUNKS_MAX: Final = 4096
 """Chunks of one ReadFragments, unless the caller says otherwise; and whatever it says."""
 UNREADABLE_MAX: Final = 4096
-"""Payloads that the end of one lease may name as unreadable."""
 PRIORITIES_MAX: Final = 2048
-"""Priorities that one UpdatePriorities may set, and chunks that it may evict."""
 TASKS_MAX: Final = 64
-"""Tasks with series of their own; the episodes of any further task count as task "other"."""
 
 # Who may wait, and what readers may keep ----------------------------------------------------------
 
 APPENDS_WAITING_MAX: Final = 16_384
-"""Appends that wait for room at a time."""
 WAITING_FRAGMENTS_MAX: Final = 65_536
-"""Fragments of these, and as many of those that wait for nothing but their turn."""
+"""Fragments of appends that wait for room, and as many that wait for nothing but their turn."""
 WATCHERS_MAX: Final = 16_384
-"""Callers that watch models at a time, and as many that wait for chunks to read."""
 READ_LEASES_MAX: Final = 16_384
-"""Leases of those who read by a cursor, at a time."""
 READ_KEPT_PART: Final = 8
-"""Payloads that left the buffers and that somebody reads may be so small a part of
-`capacity_bytes`, as the server's options say that."""
+"""Part of `--capacity-bytes` that payloads may take that left the buffers and are read still."""
 
 # What may be on its way through the gateway ------------------------------------------------------
 
@@ -165,22 +140,16 @@ PART_BYTES: Final = 512 * 2**10
 """Of a payload: what is stored, or read, in one go, and how a payload is cut. Measured best on unix
 sockets, as the stores' own pieces are."""
 PART_S: Final = 30.0
-"""Seconds in which a part has to come, or to be taken."""
 GATEWAY_CALLS_MAX: Final = 256
 """Calls that move payloads at a time; each holds at most two parts in memory."""
 GATEWAY_CALLS_OF: Final = {"all": GATEWAY_CALLS_MAX, "token": 64, "connection": 16}
 """The same, by whose they are; a client has as many threads as it may have here."""
 GATEWAY_WAITERS_MAX: Final = 1024
 GATEWAY_WAIT_S: Final = 5.0
-"""Seconds that a call waits for its turn."""
 GATEWAY_PAYLOADS_MAX: Final = 4096
-"""Payloads of one WritePayloads or DiscardPayloads."""
 GATEWAY_RANGES_MAX: Final = 512
-"""Ranges of one ReadPayloads."""
 UNANNOUNCED_BYTES_MAX: Final = 2**30
-"""What a token may have written through the gateway and not announced, unless told otherwise."""
 UNANNOUNCED_CALLERS: Final = 4
-"""So many times that may be unannounced altogether."""
 PAYLOAD_BYTES_COUNTED_MIN: Final = 4096
 """A smaller payload counts as so many bytes there."""
 
@@ -202,11 +171,11 @@ class Limit:
     name: str
     value: float
     """The default, where an option sets it."""
-    unit: str
-    """Empty: a count of what the name says."""
     scope: Scope
     at_limit: str
-    """What whoever asks for more meets."""
+    """What the caller gets at the limit."""
+    unit: str = ""
+    """Empty for a count of what the name says."""
     metric: str = ""
     """Series that shows how near it is, or how often it was met; as scraped."""
     option: str = ""
@@ -229,68 +198,61 @@ def _shown_bytes(value: float) -> str:
 
 
 _BUFFER: Final = BufferConfig()
+MESSAGE, CONNECTION, TOKEN, BUFFER, SERVER = Scope
 
 LIMITS: Final = (
     Limit(
         "connections to an address",
         CONNECTIONS_MAX,
-        "",
-        Scope.SERVER,
+        SERVER,
         f"closed at once; fewer where the process may not open so many files, less "
         f"{RESERVED_FILES} for its own; when nine in ten are taken, those that have asked for "
         "nothing are closed",
         metric="breadbox_connections",
         option="--connections-max",
     ),
-    Limit("time to become HTTP/2", HANDSHAKE_S, "s", Scope.CONNECTION, "closed"),
+    Limit("time to become HTTP/2", HANDSHAKE_S, CONNECTION, "closed", unit="s"),
     Limit(
         "silence of a peer, pings included",
         KEEPALIVE_S + KEEPALIVE_ANSWER_S,
-        "s",
-        Scope.CONNECTION,
+        CONNECTION,
         "closed",
+        unit="s",
     ),
     Limit(
-        "calls in progress on a connection",
-        STREAMS_MAX,
-        "",
-        Scope.CONNECTION,
-        "the next waits in its client",
+        "calls in progress on a connection", STREAMS_MAX, CONNECTION, "the next waits in its client"
     ),
     Limit(
         "connections to the port of the metrics",
         METRICS_REQUESTS_MAX,
-        "",
-        Scope.SERVER,
+        SERVER,
         f"the slowest is closed; each after {METRICS_REQUEST_S:g} s",
     ),
     Limit(
         "time without a call",
         IDLE_S,
-        "s",
-        Scope.CONNECTION,
+        CONNECTION,
         "closed; the client connects again with its next call",
+        unit="s",
     ),
     Limit(
         "age",
         AGE_S,
-        "s",
-        Scope.CONNECTION,
+        CONNECTION,
         f"new calls go to a new one; those in progress have {AGE_GRACE_S:g} s to end",
+        unit="s",
     ),
     Limit(
         "requests on their way on a connection",
         ARRIVALS_OF_CONNECTION_MAX,
-        "",
-        Scope.CONNECTION,
+        CONNECTION,
         "the slowest of its own is refused: SERVER_BUSY",
         metric="breadbox_calls_refused_total",
     ),
     Limit(
         f"calls within {FRUITLESS_S:g} s that are refused or given up before their requests come",
         FRUITLESS_MAX,
-        "",
-        Scope.CONNECTION,
+        CONNECTION,
         "closed; of callers who are not known, or give up, one counts for 16, and one whose "
         "request does not come in time for 64; each call that is let in makes up for 16",
         metric="breadbox_connections_closed_total",
@@ -298,46 +260,45 @@ LIMITS: Final = (
     Limit(
         "time to take an answer",
         ANSWER_TAKEN_S,
-        "s",
-        Scope.CONNECTION,
+        CONNECTION,
         "closed",
+        unit="s",
         metric="breadbox_connections_closed_total",
     ),
     Limit(
         "bytes of answers that are not taken",
         UNTAKEN_BYTES_OF["connection"],
-        "bytes",
-        Scope.CONNECTION,
+        CONNECTION,
         "SERVER_BUSY; one answer alone may be larger, and the first "
         f"{_shown_bytes(UNTAKEN_SMALL_BYTES)} of a call do not count",
+        unit="bytes",
         metric="breadbox_untaken_bytes",
     ),
     Limit(
         "bytes of answers that a token does not take",
         UNTAKEN_BYTES_OF["token"],
-        "bytes",
-        Scope.TOKEN,
+        TOKEN,
         "as above",
+        unit="bytes",
     ),
     Limit(
         "bytes of answers that nobody takes, altogether",
         UNTAKEN_BYTES_OF["all"],
-        "bytes",
-        Scope.SERVER,
+        SERVER,
         "who has held the most for a second is hung up on; for who asks for the most, as above",
+        unit="bytes",
     ),
     Limit(
         "bytes of a request before it is asked for",
         WINDOW_BYTES,
-        "bytes",
-        Scope.MESSAGE,
+        MESSAGE,
         "the client waits",
+        unit="bytes",
     ),
     Limit(
         "calls in progress",
         CALLS_MAX,
-        "",
-        Scope.SERVER,
+        SERVER,
         f"SERVER_BUSY; for health and for looking at, making and deleting buffers there are "
         f"{CALLS_RESERVED:,} more",
         metric="breadbox_calls",
@@ -345,66 +306,55 @@ LIMITS: Final = (
     Limit(
         "calls in progress under a token",
         CALLS_OF_TOKEN_MAX,
-        "",
-        Scope.TOKEN,
+        TOKEN,
         "SERVER_BUSY, but for those that the next places are kept for",
         metric="breadbox_calls_refused_total",
     ),
     Limit(
         "calls that nobody has looked at yet",
         UNASKED_MAX_HARD,
-        "",
-        Scope.SERVER,
+        SERVER,
         f"CANCELLED, and clients try again; from {UNASKED_MAX:,} on for more and more",
     ),
     Limit(
         "requests on their way",
         ARRIVALS_MAX,
-        "",
-        Scope.SERVER,
+        SERVER,
         "the slowest is refused: SERVER_BUSY",
         metric="breadbox_messages_arriving",
     ),
     Limit(
         "time for a request to arrive",
         ARRIVAL_S,
-        "s",
-        Scope.MESSAGE,
+        MESSAGE,
         "SERVER_BUSY",
+        unit="s",
         metric="breadbox_calls_refused_total",
     ),
     Limit(
         "metadata of a call",
         METADATA_BYTES_MAX,
-        "bytes",
-        Scope.MESSAGE,
+        MESSAGE,
         f"RESOURCE_EXHAUSTED; from {_shown_bytes(METADATA_BYTES)} on for more and more calls",
+        unit="bytes",
     ),
-    Limit("request", MESSAGE_BYTES_MAX, "bytes", Scope.MESSAGE, "RESOURCE_EXHAUSTED"),
+    Limit("request", MESSAGE_BYTES_MAX, MESSAGE, "RESOURCE_EXHAUSTED", unit="bytes"),
     Limit(
         "watches of the health service on a connection",
         WATCHES_OF_CONNECTION_MAX,
-        "",
-        Scope.CONNECTION,
+        CONNECTION,
         "RESOURCE_EXHAUSTED; Check goes on",
     ),
     Limit(
-        "watches of the health service",
-        WATCHES_MAX,
-        "",
-        Scope.SERVER,
-        "RESOURCE_EXHAUSTED; Check goes on",
+        "watches of the health service", WATCHES_MAX, SERVER, "RESOURCE_EXHAUSTED; Check goes on"
     ),
-    Limit("token", TOKEN_LENGTH_MAX, "characters", Scope.TOKEN, "UNAUTHENTICATED"),
-    Limit("tokens in the file", TOKENS_MAX, "", Scope.SERVER, "the file is not used"),
-    Limit(
-        "patterns of buffers, and of workers", PATTERNS_MAX, "", Scope.TOKEN, "the file is not used"
-    ),
+    Limit("token", TOKEN_LENGTH_MAX, TOKEN, "UNAUTHENTICATED", unit="characters"),
+    Limit("tokens in the file", TOKENS_MAX, SERVER, "the file is not used"),
+    Limit("patterns of buffers, and of workers", PATTERNS_MAX, TOKEN, "the file is not used"),
     Limit(
         "workers that append under a token",
         TOKEN_WORKERS_MAX,
-        "",
-        Scope.TOKEN,
+        TOKEN,
         "QUOTA_EXCEEDED; `workers_max=` of the token's line sets it. `bytes_held_max=` and "
         "`appends_per_s_max=`, without bound unless given, end in QUOTA_FULL, and producers wait; "
         "reports of episodes may come as often as fragments, every "
@@ -414,180 +364,146 @@ LIMITS: Final = (
     Limit(
         "schemas that come with an append",
         SCHEMAS_TOLD_MAX,
-        "",
-        Scope.MESSAGE,
+        MESSAGE,
         f"ARGUMENT_INVALID, as for one of over {SCHEMA_BYTES_MAX} bytes or {SCHEMA_ARRAYS_MAX} "
         "arrays; of fragments with a larger one clients say none",
     ),
     Limit(
         "name of a buffer",
         BUFFER_NAME_LENGTH_MAX,
-        "characters",
-        Scope.MESSAGE,
+        MESSAGE,
         "ARGUMENT_INVALID, as for all but letters, digits, `.`, `_` and `-`",
+        unit="characters",
     ),
     Limit(
         "name of a worker or session, id of a request or lease",
         NAME_SIZE_BYTES_MAX,
-        "bytes",
-        Scope.MESSAGE,
+        MESSAGE,
         "ARGUMENT_INVALID, as for separators and what is not printable",
+        unit="bytes",
     ),
-    Limit("fields and items of a request", PARTS_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
-    Limit("fragments of an append", APPEND_FRAGMENTS_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
+    Limit("fields and items of a request", PARTS_MAX, MESSAGE, "ARGUMENT_INVALID"),
+    Limit("fragments of an append", APPEND_FRAGMENTS_MAX, MESSAGE, "ARGUMENT_INVALID"),
     Limit(
         "payload that rides along with its fragment",
         INLINE_SIZE_BYTES_MAX,
-        "bytes",
-        Scope.MESSAGE,
+        MESSAGE,
         "PAYLOAD_MISSING, and the client writes it to the store",
+        unit="bytes",
         option="--inline-size-max",
     ),
     Limit(
         "payload bytes that ride along with appends in progress",
         INLINE_PENDING_BYTES_MAX,
-        "bytes",
-        Scope.SERVER,
+        SERVER,
         "APPENDS_FULL",
+        unit="bytes",
     ),
     Limit(
         "payload bytes that ride along with appends that wait for room",
         INLINE_PENDING_BYTES_MAX // 2,
-        "bytes",
-        Scope.SERVER,
+        SERVER,
         "the next is told at once that there is no room",
+        unit="bytes",
     ),
     Limit(
         "payload bytes that rode along, kept for who fetches them soon",
         INLINE_RECENT_BYTES_MAX,
-        "bytes",
-        Scope.SERVER,
+        SERVER,
         "those that came first are read from the store",
+        unit="bytes",
     ),
     Limit(
         "payload bytes that ride along with a reply",
         INLINE_REPLY_BYTES_MAX,
-        "bytes",
-        Scope.MESSAGE,
+        MESSAGE,
         "the others are read from the store",
+        unit="bytes",
     ),
     Limit(
         "reply that readers at one place share",
         SHARED_REPLY_BYTES_MAX,
-        "bytes",
-        Scope.MESSAGE,
+        MESSAGE,
         f"it is made for each reader; so it is at the next place after {SHARED_REPLIES_MAX}",
+        unit="bytes",
     ),
-    Limit("pieces of the payloads of an append", PIECES_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
+    Limit("pieces of the payloads of an append", PIECES_MAX, MESSAGE, "ARGUMENT_INVALID"),
     Limit(
-        "fragments that a worker may leave out at once",
-        INDEX_JUMP_MAX,
-        "",
-        Scope.MESSAGE,
-        "ARGUMENT_INVALID",
+        "fragments that a worker may leave out at once", INDEX_JUMP_MAX, MESSAGE, "ARGUMENT_INVALID"
     ),
-    Limit("episodes of a report", EPISODES_MAX, "", Scope.MESSAGE, "ARGUMENT_INVALID"),
-    Limit("name of a task", TASK_SIZE_BYTES_MAX, "bytes", Scope.MESSAGE, "ARGUMENT_INVALID"),
+    Limit("episodes of a report", EPISODES_MAX, MESSAGE, "ARGUMENT_INVALID"),
+    Limit("name of a task", TASK_SIZE_BYTES_MAX, MESSAGE, "ARGUMENT_INVALID", unit="bytes"),
     Limit(
         "tasks with series of their own",
         TASKS_MAX,
-        "",
-        Scope.SERVER,
+        SERVER,
         "who reports the most makes room, or counts as task `other`, as do all further tasks of "
         "one report",
         metric="breadbox_episodes_total",
     ),
-    Limit(
-        "unreadable payloads named by a release",
-        UNREADABLE_MAX,
-        "",
-        Scope.MESSAGE,
-        "ARGUMENT_INVALID",
-    ),
+    Limit("unreadable payloads named by a release", UNREADABLE_MAX, MESSAGE, "ARGUMENT_INVALID"),
     Limit(
         "priorities set, and chunks evicted, by an update",
         PRIORITIES_MAX,
-        "",
-        Scope.MESSAGE,
+        MESSAGE,
         "ARGUMENT_INVALID",
     ),
     Limit(
         "quarantined fragments that are named",
         QUARANTINED_MAX,
-        "",
-        Scope.BUFFER,
+        BUFFER,
         "the latest are; all are counted",
         metric="breadbox_chunks_evicted_total",
     ),
     Limit(
         "calls that move payloads through the gateway",
         GATEWAY_CALLS_MAX,
-        "",
-        Scope.SERVER,
+        SERVER,
         f"the next waits for {GATEWAY_WAIT_S:g} s, {GATEWAY_WAITERS_MAX:,} at most do; then "
         "GATEWAY_FULL; who holds the most, and has moved nothing for a second, makes room for who "
         "holds less. Each holds at most 1 MiB of payloads",
         metric="breadbox_gateway_calls",
     ),
-    Limit(
-        "the same, of a token",
-        GATEWAY_CALLS_OF["token"],
-        "",
-        Scope.TOKEN,
-        "as above",
-    ),
-    Limit(
-        "the same, of a connection",
-        GATEWAY_CALLS_OF["connection"],
-        "",
-        Scope.CONNECTION,
-        "as above",
-    ),
+    Limit("the same, of a token", GATEWAY_CALLS_OF["token"], TOKEN, "as above"),
+    Limit("the same, of a connection", GATEWAY_CALLS_OF["connection"], CONNECTION, "as above"),
     Limit(
         "time for 512 KiB of a payload to come or go through the gateway",
         PART_S,
-        "s",
-        Scope.MESSAGE,
+        MESSAGE,
         "GATEWAY_STALLED",
+        unit="s",
     ),
     Limit(
         "payloads written by a call through the gateway",
         GATEWAY_PAYLOADS_MAX,
-        "",
-        Scope.MESSAGE,
+        MESSAGE,
         "ARGUMENT_INVALID",
     ),
     Limit(
-        "ranges read by a call through the gateway",
-        GATEWAY_RANGES_MAX,
-        "",
-        Scope.MESSAGE,
-        "ARGUMENT_INVALID",
+        "ranges read by a call through the gateway", GATEWAY_RANGES_MAX, MESSAGE, "ARGUMENT_INVALID"
     ),
     Limit(
         "payload bytes written through the gateway and not announced",
         UNANNOUNCED_BYTES_MAX,
-        "bytes",
-        Scope.TOKEN,
+        TOKEN,
         "GATEWAY_FULL, and the producer waits; ARGUMENT_INVALID for a payload larger than that. "
         f"Altogether {UNANNOUNCED_CALLERS} times as much, of what has come: there the oldest of "
         "who holds the most is deleted for who holds less",
+        unit="bytes",
         metric="breadbox_gateway_unannounced_bytes",
         option="--gateway-unannounced",
     ),
     Limit(
         "buffers",
         BUFFERS_MAX,
-        "",
-        Scope.SERVER,
+        SERVER,
         "BUFFERS_FULL; so it is for a token bound to buffers that has as many as are left",
         option="--buffers-max",
     ),
     Limit(
         "chunks of a buffer",
         _BUFFER.capacity_chunks,
-        "",
-        Scope.BUFFER,
+        BUFFER,
         "what only subscriptions keep goes, then the oldest; or BUFFER_FULL: --full-policy",
         metric="breadbox_chunks",
         option="--capacity-chunks",
@@ -595,17 +511,16 @@ LIMITS: Final = (
     Limit(
         "payload bytes of a buffer",
         _BUFFER.capacity_bytes,
-        "bytes",
-        Scope.BUFFER,
+        BUFFER,
         "the oldest without a lease goes, or BYTES_FULL: --full-policy",
+        unit="bytes",
         metric="breadbox_payload_bytes",
         option="--capacity-bytes",
     ),
     Limit(
         "workers of a session",
         _BUFFER.workers_max,
-        "",
-        Scope.BUFFER,
+        BUFFER,
         "the longest silent with nothing held is forgotten; if there is none, WORKERS_FULL",
         metric="breadbox_workers",
         option="--workers-max",
@@ -613,15 +528,13 @@ LIMITS: Final = (
     Limit(
         "schemas of a session that are remembered",
         SCHEMAS_MAX,
-        "",
-        Scope.BUFFER,
+        BUFFER,
         "with `--schema any`, no more are asked for; else there is one",
     ),
     Limit(
         "fetches that wait",
         _BUFFER.waiters_max,
-        "",
-        Scope.BUFFER,
+        BUFFER,
         "WAITERS_FULL",
         metric="breadbox_waiters",
         option="--waiters-max",
@@ -629,56 +542,50 @@ LIMITS: Final = (
     Limit(
         "fragments of a read by a cursor",
         READ_FRAGMENTS_MAX,
-        "",
-        Scope.MESSAGE,
+        MESSAGE,
         f"it ends there, and with {_shown_bytes(READ_BYTES_MAX)} of payloads, and after "
         f"{READ_CHUNKS_MAX:,} chunks; the caller reads on",
     ),
     Limit(
         "subscriptions",
         SUBSCRIPTIONS_MAX,
-        "",
-        Scope.BUFFER,
+        BUFFER,
         "SUBSCRIPTIONS_FULL",
         metric="breadbox_subscription_lag_chunks",
     ),
     Limit(
         "callers that watch models, and as many that wait for chunks to read",
         WATCHERS_MAX,
-        "",
-        Scope.SERVER,
+        SERVER,
         "WATCHERS_FULL, for who has waited for longest of the token that has the most (of the "
         "buffer, where there are no tokens), or for the next of it",
     ),
     Limit(
         "leases of those who read by a cursor",
         READ_LEASES_MAX,
-        "",
-        Scope.SERVER,
+        SERVER,
         "the oldest ends of the token that has the most, or of the buffer, as above",
         metric="breadbox_read_leases",
     ),
     Limit(
         f"appends that wait for room at a time, of at most {WAITING_FRAGMENTS_MAX:,} fragments",
         APPENDS_WAITING_MAX,
-        "",
-        Scope.SERVER,
+        SERVER,
         "the next is told at once to come again, and gets room as it comes by",
         metric="breadbox_waiting_appends",
     ),
     Limit(
         "payload bytes that left the buffers and that somebody reads",
         _BUFFER.capacity_bytes // READ_KEPT_PART,
-        "bytes",
-        Scope.SERVER,
+        SERVER,
         "the oldest lease ends of who keeps the most; an eighth of --capacity-bytes",
+        unit="bytes",
         metric="breadbox_read_kept_bytes",
     ),
     Limit(
         "leases alive",
         _BUFFER.leases_max,
-        "",
-        Scope.BUFFER,
+        BUFFER,
         "fetches wait",
         metric="breadbox_leases",
         option="--leases-max",

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from importlib import import_module
+from time import monotonic
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,13 +18,17 @@ from breadbox.model import errors as library_errors
 from breadbox.v1 import errors_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.wire.status import from_rpc_error
+from breadbox_server.access.authorization import Gate
 from breadbox_server.base import errors as shell_errors
 from breadbox_server.core.model import errors as core_errors
 from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.core.model.inputs import Payload
+from breadbox_server.metrics.clients import ClientCensus
 from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.rpc import status
 from breadbox_server.rpc.interceptors import CallInterceptor
+from breadbox_server.rpc.listening import PortConnections
+from breadbox_server.rpc.traffic import Traffic
 from support.served import CALL_S, info_of, status_of
 
 EXAMPLES = [
@@ -138,8 +143,13 @@ class Raiser(replay_buffer_service_pb2_grpc.ReplayBufferServiceServicer):
         raise self.error
 
 
+def interceptor(metrics: Metrics) -> CallInterceptor:
+    traffic = Traffic(metrics, PortConnections(), 1)
+    return CallInterceptor(metrics, Gate(None), ClientCensus(monotonic), traffic)
+
+
 async def call_failing_with(error: Exception, metrics: Metrics) -> grpc.aio.AioRpcError:
-    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)])
+    server = grpc.aio.server(interceptors=[interceptor(metrics)])
     replay_buffer_service_pb2_grpc.add_ReplayBufferServiceServicer_to_server(Raiser(error), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -274,7 +284,7 @@ async def test_a_caller_that_went_before_its_answer_is_no_bug(
 
     method = "/breadbox.v1.ReplayBufferService/ListBuffers"
     details = SimpleNamespace(method=method, invocation_metadata=())
-    handler = await CallInterceptor(metrics).intercept_service(continuation, details)
+    handler = await interceptor(metrics).intercept_service(continuation, details)
     serve: Any = handler.stream_unary  # grpc's types know handlers of its blocking server only.
     with caplog.at_level(logging.ERROR), pytest.raises(asyncio.CancelledError):
         await serve(None, GoneContext(left_s))

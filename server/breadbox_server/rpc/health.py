@@ -13,7 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from breadbox_server.limits import WATCHES_MAX, WATCHES_OF_CONNECTION_MAX
-from breadbox_server.rpc.traffic import is_told_apart
+from breadbox_server.rpc.traffic import own_name
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Status = health_pb2.HealthCheckResponse
@@ -84,7 +84,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         """Say how a service is, now and when it changes, until the server ends."""
         peer = context.peer()
-        if self._watches_of[peer] >= WATCHES_OF_CONNECTION_MAX and is_told_apart(peer):
+        if self._watches_of[peer] >= WATCHES_OF_CONNECTION_MAX and own_name(peer):
             await self._refuse(context, f"{WATCHES_OF_CONNECTION_MAX} watch on this connection")
         if self._watch_count >= WATCHES_MAX:
             await self._refuse(context, f"{WATCHES_MAX} watch")

@@ -3,9 +3,8 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, Final, NoReturn, TypeAlias
@@ -66,7 +65,7 @@ LARGE: Final = frozenset(
 
 
 def _readable(method: str, deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """A deserializer that gives an error for what is refused: gRPC would log a traceback."""
+    """Return a deserializer that returns errors instead of raising: gRPC would log a traceback."""
     kind = descriptor_pool.Default().FindMethodByName(method[1:].replace("/", ".")).input_type
 
     def read(data: bytes) -> Any:
@@ -82,7 +81,7 @@ def _readable(method: str, deserialize: Callable[[bytes], Any] | None) -> Callab
 
 
 def _sendable(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
-    """A serializer that takes what is serialized already."""
+    """Return a serializer that also takes what is serialized already."""
 
     def write(message: Any) -> bytes:
         return message if type(message) is bytes or serialize is None else serialize(message)
@@ -90,74 +89,46 @@ def _sendable(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes
     return write
 
 
-@dataclass(eq=False, slots=True)
-class _Running:
-    """A call in progress."""
-
-    method: str
-    request: Any
-    metadata: Iterable[tuple[str, str | bytes]]
-    limit: asyncio.Timeout
-    refusal: Exception | None = None
-
-    def refuse(self, error: Exception | None) -> None:
-        """End it with an error; None: let it go on. Idempotent."""
-        if error is not None and not self.limit.expired():
-            self.refusal = error
-            self.limit.reschedule(asyncio.get_running_loop().time())
-
-
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """The outermost interceptor: nothing that a handler raises passes it untold.
 
-    See `telling.told` for what the caller gets.
+    See `status.told` for what the caller gets.
 
     Args:
         metrics: Takes count and latency of calls, by method and code.
-        gate: Asked about every call before its request is even read; None: all may pass.
-        census: Told of every caller whose call says what it is here for.
-        outage: Says what does not answer the server, if anything; a call that is about to run out
-            of time is told.
+        gate: Asked about every call before its request is even read.
+        census: Counts the callers whose call says what they are here for.
         traffic: Asked whether there is a place for a call, and for its message.
     """
 
     def __init__(
-        self,
-        metrics: Metrics,
-        gate: Gate | None = None,
-        census: ClientCensus | None = None,
-        outage: Callable[[], Exception | None] = lambda: None,
-        traffic: Traffic | None = None,
+        self, metrics: Metrics, gate: Gate, census: ClientCensus, traffic: Traffic
     ) -> None:
         self._metrics = metrics
-        self._gate = gate or Gate(None)
-        self._census = census or ClientCensus(perf_counter)
-        self._outage = outage
-        self._traffic = traffic or Traffic(metrics)
+        self._gate = gate
+        self._census = census
+        self._traffic = traffic
+        self._outage: Callable[[], Exception | None] = lambda: None
         self._held: Callable[[], DomainError] | None = None
-        """What refuses every call of the service; None: nothing does."""
+        """Gives what refuses every call of the service, or None while they are let in."""
         self._known: dict[str, MaybeHandler] = {}
-        self._running: set[_Running] = set()
+        self._running: set[Call] = set()
 
     def hold(self, refusal: Callable[[], DomainError], cut_off: Exception | None = None) -> None:
         """Refuse the calls of the service from now on, though not those that ask for health.
 
         Args:
             refusal: Gives what each of them is told.
-            cut_off: Ends those in progress, of which it is not known what they have done; None:
-                there are none.
+            cut_off: Ends those in progress, of which it is not known what they have done, or None
+                if there are none.
         """
         self._held = refusal
         for call in tuple(self._running):
-            if call.method in _METHODS:
+            if call.method in _METHODS and cut_off is not None:
                 call.refuse(cut_off)
 
     def _check_held(self, method: str) -> None:
-        """See that calls are let in still: a message may have come long after its headers.
-
-        Raises:
-            DomainError: They are not.
-        """
+        """Raise what refuses calls of the service, if anything does."""
         if self._held is not None and method in _METHODS:
             raise self._held()
 
@@ -171,15 +142,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         callers: dict[tuple[str, str], Caller | DomainError] = {}
         for call in tuple(self._running):
             key = (call.method, bearer_token(call.metadata))
-            if key not in callers:
-                callers[key] = self._caller_of(call)
-            call.refuse(_verdict(call, callers[key]))
-
-    def _caller_of(self, call: _Running) -> Caller | DomainError:
-        try:
-            return self._gate.admit(call.method, call.metadata)
-        except DomainError as error:
-            return error
+            try:
+                if key not in callers:
+                    callers[key] = self._gate.admit(call.method, call.metadata)
+                caller = callers[key]
+                if isinstance(caller, DomainError):
+                    raise caller
+                check_request(caller, call.method, call.request)
+            except DomainError as error:
+                callers.setdefault(key, error)
+                call.refuse(error)
 
     async def intercept_service(
         self,
@@ -188,14 +160,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> MaybeHandler:
         """Wrap every method, in a form in which its message is asked for by us, or never."""
         method = handler_call_details.method
-        if self._held is not None and method in _METHODS:
-            return self._refusal(method, self._refusal_of(handler_call_details, self._held))
+        is_held = self._held is not None and method in _METHODS
         known = self._known.get(method)
-        handler = known or await continuation(handler_call_details)
-        if handler is None:
+        # A server that does not lead may have no service yet, and refuses calls all the same.
+        handler = None if is_held else known or await continuation(handler_call_details)
+        if handler is None and not is_held:
             return None
         try:
+            # A caller that may not call is told that alone.
             calls_as(self._gate.admit(method, handler_call_details.invocation_metadata or ()))
+            self._check_held(method)
         except DomainError as error:
             return self._refusal(method, error)
         if known is None:
@@ -203,18 +177,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             known = self._known[method] = self._wrapped(method, handler)
         return known
 
-    def _refusal_of(
-        self, details: grpc.HandlerCallDetails, refusal: Callable[[], DomainError]
-    ) -> DomainError:
-        """Who may not call is told that alone."""
-        try:
-            calls_as(self._gate.admit(details.method, details.invocation_metadata or ()))
-        except DomainError as error:
-            return error
-        return refusal()
-
     def _refusal(self, method: str, error: DomainError) -> MaybeHandler:
-        """A handler that refuses one call at once; its request stays unread."""
+        """Return a handler that refuses one call; its request stays unread."""
 
         async def refuse(call: Call, context: Context) -> NoReturn:
             if isinstance(error, PermissionDeniedError | StandbyError):
@@ -238,8 +202,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             answer = self._counted(self._on_messages(method, behaviour), write)
         return grpc.stream_stream_rpc_method_handler(self._told(method, answer), read, write)
 
+    # Each of the following wraps how a method is answered in one more thing.
+
     def _encoded(self, answer: Answer, encode: Callable[[Any], bytes]) -> Answer:
-        """Counts the answer of a call until it is taken."""
 
         async def encoded(call: Call, context: Context) -> bytes:
             data = encode(await answer(call, context))
@@ -250,7 +215,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return encoded
 
     def _counted(self, answer: Answer, encode: Callable[[Any], bytes]) -> Answer:
-        """Counts each answer of a call until it is taken."""
 
         async def counted(call: Call, context: Context) -> Any:
             counting: Any = _CountingContext(context, encode, partial(self._traffic.hold, call))
@@ -259,19 +223,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return counted
 
     def _on_message(self, method: str, behaviour: Behaviour) -> Answer:
-        """Answers the one message of a call."""
         answer = self._in_time_of(method)
 
         async def on_message(call: Call, context: Context) -> Any:
             request = await self._receive(method, call, context)
             if request is grpc.aio.EOF:
                 raise InvalidArgumentError("request", "is missing")
-            return await answer(method, behaviour, request, context)
+            call.request = request
+            return await answer(call, behaviour, request, context)
 
         return on_message
 
     def _on_messages(self, method: str, behaviour: Behaviour) -> Answer:
-        """Answers the messages of a call, one after the other."""
         answer = self._in_time_of(method)
 
         async def messages(first: Any, call: Call, context: Context) -> AsyncIterator[Any]:
@@ -286,12 +249,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         async def on_messages(call: Call, context: Context) -> Any:
             first = await self._receive(method, call, context)
-            return await answer(method, behaviour, messages(first, call, context), context)
+            return await answer(call, behaviour, messages(first, call, context), context)
 
         return on_messages
 
     async def _receive(self, method: str, call: Call, context: Context) -> Any:
-        """The next message of a call, which has a place then."""
+        """Return the next message of a call, which has a place then."""
         request = _checked(await self._traffic.receive(call, context))
         if request is not grpc.aio.EOF:  # As it is of a call that was given up.
             self._traffic.admit(call, caller_name() or "", is_reserved=method in RESERVED)
@@ -300,30 +263,25 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return request
 
     def _in_time_of(self, method: str) -> Callable[..., Awaitable[Any]]:
-        """Who answers a method: those of health and reflection may take as long as they want."""
+        """Calls of health and reflection may take as long as they want."""
         is_long = not method.startswith(SERVICE) and method != HEALTH + "Check"
         return _at_leisure if is_long else self._in_time
 
     async def _in_time(
-        self,
-        method: str,
-        behaviour: Behaviour,
-        request: Any,
-        context: Any,
+        self, call: Call, behaviour: Behaviour, request: Any, context: Context
     ) -> Any:
-        """Answer before the caller's time is up: else nobody would say what it waited for.
+        """Answer before the caller's time is up: else it would not hear what it waited for.
 
         For the handler it is the end that the deadline itself would bring a moment later. So is
         that of a call whose token is taken back while it waits, or of all when they are held off.
         """
-        self._check_held(method)
-        limit = asyncio.timeout(answer_s(context.time_remaining()))
-        call = _Running(method, request, (), limit)
+        # Again: its message may have come long after its headers.
+        self._check_held(call.method)
+        limit = call.limit = asyncio.timeout(answer_s(context.time_remaining()))
         if self._gate.asks_for_tokens:
             call.metadata = context.invocation_metadata() or ()
-            # Again: its message may have come long after its headers.
-            caller = self._gate.admit(method, call.metadata)
-            check_request(caller, method, request)
+            caller = self._gate.admit(call.method, call.metadata)
+            check_request(caller, call.method, request)
             calls_as(caller)
         self._running.add(call)
         try:
@@ -332,14 +290,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         except TimeoutError:
             if not limit.expired():
                 raise
-            if call.refusal is not None:
-                raise call.refusal from None
-            raise self._outage() or NotDoneError from None
+            raise call.refusal or self._outage() or NotDoneError from None
         finally:
             self._running.discard(call)
 
     def _told(self, path: str, answer: Answer) -> Behaviour:
-        """Gives an answer, or tells why there is none, and counts either."""
+        """Answer, or report why there is no answer, and count either."""
         method = path.rpartition("/")[2]
         role = role_of_method(path)
         seconds = self._metrics.rpc_seconds.labels(method)
@@ -352,7 +308,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             started = perf_counter()
             code = grpc.StatusCode.OK
             peer = context.peer()
-            call = self._traffic.begin(peer)
+            call = self._traffic.begin(path, peer)
             if role is not None:
                 self._census.seen(peer, role)
             try:
@@ -394,13 +350,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _CountingContext:
-    """The context of a call that is answered by messages, each of them counted until it is taken.
-
-    Args:
-        context: As gRPC gives it.
-        encode: Makes bytes of a message.
-        hold: Counts bytes, unless there is no room for them.
-    """
+    """The context of a call that answers with messages; counts each until it is taken."""
 
     def __init__(
         self, context: Context, encode: Callable[[Any], bytes], hold: Callable[[int], Held]
@@ -413,11 +363,7 @@ class _CountingContext:
         return getattr(self._context, name)
 
     async def write(self, message: Any) -> None:
-        """Send a message; returns once it is taken, or on its way behind others that are.
-
-        Raises:
-            ServerBusyError: There is no room for it.
-        """
+        """Send a message; return once it is taken, or on its way behind others that are."""
         data = self._encode(message)
         if len(data) <= UNTAKEN_SMALL_BYTES:
             await self._context.write(data)
@@ -427,22 +373,18 @@ class _CountingContext:
 
 
 def _checked(request: Any) -> Any:
-    """A message that could be read.
-
-    Raises:
-        InvalidArgumentError: It could not.
-    """
+    """Return a message, or raise why it could not be read."""
     if isinstance(request, InvalidArgumentError):
         raise request
     return request
 
 
-async def _at_leisure(method: str, behaviour: Behaviour, request: Any, context: Context) -> Any:
+async def _at_leisure(call: Call, behaviour: Behaviour, request: Any, context: Context) -> Any:
     return await behaviour(request, context)
 
 
 def _writing(behaviour: Any) -> Behaviour:
-    """What answers with a stream, as a coroutine that writes to its context."""
+    """Return a coroutine that writes to its context what a handler yields."""
     if not inspect.isasyncgenfunction(behaviour):
         return behaviour  # type: ignore[no-any-return]  # gRPC's other form of the same
 
@@ -453,19 +395,8 @@ def _writing(behaviour: Any) -> Behaviour:
     return write
 
 
-def _verdict(call: _Running, caller: Caller | DomainError) -> DomainError | None:
-    """Why a call in progress would not be let in any more; None: it would."""
-    if isinstance(caller, DomainError):
-        return caller
-    try:
-        check_request(caller, call.method, call.request)
-    except DomainError as error:
-        return error
-    return None
-
-
 async def _end(aborting: Awaitable[NoReturn]) -> NoReturn:
-    """Tell a caller how its call ended.
+    """Report to a caller how its call ended.
 
     Raises:
         AbortError: It was told; gRPC wants to see this.

@@ -121,9 +121,6 @@ def told(error: Exception, method: str) -> tuple[grpc.StatusCode, status_pb2.Sta
     An exception without a row is our bug: the caller gets INTERNAL with a request id, never the
     exception's text; the log has both.
     """
-    if isinstance(error, NotDoneError):
-        late = status_pb2.Status(code=code_pb2.DEADLINE_EXCEEDED, message=NOT_DONE)
-        return grpc.StatusCode.DEADLINE_EXCEEDED, late
     if not isinstance(error, tuple(TABLE)):
         request_id = secrets.token_hex(REQUEST_ID_BYTES)
         log.error("%s failed; told as request id %s", method, request_id, exc_info=error)

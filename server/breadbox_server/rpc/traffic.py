@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 
@@ -29,6 +29,7 @@ from breadbox_server.limits import (
     FRUITLESS_S,
 )
 from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.rpc.listening import PortConnections
 from breadbox_server.rpc.untaken_answers import Held, Untaken
 
 log = logging.getLogger(__name__)
@@ -49,20 +50,11 @@ FULL_HOUSE: Final = 0.9
 """Share of the connections there may be, above which those that ask for nothing make room."""
 
 
-class Connections(Protocol):
-    """The connections of the server's port, named as gRPC names peers."""
-
-    def peers(self) -> set[str]:
-        """All there are. From any thread."""
-
-    def close(self, peers: Iterable[str]) -> None:
-        """Hang up on some. From any thread."""
-
-
 @dataclass(eq=False, slots=True)
 class Call:
     """One call, from its headers to its answer."""
 
+    method: str
     peer: str
     """What gRPC names its connection."""
     task: asyncio.Task[Any]
@@ -74,11 +66,24 @@ class Call:
     was_admitted: bool = False
     """Whether its message has come."""
     token: str = ""
-    """Under whose name it counts once it is admitted; empty: under nobody's."""
+    """Name under which it counts once it is admitted, or nothing without a token."""
     weight: int = STRANGER_WEIGHT
     """For how many fruitless calls it counts if its message never comes."""
     held: Held | None = None
-    """Its answer, until it is sent; None: there is none, or a small one."""
+    """Its answer, until it is sent, or None if it is small."""
+    request: Any = None
+    metadata: Iterable[tuple[str, str | bytes]] = ()
+    """Metadata, where it is asked for a token."""
+    limit: asyncio.Timeout | None = None
+    """Ends its handler."""
+    refusal: Exception | None = None
+    """Why its handler was ended early."""
+
+    def refuse(self, error: Exception) -> None:
+        """End its handler with an error. Idempotent."""
+        if self.limit is not None and not self.limit.expired():
+            self.refusal = error
+            self.limit.reschedule(asyncio.get_running_loop().time())
 
 
 class Traffic:
@@ -86,12 +91,12 @@ class Traffic:
 
     Args:
         metrics: Shows what is in progress and what is refused.
-        connections: Looked at, and hung up on; None: neither.
+        connections: Looked at, and hung up on.
         connections_max: As many as there may be.
     """
 
     def __init__(
-        self, metrics: Metrics, connections: Connections | None = None, connections_max: int = 0
+        self, metrics: Metrics, connections: PortConnections, connections_max: int
     ) -> None:
         self._metrics = metrics
         self._connections = connections
@@ -122,14 +127,14 @@ class Traffic:
         metrics.calls.set_function(lambda: len(self._admitted))
         metrics.messages_arriving.set_function(lambda: len(self._arriving))
 
-    def begin(self, peer: str) -> Call:
+    def begin(self, method: str, peer: str) -> Call:
         """Take note of the call that the current task answers."""
         task = asyncio.current_task()
         assert task is not None
-        return Call(peer, task)
+        return Call(method, peer, task)
 
     async def receive(self, call: Call, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        """The call's next message, or `grpc.aio.EOF`; waits about `ARRIVAL_S` at most.
+        """Return the call's next message, or `grpc.aio.EOF`; wait about `ARRIVAL_S` at most.
 
         Raises:
             ServerBusyError: It has not come in time, or others needed its place.
@@ -150,7 +155,7 @@ class Traffic:
     def _make_room(self, peer: str) -> None:
         """Refuse the slowest of those on the way, if there are too many."""
         of_peer = [call for call in self._arriving if call.peer == peer]
-        if len(of_peer) >= ARRIVALS_OF_CONNECTION_MAX and is_told_apart(peer):
+        if len(of_peer) >= ARRIVALS_OF_CONNECTION_MAX and own_name(peer):
             self._refuse_slow(of_peer[0])
         elif len(self._arriving) >= ARRIVALS_MAX:
             self._refuse_slow(next(iter(self._arriving)))
@@ -193,7 +198,7 @@ class Traffic:
         Raises:
             ServerBusyError: It would not, as too much is not taken already.
         """
-        if self._untaken.is_full(_told_apart(call.peer), call.token):
+        if self._untaken.is_full(own_name(call.peer), call.token):
             raise self._busy("untaken", _UNTAKEN)
 
     def hold(self, call: Call, size_bytes: int) -> Held:
@@ -202,7 +207,7 @@ class Traffic:
         Raises:
             ServerBusyError: Too much is not taken already, and this is not given.
         """
-        held = self._untaken.hold(_told_apart(call.peer), call.token, size_bytes)
+        held = self._untaken.hold(own_name(call.peer), call.token, size_bytes)
         if held is None:
             raise self._busy("untaken", _UNTAKEN)
         return held
@@ -226,7 +231,7 @@ class Traffic:
             call.held.close()
 
     def _note_fruitless(self, peer: str, weight: int) -> None:
-        if is_told_apart(peer):
+        if own_name(peer):
             self._fruitless[peer] += weight
             if self._fruitless[peer] >= FRUITLESS_MAX:
                 del self._fruitless[peer]
@@ -237,7 +242,7 @@ class Traffic:
         return ServerBusyError(text)
 
     def _hang_up(self, peer: str, reason: str) -> None:
-        if self._connections is not None and peer not in self._hung_up:
+        if peer not in self._hung_up:
             self._hung_up.add(peer)
             self._unwanted[peer] = reason
             self._wake.set()
@@ -283,8 +288,6 @@ class Traffic:
 
     async def _look_around(self) -> None:
         """Let those that have asked for nothing yet make room, when the house is almost full."""
-        if self._connections is None:
-            return
         peers = await asyncio.to_thread(self._connections.peers)
         self._metrics.connections.set(len(peers))
         self._useful &= peers
@@ -298,7 +301,7 @@ class Traffic:
     async def _close_unwanted(self) -> None:
         self._wake.clear()
         unwanted, self._unwanted = self._unwanted, {}
-        if not unwanted or self._connections is None:
+        if not unwanted:
             return
         reasons = Counter(unwanted.values())
         for reason, count in reasons.items():
@@ -317,14 +320,9 @@ class Traffic:
         await asyncio.to_thread(self._connections.close, unwanted)
 
 
-def is_told_apart(peer: str) -> bool:
-    """Whether gRPC's name of a connection is its own; all of a unix socket have one name.
+def own_name(peer: str) -> str:
+    """Return gRPC's name of a connection, or nothing for one of a unix socket: all have one name.
 
-    Those are of this user, or of somebody else with access to its files.
+    Those are of this user, or of another with access to its files.
     """
-    return not peer.startswith("unix")
-
-
-def _told_apart(peer: str) -> str:
-    """A connection's name, if it is its own; else none."""
-    return peer if is_told_apart(peer) else ""
+    return "" if peer.startswith("unix") else peer
