@@ -50,7 +50,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Named cursors of readers of a buffer.",
     ),
     "fsck": (
-        "breadbox_server.maintenance.fsck_command:fsck",
+        "breadbox_server.maintenance.fsck:fsck",
         "server",
         "Check a payload store for orphans and losses.",
     ),

@@ -19,28 +19,24 @@ _ALL: Final[Key] = ("all", "")
 
 
 class Slot:
-    """The place of one call.
-
-    Args:
-        caller: The name of its token; empty: it has none.
-        peer: Its connection.
-    """
-
-    __slots__ = ("_limit", "_loop", "holder", "keys", "moved_at")
+    """The place of one call: of the caller with a token, or without one of a connection."""
 
     def __init__(self, caller: str, peer: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._limit = asyncio.timeout(None)
         self.keys: tuple[Key, ...] = (_ALL, ("token", caller), ("connection", peer))
         self.holder = caller or peer
-        """Whose share it is of."""
         self.moved_at = self._loop.time()
-        """When it last moved a part; infinite: it gives way."""
+        """When it last moved a part, or infinity if it gives way."""
 
     def moved(self) -> None:
-        """A part has come, or was taken."""
+        """Take note that a part has come, or was taken."""
         if self.moved_at != inf:
             self.moved_at = self._loop.time()
+
+    def has_rested(self) -> bool:
+        """Whether it has moved no part for `PATIENCE_S`."""
+        return self.moved_at <= self._loop.time() - PATIENCE_S
 
     def give_way(self) -> None:
         """End the call: another needs what it holds. Idempotent."""
@@ -50,11 +46,7 @@ class Slot:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Around what the call does.
-
-        Raises:
-            GatewayFullError: It had to give way.
-        """
+        """Raise GatewayFullError inside the block when the call has to give way."""
         try:
             async with self._limit:
                 yield
@@ -160,7 +152,7 @@ class CallSlots:
             return
         slow = _of_largest(self._running, wanted)
         slowest = min(slow, key=lambda each: each.moved_at, default=None)
-        if slowest is not None and slowest.moved_at <= _now() - PATIENCE_S:
+        if slowest is not None and slowest.has_rested():
             slowest.give_way()
 
     def _shorten_queue(self, wanted: Slot) -> None:
@@ -186,7 +178,3 @@ def _of_largest(slots: Iterable[Slot], wanted: Slot) -> list[Slot]:
     if held[wanted.holder] + 1 >= count:
         return []
     return [slot for slot in slots if slot.holder == largest]
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -22,7 +22,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from breadbox.model.errors import PayloadMissingError, StoreError
 from breadbox.model.types import PayloadReference
@@ -32,6 +32,7 @@ from breadbox.stores.frames import Written, unpack_write
 from breadbox_server import limits
 from breadbox_server.access.authorization import Caller, Role
 from breadbox_server.base.errors import GatewayStalledError
+from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.errors import DrainingError, InvalidArgumentError
 from breadbox_server.core.model.ids import BufferName, PayloadId
 from breadbox_server.gateway.call_slots import CallSlots
@@ -59,22 +60,12 @@ READERS: Final = {"WritePayloads": unpack_write}
 """How messages are read that carry payload bytes, by method."""
 
 
-class Referrer(Protocol):
-    """The part of the core that says what buffers refer to."""
-
-    def names(self) -> tuple[BufferName, ...]:
-        """All buffers."""
-
-    def has_weights(self, buffer: BufferName, payload_id: PayloadId, /) -> bool:
-        """Whether a payload is weights of the buffer's model."""
-
-
 class Gateway:
     """Writes and reads payloads on behalf of callers. Call it from the loop's thread only.
 
     Args:
         store: Where payloads live; moved to in threads, closed with this.
-        referrer: The buffers.
+        buffers: The core.
         refers_to: Whether a buffer, a lease of it or its model refers to a payload.
         check_written: Raises a DomainError where a caller may not write so many bytes beside those
             that it has not announced; see `Quotas.check_written`.
@@ -82,13 +73,13 @@ class Gateway:
         unannounced_bytes_max: What a caller may have written and not announced.
         delete: Deletes payloads that are stored, and that nothing refers to.
         now: Seconds that never go back.
-        metrics: Told of bytes and calls.
+        metrics: Counts bytes and calls.
     """
 
     def __init__(
         self,
         store: PayloadParts,
-        referrer: Referrer,
+        buffers: BufferSet,
         *,
         refers_to: Callable[[BufferName, PayloadId], bool],
         check_written: Callable[[Caller, int, int], None],
@@ -99,7 +90,7 @@ class Gateway:
         metrics: Metrics,
     ) -> None:
         self._store = store
-        self._referrer = referrer
+        self._buffers = buffers
         self._refers_to = refers_to
         self._check_written = check_written
         self._delete = delete
@@ -113,7 +104,7 @@ class Gateway:
         self._bytes_out = metrics.gateway_bytes.labels("out")
 
     def close(self) -> None:
-        """Begin nothing more, and close the store. What a thread does ends with its connection."""
+        """Close the store. What a thread does ends with its connection."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._store.close()
 
@@ -194,7 +185,7 @@ class Gateway:
             GatewayStalledError: The caller takes nothing.
             StoreUnavailableError: The store is away.
         """
-        self.check_readable(caller, ranges)
+        self._check_readable(caller, ranges)
         async with self.calls.taken(caller.name, peer) as slot:
             reading: tuple[Future[None], memoryview] | None = None
             # Fresh memory costs as much as a copy; these are used in turns.
@@ -213,21 +204,17 @@ class Gateway:
                 await self._send(*reading, send)
 
     def discard(self, caller: Caller, payload_ids: Iterable[str]) -> list[PayloadReference]:
-        """Give up payloads that the caller wrote; those among the ids that it may give up."""
+        """Give up payloads that the caller wrote; return those that it may give up."""
         held = [self.unannounced.of(caller.name, PayloadId(each)) for each in payload_ids]
         wanted = [each for each in held if each is not None and not self._is_referred_to(each)]
         for each in wanted:
             self.unannounced.forget(PayloadId(each.payload_id))
         return wanted
 
-    def check_readable(self, caller: Caller, ranges: Sequence[Range]) -> None:
-        """See that a caller may read these payloads.
-
-        Raises:
-            PayloadMissingError: The payload is not for this caller.
-        """
-        buffers = [name for name in self._referrer.names() if caller.may_use(name)]
-        asks = self._referrer.has_weights if caller.role is Role.PRODUCER else self._refers_to
+    def _check_readable(self, caller: Caller, ranges: Sequence[Range]) -> None:
+        """Raise PayloadMissingError unless a caller may read these payloads (G3)."""
+        buffers = [name for name in self._buffers.names() if caller.may_use(name)]
+        asks = self._buffers.has_weights if caller.role is Role.PRODUCER else self._refers_to
         for reference, _, _ in ranges:
             payload_id = PayloadId(reference.payload_id)
             may_read = any(asks(name, payload_id) for name in buffers)
@@ -236,7 +223,7 @@ class Gateway:
 
     def _is_referred_to(self, reference: PayloadReference) -> bool:
         payload_id = PayloadId(reference.payload_id)
-        return any(self._refers_to(each, payload_id) for each in self._referrer.names())
+        return any(self._refers_to(each, payload_id) for each in self._buffers.names())
 
     def _store_now(self) -> PayloadParts:
         return self._store.within(Deadline(SILENCE_S))
@@ -292,23 +279,14 @@ class Gateway:
 
 
 class Incoming:
-    """The bytes of a call's messages, as one stream.
-
-    Args:
-        first: The message that has come.
-        rest: Those to come.
-    """
+    """The bytes of a call's messages, the first of which has come, as one stream."""
 
     def __init__(self, first: Written, rest: AsyncIterator[Message]) -> None:
         self._left = first.data
         self._rest = rest
 
     async def take(self, count: int) -> list[memoryview]:
-        """The next bytes, as the memory that they came in.
-
-        Raises:
-            InvalidArgumentError: There are fewer.
-        """
+        """Return the next bytes, in the memory that they came in; raise if there are fewer."""
         taken = []
         while count:
             if not self._left:
@@ -323,21 +301,13 @@ class Incoming:
         return taken
 
     async def end(self) -> None:
-        """See that there is nothing more.
-
-        Raises:
-            InvalidArgumentError: There is.
-        """
+        """Raise if there is anything more."""
         if self._left or await anext(self._rest, None) is not None:
             raise InvalidArgumentError("data", "is more than size_bytes say")
 
 
 async def first_message(messages: AsyncIterator[Message]) -> Written:
-    """Wait for the first message of a write, for as long as for that of any other call.
-
-    Raises:
-        InvalidArgumentError: There is none.
-    """
+    """Wait for the first message of a write, for as long as for that of any other call."""
     first = await anext(messages, None)
     if first is None:
         raise InvalidArgumentError("size_bytes", "must be given")
@@ -345,7 +315,6 @@ async def first_message(messages: AsyncIterator[Message]) -> Written:
 
 
 def _checked(message: Message) -> Written:
-    """What has come, if it could be read."""
     if isinstance(message, InvalidArgumentError):
         raise message
     return message
@@ -391,11 +360,7 @@ async def _done(future: "Future[None]") -> None:
 
 @asynccontextmanager
 async def _moving() -> AsyncIterator[None]:
-    """Around the coming or going of one part.
-
-    Raises:
-        GatewayStalledError: It took longer than `limits.PART_S`.
-    """
+    """Bound the coming or going of one part."""
     try:
         async with asyncio.timeout(limits.PART_S):
             yield

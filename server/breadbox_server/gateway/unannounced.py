@@ -28,7 +28,7 @@ class _Held:
 
 
 class Unannounced:
-    """The accounts of unannounced payloads.
+    """Accounts of unannounced payloads.
 
     Args:
         bytes_max: Of one caller; `limits.UNANNOUNCED_CALLERS` times that altogether.
@@ -60,19 +60,13 @@ class Unannounced:
         now: float,
         give_up: Callable[[PayloadReference], None],
     ) -> None:
-        """Count what a caller is about to write.
-
-        Args:
-            caller: Who.
-            references: What.
-            now: Seconds that never go back.
-            give_up: Called where one of them has to make room for others'.
+        """Count what a caller is about to write; `give_up` is called with what must make room.
 
         Raises:
             GatewayFullError: It would be too much of this caller.
         """
         self._forget_overdue(now)
-        wanted = written_bytes(references)
+        wanted = _written_bytes(references)
         if self._bytes[caller] + wanted > self.bytes_max:
             raise GatewayFullError(
                 f"{self._bytes[caller]} bytes are written with this token and not announced; "
@@ -88,8 +82,7 @@ class Unannounced:
         """Count bytes of a payload that are about to come.
 
         Raises:
-            GatewayFullError: There is no room for them altogether, and nobody holds more than their
-                sender would.
+            GatewayFullError: There is no room, and no caller holds more than the sender would.
         """
         held = self._held.get(payload_id)
         if held is None:
@@ -107,11 +100,7 @@ class Unannounced:
     def keep(
         self, references: Sequence[PayloadReference], give_up: Callable[[PayloadReference], None]
     ) -> None:
-        """Take note that payloads are stored whole, and of what gives them up from now on.
-
-        Raises:
-            GatewayFullError: One of them has made room for others'.
-        """
+        """Take note that payloads are stored whole, and of what gives them up from now on."""
         for each in references:
             held = self._held.get(PayloadId(each.payload_id))
             if held is None:
@@ -133,7 +122,7 @@ class Unannounced:
         if held is None:
             return
         caller = held.caller
-        self._bytes[caller] -= written_bytes([held.reference])
+        self._bytes[caller] -= _written_bytes([held.reference])
         self._arrived[caller] -= held.counted_bytes
         self.total_bytes -= held.counted_bytes
         del self._of[caller][payload_id]
@@ -141,11 +130,7 @@ class Unannounced:
             del self._of[caller], self._bytes[caller], self._arrived[caller]
 
     def _make_room(self, caller: str, more: int) -> None:
-        """Give up the oldest of the largest holder.
-
-        Raises:
-            GatewayFullError: The caller itself would be the largest holder.
-        """
+        """Give up the oldest of the largest holder, or raise if the caller would be that."""
         ((largest, arrived_bytes),) = self._arrived.most_common(1)
         if self._arrived[caller] + more >= arrived_bytes:
             raise GatewayFullError(f"{self.total_bytes} bytes are written and not announced")
@@ -158,6 +143,6 @@ class Unannounced:
             self.forget(next(iter(self._held)))
 
 
-def written_bytes(references: Sequence[PayloadReference]) -> int:
-    """Bytes that payloads count as: a small one costs the store more than itself."""
+def _written_bytes(references: Sequence[PayloadReference]) -> int:
+    # A small payload costs the store more than itself.
     return sum(max(each.size_bytes, limits.PAYLOAD_BYTES_COUNTED_MIN) for each in references)

@@ -1,4 +1,6 @@
-"""Compares a journal with a payload store, from outside; never changes the journal.
+"""`breadbox fsck`: whether a payload store holds what the journal says, whole and nothing else.
+
+It looks from outside, and never changes the journal.
 
 While a server runs, journal and store differ for moments: a payload is confirmed before its
 fragment is admitted, and deleted after its fragment was forgotten. So what looks wrong is looked at
@@ -15,22 +17,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import time
 
+import numpy as np
+
+from breadbox.cli import frame
+from breadbox.cli.command import command
+from breadbox.cli.base import Bug, Unusable
+from breadbox.cli.settings import Settings, of_one_call, setting
+from breadbox.model.errors import PayloadCorruptError, PayloadFormatError, PayloadMissingError
 from breadbox.model.types import PayloadReference
-from breadbox.stores import open_custodian
+from breadbox.payload.format import Head
+from breadbox.payload.receive import Placement, receive
+from breadbox.stores import open_custodian, open_store
 from breadbox.stores.base import Custody, PayloadCustodian, StoreSharedError
 from breadbox_server.base.conversion import payload_reference
-from breadbox_server.base.errors import StartError
+from breadbox_server.base.errors import BugError, StartError
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.journal.recovery import look
-from breadbox_server.journal.storage.interface import JournalArchive
+from breadbox_server.journal.storage.interface import JournalArchive, JournalError
 from breadbox_server.journal.storage.place import JournalPlace
+from breadbox_server.settings import Settings as ServeSettings
+from breadbox_server.settings import default_store_url
 
 DELETE_BATCH = 256
 
 
 @dataclass(slots=True)
-class Findings:
-    """What was found."""
+class _Findings:
 
     referred: dict[str, PayloadReference] = field(default_factory=dict)
     """Every payload that the journal refers to at present, by id."""
@@ -45,25 +57,9 @@ class Findings:
     deleted_count: int = 0
     """Orphans that were deleted."""
 
-    @property
-    def referred_bytes(self) -> int:
-        """Bytes of every payload that the journal refers to."""
-        return sum(reference.size_bytes for reference in self.referred.values())
 
-
-def examine(store_url: str, journal: str = "auto", *, settle_s: float, repair: bool) -> Findings:
-    """Compare books and store.
-
-    Args:
-        store_url: Of the payload store.
-        journal: As for the server: "auto" is beside the payloads, else a URL.
-        settle_s: Seconds after which what looks wrong is looked at again; 0: no server runs.
-        repair: Whether to delete the orphans. What is missing is dropped by the server itself.
-
-    Raises:
-        StartError: There is no journal to compare with, or the orphans may be other journals'.
-        StoreError, JournalError: Store or journal cannot be reached or read.
-    """
+def _examine(store_url: str, journal: str, *, settle_s: float, repair: bool) -> _Findings:
+    """Compare journal and store, and delete orphans; the server drops what is missing itself."""
     place = JournalPlace.choose(journal, store_url)
     if place is None:
         raise StartError("without a journal there is nothing to compare the store with")
@@ -71,21 +67,13 @@ def examine(store_url: str, journal: str = "auto", *, settle_s: float, repair: b
     try:
         if not archive.is_begun():
             raise StartError(f"there is no journal at {archive.shown}; name it with --journal")
-        return asyncio.run(_examine(store_url, archive, settle_s=settle_s, repair=repair))
+        return asyncio.run(_look(store_url, archive, settle_s=settle_s, repair=repair))
     finally:
         archive.close()
 
 
-def delete(store_url: str, payload_ids: Sequence[str]) -> None:
-    """Delete payloads unconditionally; a server drops what refers to them when it starts.
-
-    Raises:
-        StoreError: The store cannot be reached.
-    """
-    asyncio.run(_delete(store_url, payload_ids))
-
-
 async def _delete(store_url: str, payload_ids: Sequence[str]) -> None:
+    """Delete payloads unconditionally; a server drops what refers to them when it starts."""
     custodian = open_custodian(store_url)
     try:
         await _delete_with(custodian, payload_ids)
@@ -98,9 +86,9 @@ async def _delete_with(custodian: PayloadCustodian, payload_ids: Sequence[str]) 
         await custodian.delete_ids(payload_ids[start : start + DELETE_BATCH])
 
 
-async def _examine(
+async def _look(
     store_url: str, archive: JournalArchive, *, settle_s: float, repair: bool
-) -> Findings:
+) -> _Findings:
     custodian = open_custodian(store_url)
     try:
         found = await _compare(custodian, archive)
@@ -133,7 +121,7 @@ async def _delete_orphans(
         ) from error
 
 
-async def _compare(custodian: PayloadCustodian, archive: JournalArchive) -> Findings:
+async def _compare(custodian: PayloadCustodian, archive: JournalArchive) -> _Findings:
     """Look once. The store is listed first: what is admitted meanwhile is in the journal only."""
     kept = {payload_id async for payload_id in custodian.confirmed()}
     found = look(archive)
@@ -142,7 +130,7 @@ async def _compare(custodian: PayloadCustodian, archive: JournalArchive) -> Find
     referred = _references(found.buffers)
     doubtful = [reference for reference in referred.values() if reference.payload_id not in kept]
     present = await custodian.present(doubtful) if doubtful else []
-    return Findings(
+    return _Findings(
         referred=referred,
         kept_count=len(kept),
         missing=[
@@ -154,9 +142,130 @@ async def _compare(custodian: PayloadCustodian, archive: JournalArchive) -> Find
 
 
 def _references(buffers: BufferSet) -> dict[str, PayloadReference]:
-    """Every payload that the core refers to, by id."""
     return {
         payload.payload_id: payload_reference(payload)
         for name in buffers.names()
         for payload in buffers[name].payloads()
     }
+
+
+class FsckSettings(Settings):
+    """What is compared, and what is done about it."""
+
+    store: str = setting("", secret=True, metavar="URL", shown="as of serve")
+    """Payload store, as the server has it."""
+    journal: str = setting("auto", secret=True, metavar="URL")
+    """As the server has it; auto: beside the payloads."""
+    repair: bool = of_one_call(False)
+    """Delete payloads that the journal does not know, and those that fail their checksums; the
+    server drops what refers to the latter when it starts."""
+    no_checksums: bool = of_one_call(False)
+    """Do not read every payload."""
+    settle_s: float = of_one_call(5.0, ge=0, le=3600)
+    """Look again after so long at what looks wrong, since a server may be at work; 0: none is."""
+    as_json: bool = of_one_call(False, option="json")
+    """Print one JSON object."""
+
+
+@command(FsckSettings, reads_variable=True, shares_file_of=ServeSettings)
+def fsck(settings: FsckSettings) -> int:
+    """Compare the server's journal with the payloads that are really in the store.
+
+    Both are found as `breadbox serve` finds them: by the same options, variables and file.
+
+    Reported are missing payloads (in the journal and not in the store), orphans (in the store and
+    not in the journal) and corrupt ones (damaged, or of a format version that this Breadbox cannot
+    read). Payloads that are leaving, such as those of a lease that has expired, are none of these:
+    the server deletes them.
+
+    With --repair, orphans and damaged payloads are deleted; those of another format version are
+    kept. Only the server changes the journal: when it starts, it drops and counts what refers to a
+    missing payload, a deleted one included.
+
+    Exit code 0: they agree. 1: they do not, and the counts say how. 2: they could not be compared.
+    70: not for a bug of Breadbox.
+    """
+    store = settings.store or default_store_url(is_ephemeral=False)
+    repair = settings.repair
+    try:
+        found = _examine(store, settings.journal, settle_s=settings.settle_s, repair=repair)
+    except JournalError as error:
+        raise Unusable(str(error)) from error
+    except BugError as error:
+        raise Bug(str(error)) from error
+    damaged, unreadable = _corrupt(
+        store, () if settings.no_checksums else [*found.referred.values()]
+    )
+    deleted = []
+    if repair and damaged:
+        # Once more: a payload is deleted for its own damage, not for one moment's.
+        deleted = _corrupt(store, [found.referred[each] for each in damaged])[0]
+        asyncio.run(_delete(store, deleted))
+    corrupt = [*damaged, *unreadable]
+    report = {
+        "books": len(found.referred),
+        "book_bytes": sum(each.size_bytes for each in found.referred.values()),
+        "kept": found.kept_count,
+        "missing": len(found.missing),
+        "orphans": len(found.orphans),
+        "leaving": found.leaving_count,
+        "corrupt": len(corrupt),
+        "deleted": found.deleted_count,
+        "deleted_corrupt": len(deleted),
+    }
+    if settings.as_json:
+        frame.print_json(report)
+    else:
+        _print(report, found, corrupt)
+    wrong = report["missing"] + report["orphans"] - report["deleted"] + report["corrupt"]
+    return 1 if wrong else 0
+
+
+def _corrupt(store_url: str, references: Sequence[PayloadReference]) -> tuple[list[str], list[str]]:
+    """Ids of payloads that are damaged, and of those that are of another format version."""
+    damaged, unreadable = [], []
+    store = open_store(store_url)
+    try:
+        for reference in references:
+            try:
+                receive(store, [reference], _everything)
+            except PayloadMissingError:
+                continue  # Released meanwhile, or counted as missing already.
+            except PayloadCorruptError:
+                damaged.append(reference.payload_id)
+            except PayloadFormatError:
+                unreadable.append(reference.payload_id)
+    finally:
+        store.close()
+    return damaged, unreadable
+
+
+def _everything(position: int, head: Head) -> list[Placement]:
+    del position
+    return [
+        Placement(index, np.empty(stored.shape, stored.dtype))
+        for index, stored in enumerate(head.layout.arrays)
+    ]
+
+
+def _print(report: dict[str, int], found: _Findings, corrupt: Sequence[str]) -> None:
+    console = frame.console()
+    console.print(
+        f"journal: {report['books']} payloads, {frame.size_text(report['book_bytes'])}; "
+        f"store: {report['kept']} payloads"
+    )
+    for name, ids in (
+        ("missing", [each.payload_id for each in found.missing]),
+        ("orphans", found.orphans),
+        ("corrupt", corrupt),
+    ):
+        shown = f": {', '.join(ids[:5])}{' ...' if len(ids) > 5 else ''}" if ids else ""
+        console.print(f"{name}: {len(ids)}{shown}", highlight=False)
+    if report["leaving"]:
+        console.print(f"leaving: {report['leaving']}; of leases that have expired, for instance")
+    if report["deleted"]:
+        console.print(f"deleted {report['deleted']} orphans")
+    if report["deleted_corrupt"]:
+        console.print(f"deleted {report['deleted_corrupt']} damaged payloads")
+    if report["missing"] or report["deleted_corrupt"]:
+        console.print("the server drops what refers to missing payloads when it starts")

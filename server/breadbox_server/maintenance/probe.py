@@ -37,24 +37,16 @@ def local_address(environment: Mapping[str, str]) -> str:
 
 
 def probe(address: str, within_s: float = PROBE_S) -> tuple[str, str]:
-    """What the server at `address` reports for itself as a whole.
-
-    Returns:
-        The name of its serving status, and why it does not serve; empty where it does not say.
+    """Return the name of the serving status of a server, and why it does not serve, if it says so.
 
     Raises:
-        grpc.RpcError: As `_ask`.
+        grpc.RpcError: It cannot be reached, or did not answer within `within_s`.
     """
     status, details = _ask(address, within_s)
     return status, details.get(REASON_KEY, "")
 
 
 def _ask(address: str, within_s: float) -> tuple[str, dict[str, str]]:
-    """The name of a server's serving status, and what it says besides.
-
-    Raises:
-        grpc.RpcError: It cannot be reached, or did not answer within `within_s`.
-    """
     with grpc.insecure_channel(address) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         reply, call = check.with_call(
