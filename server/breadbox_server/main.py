@@ -89,11 +89,9 @@ async def _serve_until_signal(settings: Settings, ending: "_Ending") -> None:
 
 
 class _Ending:
-    """Sees to it that this process ends when it is asked to, or has to, whatever hangs.
+    """Ends this process when it is asked to, or has to, whatever hangs.
 
-    Args:
-        within_s: Seconds that an end may take, all its bounded steps together, before the process
-            ends without the rest.
+    An end may take `within_s` seconds, all its bounded steps together; then the process just goes.
     """
 
     def __init__(self, within_s: float) -> None:
@@ -108,7 +106,7 @@ class _Ending:
         """What a process that ends early must not leave behind either."""
 
     def serves_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take note that calls are answered, on a loop: an end has to be in order from now on."""
+        """Take note that calls are answered: an end has to be in order from now on."""
         self._loop = loop
 
     def on_signal(self, number: int) -> None:

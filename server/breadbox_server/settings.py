@@ -225,7 +225,7 @@ class Settings(LogSettings):
 
     @property
     def tls(self) -> TlsFiles | None:
-        """Certificates; None: calls are not encrypted.
+        """Certificates, or None if calls are not encrypted.
 
         Raises:
             StartError: One of certificate and key is given without the other.

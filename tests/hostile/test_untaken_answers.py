@@ -12,7 +12,7 @@ from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 from breadbox_server.access.authorization import Role
 from breadbox_server.limits import UNTAKEN_BYTES_OF
-from breadbox_server.rpc.untaken_answers import PATIENCE_S
+from breadbox_server.rpc.traffic import UNTAKEN_PATIENCE_S
 from hostile.harness import ATTACK_S, MIB, Ground, ground
 from support.http2 import (
     DATA,
@@ -114,7 +114,7 @@ def test_a_slow_reader_is_answered_beside_teams_that_take_nothing(tmp_path: Path
                         for _ in range(UNTAKEN_BYTES_OF["connection"] // ANSWER_BYTES_MIN):
                             ask(stranger, READ, WANTED, token)
                         time.sleep(0.5)
-                time.sleep(PATIENCE_S + 1.0)
+                time.sleep(UNTAKEN_PATIENCE_S + 1.0)
                 (slow,) = greedy(stack, it, 1)
                 stream = ask(slow, READ, WANTED, slow_team)
                 until = time.monotonic() + 20.0

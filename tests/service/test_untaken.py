@@ -3,8 +3,8 @@
 import pytest
 
 from breadbox_server.limits import UNTAKEN_BYTES_OF
-from breadbox_server.rpc import untaken_answers as untaken
-from breadbox_server.rpc.untaken_answers import PATIENCE_S, Untaken
+from breadbox_server.rpc import traffic as untaken
+from breadbox_server.rpc.traffic import UNTAKEN_PATIENCE_S, Untaken
 
 OF_ALL, OF_TOKEN, OF_CONNECTION = (
     UNTAKEN_BYTES_OF[each] for each in ("all", "token", "connection")
@@ -60,7 +60,7 @@ def test_connections_of_one_token_share_what_it_may_hold() -> None:
 def test_those_that_hold_all_there_is_give_way_to_who_holds_less() -> None:
     house = House()
     house.fill(*"abcd")
-    house.now += 2 * PATIENCE_S
+    house.now += 2 * UNTAKEN_PATIENCE_S
 
     assert house.untaken.total_bytes == OF_ALL
     assert house.untaken.hold("honest", "e", OF_CONNECTION)
@@ -74,7 +74,7 @@ def test_who_asks_for_the_most_is_refused_and_nobody_is_hung_up_on() -> None:
     peers = [f"p{number}" for number in range(OF_ALL // OF_CONNECTION)]
     for peer in peers:
         assert house.untaken.hold(peer, "", OF_CONNECTION)
-    house.now += 2 * PATIENCE_S
+    house.now += 2 * UNTAKEN_PATIENCE_S
 
     assert house.untaken.hold("new", "", OF_CONNECTION) is None
     assert [] == house.hung_up
@@ -93,7 +93,7 @@ def test_connections_that_have_no_names_share_no_bound_of_one_and_are_not_hung_u
     for token in "abcd":
         assert house.untaken.hold("", token, OF_CONNECTION)
         assert house.untaken.hold("", token, OF_CONNECTION)
-    house.now += 2 * PATIENCE_S
+    house.now += 2 * UNTAKEN_PATIENCE_S
 
     assert house.untaken.hold("honest", "e", SMALL) is None
     assert [] == house.hung_up

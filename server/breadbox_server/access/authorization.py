@@ -71,10 +71,7 @@ class Caller:
         return self.workers is None or matches(self.workers, worker)
 
     def holder(self, buffer: str) -> str:
-        """Return the holder in whose share of the server's bounds its work on a buffer counts.
-
-        Its token's, or the buffer's where no tokens are asked for.
-        """
+        """Return whose share of the server's bounds its work takes: the token's or the buffer's."""
         return self.name or buffer
 
 
@@ -85,25 +82,18 @@ _CALLER: Final[ContextVar[Caller]] = ContextVar("caller")
 
 
 def current_caller() -> Caller:
-    """Who made the call that is being answered.
-
-    Raises:
-        LookupError: No call is being answered here.
-    """
+    """Return the caller of the call that is being answered; raise LookupError outside of one."""
     return _CALLER.get()
 
 
 def caller_name() -> str | None:
-    """Name of the token of the call that is being answered; None where none was asked for.
-
-    None, too, where it was refused for its token or its role.
-    """
+    """Return the name of the call's token, or None if none was asked for, or it was refused."""
     caller = _CALLER.get(None)
     return caller.name if caller is not None and caller is not ANONYMOUS else None
 
 
 def calls_as(caller: Caller) -> None:
-    """From here on `current_caller` gives this one, in this task and in those that it starts."""
+    """Have `current_caller` return this one, in this task and in those that it starts."""
     _CALLER.set(caller)
 
 
@@ -147,46 +137,37 @@ _PRODUCERS: Final = frozenset({Role.PRODUCER, Role.ADMIN})
 _LEARNERS: Final = frozenset({Role.LEARNER, Role.ADMIN})
 _ADMINS: Final = frozenset({Role.ADMIN})
 
-RULES: Final[Mapping[str, Rule]] = {
-    SERVICE + "StartSession": Rule(_LEARNERS, "buffer"),
-    SERVICE + "EndSession": Rule(_LEARNERS, "buffer"),
-    SERVICE + "PublishModel": Rule(_LEARNERS, "buffer"),
-    SERVICE + "WatchModel": Rule(_ALL, "buffer"),
-    SERVICE + "AppendFragments": Rule(_PRODUCERS, "buffer", "fragments"),
-    # Each of its messages is looked at as an AppendFragments.
-    SERVICE + "FetchFragments": Rule(_LEARNERS, "buffer"),
-    SERVICE + "GetPreparedFragments": Rule(_LEARNERS, "buffer"),
-    SERVICE + "ReadFragments": Rule(_LEARNERS, "buffer"),
-    SERVICE + "CreateSubscription": Rule(_LEARNERS, "buffer"),
-    SERVICE + "AcknowledgeChunks": Rule(_LEARNERS, "buffer"),
-    SERVICE + "DeleteSubscription": Rule(_LEARNERS, "buffer"),
-    SERVICE + "RenewLease": Rule(_LEARNERS, "buffer"),
-    SERVICE + "ReleaseLease": Rule(_LEARNERS, "buffer"),
-    SERVICE + "UpdatePriorities": Rule(_LEARNERS, "buffer"),
-    SERVICE + "CreateBuffer": Rule(_ADMINS, "name"),
-    SERVICE + "UpdateBuffer": Rule(_ADMINS, "name"),
-    SERVICE + "DeleteBuffer": Rule(_ADMINS, "name"),
-    # Shows those that the caller may use.
-    SERVICE + "ListBuffers": Rule(_ALL),
-    SERVICE + "GetBuffer": Rule(_ALL, "name"),
-    # The answer holds the store's credentials.
-    SERVICE + "GetStoreConfig": Rule(_ALL),
-    SERVICE + "ReportEpisodes": Rule(_PRODUCERS, "buffer", "episodes"),
-    # What a caller may read and discard is decided payload by payload.
-    SERVICE + "WritePayloads": Rule(_ALL),
-    SERVICE + "ReadPayloads": Rule(_ALL),
-    SERVICE + "DiscardPayloads": Rule(_ALL),
-    **dict.fromkeys(REFLECTION, Rule(_ALL)),
+RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
+    SERVICE + method: rule
+    for rule, methods in (
+        (Rule(_PRODUCERS, "buffer", "fragments"), ("AppendFragments",)),
+        (Rule(_PRODUCERS, "buffer", "episodes"), ("ReportEpisodes",)),
+        (Rule(_LEARNERS, "buffer"), ("StartSession", "EndSession", "PublishModel")),
+        (Rule(_LEARNERS, "buffer"), ("FetchFragments", "GetPreparedFragments", "ReadFragments")),
+        (Rule(_LEARNERS, "buffer"), ("RenewLease", "ReleaseLease", "UpdatePriorities")),
+        (
+            Rule(_LEARNERS, "buffer"),
+            ("CreateSubscription", "AcknowledgeChunks", "DeleteSubscription"),
+        ),
+        (Rule(_ADMINS, "name"), ("CreateBuffer", "UpdateBuffer", "DeleteBuffer")),
+        (Rule(_ALL, "buffer"), ("WatchModel",)),
+        (Rule(_ALL, "name"), ("GetBuffer",)),
+        # The first shows the buffers that the caller may use, the second the store's credentials.
+        (Rule(_ALL), ("ListBuffers", "GetStoreConfig")),
+        # What a caller may read and discard is decided payload by payload.
+        (Rule(_ALL), ("WritePayloads", "ReadPayloads", "DiscardPayloads")),
+    )
+    for method in methods
 }
 PUBLIC_METHODS: Final = frozenset({HEALTH + "Check", HEALTH + "Watch", HEALTH + "List"})
 """Open without a token: a load balancer's or a container's probe has none, and learns one bit."""
 
 
 class Tokens(Protocol):
-    """Where tokens are known."""
+    """What knows tokens."""
 
     def caller_of(self, token: str) -> Caller | None:
-        """Whose a token is, or None where it is not known. Takes the same time for both."""
+        """Return a token's caller, or None if unknown; takes the same time for both."""
 
 
 class Gate:
@@ -205,14 +186,7 @@ class Gate:
         return self._tokens is not None
 
     def admit(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-        """Let a call pass, or refuse it.
-
-        Args:
-            method: Full path, such as "/breadbox.v1.ReplayBufferService/GetBuffer".
-            metadata: What the caller sent along.
-
-        Returns:
-            Who calls; `ANONYMOUS` where nobody is asked.
+        """Return the caller of a method, given by its full path: `ANONYMOUS` where nobody is asked.
 
         Raises:
             UnauthenticatedError: There is no token, more than one, or one that is not known.
@@ -235,11 +209,6 @@ def check_request(caller: Caller, method: str, request: Any) -> None:
     """Refuse a request about a buffer or a worker that is not the caller's.
 
     Whether there is such a buffer makes no difference.
-
-    Args:
-        caller: Whom the gate admitted to the method.
-        method: Full path.
-        request: The message.
 
     Raises:
         PermissionDeniedError: The token is not for that buffer or that worker.
@@ -267,7 +236,7 @@ def _not_for(
 
 
 def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """The one bearer token among a call's metadata; empty where there is none, or several."""
+    """Return the one bearer token among a call's metadata, or nothing for none or several."""
     values = [value for key, value in metadata if key == "authorization"]
     if len(values) != 1 or not isinstance(values[0], str):
         return ""

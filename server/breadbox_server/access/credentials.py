@@ -77,11 +77,9 @@ def make_secrets(settings: SecretsSettings) -> None:
 
 
 def write_secrets(directory: Path, redis: str) -> list[Path]:
-    """Make what is not there yet; gives the files that were made, but not those with new lines.
+    """Make what is not there yet; return the files that were made, but not those with new lines.
 
-    Args:
-        directory: Is made too, for this user alone.
-        redis: HOST:PORT, as server and clients reach it.
+    `redis` is HOST:PORT, as server and clients reach it.
 
     Raises:
         OSError: A file cannot be made, or the directory is another user's.

@@ -27,11 +27,10 @@ class TlsFiles:
 
 
 def server_credentials(files: TlsFiles, on_failure: Callable[[], None]) -> grpc.ServerCredentials:
-    """Credentials that follow their files: a renewed certificate needs no restart.
+    """Return credentials that follow their files: a renewed certificate needs no restart.
 
-    Args:
-        files: What to read; each new connection looks whether they changed.
-        on_failure: Called when changed files cannot be used; the old ones stay. From any thread.
+    Each new connection looks whether the files changed. Where they cannot be used the old ones
+    stay, and `on_failure` is called, from any thread.
 
     Raises:
         StartError: The files cannot be used; says which and why.
@@ -89,12 +88,7 @@ def _stamps(files: TlsFiles) -> list[tuple[int, int, int] | None]:
 
 
 def _read(files: TlsFiles) -> Any:
-    """Read and check the files.
-
-    Raises:
-        OSError: One cannot be read.
-        ValueError: They are not what they should be, or do not belong together.
-    """
+    """Read and check the files; raise OSError, or ValueError if they do not belong together."""
     for path in _paths(files):
         with path.open("rb"):
             pass

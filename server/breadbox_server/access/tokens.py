@@ -76,7 +76,7 @@ def parse(text: str) -> tuple[TokenEntry, ...]:
 
     Raises:
         ValueError: A line is malformed, a name or a token stands twice, or there are too many
-            lines; the message names the line's number and never shows the line.
+            lines; names the line's number and never shows the line.
     """
     entries: list[TokenEntry] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -119,11 +119,7 @@ _BOUNDS: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {
         _PATTERNS.format("printable ASCII without space, comma and #"),
     ),
     "workers_max": (r"[0-9]{1,15}", int, "a whole number of at least 1"),
-    "bytes_held_max": (
-        r".+",
-        parse_size_bytes,
-        "a size such as 8GiB, 500MB or 1048576",
-    ),
+    "bytes_held_max": (r".+", parse_size_bytes, "a size such as 8GiB, 500MB or 1048576"),
     "appends_per_s_max": (
         r"[0-9]{1,9}(\.[0-9]{1,6})?",
         float,
@@ -134,11 +130,7 @@ _BOUNDS: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {
 
 
 def _read_bound(key: str, text: str) -> Any:
-    """Read a bound's value, which is never 0 or empty.
-
-    Raises:
-        ValueError: It is malformed; says what it must be.
-    """
+    """Return a bound's value, which is never 0 or empty; raise ValueError with what it must be."""
     form, read, wanted = _BOUNDS[key]
     with contextlib.suppress(ValueError):
         if re.fullmatch(form, text) and (value := read(text)):
@@ -147,11 +139,7 @@ def _read_bound(key: str, text: str) -> Any:
 
 
 def _bounded(caller: Caller, bounds: Sequence[str]) -> Caller:
-    """Return the caller of a token within what its line says.
-
-    Raises:
-        ValueError: A bound is malformed, unknown or stands twice.
-    """
+    """Return the caller of a token within the bounds of its line."""
     given: dict[str, Any] = {}
     for bound in bounds:
         key, _, text = bound.partition("=")
@@ -198,7 +186,7 @@ class TokenFile:
             raise _cannot_start(path, "it holds no token, so nobody could call")
 
     def caller_of(self, token: str) -> Caller | None:
-        """Who has a token; looks at every entry, whichever matches."""
+        """Return a token's caller, or None; looks at every entry, whichever matches."""
         digest = digest_of(token)
         found: Caller | None = None
         for entry in self._entries:
@@ -223,12 +211,7 @@ class TokenFile:
     async def keep_fresh(
         self, on_change: Callable[[], None], period_s: float = RELOAD_PERIOD_S
     ) -> None:
-        """Read the file again whenever it has changed, until cancelled.
-
-        Args:
-            on_change: Called when other tokens are known than before.
-            period_s: Seconds between two looks.
-        """
+        """Read the file again whenever it has changed, until cancelled; report other tokens."""
         while True:
             await asyncio.sleep(period_s)
             known = self._entries
@@ -394,10 +377,7 @@ def token(settings: TokenSettings) -> None:
 def add_line(path: Path, line: str, *, replaces: str = "") -> None:
     """Add a line to a token file in one step; make the file, for its owner alone, if there is none.
 
-    Args:
-        path: The file, or a link to it.
-        line: Without its end.
-        replaces: Name of a token; its line, if there is one, goes in the same step.
+    The line of the token named `replaces`, if there is one, goes in the same step.
 
     Raises:
         OSError: The file cannot be read or replaced.

@@ -43,7 +43,6 @@ DELETE_BATCH = 256
 
 @dataclass(slots=True)
 class _Findings:
-
     referred: dict[str, PayloadReference] = field(default_factory=dict)
     """Every payload that the journal refers to at present, by id."""
     kept_count: int = 0

@@ -62,7 +62,7 @@ class Reconciler:
         clock: Decides when orphans are old enough.
         metrics: Counts what was lost and what was left over.
         orphan_s: Seconds for which an unknown payload may still be announced.
-        deletes_orphans: Whether nobody but this server can know what is in the store.
+        deletes_orphans: Whether no server but this one can know what is in the store.
         is_asked: Whether orphans are to be deleted however many they are.
         let_go: Payloads that the journal says were about to be deleted when the server ended.
     """
@@ -105,13 +105,8 @@ class Reconciler:
         So nothing of it is ever granted. What is left over takes longer to find, and is looked for
         while the server serves.
 
-        Args:
-            watched: Which start of the store there was while another server led and compared. Where
-                it is still the same nothing was lost meanwhile, and no more is looked for than
-                while the server serves. Empty: nobody knows.
-
-        Raises:
-            StoreUnavailableError: The store cannot be reached.
+        `watched` is the store's incarnation while another server led and compared, if it is known:
+        where it is still the same nothing was lost meanwhile, and nothing is looked for now.
         """
         self._incarnation = await self._custodian.incarnation()
         if not watched or self._incarnation != watched:
@@ -119,11 +114,7 @@ class Reconciler:
         self._is_compared = False
 
     async def reconcile(self) -> None:
-        """Compare everything; drop what is lost, remember what is left over.
-
-        Raises:
-            StoreUnavailableError: The store cannot be reached.
-        """
+        """Compare everything; drop what is lost, remember what is left over."""
         incarnation = await self._custodian.incarnation()
         suspicion_count = self._driver.losses.suspicion_count
         # A store that came back as it was a while ago may have payloads as they were before they
@@ -198,7 +189,6 @@ class Reconciler:
         """Compare everything if something may be, or is, missing; delete orphans that are due.
 
         Raises:
-            StoreUnavailableError: The store cannot be reached.
             BufferNotFoundError: A buffer went while it was compared.
         """
         if await self._may_have_lost():

@@ -5,10 +5,11 @@ sets, or bounded by a limit of the server (`buffer` by `buffers_max`, `task` by 
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
+from operator import attrgetter
 from time import perf_counter
 from typing import Any, Final
 
@@ -54,34 +55,22 @@ STORE_BUCKETS_S: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 # Versions behind, where 0 is on-policy, and deliveries, of which replay trainers make tens.
 SMALL_BUCKETS: Final = (0, 1, 2, 3, 5, 8, 13, 21, 34)
 
-GAUGES: Final[Mapping[str, tuple[str, Callable[[BufferDescription], int]]]] = {
-    "chunks": ("Chunks held for sampling", lambda seen: seen.chunk_count),
+GAUGES: Final = {
+    "chunks": ("chunk_count", "Chunks held for sampling"),
     "retained_chunks": (
+        "retained_count",
         "Chunks that left the sampler and are kept for subscriptions",
-        lambda seen: seen.retained_count,
     ),
-    "open_chunks": ("Chunks being filled", lambda seen: seen.open_chunk_count),
-    "held_fragments": (
-        "Fragments of the chunks held for sampling",
-        lambda seen: seen.fragment_count,
-    ),
-    "capacity_chunks": (
-        "Chunks that may be held for sampling",
-        lambda seen: seen.config.capacity_chunks,
-    ),
-    "capacity_bytes": ("Payload bytes that may be held", lambda seen: seen.config.capacity_bytes),
-    "payload_bytes": (
-        "Payload bytes of open chunks, chunks and leases",
-        lambda seen: seen.payload_bytes,
-    ),
-    "leases": ("Leases alive", lambda seen: seen.lease_count),
-    "workers": ("Workers that take part in the session", lambda seen: seen.worker_count),
-    "model_version": (
-        "Current model version",
-        lambda seen: -1 if seen.model.model_version is None else seen.model.model_version,
-    ),
+    "open_chunks": ("open_chunk_count", "Chunks being filled"),
+    "held_fragments": ("fragment_count", "Fragments of the chunks held for sampling"),
+    "capacity_chunks": ("config.capacity_chunks", "Chunks that may be held for sampling"),
+    "capacity_bytes": ("config.capacity_bytes", "Payload bytes that may be held"),
+    "payload_bytes": ("payload_bytes", "Payload bytes of open chunks, chunks and leases"),
+    "leases": ("lease_count", "Leases alive"),
+    "workers": ("worker_count", "Workers that take part in the session"),
+    "model_version": ("model.model_version", "Current model version"),
 }
-"""Gauges of a buffer: what they say, and of what."""
+"""Gauges of a buffer, by name: the field of its description, and help."""
 
 
 class WaitingFor(Enum):
@@ -98,7 +87,7 @@ class WaitingFor(Enum):
 
 
 def waiting_for(seen: BufferDescription) -> WaitingFor:
-    """What a fetch that waits on this buffer waits for; `waiting_reason` has the numbers."""
+    """Return what a fetch on this buffer waits for; `waiting_reason` has the numbers."""
     if seen.model.model_version is None:
         return WaitingFor.SESSION
     if seen.lease_count >= seen.config.leases_max:
@@ -183,7 +172,7 @@ class Metrics:
             buckets=SMALL_BUCKETS,
         )
         self.gauges = {
-            name: gauge(f"breadbox_{name}", text, ["buffer"]) for name, (text, _) in GAUGES.items()
+            name: gauge(f"breadbox_{name}", text, ["buffer"]) for name, (_, text) in GAUGES.items()
         }
         self.waiters = gauge(
             "breadbox_waiters",
@@ -422,8 +411,9 @@ class Metrics:
     ) -> None:
         """Refresh the gauges of a buffer and of its subscriptions, each with its lag in seconds."""
         buffer = seen.name
-        for name, (_, value) in GAUGES.items():
-            self._of(buffer, self.gauges[name]).set(value(seen))
+        for name, (field, _) in GAUGES.items():
+            value = attrgetter(field)(seen)
+            self._of(buffer, self.gauges[name]).set(-1 if value is None else value)
         self.set_waiters(buffer, seen.waiter_count, waiting_for(seen))
         for each, lag_s in subscriptions:
             self._of(buffer, self.lag_chunks, each.name).set(each.lag_chunks)
@@ -523,11 +513,8 @@ class Metrics:
     ) -> None:
         """Count finished episodes, as their task or, where there is no room for that, as "other".
 
-        The series of a task that made room for one of these are dropped; see `TaskSeries`.
-
-        Args:
-            token: Name of the token that they were reported under; empty without one.
-            episodes: All of the report.
+        The series of a task that made room for one of these are dropped; see `TaskSeries`. `token`
+        is the name of the reporter's, or empty.
         """
         looked_up: set[str] = set()
         for key, of_key in episodes.items():

@@ -49,11 +49,9 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types
             self._tell(Status.SERVING)
 
     def stand_by(self, reason: Callable[[], str], is_warm: Callable[[], bool]) -> None:
-        """Say NOT_SERVING until `serve`, and why.
+        """Say NOT_SERVING until `serve`, why, and whether it could lead immediately.
 
-        Args:
-            reason: For people; a server that gives one is not to be restarted.
-            is_warm: Whether it could lead at once.
+        A server that gives a reason is not to be restarted.
         """
         if not self._has_ended:
             self._reason, self._is_warm = reason, is_warm

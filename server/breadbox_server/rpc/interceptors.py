@@ -33,8 +33,7 @@ from breadbox_server.limits import PARTS_MAX, UNTAKEN_SMALL_BYTES
 from breadbox_server.metrics.clients import ClientCensus, role_of_method
 from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.rpc.status import NOT_DONE, NotDoneError, answer_s, told
-from breadbox_server.rpc.traffic import Call, Traffic
-from breadbox_server.rpc.untaken_answers import Held
+from breadbox_server.rpc.traffic import Call, Held, Traffic
 
 log = logging.getLogger(__name__)
 

@@ -28,12 +28,8 @@ MEANWHILE: Final = "until then it does not lead, and it ends if another server l
 class Leading:
     """What a server says of itself from the moment that it answers.
 
-    Args:
-        interceptor: Lets calls in, or refuses them.
-        health: Says whether the server serves.
-        metrics: Show whether it leads.
-        has_others: Whether another server may lead in its place, to which callers are sent then.
-            Where there is none, calls wait for the journal as they do in any outage.
+    Where another server may lead in its place (`has_others`) callers are sent there; where there is
+    none, calls wait for the journal as they do in any outage.
     """
 
     def __init__(
@@ -56,10 +52,7 @@ class Leading:
         self.be_certain(True)
 
     def be_certain(self, is_certain: bool) -> None:
-        """Take note that it is certain that the journal is this server's, or is so no more.
-
-        A server that is not does not lead, whatever else works: another one may by now.
-        """
+        """Lead while it is certain that the journal is this server's, else not: another may."""
         driver = self._driver
         assert driver is not None, "it has not begun"
         self._metrics.leads.set(is_certain)
@@ -92,11 +85,7 @@ class Leading:
 class Ending:
     """How a server ends: in order, each step bounded; the next start completes what is cut short.
 
-    Args:
-        server: Answers calls.
-        leading: Says that they are not answered any more.
-        grace_s: Seconds that running calls get to end.
-        on_end: Called once, when the end begins.
+    Running calls get `grace_s` seconds to end; `on_end` is called once, when the end begins.
     """
 
     def __init__(

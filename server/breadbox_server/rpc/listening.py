@@ -134,12 +134,7 @@ def check_exposure(settings: Settings, host: str) -> None:
 def bind(
     server: grpc.aio.Server, settings: Settings, credentials: grpc.ServerCredentials | None
 ) -> str:
-    """Take the addresses to listen on; gives the one that is told.
-
-    Args:
-        server: Answers there.
-        settings: Name the addresses.
-        credentials: Of the address of `listen`; None: calls are not encrypted.
+    """Take the addresses to listen on, and return that of `listen`, as bound.
 
     Raises:
         StartError: See `check_addresses`; something may have changed since it was asked.
@@ -167,11 +162,7 @@ def bind(
 
 
 def check_free(host: str, port: int, option: str) -> None:
-    """Find out why an address cannot be bound; gRPC would only say that it failed.
-
-    Raises:
-        StartError: The address is taken, or no address of this machine.
-    """
+    """Raise a StartError that says why an address cannot be bound, as gRPC would not."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -191,11 +182,7 @@ def check_free(host: str, port: int, option: str) -> None:
 
 
 def _check_unused(listen: str, option: str) -> None:
-    """See that nobody listens on a unix socket: gRPC would take the path away from who does.
-
-    Raises:
-        StartError: Somebody does.
-    """
+    """Raise if a server listens on a unix socket: gRPC would take the path away from it."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(ANSWER_S)
         try:
@@ -241,11 +228,7 @@ def _turn_in(folder: Path) -> Iterator[None]:
 
 
 def _bind_socket(server: grpc.aio.Server, listen: str, option: str) -> None:
-    """Listen on a unix socket that only this user may open; it needs no encryption.
-
-    Raises:
-        StartError: It cannot be made, or another server has come first.
-    """
+    """Listen on a unix socket that only this user may open; it needs no encryption."""
     with _turn_in(Path(_path_of(listen)).parent):
         _check_unused(listen, option)
         mask = os.umask(0o077)

@@ -291,10 +291,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         return encoded + told.SerializeToString()
 
     async def _bodies(self, granted: Sequence[GrantedFragment], bytes_max: int) -> list[bytes]:
-        """Payloads that ride along with a reply; none where the caller asks for none.
-
-        Nor where it has the store nearer than this server.
-        """
+        """Return inline payloads of a reply, or none for a caller that has the store nearer."""
         if not bytes_max or not granted or not self._inline_size_bytes_max():
             return []
         return await self._driver.bodies.read(
@@ -302,7 +299,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         )
 
     def _inline_size_bytes_max(self) -> int:
-        """Bytes of a payload up to which it rides along with this caller's calls."""
+        """Return the bytes up to which payloads of this caller are inline."""
         return self._inline_sizes[current_caller().role is Role.PRODUCER]
 
     async def CreateSubscription(
@@ -512,10 +509,9 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         return to_buffer(self._driver.core.describe(name))
 
     def _tell_problems(self, buffers: Sequence[buffer_pb2.Buffer]) -> None:
-        """Say with what was read what the whole server suffers from, and who is not used.
+        """Add what the whole server suffers from: stores that do not answer, held-back producers.
 
-        That journal or store do not answer: what was read may not be durable yet. And that
-        producers are held back.
+        What was read may not be durable then. Add, too, for how long each buffer was not used.
         """
         outage = self._driver.outage()
         for buffer in buffers:
@@ -561,7 +557,7 @@ def to_buffer(seen: BufferDescription) -> buffer_pb2.Buffer:
 
 
 def _wait_s(request: convert.WaitingRequest, context: Context) -> float:
-    """Least of what the caller wants, our cap, and the call's deadline less a margin."""
+    """Return the least of the caller's wish, our cap, and the call's deadline less a margin."""
     wait_s = convert.wait_s(request, WAIT_S_MAX)
     remaining_s = context.time_remaining()
     if remaining_s is None:

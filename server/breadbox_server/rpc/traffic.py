@@ -8,7 +8,7 @@ waits for a place here: what is honest is there already when it is asked for.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -27,10 +27,11 @@ from breadbox_server.limits import (
     CALLS_RESERVED,
     FRUITLESS_MAX,
     FRUITLESS_S,
+    INLINE_REPLY_BYTES_MAX,
+    UNTAKEN_BYTES_OF,
 )
 from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.rpc.listening import PortConnections
-from breadbox_server.rpc.untaken_answers import Held, Untaken
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +47,124 @@ TOLD_S: Final = 10.0
 RELEASED_BYTES_KEPT: Final = 16 * 2**20
 """Of answers that were taken, after which the system gets memory back."""
 _UNTAKEN: Final = "too many bytes of answers are not taken"
+UNTAKEN_PATIENCE_S: Final = 1.0
+"""Seconds in which the largest holder may take its answers before it makes room for others."""
 FULL_HOUSE: Final = 0.9
 """Share of the connections there may be, above which those that ask for nothing make room."""
+
+
+Key = tuple[str, str]
+"""What is bounded, and which of its kind: see `UNTAKEN_BYTES_OF`."""
+_ALL: Final[Key] = ("all", "")
+
+
+class Held:
+    """One answer that is not taken: of a connection and a token, if it has its own."""
+
+    __slots__ = ("_untaken", "keys", "peer", "since", "size_bytes")
+
+    def __init__(
+        self, untaken: "Untaken", peer: str, token: str, size_bytes: int, since: float
+    ) -> None:
+        self._untaken = untaken
+        self.peer = peer
+        self.size_bytes = size_bytes
+        self.since = since
+        self.keys = (_ALL, *_shares(peer, token))
+
+    @property
+    def holder(self) -> Key:
+        """The token, or else the connection, whose share it takes."""
+        return self.keys[-1]
+
+    def close(self) -> None:
+        """Count it no more: it is taken, or its connection gone. Idempotent."""
+        self._untaken.release(self)
+
+
+class Untaken:
+    """Answers that are made and not taken: whose, and how many bytes.
+
+    gRPC keeps an answer until its caller takes it, and asks nobody how much that is. One alone is
+    given however large it is, another one beside it only within the bounds.
+    """
+
+    def __init__(self, now: Callable[[], float], hang_up: Callable[[str], None]) -> None:
+        self._now = now
+        self._hang_up = hang_up
+        self._held: dict[Held, None] = {}
+        """In order of time."""
+        self._bytes: Counter[Key] = Counter()
+        self.released_bytes = 0
+        """Of all that was ever taken or given up."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all that are not taken."""
+        return self._bytes[_ALL]
+
+    def is_full(self, peer: str, token: str) -> bool:
+        """Whether another large answer might not be given: to make it would be for nothing."""
+        return any(
+            self._bytes[key] > UNTAKEN_BYTES_OF[key[0]] - INLINE_REPLY_BYTES_MAX
+            for key in _shares(peer, token)
+        )
+
+    def hold(self, peer: str, token: str, size_bytes: int) -> Held | None:
+        """Count an answer that is about to leave; None: there is no room for it.
+
+        Who holds less than others is not told so because of them: the largest holder is hung up on.
+        """
+        held = Held(self, peer, token, size_bytes, self._now())
+        while (full := self._full_for(held)) is not None:
+            if full != _ALL or not self._make_room(held):
+                return None
+        self._held[held] = None
+        for key in held.keys:
+            self._bytes[key] += size_bytes
+        return held
+
+    def release(self, held: Held) -> None:
+        """Count an answer no more."""
+        if held in self._held:
+            del self._held[held]
+            self.released_bytes += held.size_bytes
+            for key in held.keys:
+                self._bytes[key] -= held.size_bytes
+                if not self._bytes[key]:
+                    del self._bytes[key]
+
+    def _full_for(self, held: Held) -> Key | None:
+        """The bound that an answer would exceed; one alone exceeds none."""
+        for key in reversed(held.keys):
+            if 0 < self._bytes[key] > UNTAKEN_BYTES_OF[key[0]] - held.size_bytes:
+                return key
+        return None
+
+    def _make_room(self, wanted: Held) -> bool:
+        """Hang up on the largest holder, unless it is the one who wants more."""
+        holders: Counter[Key] = Counter()
+        oldest: dict[Key, Held] = {}
+        for held in self._held:
+            holders[held.holder] += held.size_bytes
+            oldest.setdefault(held.holder, held)
+        largest, size_bytes = holders.most_common(1)[0]
+        first = oldest[largest]
+        if (
+            holders[wanted.holder] + wanted.size_bytes >= size_bytes
+            or first.since > self._now() - UNTAKEN_PATIENCE_S
+            or not first.peer
+        ):
+            return False
+        self._hang_up(first.peer)
+        for held in [held for held in self._held if held.peer == first.peer]:
+            self.release(held)
+        return True
+
+
+def _shares(peer: str, token: str) -> tuple[Key, ...]:
+    connection: tuple[Key, ...] = (("connection", peer),) if peer else ()
+    return (*connection, ("token", token)) if token else connection
 
 
 @dataclass(eq=False, slots=True)
@@ -168,10 +285,7 @@ class Traffic:
     def admit(self, call: Call, token: str = "", *, is_reserved: bool = False) -> None:
         """Let a call whose message is here be carried out. Idempotent.
 
-        Args:
-            call: Which.
-            token: The name of the caller's, if it has one.
-            is_reserved: Whether it is one that operators need when all places are taken.
+        Operators need a reserved one when all places are taken.
 
         Raises:
             ServerBusyError: All places are taken, or all that one token may have.
@@ -193,20 +307,12 @@ class Traffic:
             self._of_token[token] += 1
 
     def check_untaken(self, call: Call) -> None:
-        """See that a large answer of this call would be given.
-
-        Raises:
-            ServerBusyError: It would not, as too much is not taken already.
-        """
+        """Raise ServerBusyError if too much is not taken already for a large answer."""
         if self._untaken.is_full(own_name(call.peer), call.token):
             raise self._busy("untaken", _UNTAKEN)
 
     def hold(self, call: Call, size_bytes: int) -> Held:
-        """Count an answer that is about to leave, until it is released.
-
-        Raises:
-            ServerBusyError: Too much is not taken already, and this is not given.
-        """
+        """Count an answer that is about to leave; raise ServerBusyError if there is no room."""
         held = self._untaken.hold(own_name(call.peer), call.token, size_bytes)
         if held is None:
             raise self._busy("untaken", _UNTAKEN)
