@@ -391,7 +391,7 @@ def test_logs_can_be_json(tmp_path: Path) -> None:
     with server:
         server.stop()
     lines = [yaml.safe_load(line) for line in server.log.read_text().splitlines()]
-    assert "breadbox_server.app" in {line["logger"] for line in lines}
+    assert "breadbox_server.rpc.leading" in {line["logger"] for line in lines}
 
 
 def test_fragments_go_through_a_real_redis_and_are_deleted_after_use() -> None:

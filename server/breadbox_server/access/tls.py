@@ -39,36 +39,28 @@ def server_credentials(files: TlsFiles, on_failure: Callable[[], None]) -> grpc.
         first = _read(files)
     except (OSError, ValueError) as error:
         raise StartError(f"TLS cannot be used: {error}") from error
-    follower = _Follower(files, on_failure)
-    return grpc.dynamic_ssl_server_credentials(
-        first, follower.fetch, require_client_authentication=files.client_ca_file is not None
-    )
+    seen = _stamps(files)
+    lock = threading.Lock()
 
-
-class _Follower:
-    """Gives gRPC new certificates when the files have changed. Called from gRPC's threads."""
-
-    def __init__(self, files: TlsFiles, on_failure: Callable[[], None]) -> None:
-        self._files = files
-        self._on_failure = on_failure
-        self._lock = threading.Lock()
-        self._seen = _stamps(files)
-
-    def fetch(self) -> Any:
-        """Return what gRPC should use from now on, or None if it has it already."""
-        with self._lock:
-            stamps = _stamps(self._files)
-            if stamps == self._seen:
+    def fetch() -> Any:
+        """Return what gRPC should use from now on, or None if it has it already; in its threads."""
+        nonlocal seen
+        with lock:
+            if (stamps := _stamps(files)) == seen:
                 return None
-            self._seen = stamps
+            seen = stamps
             try:
-                renewed = _read(self._files)
+                renewed = _read(files)
             except (OSError, ValueError) as error:
-                self._on_failure()
+                on_failure()
                 log.error("new certificates cannot be used, the old ones stay: %s", error)  # noqa: TRY400
                 return None
             log.info("certificates were read again")
             return renewed
+
+    return grpc.dynamic_ssl_server_credentials(
+        first, fetch, require_client_authentication=files.client_ca_file is not None
+    )
 
 
 def _paths(files: TlsFiles) -> list[Path]:
@@ -76,15 +68,16 @@ def _paths(files: TlsFiles) -> list[Path]:
     return [files.cert_file, files.key_file, *optional]
 
 
-def _stamps(files: TlsFiles) -> list[tuple[int, int, int] | None]:
-    def stamp(path: Path) -> tuple[int, int, int] | None:
-        try:
-            seen = path.stat()
-        except OSError:
-            return None
-        return seen.st_ino, seen.st_size, seen.st_mtime_ns
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns
 
-    return [stamp(path) for path in _paths(files)]
+
+def _stamps(files: TlsFiles) -> list[tuple[int, int, int] | None]:
+    return [_stamp(path) for path in _paths(files)]
 
 
 def _read(files: TlsFiles) -> Any:
