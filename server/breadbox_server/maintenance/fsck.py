@@ -20,8 +20,8 @@ from time import time
 import numpy as np
 
 from breadbox.cli import frame
-from breadbox.cli.command import command
 from breadbox.cli.base import Bug, Unusable
+from breadbox.cli.command import command
 from breadbox.cli.settings import Settings, of_one_call, setting
 from breadbox.model.errors import PayloadCorruptError, PayloadFormatError, PayloadMissingError
 from breadbox.model.types import PayloadReference
