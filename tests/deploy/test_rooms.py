@@ -7,7 +7,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
-    *("client", "adapters", "server", "rollout_worker", "learner", "offline", "policies", "demo"),
+    *(
+        "client",
+        "adapters",
+        "server",
+        "rollout_worker",
+        "learner",
+        "offline",
+        "policies",
+        "demo",
+        "console",
+    ),
 )
 MODULES_MAX = 13
 

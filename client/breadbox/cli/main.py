@@ -35,6 +35,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "rollout": ("breadbox_rollout.main:rollout", "rollout-worker", "Run a rollout worker."),
     "learn": ("breadbox_learner.main:learn", "learner", "Train a policy from a buffer."),
     "generate": ("breadbox_rollout.main:generate", "rollout-worker", "Record whole episodes."),
+    "console": (
+        "breadbox_console.main:console",
+        "console",
+        "Look into live buffers with a browser.",
+    ),
     "demo": ("breadbox_demo.main:demo", "demo", "Watch an agent learn through the service."),
     "stats": ("breadbox.cli.commands.stats:stats", "", "Show what a buffer holds and has counted."),
     "top": ("breadbox.cli.commands.top:top", "", "Watch all buffers live."),

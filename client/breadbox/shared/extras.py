@@ -11,6 +11,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "server": _SERVER,
     "rollout-worker": _WORKER,
     "learner": _LEARNER,
+    "console": ("starlette", "uvicorn", "av", "PIL", "gymnasium", "msgpack", "pyarrow", "yaml"),
     "offline": ("gymnasium", "msgpack", "pyarrow"),
     "demo": (*_SERVER, *_WORKER, *_LEARNER, "matplotlib"),
 }

@@ -1,0 +1,124 @@
+"""Who may see what: a login by token, and one watch for each token."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import Request
+
+from breadbox import aio
+from breadbox.model.errors import PermissionDeniedError, ReplayBufferError, UnauthenticatedError
+from breadbox_console.watch import Watch, WatchLimits
+
+COOKIE: Final = "breadbox_console"
+SESSION_S: Final = 12 * 3600.0
+SESSIONS_MAX: Final = 1024
+IDLE_S: Final = 1800.0
+"""Seconds without an open page after which the watch of a token that logged in ends."""
+TOKEN_CHARACTERS_MAX: Final = 4096
+
+
+@dataclass(slots=True)
+class _Session:
+    token: str
+    expires_at: float
+
+
+class Access:
+    """Logins, and the watches behind them.
+
+    Args:
+        connect: Makes a client with a token; empty: without one.
+        own_token: Token of the console itself, whose watch begins with the console, or "".
+        limits: How much each watch keeps and reads.
+    """
+
+    def __init__(
+        self, connect: Callable[[str], aio.Client], own_token: str, limits: WatchLimits
+    ) -> None:
+        self._connect = connect
+        self._own_token = own_token
+        self._limits = limits
+        self._sessions: dict[str, _Session] = {}
+        self._watches: dict[str, tuple[Watch, asyncio.Task[None]]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._logins = asyncio.Semaphore(4)
+        self.is_open = False
+        """True if the server asks nobody for a token, so that pages need no login."""
+
+    async def run(self, started: asyncio.Event) -> None:
+        """Own the watches until cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            self._watch_of(self._own_token)
+            started.set()
+            while True:
+                await self._ask_whether_open()
+                self._end_idle()
+                await asyncio.sleep(10.0)
+
+    async def login(self, token: str) -> str:
+        """Return a new session's cookie.
+
+        Raises:
+            PermissionDeniedError, UnauthenticatedError: The server refuses the token.
+            ReplayBufferError: The server cannot be asked.
+        """
+        if not token or len(token) > TOKEN_CHARACTERS_MAX or not token.isprintable():
+            raise UnauthenticatedError("this is no token")
+        async with self._logins:
+            if token not in self._watches:
+                client = self._connect(token)
+                try:
+                    await client.list_buffers()
+                finally:
+                    await client.close()
+        self._watch_of(token)
+        while len(self._sessions) >= SESSIONS_MAX:
+            del self._sessions[next(iter(self._sessions))]
+        cookie = secrets.token_urlsafe(32)
+        self._sessions[cookie] = _Session(token, time.monotonic() + SESSION_S)
+        return cookie
+
+    def logout(self, request: Request) -> None:
+        """Forget the session of a request."""
+        self._sessions.pop(request.cookies.get(COOKIE, ""), None)
+
+    def watch_of(self, request: Request) -> Watch | None:
+        """Return what the request may see, or None if it has to log in first."""
+        session = self._sessions.get(request.cookies.get(COOKIE, ""))
+        if session is not None and session.expires_at > time.monotonic():
+            return self._watch_of(session.token)
+        return self._watch_of("") if self.is_open else None
+
+    def _watch_of(self, token: str) -> Watch:
+        found = self._watches.get(token)
+        if found is None or found[1].done():
+            watch = Watch(self._connect(token), self._limits)
+            assert self._tasks is not None, "called before run"
+            found = self._watches[token] = (watch, self._tasks.create_task(watch.run()))
+        found[0].viewed_at = time.monotonic()
+        return found[0]
+
+    async def _ask_whether_open(self) -> None:
+        client = self._connect("")
+        try:
+            await client.list_buffers()
+            self.is_open = True
+        except (UnauthenticatedError, PermissionDeniedError):
+            self.is_open = False
+        except ReplayBufferError:
+            pass  # It is away: what was true of it stays so.
+        finally:
+            await client.close()
+
+    def _end_idle(self) -> None:
+        now = time.monotonic()
+        for cookie in [key for key, each in self._sessions.items() if each.expires_at <= now]:
+            del self._sessions[cookie]
+        for token, (watch, task) in list(self._watches.items()):
+            if token != self._own_token and now - watch.viewed_at > IDLE_S:
+                task.cancel()
+                del self._watches[token]

@@ -1,0 +1,329 @@
+"""The pages, and the questions they ask. Nothing here writes to the service."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from breadbox.model.errors import PermissionDeniedError, ReplayBufferError, UnauthenticatedError
+from breadbox_console.access import COOKIE, SESSION_S, Access
+from breadbox_console.episodes import Episode, Query, histogram, learning_points
+from breadbox_console.viewing import GoneError, Viewer
+from breadbox_console.watch import Watch, WatchedBuffer
+
+STATIC: Final = Path(__file__).parent / "static"
+ROWS_MAX: Final = 200
+"""Episodes of one answer."""
+FORM_BYTES_MAX: Final = 16 * 1024
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_FILES: Final = {".parquet": "application/vnd.apache.parquet", ".mp4": "video/mp4"}
+
+
+class RefusedError(Exception):
+    """A question that is answered with a status and a sentence."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class SecurityHeaders:
+    """Adds to every answer the headers that keep other pages and scripts out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class Pages:
+    """Answers requests.
+
+    Args:
+        access: Says what a request may see.
+        viewer: Loads episodes.
+        is_secure: True if pages are served by TLS, so that the cookie is sent by TLS alone.
+    """
+
+    def __init__(self, access: Access, viewer: Viewer, *, is_secure: bool) -> None:
+        self._access = access
+        self._viewer = viewer
+        self._is_secure = is_secure
+
+    def routes(self) -> list[Route | Mount]:
+        """Return what is answered where."""
+        episode = "/api/buffers/{buffer}/episodes/{number:int}"
+        return [
+            Route("/", self.page),
+            Route("/api/session", self.session),
+            Route("/api/login", self.login, methods=["POST"]),
+            Route("/api/logout", self.logout, methods=["POST"]),
+            Route("/api/overview", self.overview),
+            Route("/api/buffers/{buffer}/history", self.history),
+            Route("/api/buffers/{buffer}/episodes", self.episodes),
+            Route("/api/buffers/{buffer}/learning", self.learning),
+            Route(episode, self.episode),
+            Route(f"{episode}/frame/{{step:int}}", self.frame),
+            Route(f"{episode}/picture", self.picture),
+            Route(f"{episode}/tokens", self.tokens),
+            Route(f"{episode}/file{{suffix}}", self.file),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+
+    async def page(self, request: Request) -> Response:
+        """The one page; its scripts ask for everything else."""
+        del request
+        return FileResponse(STATIC / "index.html")
+
+    async def session(self, request: Request) -> Response:
+        """Whether the page has to ask for a token."""
+        watch = self._access.watch_of(request)
+        return _json({"is_in": watch is not None, "is_open": self._access.is_open})
+
+    async def login(self, request: Request) -> Response:
+        """Take a token, and give a cookie for it."""
+        _demand_same_origin(request)
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > FORM_BYTES_MAX:
+                raise RefusedError(413, "this is no token")
+        try:
+            token = str(json.loads(body)["token"]).strip()
+        except (ValueError, KeyError, TypeError):
+            raise RefusedError(400, "a token is missing") from None
+        try:
+            cookie = await self._access.login(token)
+        except (PermissionDeniedError, UnauthenticatedError) as error:
+            raise RefusedError(401, f"The server refuses the token: {error}") from error
+        answer = _json({"is_in": True})
+        answer.set_cookie(
+            COOKIE,
+            cookie,
+            max_age=int(SESSION_S),
+            httponly=True,
+            samesite="strict",
+            secure=self._is_secure,
+        )
+        return answer
+
+    async def logout(self, request: Request) -> Response:
+        """Forget the login."""
+        _demand_same_origin(request)
+        self._access.logout(request)
+        answer = _json({"is_in": False})
+        answer.delete_cookie(COOKIE)
+        return answer
+
+    async def overview(self, request: Request) -> Response:
+        """Server-sent events, one a second, with the state of every buffer."""
+        watch = self._watch(request)
+
+        async def events() -> AsyncIterator[str]:
+            async for each in watch.overviews():
+                yield f"data: {json.dumps(each, allow_nan=False)}\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def history(self, request: Request) -> Response:
+        """The last minutes of a buffer, a point a second."""
+        return _json(self._buffer(request)[1].history.history())
+
+    async def episodes(self, request: Request) -> Response:
+        """Episodes that fit, the latest first, and the histogram of their returns."""
+        watched = self._buffer(request)[1]
+        asked = request.query_params
+        query = Query(
+            worker=asked.get("worker", ""),
+            task=asked.get("task", ""),
+            end=asked.get("end", ""),
+            text=asked.get("text", ""),
+            return_min=_number(asked.get("return_min")),
+            return_max=_number(asked.get("return_max")),
+            length_min=_number(asked.get("length_min")),
+            length_max=_number(asked.get("length_max")),
+            version_min=_number(asked.get("version_min")),
+            version_max=_number(asked.get("version_max")),
+        )
+        found = watched.index.find(query)
+        start = max(0, int(_number(asked.get("start")) or 0))
+        return _json(
+            {
+                "total": len(found),
+                "all": len(watched.index.episodes),
+                "rows": [each.row() for each in found[start : start + ROWS_MAX]],
+                "histogram": histogram(found),
+                "workers": sorted({each.worker_id for each in watched.index.episodes.values()})[
+                    :500
+                ],
+                "tasks": sorted({each.task for each in watched.index.episodes.values()})[:500],
+            }
+        )
+
+    async def learning(self, request: Request) -> Response:
+        """Returns over time and steps."""
+        watched = self._buffer(request)[1]
+        by = request.query_params.get("by", "all")
+        return _json(learning_points(list(watched.index.ended), by=by))
+
+    async def episode(self, request: Request) -> Response:
+        """All of an episode but its frames."""
+        watch, buffer, episode = self._episode(request)
+        return _json(await self._viewer.describe(watch, buffer, episode))
+
+    async def frame(self, request: Request) -> Response:
+        """One image."""
+        watch, buffer, episode = self._episode(request)
+        path, step = request.query_params.get("stream", ""), int(request.path_params["step"])
+        return _png(await self._viewer.frame(watch, buffer, episode, path, step))
+
+    async def picture(self, request: Request) -> Response:
+        """A wide array over all steps, as one image."""
+        watch, buffer, episode = self._episode(request)
+        path = request.query_params.get("stream", "")
+        return _png(await self._viewer.picture(watch, buffer, episode, path))
+
+    async def tokens(self, request: Request) -> Response:
+        """The actions as tokens."""
+        watch, buffer, episode = self._episode(request)
+        return _json(await self._viewer.tokens(watch, buffer, episode))
+
+    async def file(self, request: Request) -> Response:
+        """The episode as a file."""
+        suffix = request.path_params["suffix"]
+        if suffix not in _FILES:
+            raise RefusedError(404, f"there are files of {', '.join(_FILES)}")
+        watch, buffer, episode = self._episode(request)
+        body = await self._viewer.download(watch, buffer, episode, suffix)
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{episode.worker_id}-{episode.episode_id}")
+        headers = {"content-disposition": f'attachment; filename="{name}{suffix}"'}
+        return Response(body, media_type=_FILES[suffix], headers=headers)
+
+    def _watch(self, request: Request) -> Watch:
+        watch = self._access.watch_of(request)
+        if watch is None:
+            raise RefusedError(401, "log in first")
+        return watch
+
+    def _buffer(self, request: Request) -> tuple[Watch, WatchedBuffer]:
+        watch = self._watch(request)
+        found = watch.buffers.get(request.path_params["buffer"])
+        if found is None:
+            raise RefusedError(404, "there is no such buffer, or the token may not see it")
+        return watch, found
+
+    def _episode(self, request: Request) -> tuple[Watch, str, Episode]:
+        watch, found = self._buffer(request)
+        episode = found.index.episodes.get(request.path_params["number"])
+        if episode is None:
+            raise RefusedError(404, "this episode is not remembered any more")
+        return watch, request.path_params["buffer"], episode
+
+
+def make_app(
+    access: Access, viewer: Viewer, *, hosts: list[str], is_secure: bool = False
+) -> Starlette:
+    """Make the ASGI application.
+
+    Args:
+        access: Says what a request may see; runs while the application does.
+        viewer: Loads episodes.
+        hosts: Names under which browsers may ask for it; ["*"]: any.
+        is_secure: True if it is served by TLS.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        del app
+        started = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(access.run(started))
+            await started.wait()
+            yield
+            running.cancel()
+
+    async def refused(request: Request, error: Exception) -> Response:
+        del request
+        assert isinstance(error, RefusedError)
+        return _json({"error": str(error)}, error.status)
+
+    async def gone(request: Request, error: Exception) -> Response:
+        del request
+        return _json({"error": str(error)}, 410 if isinstance(error, GoneError) else 404)
+
+    async def failed(request: Request, error: Exception) -> Response:
+        del request
+        return _json({"error": str(error)}, 503)
+
+    return Starlette(
+        routes=Pages(access, viewer, is_secure=is_secure).routes(),
+        middleware=[
+            Middleware(SecurityHeaders),
+            Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
+        ],
+        exception_handlers={
+            RefusedError: refused,
+            GoneError: gone,
+            KeyError: gone,
+            ReplayBufferError: failed,
+        },
+        lifespan=lifespan,
+    )
+
+
+def _demand_same_origin(request: Request) -> None:
+    """Refuse what another site's page sent: a login as somebody else, or a logout."""
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+        raise RefusedError(403, "this was sent by another site")
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise RefusedError(415, "must be JSON")
+
+
+def _json(value: Any, status: int = 200) -> JSONResponse:
+    return JSONResponse(value, status_code=status)
+
+
+def _png(body: bytes) -> Response:
+    return Response(body, media_type="image/png", headers={"cache-control": "private, max-age=600"})
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text in (None, "") else float(str(text))
+    except ValueError:
+        raise RefusedError(400, "a bound must be a number") from None

@@ -1,0 +1,359 @@
+"""Put episodes together from the small columns of fragments, and find them again. Pure."""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import FragmentReference
+
+RETURNS_RECENT: Final = 20
+"""Episodes of a worker whose mean return is shown."""
+HISTOGRAM_BINS: Final = 24
+ENDS: Final = ("terminated", "truncated", "running", "cut")
+"""How an episode ended. "cut": fragments after it are missing."""
+
+
+class FragmentKey(NamedTuple):
+    """Identity of a fragment within its buffer (B2)."""
+
+    session_id: str
+    worker_id: str
+    fragment_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenFragment:
+    """What the console keeps of a fragment."""
+
+    key: FragmentKey
+    chunk_id: int
+    version_min: int
+    version_max: int
+    step_count: int
+    size_bytes: int
+    staleness: int
+    """Versions behind the current one when it was read."""
+    appended_at: float
+    """Unix time at which the console read it; with a live buffer, moments after its append."""
+    discontinuity: bool
+
+
+class Span(NamedTuple):
+    """Steps [start, stop) of a fragment."""
+
+    fragment: SeenFragment
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class Episode:
+    """An episode, or as much of it as was seen."""
+
+    number: int
+    """Names it within a watch; ascending in order of arrival."""
+    session_id: str
+    worker_id: str
+    episode_id: int
+    task: str
+    is_whole: bool
+    """True if its first step was seen."""
+    spans: list[Span] = field(default_factory=list)
+    rewards: list[NDArray[np.float32]] = field(default_factory=list)
+    return_sum: float = 0.0
+    length: int = 0
+    end: str = "running"
+    first_seen_at: float = 0.0
+    last_seen_at: float = 0.0
+    text: str = ""
+    """What the text search finds, beside worker and task: its tags."""
+
+    @property
+    def version_min(self) -> int:
+        """Lowest version that acted in it."""
+        return min(span.fragment.version_min for span in self.spans)
+
+    @property
+    def version_max(self) -> int:
+        """Highest version that acted in it."""
+        return max(span.fragment.version_max for span in self.spans)
+
+    def row(self) -> dict[str, Any]:
+        """Return its line of the list, as JSON knows it."""
+        return {
+            "number": self.number,
+            "session": self.session_id,
+            "worker": self.worker_id,
+            "episode": self.episode_id,
+            "task": self.task,
+            "return": finite(self.return_sum),
+            "length": self.length,
+            "end": self.end,
+            "is_whole": self.is_whole,
+            "version_min": self.version_min,
+            "version_max": self.version_max,
+            "seen_at": self.last_seen_at,
+            "text": self.text,
+        }
+
+
+@dataclass(slots=True)
+class Worker:
+    """What was seen of a worker."""
+
+    fragment_count: int = 0
+    step_count: int = 0
+    last_seen_at: float = 0.0
+    version: int = 0
+    staleness: int = 0
+    not_finite_count: int = 0
+    """Rewards, values and log-probabilities that are no finite number."""
+    break_count: int = 0
+    """Fragments that their worker said not to follow the one before."""
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURNS_RECENT))
+    seen_at: deque[float] = field(default_factory=lambda: deque(maxlen=32))
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which episodes a list shows. Every field that is set must fit."""
+
+    worker: str = ""
+    task: str = ""
+    end: str = ""
+    text: str = ""
+    """Part of a worker's name, of a task or of a tag."""
+    return_min: float | None = None
+    return_max: float | None = None
+    length_min: float | None = None
+    length_max: float | None = None
+    version_min: float | None = None
+    version_max: float | None = None
+
+    def fits(self, episode: Episode) -> bool:
+        """Return True if the episode is to be shown."""
+        return (
+            self.worker in ("", episode.worker_id)
+            and self.task in ("", episode.task)
+            and self.end in ("", episode.end)
+            and (
+                not self.text
+                or self.text.lower()
+                in f"{episode.worker_id}\n{episode.task}\n{episode.text}".lower()
+            )
+            and _within(episode.return_sum, self.return_min, self.return_max)
+            and _within(episode.length, self.length_min, self.length_max)
+            and (self.version_min is None or episode.version_max >= self.version_min)
+            and (self.version_max is None or episode.version_min <= self.version_max)
+        )
+
+
+class EpisodeIndex:
+    """The episodes of one buffer, the latest of them.
+
+    Args:
+        steps_max: Steps whose rewards are kept. Beyond, the oldest episodes are forgotten.
+        age_s_max: Seconds after which an episode is forgotten.
+    """
+
+    def __init__(self, *, steps_max: int, age_s_max: float) -> None:
+        self._steps_max = steps_max
+        self._age_s_max = age_s_max
+        self._step_count = 0
+        self._next_number = 1
+        self._open: dict[tuple[str, str], tuple[int, Episode | None]] = {}
+        """By session and worker: the latest fragment's index, and the episode that goes on."""
+        self._seen: OrderedDict[FragmentKey, None] = OrderedDict()
+        self.episodes: OrderedDict[int, Episode] = OrderedDict()
+        self.workers: dict[str, Worker] = {}
+        self.ended: deque[Episode] = deque(maxlen=20_000)
+        """Ended episodes in order of arrival, also those whose steps are forgotten."""
+        self.steps_seen = 0
+
+    def add(self, reference: FragmentReference, fragment: Fragment, now: float) -> bool:
+        """Take the next fragment; return False if it was seen before.
+
+        Args:
+            reference: The server's reference of it.
+            fragment: Its reward, ends, episode numbers, and what else was read.
+            now: Unix time.
+        """
+        data = reference.metadata
+        key = FragmentKey(data.session_id, data.worker_id, data.fragment_index)
+        if key in self._seen:
+            return False
+        self._seen[key] = None
+        seen = SeenFragment(
+            key=key,
+            chunk_id=reference.chunk_id,
+            version_min=data.model_version_min,
+            version_max=data.model_version_max,
+            step_count=data.step_count,
+            size_bytes=data.payload.size_bytes,
+            staleness=reference.staleness,
+            appended_at=now,
+            discontinuity=data.discontinuity,
+        )
+        self._note_worker(seen, fragment)
+        self._cut(seen, fragment)
+        self._forget(now)
+        return True
+
+    def find(self, query: Query) -> list[Episode]:
+        """Return the episodes that a query shows, the latest first."""
+        return [each for each in reversed(self.episodes.values()) if query.fits(each)]
+
+    def _note_worker(self, seen: SeenFragment, fragment: Fragment) -> None:
+        worker = self.workers.setdefault(seen.key.worker_id, Worker())
+        worker.break_count += seen.discontinuity
+        worker.fragment_count += 1
+        worker.step_count += seen.step_count
+        worker.last_seen_at = seen.appended_at
+        worker.seen_at.append(seen.appended_at)
+        worker.version, worker.staleness = seen.version_max, seen.staleness
+        for column in (fragment.reward, fragment.value, fragment.log_prob):
+            if column is not None and column.dtype.kind == "f":
+                worker.not_finite_count += int(np.count_nonzero(~np.isfinite(column)))
+        self.steps_seen += seen.step_count
+
+    def _cut(self, seen: SeenFragment, fragment: Fragment) -> None:
+        """Give the fragment's steps to their episodes."""
+        place = seen.key[:2]
+        last_index, going_on = self._open.get(place, (None, None))
+        follows = last_index is not None and seen.key.fragment_index == last_index + 1
+        if going_on is not None and (not follows or seen.discontinuity):
+            going_on.end = "cut"
+            going_on = None
+        stops = np.flatnonzero(fragment.ended) + 1
+        start = 0
+        for stop in [*stops.tolist(), seen.step_count]:
+            if stop == start:
+                continue
+            episode = going_on or self._begin(seen, fragment, start)
+            self._extend(episode, Span(seen, start, stop), fragment)
+            going_on = None if episode.end != "running" else episode
+            start = stop
+        self._open[place] = (seen.key.fragment_index, going_on)
+
+    def _begin(self, seen: SeenFragment, fragment: Fragment, start: int) -> Episode:
+        number, self._next_number = self._next_number, self._next_number + 1
+        episode = Episode(
+            number=number,
+            session_id=seen.key.session_id,
+            worker_id=seen.key.worker_id,
+            episode_id=int(fragment.episode_id[start]),
+            task=_label(fragment.extras, "task", start) or "default",
+            is_whole=bool(fragment.first[start]),
+            first_seen_at=seen.appended_at,
+            text=_label(fragment.extras, "tag", start),
+        )
+        self.episodes[number] = episode
+        return episode
+
+    def _extend(self, episode: Episode, span: Span, fragment: Fragment) -> None:
+        rewards = np.asarray(fragment.reward[span.start : span.stop], np.float32)
+        episode.spans.append(span)
+        episode.rewards.append(rewards)
+        episode.length += span.stop - span.start
+        episode.return_sum += float(rewards.sum(dtype=np.float64))
+        episode.last_seen_at = span.fragment.appended_at
+        self._step_count += span.stop - span.start
+        last = span.stop - 1
+        if not fragment.ended[last]:
+            return
+        episode.end = "terminated" if fragment.terminated[last] else "truncated"
+        # A worker counts from the episode's start, even where fragments were dropped.
+        counted = fragment.extras.get("episode_return")
+        if isinstance(counted, np.ndarray) and np.isfinite(counted[last]):
+            episode.return_sum = float(counted[last])
+        self.ended.append(episode)
+        self.workers[episode.worker_id].returns.append(episode.return_sum)
+
+    def _forget(self, now: float) -> None:
+        while self.episodes:
+            oldest = next(iter(self.episodes.values()))
+            is_old = oldest.last_seen_at < now - self._age_s_max
+            if self._step_count <= self._steps_max and not is_old:
+                break
+            if len(self.episodes) == 1 and not is_old:
+                break
+            del self.episodes[oldest.number]
+            self._step_count -= oldest.length
+            oldest.rewards.clear()
+            for place, (index, going_on) in list(self._open.items()):
+                if going_on is oldest:
+                    self._open[place] = (index, None)
+        while len(self._seen) > 200_000:
+            self._seen.popitem(last=False)
+
+
+def histogram(episodes: Iterable[Episode]) -> list[dict[str, float]]:
+    """Return bins of the finite returns: from, to (exclusive but for the last), and count."""
+    returns = [each.return_sum for each in episodes if np.isfinite(each.return_sum)]
+    if not returns:
+        return []
+    low, high = min(returns), max(returns)
+    if low == high:
+        return [{"from": low, "to": high, "count": len(returns)}]
+    counts, edges = np.histogram(returns, bins=HISTOGRAM_BINS, range=(low, high))
+    return [
+        {"from": float(edges[at]), "to": float(edges[at + 1]), "count": int(count)}
+        for at, count in enumerate(counts)
+    ]
+
+
+def learning_points(
+    ended: Sequence[Episode], *, by: str, points_max: int = 200
+) -> dict[str, dict[str, list[float | None]]]:
+    """Return mean returns over time and steps, a series for each worker or task.
+
+    Args:
+        ended: Ended episodes in order of arrival.
+        by: "worker", "task" or "all".
+        points_max: Points of a series; each is the mean of as many successive episodes.
+    """
+    groups: dict[str, list[tuple[float, int, Episode]]] = {}
+    steps = 0
+    for episode in ended:
+        steps += episode.length
+        name = {"worker": episode.worker_id, "task": episode.task}.get(by, "all")
+        groups.setdefault(name, []).append((episode.last_seen_at, steps, episode))
+    found: dict[str, dict[str, list[float | None]]] = {}
+    for name, rows in sorted(groups.items(), key=lambda item: -len(item[1]))[:16]:
+        size = -(-len(rows) // points_max)
+        parts = [rows[at : at + size] for at in range(0, len(rows), size)]
+        found[name] = {
+            "time": [part[-1][0] for part in parts],
+            "steps": [part[-1][1] for part in parts],
+            "return": [finite(np.mean([each.return_sum for _, _, each in part])) for part in parts],
+            "staleness": [
+                finite(
+                    np.mean([span.fragment.staleness for _, _, each in part for span in each.spans])
+                )
+                for part in parts
+            ],
+        }
+    return found
+
+
+def finite(value: Any) -> float | None:
+    """Return a number that JSON knows, or None if it is infinite or no number."""
+    return float(value) if np.isfinite(value) else None
+
+
+def _within(value: float, low: float | None, high: float | None) -> bool:
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def _label(extras: Mapping[str, Any], name: str, step: int) -> str:
+    """Return the text of an extra at a step, or "" if there is none."""
+    column = extras.get(name)
+    if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "USiu":
+        return ""
+    value = column[step]
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

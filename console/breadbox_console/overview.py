@@ -1,0 +1,282 @@
+"""Say of a buffer, from what was seen of it, how it is: for the overview page. Pure."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from breadbox.diagnosis import diagnose, rates_of
+from breadbox.model.types import BufferDescription, FragmentReference, FullPolicy
+from breadbox_console.episodes import EpisodeIndex, Worker, finite
+
+WINDOW_S: Final = 5.0
+"""Seconds over which rates are taken."""
+HISTORY_MAX: Final = 900
+"""Points of a buffer's history, one a second."""
+WORKERS_SHOWN: Final = 100
+SILENT_S: Final = 30.0
+"""Seconds after which a worker that sent often is said to be silent."""
+_SERIES: Final = ("in", "out", "chunks", "bytes", "version", "staleness", "waiters")
+_LEFT: Final = {
+    "chunks_evicted_stale": "left because they became stale",
+    "chunks_evicted_capacity": "left to make room",
+    "chunks_evicted_quarantined": "were quarantined: readers could not read them",
+    "chunks_evicted_payload_lost": "left because the store lost their payloads",
+}
+
+
+@dataclass(slots=True)
+class BufferHistory:
+    """What was seen of a buffer: once a second."""
+
+    looks: deque[tuple[float, BufferDescription]] = field(
+        default_factory=lambda: deque(maxlen=int(WINDOW_S) + 2)
+    )
+    points: deque[tuple[float | None, ...]] = field(
+        default_factory=lambda: deque(maxlen=HISTORY_MAX)
+    )
+    """Unix time, and the values of `_SERIES`."""
+    events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=200))
+    wait_s: float = 0.0
+    """Seconds in which a learner waited."""
+    watched_s: float = 0.0
+    latest_batch: dict[str, Any] | None = None
+    oldest: dict[str, Any] | None = None
+    """The chunk that is held longest."""
+
+    def add(self, now: float, description: BufferDescription) -> None:
+        """Take a look at the buffer.
+
+        Args:
+            now: Unix time.
+            description: The buffer at that time.
+        """
+        if self.looks:
+            before_at, before = self.looks[-1]
+            self.events.extend(events_between(before, description, now))
+            self.watched_s += now - before_at
+            self.wait_s += (now - before_at) * bool(description.state.waiter_count)
+        self.looks.append((now, description))
+        rates = self.rates()
+        by_staleness = description.state.chunk_count_by_staleness
+        total = sum(by_staleness.values())
+        mean = sum(age * count for age, count in by_staleness.items()) / total if total else None
+        self.points.append(
+            (
+                now,
+                rates.get("fragments admitted"),
+                rates.get("chunks delivered"),
+                description.state.chunk_count,
+                description.state.payload_bytes,
+                description.model_version,
+                mean,
+                description.state.waiter_count,
+            )
+        )
+
+    def rates(self) -> dict[str, float]:
+        """Return events per second over the window; empty before a second look."""
+        if len(self.looks) < 2:
+            return {}
+        (before_at, before), (now, after) = self.looks[0], self.looks[-1]
+        return rates_of(before, after, max(now - before_at, 1e-3))
+
+    def history(self) -> dict[str, list[float | None]]:
+        """Return the points by name, as lists of equal length."""
+        columns = list(zip(*self.points, strict=True)) or [()] * (len(_SERIES) + 1)
+        return {
+            name: list(column) for name, column in zip(("time", *_SERIES), columns, strict=True)
+        }
+
+
+def events_between(
+    before: BufferDescription, after: BufferDescription, now: float
+) -> list[dict[str, Any]]:
+    """Return what happened between two looks, in words."""
+    found: list[tuple[str, str]] = []
+    if after.session_id != before.session_id:
+        text = f"session {after.session_id} started" if after.session_id else "the session ended"
+        found.append(("note", text))
+    if after.state.outage and not before.state.outage:
+        found.append(("bad", f"nothing is decided: {after.state.outage}"))
+    if before.state.outage and not after.state.outage:
+        found.append(("good", "the server decides again"))
+    counters, old = after.state.counters, before.state.counters
+    for name, words in _LEFT.items():
+        grown = counters.get(name, 0) - old.get(name, 0)
+        if grown > 0 and name != "chunks_evicted_capacity":
+            found.append(("bad" if "stale" not in name else "note", f"{grown} chunks {words}"))
+    if sum(counters.values()) < sum(old.values()):
+        found.append(("note", "the buffer was made anew, or its counters were set back"))
+    return [{"time": now, "kind": kind, "text": text} for kind, text in found]
+
+
+def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> dict[str, Any]:
+    """Return all that the overview shows of a buffer, as JSON knows it."""
+    (before_at, before), (at, after) = history.looks[0], history.looks[-1]
+    watched_s = max(at - before_at, 1e-3)
+    diagnosis = diagnose(before, after, watched_s)
+    state, config = after.state, after.config
+    worker_rows = describe_workers(index.workers, after, now)
+    return {
+        "name": after.name,
+        "session": after.session_id,
+        "version": after.model_version,
+        "cause": diagnosis.cause,
+        "headline": diagnosis.headline,
+        "advice": list(diagnosis.advice),
+        "level": _level(diagnosis.cause, after, worker_rows),
+        "rates": {name: finite(rate) for name, rate in diagnosis.rates.items()},
+        "point": list(history.points[-1]),
+        "staleness": {str(age): count for age, count in state.chunk_count_by_staleness.items()},
+        "staleness_max": config.staleness_max,
+        "uses_max": config.uses_max,
+        "chunks": state.chunk_count,
+        "capacity_chunks": config.capacity_chunks,
+        "bytes": state.payload_bytes,
+        "capacity_bytes": config.capacity_bytes,
+        "fragments": state.fragment_count,
+        "open_chunks": state.open_chunk_count,
+        "leases": state.lease_count,
+        "leases_max": config.leases_max,
+        "waiters": state.waiter_count,
+        "waiting_reason": state.waiting_reason,
+        "waiting_share": history.wait_s / history.watched_s if history.watched_s > 0 else None,
+        "worker_count": state.worker_count,
+        "workers": worker_rows,
+        "subscriptions": [
+            {
+                "name": each.name,
+                "is_retaining": each.retaining,
+                "lag_chunks": each.lag_chunk_count,
+                "lag_bytes": each.lag_bytes,
+                "lag_s": each.lag_s,
+                "missed": each.missed_chunk_count,
+            }
+            for each in after.subscriptions
+        ],
+        "quarantined": [
+            {"worker": each.worker_id, "fragment": each.fragment_index}
+            for each in state.quarantined[-8:]
+        ],
+        "batch": history.latest_batch,
+        "next_out": next_out(after, history.oldest),
+        "events": list(history.events)[-20:][::-1],
+    }
+
+
+def describe_workers(
+    workers: Mapping[str, Worker], after: BufferDescription, now: float
+) -> list[dict[str, Any]]:
+    """Return a line for each worker; those with something wrong come first."""
+    unreadable = {each.worker_id for each in after.state.quarantined}
+    means = {
+        name: float(np.mean(worker.returns)) for name, worker in workers.items() if worker.returns
+    }
+    typical = float(np.median(list(means.values()))) if len(means) >= 4 else None
+    spread = (
+        float(np.median(np.abs(np.array(list(means.values())) - typical)))
+        if typical is not None
+        else 0.0
+    )
+    rows: list[dict[str, Any]] = []
+    for name, worker in workers.items():
+        problems = []
+        if name in unreadable:
+            problems.append("sends payloads that readers cannot read")
+        if worker.not_finite_count:
+            problems.append(f"sent {worker.not_finite_count} values that are no finite number")
+        if worker.break_count:
+            problems.append(f"dropped steps before {worker.break_count} of its fragments")
+        mean = means.get(name)
+        if mean is not None and typical is not None and abs(mean - typical) > 8 * spread > 0:
+            problems.append(f"its mean return {mean:.4g} is far from the others' {typical:.4g}")
+        silent_s = now - worker.last_seen_at
+        usual_s = np.median(np.diff(worker.seen_at)) if len(worker.seen_at) > 3 else np.inf
+        if silent_s > max(SILENT_S, 10 * float(usual_s)):
+            problems.append(f"silent for {silent_s:.0f} s")
+        rows.append(
+            {
+                "name": name,
+                "fragments": worker.fragment_count,
+                "rate": _rate(worker, now),
+                "version": worker.version,
+                "behind": (after.model_version or 0) - worker.version,
+                "silent_s": silent_s,
+                "mean_return": None if mean is None else finite(mean),
+                "problems": problems,
+            }
+        )
+    rows.sort(key=lambda row: (not row["problems"], row["silent_s"] > SILENT_S, row["name"]))
+    return rows[:WORKERS_SHOWN]
+
+
+def describe_batch(
+    fragments: Sequence[FragmentReference], version: int | None, now: float
+) -> dict[str, Any]:
+    """Return how fresh the fragments of a granted batch are."""
+    ages = [each.staleness for each in fragments]
+    return {
+        "seen_at": now,
+        "fragments": len(fragments),
+        "workers": len({each.metadata.worker_id for each in fragments}),
+        "version": version,
+        "version_min": min(each.metadata.model_version_min for each in fragments),
+        "version_max": max(each.metadata.model_version_max for each in fragments),
+        "staleness_mean": float(np.mean(ages)),
+        "staleness_max": max(ages),
+        "used_before": sum(each.use_count > 1 for each in fragments),
+    }
+
+
+def next_out(description: BufferDescription, oldest: Mapping[str, Any] | None) -> list[str]:
+    """Return which chunks leave next and why, a sentence for each way out."""
+    config, state = description.config, description.state
+    found = []
+    at_limit = (
+        0
+        if config.staleness_max is None
+        else state.chunk_count_by_staleness.get(config.staleness_max, 0)
+    )
+    if at_limit and description.model_version is not None:
+        found.append(
+            f"{at_limit} chunks have the staleness limit of {config.staleness_max}: they leave as "
+            f"stale when version {description.model_version + 1} is published."
+        )
+    if config.full_policy is FullPolicy.EVICT and config.capacity_chunks:
+        free = config.capacity_chunks - state.chunk_count
+        which = f"by the order {config.remover}"
+        if config.remover in (None, "oldest_first"):
+            which = "the oldest first"
+            if oldest is not None:
+                which += f": chunk {oldest['chunk']} of {oldest['worker']} is next"
+        when = (
+            "With the next chunk one has to leave for room"
+            if free <= 0
+            else f"After {free} more chunks, chunks leave for room"
+        )
+        found.append(f"{when}, {which}.")
+    elif config.full_policy is FullPolicy.BLOCK:
+        found.append("Nothing leaves for room: at capacity producers wait.")
+    if config.uses_max:
+        times = "once" if config.uses_max == 1 else f"{config.uses_max} times"
+        found.append(f"A chunk leaves when it was used {times}.")
+    return found
+
+
+def _level(cause: str, after: BufferDescription, workers: Sequence[Mapping[str, Any]]) -> str:
+    """Return "bad", "warn" or "good": what is wrong comes first on the page."""
+    if cause in ("OUTAGE", "HOLD") or after.state.quarantined:
+        return "bad"
+    troubled = any(row["problems"] for row in workers)
+    is_waiting = cause not in ("NONE", "NO_SESSION") and bool(after.state.waiter_count)
+    return "warn" if is_waiting or troubled else "good"
+
+
+def _rate(worker: Worker, now: float) -> float:
+    """Return fragments per second over the latest ones."""
+    if len(worker.seen_at) < 2:
+        return 0.0
+    return (len(worker.seen_at) - 1) / max(now - worker.seen_at[0], 1e-3)

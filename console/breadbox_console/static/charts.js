@@ -1,0 +1,77 @@
+// Lines over time or steps, drawn by uPlot, in the page's colours.
+import { h } from "./dom.js";
+
+const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/**
+ * Draw lines. Returns {element, update(columns), mark(x)}.
+ * columns: [x, y1, y2, ...], lists of equal length; null where there is no value.
+ */
+export function lines(title, names, columns, { isTime = true, height = 110, onPick = null, summary = "" } = {}) {
+  const holder = h("div", { class: "plot" });
+  const element = h("figure", { class: "chart" }, h("figcaption", {}, title), holder);
+  let plot = null, marked = null;
+  const options = () => ({
+    width: Math.max(120, holder.clientWidth || 300),
+    height,
+    scales: { x: { time: isTime } },
+    legend: { show: names.length > 1, live: false },
+    cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
+    axes: [
+      { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, size: 26, font: "11px system-ui" },
+      { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, size: 50, font: "11px system-ui" },
+    ],
+    series: [{}, ...names.map((label, at) => ({
+      label, stroke: colour(COLOURS[at % COLOURS.length]), width: 1.5, points: { show: false },
+    }))],
+    hooks: {
+      draw: [(drawn) => {
+        if (marked === null) return;
+        const x = drawn.valToPos(marked, "x", true);
+        drawn.ctx.save();
+        drawn.ctx.strokeStyle = colour("--mark");
+        drawn.ctx.lineWidth = 2;
+        drawn.ctx.beginPath();
+        drawn.ctx.moveTo(x, drawn.bbox.top);
+        drawn.ctx.lineTo(x, drawn.bbox.top + drawn.bbox.height);
+        drawn.ctx.stroke();
+        drawn.ctx.restore();
+      }],
+    },
+  });
+  const draw = () => {
+    plot?.destroy();
+    plot = new window.uPlot(options(), columns, holder);
+    const canvas = holder.querySelector("canvas");
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", summary || `${title}: ${names.join(", ")}`);
+    if (onPick) plot.over.addEventListener("click", () => { if (plot.cursor.idx !== null) onPick(columns[0][plot.cursor.idx]); });
+  };
+  const watcher = new ResizeObserver(() => {
+    if (!holder.isConnected) return;
+    if (!plot) draw();
+    else if (Math.abs(plot.width - holder.clientWidth) > 2) plot.setSize({ width: Math.max(120, holder.clientWidth), height });
+  });
+  watcher.observe(holder);
+  return {
+    element,
+    update(next) { columns = next; if (plot) plot.setData(next); },
+    mark(x) { marked = x; if (plot) plot.redraw(false, false); },
+    end() { watcher.disconnect(); plot?.destroy(); plot = null; },
+  };
+}
+
+/** Bars of counts. With onPick each bar is a button that picks its entry. */
+export function bars(title, entries, onPick = null) {
+  const most = Math.max(1, ...entries.map((each) => each.count));
+  return h("figure", { class: "chart bars" }, h("figcaption", {}, title),
+    h("div", { class: "row" }, entries.map((each) => {
+      const label = `${each.label}: ${each.count}`;
+      const bar = h("span", { class: "bar", style: { height: `${Math.max(each.count ? 4 : 0, (100 * each.count) / most)}%` } });
+      return onPick
+        ? h("button", { type: "button", class: "slot", title: label, "aria-label": label, "aria-pressed": String(Boolean(each.on)), onclick: () => onPick(each) }, bar)
+        : h("span", { class: "slot", role: "img", title: label, "aria-label": label }, bar);
+    })),
+    h("div", { class: "ends" }, h("span", {}, entries[0]?.short ?? ""), h("span", {}, entries[entries.length - 1]?.short ?? "")));
+}

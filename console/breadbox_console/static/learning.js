@@ -1,0 +1,53 @@
+// Returns over time and steps, staleness at arrival, and the share of time that the learner waited.
+import { ask, bufferPath, h } from "./dom.js";
+import { lines } from "./charts.js";
+
+export function showLearning(main, app, at) {
+  const buffer = at.path[0] ?? app.buffer;
+  if (!buffer) return {};
+  const by = h("select", {}, ["all", "task", "worker"].map((each) => h("option", { value: each }, each)));
+  const axis = h("select", {}, [["steps", "environment steps"], ["time", "time"]].map(([value, text]) => h("option", { value }, text)));
+  const waiting = h("p", {}), holder = h("div", { class: "charts wide" });
+  main.append(h("h2", {}, `Learning in ${buffer}`),
+    h("div", { class: "filters" }, h("label", {}, "One line for each", by), h("label", {}, "Over", axis)), waiting, holder);
+  let charts = [], timer = null, hasEnded = false;
+
+  async function refresh() {
+    clearTimeout(timer);
+    try {
+      const found = await ask(`${bufferPath(buffer)}/learning?by=${by.value}`);
+      if (!hasEnded) draw(found);
+    } catch (error) { holder.replaceChildren(h("p", { class: "bad" }, error.message)); }
+    if (!hasEnded) timer = setTimeout(refresh, 3000);
+  }
+
+  function draw(found) {
+    for (const each of charts) each.end();
+    charts = [];
+    const names = Object.keys(found);
+    if (!names.length) { holder.replaceChildren(h("p", { class: "empty" }, "No episode has ended since the console began to watch.")); return; }
+    const isTime = axis.value === "time";
+    for (const [title, field] of [["Return of episodes", "return"], ["Staleness at arrival, versions", "staleness"]]) {
+      charts.push(lines(title, names, joined(names.map((name) => [found[name][axis.value], found[name][field]])), { isTime, height: 240 }));
+    }
+    holder.replaceChildren(...charts.map((each) => each.element));
+  }
+
+  by.addEventListener("change", refresh);
+  axis.addEventListener("change", refresh);
+  refresh();
+  return {
+    update(overview) {
+      const found = overview.buffers.find((each) => each.name === buffer);
+      if (!found) return;
+      waiting.textContent = found.waiting_share === null ? "" : `The learner waited ${Math.round(100 * found.waiting_share)} % of the time seen.`;
+    },
+    end() { hasEnded = true; clearTimeout(timer); for (const each of charts) each.end(); },
+  };
+}
+
+/** Put series with xs of their own on one x axis: null where a series has no point. */
+function joined(series) {
+  const xs = [...new Set(series.flatMap(([x]) => x))].sort((a, b) => a - b);
+  return [xs, ...series.map(([x, y]) => { const at = new Map(x.map((each, index) => [each, y[index]])); return xs.map((each) => at.get(each) ?? null); })];
+}

@@ -1,0 +1,126 @@
+// Every buffer: why its learner waits, what flows, how fresh it is, and what is wrong.
+import { ago, ask, bufferPath, bytes, clock, h, number, table } from "./dom.js";
+import { bars, lines } from "./charts.js";
+
+const WORDS = { bad: "Broken", warn: "Look here", good: "Well" };
+
+export function showOverview(main) {
+  const cards = new Map();
+  const server = h("div", {});
+  const holder = h("div", { class: "cards" });
+  main.append(h("h2", {}, "Overview"), server, holder);
+  return {
+    update(overview) {
+      const concerns = overview.server.concerns ?? [];
+      server.replaceChildren(...concerns.map((each) => h("p", { class: "problem warn" }, each)));
+      for (const buffer of overview.buffers) {
+        if (!cards.has(buffer.name)) cards.set(buffer.name, card(buffer));
+        cards.get(buffer.name).update(buffer, overview.time);
+      }
+      const names = overview.buffers.map((each) => each.name);
+      for (const [name, each] of cards) {
+        if (!names.includes(name)) { each.element.remove(); each.end(); cards.delete(name); }
+      }
+      const wanted = names.map((name) => cards.get(name).element);
+      if (wanted.some((each, at) => holder.children[at] !== each)) holder.replaceChildren(...wanted);
+      if (!names.length) holder.replaceChildren(h("p", { class: "empty" }, "There is no buffer that you may see."));
+    },
+    end() { for (const each of cards.values()) each.end(); },
+  };
+}
+
+function card(first) {
+  const title = h("h3", {}, first.name), badge = h("span", { class: "badge" });
+  const said = h("div", { class: "said" }), facts = h("dl", { class: "facts" });
+  const meters = h("div", { class: "meters" }), below = h("div", { class: "below" }), ages = h("div", {});
+  const empty = [[], []];
+  const flow = lines("Fragments in, chunks out, per second", ["in", "out"], [[], [], []]);
+  const held = lines("Chunks held", ["chunks"], empty);
+  const stale = lines("Mean staleness held, versions", ["staleness"], empty);
+  const version = lines("Model version", ["version"], empty);
+  const charts = [flow, held, stale, version];
+  const element = h("section", { class: "card", "aria-label": `Buffer ${first.name}` },
+    h("div", { class: "head" }, title, badge,
+      h("a", { href: `#/episodes/${encodeURIComponent(first.name)}` }, "Episodes")),
+    said, facts, meters, h("div", { class: "charts" }, charts.map((each) => each.element), ages), below);
+  let history = null, shown = "";
+  ask(`${bufferPath(first.name)}/history`).then((found) => { history = found; }, () => {});
+  const names = ["time", "in", "out", "chunks", "bytes", "version", "staleness", "waiters"];
+
+  return {
+    element,
+    end() { for (const each of charts) each.end(); },
+    update(buffer, now) {
+      element.className = `card ${buffer.level}`;
+      badge.textContent = WORDS[buffer.level];
+      badge.className = `badge ${buffer.level}`;
+      // Text that did not change is left alone, so that a selection in it stays.
+      const words = JSON.stringify([buffer.headline, buffer.advice, buffer.quarantined]);
+      if (words !== shown) {
+        shown = words;
+        said.replaceChildren(h("p", { class: "headline" }, buffer.headline),
+          buffer.advice.length ? h("ul", {}, buffer.advice.map((each) => h("li", {}, each))) : "");
+      }
+      if (history) {
+        if (history.time[history.time.length - 1] !== buffer.point[0]) {
+          names.forEach((name, at) => { history[name].push(buffer.point[at]); if (history[name].length > 900) history[name].shift(); });
+        }
+        flow.update([history.time, history.in, history.out]);
+        held.update([history.time, history.chunks]);
+        stale.update([history.time, history.staleness]);
+        version.update([history.time, history.version]);
+      }
+      facts.replaceChildren(...[
+        ["Session", buffer.session || "none"],
+        ["Version", number(buffer.version)],
+        ["In", `${number(buffer.rates["fragments admitted"])} fragments/s`],
+        ["Out", `${number(buffer.rates["chunks delivered"])} chunks/s`],
+        ["Learners waiting", `${buffer.waiters}${buffer.waiting_reason ? `: ${buffer.waiting_reason}` : ""}`],
+        ["Learner waited", buffer.waiting_share === null ? "–" : `${Math.round(100 * buffer.waiting_share)} % of the time seen`],
+        ["Leases", `${buffer.leases}${buffer.leases_max ? ` of ${buffer.leases_max}` : ""}`],
+        ["Workers", number(buffer.worker_count)],
+      ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+      meters.replaceChildren(
+        meter("Chunks", buffer.chunks, buffer.capacity_chunks, number),
+        meter("Bytes", buffer.bytes, buffer.capacity_bytes, bytes));
+      const staleness = Object.entries(buffer.staleness).map(([age, count]) => ({ label: `staleness ${age}`, short: age, count }))
+        .sort((a, b) => a.short - b.short);
+      ages.replaceChildren(bars(`Chunks by staleness${buffer.staleness_max === null ? "" : `, limit ${buffer.staleness_max}`}`, staleness));
+      below.replaceChildren(batch(buffer, now), leaving(buffer), workers(buffer),
+        table("Subscriptions", ["Name", "#Chunks behind", "#Bytes behind", "#Seconds", "#Missed"],
+          buffer.subscriptions.map((each) => [each.name, number(each.lag_chunks), bytes(each.lag_bytes), number(each.lag_s), number(each.missed)])),
+        h("section", {}, h("h4", {}, "Recent events"), buffer.events.length
+          ? h("ul", { class: "events" }, buffer.events.map((each) => h("li", { class: each.kind }, h("time", {}, clock(each.time)), ` ${each.text}`)))
+          : h("p", { class: "empty" }, "none since the console began to watch")));
+    },
+  };
+}
+
+function meter(name, value, most, words) {
+  const share = most ? Math.min(1, value / most) : 0;
+  return h("div", { class: "meter" }, h("span", {}, `${name}: ${words(value)}${most ? ` of ${words(most)}` : ""}`),
+    h("span", { class: "track" }, h("span", { class: share > 0.95 ? "fill full" : "fill", style: { width: `${100 * share}%` } })));
+}
+
+function batch(buffer, now) {
+  const each = buffer.batch;
+  const text = each
+    ? `${number(each.fragments)} fragments of ${number(each.workers)} workers, granted ${ago(now - each.seen_at)} at version ${number(each.version)}: `
+      + `acted with versions ${each.version_min} to ${each.version_max}, staleness ${number(each.staleness_mean)} on average and ${each.staleness_max} at most`
+      + `${each.used_before ? `, ${number(each.used_before)} used before` : ", none used before"}.`
+    : "No fetch was granted since the console began to watch.";
+  return h("section", {}, h("h4", {}, "Latest batch"), h("p", {}, text));
+}
+
+const leaving = (buffer) => h("section", {}, h("h4", {}, "What leaves next, and why"),
+  buffer.next_out.length ? h("ul", {}, buffer.next_out.map((each) => h("li", {}, each))) : h("p", { class: "empty" }, "Nothing is about to leave."));
+
+function workers(buffer) {
+  const rows = buffer.workers.map((each) => ({
+    level: each.problems.length ? "warn" : null,
+    cells: [h("a", { href: `#/episodes/${encodeURIComponent(buffer.name)}?worker=${encodeURIComponent(each.name)}` }, each.name),
+      number(each.rate), number(each.version), number(each.behind), number(each.mean_return), ago(each.silent_s), each.problems.join("; ") || "none"],
+  }));
+  return table(`Workers seen${rows.length < buffer.worker_count ? `, ${rows.length} of ${buffer.worker_count}` : ""}`,
+    ["Worker", "#Fragments/s", "#Version", "#Behind", "#Mean return", "#Last seen", "Problems"], rows, "none yet");
+}

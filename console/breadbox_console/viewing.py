@@ -1,0 +1,473 @@
+"""Load what a page shows of one episode: its arrays as series, pictures, texts and files."""
+
+import asyncio
+import io
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from breadbox.model.errors import PayloadMissingError, ReplayBufferError
+from breadbox.model.fragment import Fragment
+from breadbox.model.trees import leaves, row
+from breadbox.model.types import ArrayType, FragmentReference
+from breadbox_console.episodes import Episode, SeenFragment, Span
+from breadbox_console.watch import READ_LEASE_S, Watch
+
+IMAGE_SIDE_MIN: Final = 8
+"""Smallest side of an array that counts as an image."""
+LINES_MAX: Final = 16
+"""Widest vector that is drawn as lines; wider ones are pictures of rows over steps."""
+POINTS_MAX: Final = 4000
+"""Most steps of an episode that series cover; longer ones are thinned out."""
+WINDOW_STEPS: Final = 16
+"""Steps whose frames are loaded together."""
+CACHE_BYTES: Final = 256 * 2**20
+"""Most bytes of loaded frames that are kept."""
+VIDEO_FPS: Final = 30
+TOKENS_MAX: Final = 20_000
+
+Pixels = NDArray[np.uint8]
+Renderer = Callable[[Any, int], Any]
+"""Makes a picture, uint8[H, W, 3], of an observation (a tree without a step axis) and its step."""
+Detokenizer = Callable[[Sequence[int]], Sequence[str]]
+"""Makes the text of each token."""
+
+
+class GoneError(Exception):
+    """Payloads of the episode have left the buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Functions of the user that know the environment."""
+
+    renderer: Renderer | None = None
+    detokenizer: Detokenizer | None = None
+
+
+def kind_of(path: str, array: ArrayType) -> str:
+    """Return how an array [T, ...] is shown: image, picture, lines, text, or "" for not at all.
+
+    Args:
+        path: Path of the array within the fragment.
+        array: Its type.
+    """
+    shape, name = array.shape[1:], array.type_name
+    if any(kind in name for kind in "US"):
+        return "text" if not shape else ""
+    if not shape:
+        return "lines"
+    if image_shape(shape) is not None and (name.endswith("u1") or len(shape) == 3):
+        return "image"
+    size = int(np.prod(shape))
+    if len(shape) == 2 and min(shape) >= IMAGE_SIDE_MIN:
+        return "image"
+    del path
+    return "lines" if size <= LINES_MAX else "picture"
+
+
+def image_shape(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return height and width if an array of this shape is an image, else None."""
+    if len(shape) == 2:
+        sides = shape
+    elif len(shape) == 3 and shape[2] <= 4:
+        sides = shape[:2]
+    elif len(shape) == 3 and shape[0] <= 4:
+        sides = shape[1:]
+    else:
+        return None
+    return (sides[0], sides[1]) if min(sides) >= IMAGE_SIDE_MIN else None
+
+
+def as_pixels(array: NDArray[Any]) -> Pixels:
+    """Return one image [H, W], [H, W, C] or [C, H, W] as uint8[H, W] or uint8[H, W, 3].
+
+    Of two or four channels, which are frames stacked in time, the last is shown. Numbers that are
+    no bytes are spread over black to white.
+    """
+    if array.ndim == 3 and array.shape[2] > 4:
+        array = np.moveaxis(array, 0, 2)
+    if array.ndim == 3 and array.shape[2] != 3:
+        array = array[:, :, -1]
+    if array.dtype == np.uint8:
+        return np.ascontiguousarray(array)
+    values = np.nan_to_num(array.astype(np.float32))
+    low, high = float(values.min()), float(values.max())
+    return ((values - low) * (255.0 / ((high - low) or 1.0))).astype(np.uint8)
+
+
+def png(pixels: Pixels) -> bytes:
+    """Encode a picture, fast rather than small."""
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG", compress_level=1)
+    return out.getvalue()
+
+
+class Viewer:
+    """Loads parts of episodes for pages, and keeps the latest.
+
+    Args:
+        hooks: Functions of the user.
+    """
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._cache: OrderedDict[tuple[Any, ...], Fragment] = OrderedDict()
+        self._cache_bytes = 0
+        self._loading = asyncio.Semaphore(4)
+
+    async def describe(self, watch: Watch, buffer: str, episode: Episode) -> dict[str, Any]:
+        """Return all of an episode but its frames: streams, series, ends and lanes."""
+        found = episode.row() | {
+            "buffer": buffer,
+            "rewards": _thinned(_joined(episode.rewards)),
+            "lanes": lanes(watch, buffer, episode),
+            "streams": [],
+            "series": {},
+            "texts": {},
+            "gone": "",
+        }
+        try:
+            types = await self._types(watch, buffer, episode.spans[0].fragment)
+        except (GoneError, ReplayBufferError) as error:
+            found["gone"] = f"Its arrays cannot be loaded: {error}"
+            return found
+        streams = [
+            {"path": path, "kind": kind, "type": str(ArrayType(each.type_name, each.shape[1:]))}
+            for path, each in types.items()
+            if path.split(".")[0] not in ("next_obs", "in_state", "final_obs", "final_obs_step")
+            and (kind := kind_of(path, each))
+        ]
+        if self._hooks.renderer is not None:
+            streams.insert(0, {"path": "(rendered)", "kind": "image", "type": "renderer"})
+        found["streams"] = streams
+        try:
+            series = [each["path"] for each in streams if each["kind"] in ("lines", "text")]
+            await self._add_series(found, watch, buffer, episode, series)
+        except (GoneError, ReplayBufferError) as error:
+            found["gone"] = f"Some of its fragments have left: {error}"
+        return found
+
+    async def frame(
+        self, watch: Watch, buffer: str, episode: Episode, path: str, step: int
+    ) -> bytes:
+        """Return the PNG of a stream at a step of the episode.
+
+        Raises:
+            GoneError: The payload has left the buffer.
+            KeyError: There is no such stream or step.
+        """
+        span, at = locate(episode, step)
+        start = at - at % WINDOW_STEPS
+        stop = min(start + WINDOW_STEPS, span.fragment.step_count)
+        is_rendered = path == "(rendered)" and self._hooks.renderer is not None
+        columns = ["obs"] if is_rendered else [path]
+        fragment = await self._window(watch, buffer, span.fragment, columns, (start, stop))
+        if is_rendered and self._hooks.renderer is not None:
+            observation = row(fragment.obs, at - start)
+            made = await asyncio.to_thread(self._hooks.renderer, observation, step)
+            return await asyncio.to_thread(png, as_pixels(np.asarray(made)))
+        array = leaf_of(fragment, path)[at - start]
+        return await asyncio.to_thread(lambda: png(as_pixels(array)))
+
+    async def picture(self, watch: Watch, buffer: str, episode: Episode, path: str) -> bytes:
+        """Return the PNG of a wide array: a column for each step, a row for each element.
+
+        Raises:
+            GoneError: A payload has left the buffer.
+            KeyError: There is no such stream.
+        """
+        parts = await self._column(watch, buffer, episode, path)
+        flat = np.concatenate([each.reshape(len(each), -1) for each in parts])
+        thinned = flat[:: -(-len(flat) // POINTS_MAX)]
+        return await asyncio.to_thread(lambda: png(as_pixels(np.ascontiguousarray(thinned.T))))
+
+    async def tokens(self, watch: Watch, buffer: str, episode: Episode) -> list[dict[str, Any]]:
+        """Return the actions as tokens, with log-probability and version of each."""
+        found: list[dict[str, Any]] = []
+        for span in episode.spans:
+            columns = ["action", "log_prob", "model_version"]
+            fragment = await self._load(watch, buffer, span.fragment, columns, None)
+            ids = np.asarray(fragment.action)[span.start : span.stop]
+            if ids.ndim != 1 or ids.dtype.kind not in "iu":
+                return []
+            numbers = [int(each) for each in ids]
+            detokenizer = self._hooks.detokenizer
+            texts = (
+                [f"{each} " for each in numbers]
+                if detokenizer is None
+                else list(detokenizer(numbers))
+            )
+            for at, text in enumerate(texts):
+                step = span.start + at
+                log_prob = None if fragment.log_prob is None else float(fragment.log_prob[step])
+                versions = fragment.model_version
+                version = span.fragment.version_min if versions is None else int(versions[step])
+                finite = log_prob is not None and np.isfinite(log_prob)
+                found.append(
+                    {"text": text, "log_prob": log_prob if finite else None, "version": version}
+                )
+            if len(found) >= TOKENS_MAX:
+                break
+        return found[:TOKENS_MAX]
+
+    async def download(self, watch: Watch, buffer: str, episode: Episode, suffix: str) -> bytes:
+        """Return the episode as a Parquet file, a row a step, or its first images as MP4.
+
+        Raises:
+            GoneError: A payload has left the buffer.
+            KeyError: The episode has no images to make a film of.
+        """
+        fragments = [
+            await self._load(watch, buffer, span.fragment, None, None) for span in episode.spans
+        ]
+        with tempfile.TemporaryDirectory(prefix="breadbox-console-") as folder:
+            path = Path(folder) / f"episode{suffix}"
+            write = _write_parquet if suffix == ".parquet" else _write_video
+            await asyncio.to_thread(write, path, episode, fragments)
+            return await asyncio.to_thread(path.read_bytes)
+
+    # Loading ------------------------------------------------------------------------------------
+
+    async def _add_series(
+        self, found: dict[str, Any], watch: Watch, buffer: str, episode: Episode, paths: list[str]
+    ) -> None:
+        versions: list[NDArray[Any]] = []
+        parts: dict[str, list[NDArray[Any]]] = {path: [] for path in paths}
+        for span in episode.spans:
+            fragment = await self._load(watch, buffer, span.fragment, [*paths], None)
+            for path in paths:
+                parts[path].append(leaf_of(fragment, path)[span.start : span.stop])
+            acted = fragment.model_version
+            count = span.stop - span.start
+            versions.append(
+                np.full(count, span.fragment.version_min)
+                if acted is None
+                else acted[span.start : span.stop]
+            )
+        found["series"]["model_version"] = [_thinned(_joined(versions))]
+        for path, arrays in parts.items():
+            column = _joined(arrays)
+            if column.dtype.kind in "US":
+                found["texts"][path] = [str(each) for each in column[:POINTS_MAX]]
+            elif path != "model_version":
+                flat = column.reshape(len(column), -1)
+                found["series"][path] = [_thinned(flat[:, at]) for at in range(flat.shape[1])]
+
+    async def _types(
+        self, watch: Watch, buffer: str, fragment: SeenFragment
+    ) -> dict[str, ArrayType]:
+        read, reference = await self._reference(watch, buffer, fragment)
+        try:
+            return (await watch.client.describe_arrays([reference]))[0]
+        finally:
+            await watch.release(read, buffer)
+
+    async def _column(
+        self, watch: Watch, buffer: str, episode: Episode, path: str
+    ) -> list[NDArray[Any]]:
+        return [
+            leaf_of(await self._load(watch, buffer, span.fragment, [path], None), path)[
+                span.start : span.stop
+            ]
+            for span in episode.spans
+        ]
+
+    async def _window(
+        self,
+        watch: Watch,
+        buffer: str,
+        fragment: SeenFragment,
+        columns: list[str],
+        steps: tuple[int, int],
+    ) -> Fragment:
+        """Return some steps of a fragment, from the cache or loaded into it."""
+        key = (id(watch), buffer, fragment.key, tuple(columns), steps)
+        kept = self._cache.get(key)
+        if kept is not None:
+            self._cache.move_to_end(key)
+            return kept
+        loaded = await self._load(watch, buffer, fragment, columns, steps)
+        if key not in self._cache:
+            self._cache[key] = loaded
+            self._cache_bytes += loaded.size_bytes
+        while self._cache_bytes > CACHE_BYTES and len(self._cache) > 1:
+            _, dropped = self._cache.popitem(last=False)
+            self._cache_bytes -= dropped.size_bytes
+        return loaded
+
+    async def _load(
+        self,
+        watch: Watch,
+        buffer: str,
+        fragment: SeenFragment,
+        columns: list[str] | None,
+        steps: tuple[int, int] | None,
+    ) -> Fragment:
+        async with self._loading:
+            read, reference = await self._reference(watch, buffer, fragment)
+            try:
+                if columns is not None:
+                    types = (await watch.client.describe_arrays([reference]))[0]
+                    columns = [
+                        each
+                        for each in columns
+                        if any(path == each or path.startswith(f"{each}.") for path in types)
+                    ]
+                    columns = [*columns, *({"reward", "terminated", "truncated"} - {*columns})]
+                return (
+                    await watch.client.load_fragments([reference], columns=columns, steps=steps)
+                )[0]
+            except PayloadMissingError as error:
+                raise GoneError(str(error)) from error
+            finally:
+                await watch.release(read, buffer)
+
+    async def _reference(
+        self, watch: Watch, buffer: str, fragment: SeenFragment
+    ) -> tuple[Any, FragmentReference]:
+        """Read the fragment's chunk; the caller releases the read.
+
+        Raises:
+            GoneError: The chunk has left the buffer.
+        """
+        after = fragment.chunk_id - 1
+        read = await watch.client.read_fragments(
+            after if after >= 0 else None,
+            chunk_count_max=1,
+            lease_s=READ_LEASE_S,
+            buffer=buffer,
+        )
+        for each in read.fragments:
+            data = each.metadata
+            if (data.session_id, data.worker_id, data.fragment_index) == fragment.key:
+                return read, each
+        await watch.release(read, buffer)
+        raise GoneError(f"fragment {fragment.key.fragment_index} has left the buffer")
+
+
+def lanes(watch: Watch, buffer: str, episode: Episode) -> list[dict[str, Any]]:
+    """Return the life of each fragment of an episode, by the core's rules and what was seen."""
+    watched = watch.buffers.get(buffer)
+    if watched is None or not watched.history.looks:
+        return []
+    now_version = watched.history.looks[-1][1].model_version
+    config = watched.history.looks[-1][1].config
+    found = []
+    step = 0
+    for span in episode.spans:
+        each = span.fragment
+        behind = None if now_version is None else now_version - each.version_min
+        is_stale = (
+            behind is not None
+            and config.staleness_max is not None
+            and behind > config.staleness_max
+        )
+        found.append(
+            {
+                "index": each.key.fragment_index,
+                "chunk": each.chunk_id,
+                "step": step,
+                "steps": span.stop - span.start,
+                "version_min": each.version_min,
+                "version_max": each.version_max,
+                "appended_at": each.appended_at,
+                "staleness_then": each.staleness,
+                "staleness_now": behind,
+                "bytes": each.size_bytes,
+                "fate": _fate(is_stale, each, config.staleness_max),
+            }
+        )
+        step += span.stop - span.start
+    return found
+
+
+def _fate(is_stale: bool, fragment: SeenFragment, staleness_max: int | None) -> str:
+    if not is_stale or staleness_max is None:
+        return ""
+    left_with = fragment.version_min + staleness_max + 1
+    return f"left as stale with version {left_with} at the latest"
+
+
+def locate(episode: Episode, step: int) -> tuple[Span, int]:
+    """Return the span that a step of an episode is in, and its place in the fragment.
+
+    Raises:
+        KeyError: The episode has no such step.
+    """
+    if step >= 0:
+        for span in episode.spans:
+            count = span.stop - span.start
+            if step < count:
+                return span, span.start + step
+            step -= count
+    raise KeyError(f"no step {step}")
+
+
+def leaf_of(fragment: Fragment, path: str) -> NDArray[Any]:
+    """Return the array of a path.
+
+    Raises:
+        KeyError: The fragment has no such array.
+    """
+    field, _, _ = path.partition(".")
+    for found, leaf in leaves(getattr(fragment, field.partition("[")[0], None), field):
+        if found == path:
+            return np.asarray(leaf)
+    raise KeyError(path)
+
+
+def _write_parquet(path: Path, episode: Episode, fragments: list[Fragment]) -> None:
+    from breadbox_offline.files.writers import write_episodes
+    from breadbox_offline.service.fragments import FragmentReader
+
+    reader = FragmentReader()
+    found = [part for each in fragments for part in reader.add(each)] + list(reader.finish())
+    wanted = f"{episode.session_id}/{episode.worker_id}/{episode.episode_id}"
+    write_episodes([each for each in found if each.id == wanted] or found, path)
+
+
+def _write_video(path: Path, episode: Episode, fragments: list[Fragment]) -> None:
+    from breadbox_rollout.recording.media import VideoWriter
+
+    writer = VideoWriter(path, VIDEO_FPS, crf=18)
+    try:
+        for span, fragment in zip(episode.spans, fragments, strict=True):
+            images = next(
+                (
+                    leaf
+                    for _, leaf in leaves(fragment.obs, "obs")
+                    if image_shape(leaf.shape[1:]) is not None
+                ),
+                None,
+            )
+            if images is None:
+                raise KeyError("the episode has no images")
+            for at in range(span.start, span.stop):
+                pixels = as_pixels(images[at])
+                if pixels.ndim == 2:
+                    pixels = np.repeat(pixels[:, :, None], 3, axis=2)
+                writer.add(pixels)
+    finally:
+        writer.close()
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def _thinned(column: NDArray[Any]) -> dict[str, Any]:
+    """Return at most `POINTS_MAX` values as JSON knows them, and how many steps lie between two."""
+    stride = max(1, -(-len(column) // POINTS_MAX))
+    values = np.asarray(column[::stride], np.float64)
+    return {
+        "stride": stride,
+        "values": [float(each) if np.isfinite(each) else None for each in values],
+    }

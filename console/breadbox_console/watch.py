@@ -1,0 +1,315 @@
+"""Watch the buffers that a token may see: look once a second, and read along by cursors.
+
+Everything is read as any client reads: descriptions, cursor reads whose leases are released as soon
+as a few small columns are loaded, and the fragments of the latest grant. Nothing is used up.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from breadbox import aio
+from breadbox.model.errors import (
+    BackpressureError,
+    BufferNotFoundError,
+    PermissionDeniedError,
+    ReplayBufferError,
+    RequestNotFoundError,
+    UnauthenticatedError,
+)
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import (
+    BufferDescription,
+    FragmentRead,
+    FragmentReference,
+    ReleaseMode,
+)
+from breadbox_console.episodes import EpisodeIndex
+from breadbox_console.overview import BufferHistory, describe_batch, describe_buffer
+
+log = logging.getLogger(__name__)
+
+PERIOD_S: Final = 1.0
+READ_CHUNKS: Final = 64
+"""Most chunks of one read."""
+READ_LEASE_S: Final = 5.0
+"""A read whose release is lost holds payloads for so long at most."""
+POLL_S: Final = 10.0
+"""Seconds for which a read waits at the server for a chunk."""
+RECENT_CHUNKS: Final = 512
+"""Chunks that reading may be behind; beyond, older ones are left out."""
+BUFFERS_MAX: Final = 32
+"""Buffers of a token that are read along; of the others only descriptions are shown."""
+_COLUMNS: Final = (
+    *("reward", "terminated", "truncated", "first", "episode_id", "value", "log_prob"),
+    *("extras.episode_return", "extras.task", "extras.tag"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchLimits:
+    """How much a watch keeps and reads."""
+
+    steps_max: int = 2_000_000
+    keep_s: float = 4 * 3600.0
+    fragments_per_s: float = 400.0
+
+
+@dataclass(slots=True)
+class WatchedBuffer:
+    """What is known of one buffer."""
+
+    history: BufferHistory
+    index: EpisodeIndex
+    skipped_chunk_count: int = 0
+    """Chunks that left before they were read, or were left out to read no faster than allowed."""
+    request_id: str = ""
+    reader: asyncio.Task[None] | None = None
+    backlog: int = 0
+    """Chunks after the reader's cursor, by what the buffer counted."""
+    closed_count: int | None = None
+    """Chunks that the buffer had counted at the last look."""
+
+    @property
+    def is_unread(self) -> bool:
+        """True if nothing reads along: not yet, or not any more."""
+        return self.reader is None or self.reader.done()
+
+    def note_arrivals(self, description: BufferDescription) -> None:
+        """Count what arrived since the last look."""
+        closed = description.state.counters.get("chunks_closed", 0)
+        if self.closed_count is not None:
+            self.backlog += max(0, closed - self.closed_count)
+        self.closed_count = closed
+
+
+@dataclass(slots=True)
+class Watch:
+    """Everything that one token has seen. Made with `watching`.
+
+    Attributes:
+        client: A client with that token.
+        buffers: By name.
+        problem: Why the server could not be asked at the last look, or empty.
+    """
+
+    client: aio.Client
+    limits: WatchLimits
+    buffers: dict[str, WatchedBuffer] = field(default_factory=dict)
+    problem: str = ""
+    server: dict[str, Any] = field(default_factory=dict)
+    looked_at: float = 0.0
+    viewed_at: float = field(default_factory=time.monotonic)
+    """When a page was last open, by the monotonic clock."""
+    _news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _tasks: asyncio.TaskGroup | None = None
+    _latest: dict[str, Any] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Look once a second until cancelled; the server may be away meanwhile."""
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                while True:
+                    started_at = time.monotonic()
+                    await self._look()
+                    async with self._news:
+                        self._news.notify_all()
+                    await asyncio.sleep(max(0.05, PERIOD_S - (time.monotonic() - started_at)))
+        finally:
+            await self.client.close()
+
+    async def overviews(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield the overview now, and again after each look."""
+        while True:
+            self.viewed_at = time.monotonic()
+            if self._latest:
+                yield self._latest
+            async with self._news:
+                await self._news.wait()
+
+    async def _look(self) -> None:
+        now = time.time()
+        try:
+            found = {each.name: each for each in await self.client.list_buffers()}
+            self.problem = ""
+        except ReplayBufferError as error:
+            self.problem = str(error)
+        else:
+            await self._take(found, now)
+        self.looked_at = now
+        self._latest = self._overview(now)
+
+    async def _take(self, found: dict[str, BufferDescription], now: float) -> None:
+        for name in self.buffers.keys() - found.keys():
+            gone = self.buffers.pop(name)
+            if gone.reader is not None:
+                gone.reader.cancel()
+        for name, description in found.items():
+            watched = self.buffers.get(name)
+            if watched is None:
+                limits = self.limits
+                watched = self.buffers[name] = WatchedBuffer(
+                    BufferHistory(),
+                    EpisodeIndex(steps_max=limits.steps_max, age_s_max=limits.keep_s),
+                )
+            watched.history.add(now, description)
+            watched.note_arrivals(description)
+            if watched.is_unread and len(self.buffers) <= BUFFERS_MAX and self._tasks:
+                watched.reader = self._tasks.create_task(self._follow(name, watched))
+            await self._look_closer(name, watched, description, now)
+        if not self.server or int(now) % 5 == 0:
+            await self._look_at_server()
+
+    async def _look_closer(
+        self, name: str, watched: WatchedBuffer, description: BufferDescription, now: float
+    ) -> None:
+        """Look at the latest batch if there is a new one, and every few seconds who is oldest."""
+        request_id = description.state.latest_request_id
+        try:
+            if request_id and request_id != watched.request_id:
+                granted = await self.client.get_prepared_fragments(request_id, buffer=name)
+                watched.request_id = request_id
+                if granted:
+                    watched.history.latest_batch = describe_batch(
+                        granted, description.model_version, now
+                    )
+            if int(now) % 3 == 0:
+                watched.history.oldest = await self._oldest(name)
+        except RequestNotFoundError:
+            watched.request_id = request_id  # Its leases ended before it was asked for.
+        except ReplayBufferError as error:
+            log.debug("looking at %s: %s", name, error)
+
+    async def _oldest(self, name: str) -> dict[str, Any] | None:
+        read = await self.client.read_fragments(
+            chunk_count_max=1, lease_s=READ_LEASE_S, buffer=name
+        )
+        await self.release(read, name)
+        if not read.fragments:
+            return None
+        first = read.fragments[0]
+        return {"chunk": first.chunk_id, "worker": first.metadata.worker_id}
+
+    async def _look_at_server(self) -> None:
+        try:
+            config = await self.client.get_store_config()
+        except ReplayBufferError as error:
+            log.debug("asking for the server's configuration: %s", error)
+            return
+        self.server = {
+            "address": self.client.address,
+            "version": config.server_version,
+            "epoch": config.journal_epoch,
+            "concerns": list(config.store_concerns),
+        }
+
+    def _overview(self, now: float) -> dict[str, Any]:
+        buffers = [
+            describe_buffer(each.history, each.index, now)
+            | {"skipped": each.skipped_chunk_count, "episodes": len(each.index.episodes)}
+            for each in self.buffers.values()
+            if each.history.looks
+        ]
+        order = {"bad": 0, "warn": 1, "good": 2}
+        buffers.sort(key=lambda each: (order[each["level"]], each["name"]))
+        return {
+            "time": now,
+            "problem": self.problem,
+            "server": self.server or {"address": self.client.address, "concerns": []},
+            "buffers": buffers,
+        }
+
+    # Reading along ------------------------------------------------------------------------------
+
+    async def _follow(self, name: str, watched: WatchedBuffer) -> None:
+        """Read small columns of every chunk that arrives, no faster than allowed."""
+        cursor = await self._recent_cursor(name, watched)
+        session_id: str | None = None
+        while True:
+            cursor = self._caught_up(watched, cursor)
+            try:
+                read = await self.client.read_fragments(
+                    cursor,
+                    chunk_count_max=READ_CHUNKS,
+                    max_wait_s=POLL_S,
+                    lease_s=READ_LEASE_S,
+                    known_session_id=session_id,
+                    buffer=name,
+                )
+                try:
+                    loaded = await self._load(read.fragments)
+                finally:
+                    await self.release(read, name)
+            except (BufferNotFoundError, PermissionDeniedError, UnauthenticatedError):
+                return  # The next look says so, and begins anew if the buffer comes back.
+            except ReplayBufferError as error:
+                slow = isinstance(error, BackpressureError)
+                log.debug("reading %s: %s", name, error)
+                await asyncio.sleep(5.0 if slow else PERIOD_S)
+                continue
+            now = time.time()
+            for reference, fragment in loaded:
+                watched.index.add(reference, fragment, now)
+            watched.skipped_chunk_count += read.skipped_chunk_count
+            cursor, session_id = read.cursor, read.session_id
+            chunk_count = len({each.chunk_id for each in read.fragments})
+            watched.backlog = max(0, watched.backlog - chunk_count - read.skipped_chunk_count)
+            if read.fragments:
+                await asyncio.sleep(len(read.fragments) / self.limits.fragments_per_s)
+
+    async def _recent_cursor(self, name: str, watched: WatchedBuffer) -> int | None:
+        """Return a cursor that leaves the latest `RECENT_CHUNKS` to read, or None to read all."""
+        held = watched.history.looks[-1][1].state.chunk_count
+        watched.backlog = min(held, RECENT_CHUNKS)
+        if held <= RECENT_CHUNKS:
+            return None
+        try:
+            oldest = await self._oldest(name)
+        except ReplayBufferError:
+            return None
+        # Ids ascend, so the newest chunk is at least so many after the oldest.
+        return None if oldest is None else int(oldest["chunk"]) + held - RECENT_CHUNKS
+
+    def _caught_up(self, watched: WatchedBuffer, cursor: int | None) -> int | None:
+        """Return the cursor, moved on where more arrives than may be read."""
+        ahead = watched.backlog - RECENT_CHUNKS
+        if cursor is None or ahead <= 0:
+            return cursor
+        watched.backlog -= ahead
+        watched.skipped_chunk_count += ahead
+        return cursor + ahead
+
+    async def _load(
+        self, references: Sequence[FragmentReference]
+    ) -> list[tuple[FragmentReference, Fragment]]:
+        """Load the small columns that the fragments have; those that are gone are left out."""
+        if not references:
+            return []
+        found: list[tuple[FragmentReference, Fragment]] = []
+        try:
+            fragments = await self._load_columns(references)
+            return list(zip(references, fragments, strict=True))
+        except ReplayBufferError:
+            for each in references:  # One of them is gone, or unreadable.
+                try:
+                    found.append((each, (await self._load_columns([each]))[0]))
+                except ReplayBufferError as error:
+                    log.debug("a fragment cannot be read: %s", error)
+        return found
+
+    async def _load_columns(self, references: Sequence[FragmentReference]) -> list[Fragment]:
+        types = await self.client.describe_arrays(references[:1])
+        columns = [path for path in _COLUMNS if path in types[0] and len(types[0][path].shape) == 1]
+        return await self.client.load_fragments(references, columns=columns)
+
+    async def release(self, read: FragmentRead, buffer: str) -> None:
+        """Release a read's lease, if it has one; if that fails, it expires."""
+        if read.lease_id is None:
+            return
+        try:
+            await self.client.release_lease(read.lease_id, mode=ReleaseMode.CONSUMED, buffer=buffer)
+        except ReplayBufferError as error:
+            log.debug("a read's lease expires by itself: %s", error)

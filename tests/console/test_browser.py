@@ -1,0 +1,355 @@
+"""The console in a real browser, by mouse and by keyboard, on a real server."""
+
+import io
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import breadbox
+from breadbox.model.types import BufferConfig
+from support.console import browser, console, film, played
+from support.eventually import eventually_sync
+from support.server_process import ServerProcess
+from support.token_files import write_tokens
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+WIDE, NARROW = {"width": 1400, "height": 900}, {"width": 400, "height": 800}
+HOSTILE = "<img src=x onerror=window.hacked=1>\u202egnp.exe"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(
+        "--store", f"file://{tmp_path}/store", log=tmp_path / "server.log"
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[breadbox.Client]:
+    with breadbox.connect(server.address) as connected:
+        connected.start_session("run")
+        yield connected
+
+
+@pytest.fixture
+def url(server: ServerProcess, tmp_path: Path) -> Iterator[str]:
+    with console(server.address, tmp_path / "console.log") as found:
+        yield found
+
+
+@pytest.fixture
+def page(chromium: Any, url: str) -> Iterator[Any]:
+    yield from opened(chromium, url)
+
+
+def opened(chromium: Any, url: str, **options: Any) -> Iterator[Any]:
+    """A page on which no script fails and nothing is refused by its policy."""
+    context = chromium.new_context(**({"viewport": WIDE} | options))
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on(
+        "console",
+        lambda said: problems.append(said.text) if "Content Security Policy" in said.text else None,
+    )
+    page.goto(url)
+    yield page
+    context.close()
+    assert [] == problems
+
+
+def go(page: Any, url: str, fragment: str) -> None:
+    page.goto(f"{url}{fragment}")
+
+
+def test_the_overview_says_why_the_learner_waits_and_what_leaves_next(
+    page: Any, client: breadbox.Client
+) -> None:
+    card = page.get_by_role("region", name="Buffer default")
+    card.get_by_text("No fragment arrived").wait_for()
+
+    client.append(played(0))
+    card.get_by_role("link", name="w0").wait_for()
+    card.get_by_text("No learner needs to wait").wait_for()
+    card.get_by_text("chunk 0 of w0 is next").wait_for()
+
+
+def test_the_latest_batch_says_how_fresh_it_was(page: Any, client: breadbox.Client) -> None:
+    for at in range(4):
+        client.append(played(at, episode_id=at))
+    client.publish_model("run", 1)
+    with client.fetch(fragment_count=2, max_wait_s=10):
+        page.get_by_text("2 fragments of 1 workers").wait_for()
+        assert "acted with versions 0 to 0, staleness 1" in page.content()
+
+
+def test_an_episode_that_was_just_appended_can_be_looked_at_within_two_seconds(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    go(page, url, "#/episodes/default")
+    page.get_by_text("0 of 0 episodes seen").wait_for()
+    appended_at = time.monotonic()
+    client.append(played(0, obs=film()))
+    page.get_by_role("link", name="w0 #0").click()
+    page.get_by_role("img", name="obs.camera").wait_for()
+    took_s = time.monotonic() - appended_at
+
+    assert took_s < 2.0, f"{took_s:.2f} s"
+
+
+def test_a_bar_of_the_histogram_filters_by_keyboard(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    for at in range(4):
+        client.append(played(at, reward=float(at), episode_id=at))
+    go(page, url, "#/episodes/default")
+    page.get_by_text("4 of 4 episodes seen").wait_for()
+    last = page.get_by_role("button", name="returns").last
+    last.focus()
+    page.keyboard.press("Enter")
+    page.get_by_text("1 of 4 episodes seen").wait_for()
+
+    assert 1 == page.get_by_role("link", name="w0 #").count()
+    assert "w0 #3" == page.get_by_role("link", name="w0 #").inner_text()
+
+
+def brightness(page: Any) -> int:
+    """The red of the camera's first pixel, once the image has loaded."""
+    image = page.get_by_role("img", name="obs.camera")
+    eventually_sync(lambda: image.evaluate("image => image.complete && image.naturalWidth > 0"))
+    return int(
+        page.evaluate(
+            """() => {
+              const image = document.querySelector('img[alt="obs.camera"]');
+              const canvas = document.createElement("canvas");
+              canvas.width = image.naturalWidth; canvas.height = image.naturalHeight;
+              const context = canvas.getContext("2d");
+              context.drawImage(image, 0, 0);
+              return context.getImageData(0, 0, 1, 1).data[0];
+            }"""
+        )
+    )
+
+
+def test_every_stream_follows_one_transport_by_keyboard_and_mouse(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    client.append(played(0, obs=film(), ends=()))
+    client.append(played(1, obs=film(start=32), first=False))
+    go(page, url, "#/episodes/default")
+    page.get_by_text("64").first.wait_for()
+    page.get_by_role("link", name="w0 #0").click()
+    page.get_by_text("step 0 of 63").wait_for()
+    assert 0 == brightness(page)
+
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    page.get_by_text("step 3 of 63").wait_for()
+    assert 3 == brightness(page)
+    page.keyboard.press("End")
+    assert 63 == brightness(page)
+    page.get_by_role("button", name="Step back").click()
+    assert 62 == brightness(page)
+    page.get_by_role("button", name="Fragment 1,").click()
+    page.get_by_text("step 32 of 63").wait_for()
+    assert 32 == brightness(page)
+    # A link to a step leads to it.
+    address = page.url
+    page.goto("about:blank")
+    page.goto(address)
+    page.get_by_text("step 32 of 63").wait_for()
+
+
+def test_play_runs_to_the_end_and_stops(page: Any, url: str, client: breadbox.Client) -> None:
+    client.append(played(0, obs=film()))
+    go(page, url, "#/episodes/default")
+    page.get_by_role("link", name="w0 #0").click()
+    page.get_by_text("step 0 of 31").wait_for()
+    page.get_by_label("Steps per second").select_option("60")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Play").click()
+    page.get_by_text("step 31 of 31").wait_for()
+    page.get_by_role("button", name="Play").wait_for()
+
+
+def test_two_episodes_are_compared_on_one_transport(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    client.append(played(0, obs=film()))
+    client.append(played(0, worker_id="w1", obs=film(start=100)))
+    go(page, url, "#/episodes/default")
+    page.get_by_text("2 of 2 episodes seen").wait_for()
+    for number in (1, 2):
+        page.get_by_label(f"Compare episode {number}").check()
+    page.get_by_role("button", name="Compare two").click()
+    page.get_by_text("step 0 of 31").wait_for()
+
+    assert 2 == page.get_by_role("img", name="obs.camera").count()
+
+
+def test_names_tags_and_text_are_shown_and_never_run(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    texts = np.array([HOSTILE] * 32)
+    client.append(played(0, extras={"tag": texts, "task": texts, "said": texts}))
+    page.get_by_role("link", name="w0").wait_for()
+    go(page, url, "#/episodes/default")
+    page.get_by_role("cell", name=HOSTILE).first.wait_for()
+    page.get_by_role("link", name="w0 #0").click()
+    page.get_by_role("heading", name="extras.said").wait_for()
+
+    assert HOSTILE in page.locator(".text").last.inner_text()
+    assert page.evaluate("window.hacked") is None
+    assert 0 == page.locator("img[src='x']").count()
+
+
+def test_actions_are_shown_as_tokens(page: Any, url: str, client: breadbox.Client) -> None:
+    client.append(played(0))
+    go(page, url, "#/episodes/default")
+    page.get_by_role("link", name="w0 #0").click()
+    page.get_by_role("button", name="Show actions as tokens").click()
+    token = page.get_by_role("button", name="17", exact=True)
+    token.wait_for()
+
+    assert "step 17: log-probability -0.5, version 0" == token.get_attribute("title")
+
+
+def test_an_episode_is_downloaded_as_parquet_and_as_a_film(
+    page: Any, url: str, client: breadbox.Client, tmp_path: Path
+) -> None:
+    import av
+    import pyarrow.parquet as parquet
+
+    client.append(played(0, obs=film()))
+    go(page, url, "#/episodes/default")
+    page.get_by_role("link", name="w0 #0").click()
+    with page.expect_download() as caught:
+        page.get_by_role("link", name="Parquet").click()
+    rows = parquet.read_table(io.BytesIO(Path(caught.value.path()).read_bytes()))
+    with page.expect_download() as caught:
+        page.get_by_role("link", name="MP4").click()
+    with av.open(str(caught.value.path())) as opened_film:
+        frames = sum(1 for _ in opened_film.decode(video=0))
+
+    assert (32, 32) == (rows.num_rows, frames)
+
+
+def test_a_page_goes_on_when_the_server_was_killed_and_started(
+    page: Any, server: ServerProcess, client: breadbox.Client
+) -> None:
+    page.get_by_text("Live from").wait_for()
+    server.kill()
+    page.get_by_text("Cannot ask").wait_for()
+    server.start(60)
+    page.get_by_text("Live from").wait_for()
+    client.append(played(0))
+    page.get_by_role("link", name="w0").wait_for()
+
+
+def test_an_episode_that_has_left_says_so_and_keeps_its_rewards(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    client.append(played(0, obs=film()))
+    go(page, url, "#/episodes/default")
+    page.get_by_role("link", name="w0 #0").wait_for()
+    client.start_session("next")
+    page.get_by_role("link", name="w0 #0").click()
+    page.get_by_text("has left the buffer").wait_for()
+
+    page.get_by_role("img", name="reward").wait_for()
+
+
+def test_looking_uses_nothing_up_and_leaves_no_lease(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    client.append(played(0, obs=film()))
+    go(page, url, "#/episodes/default")
+    page.get_by_role("link", name="w0 #0").click()
+    page.get_by_role("img", name="obs.camera").wait_for()
+    brightness(page)
+    state = client.get_buffer().state
+
+    assert (1, 0, 0) == (state.chunk_count, state.lease_count, state.counters["uses"])
+    with client.fetch(fragment_count=1, max_wait_s=10) as lease:
+        assert [0] == [each.fragment_index for each in lease.fragments()]
+
+
+def test_a_token_is_asked_for_and_shows_its_buffers_only(chromium: Any, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    admin, ann = write_tokens(file, "admin boss", "learner ann buffers=red")
+    arguments = ("--store", f"file://{tmp_path}/store", "--tokens", str(file))
+    with (
+        ServerProcess(*arguments, log=tmp_path / "server.log") as server,
+        breadbox.connect(server.address, token=admin) as client,
+        console(server.address, tmp_path / "console.log") as url,
+    ):
+        client.create_buffer("red", BufferConfig())
+        for page in opened(chromium, url):
+            page.get_by_label("Token").fill("bbx_wrong")
+            page.keyboard.press("Enter")
+            page.get_by_text("The server refuses the token").wait_for()
+            page.get_by_label("Token").fill(ann)
+            page.get_by_role("button", name="Log in").click()
+            page.get_by_role("region", name="Buffer red").wait_for()
+            assert 0 == page.get_by_role("region", name="Buffer default").count()
+            (cookie,) = page.context.cookies()
+            assert (True, "Strict") == (cookie["httpOnly"], cookie["sameSite"])
+            answer = page.request.get(f"{url}api/buffers/default/episodes")
+            assert 404 == answer.status
+            page.get_by_role("button", name="Log out").click()
+            page.get_by_label("Token").wait_for()
+            assert 401 == page.request.get(f"{url}api/buffers/red/episodes").status
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_every_page_is_accessible_and_as_wide_as_its_window(
+    chromium: Any, url: str, client: breadbox.Client, scheme: str, viewport: dict[str, int]
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    for at in range(3):
+        client.append(played(at, obs=film(), reward=float(at), episode_id=at))
+    for page in opened(chromium, url, viewport=viewport, color_scheme=scheme):
+        for name, awaited in (
+            ("overview", "No learner needs"),
+            ("episodes/default", "3 of 3"),
+            ("episode/default/1", "step 0 of 31"),
+            ("learning/default", "Return of episodes"),
+        ):
+            go(page, url, f"#/{name}")
+            page.get_by_text(awaited).first.wait_for()
+            found = axe.run(page).response["violations"]
+            serious = [each for each in found if each["impact"] in ("serious", "critical")]
+            assert [] == [(each["id"], each["nodes"][0]["html"]) for each in serious], name
+            overhang = page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert 0 == overhang, name
+
+
+def test_other_sites_can_neither_frame_nor_log_in_nor_reach_it_by_a_name(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    answer = page.request.get(url)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    login = f"{url}api/login"
+    foreign = page.request.post(login, data={"token": "x"}, headers={"origin": "http://evil.test"})
+    assert 403 == foreign.status
+    assert 415 == page.request.post(login, form={"token": "x"}).status
+    assert 400 == page.request.get(url, headers={"host": "evil.test"}).status
+    assert 0 == client.get_buffer().state.lease_count

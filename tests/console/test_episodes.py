@@ -1,0 +1,143 @@
+"""Episodes are put together from fragments, and found again."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import FragmentMetadata, FragmentReference, PayloadReference
+from breadbox_console.episodes import EpisodeIndex, Query, histogram, learning_points
+from support.console import played
+
+
+def reference(fragment: Fragment, chunk_id: int | None = None) -> FragmentReference:
+    return FragmentReference(
+        metadata=FragmentMetadata(
+            worker_id=fragment.worker_id,
+            fragment_index=fragment.fragment_index,
+            session_id=fragment.session_id,
+            model_version_min=fragment.model_version_min,
+            model_version_max=fragment.model_version_max,
+            payload=PayloadReference("p", 10),
+            step_count=fragment.step_count,
+            discontinuity=fragment.discontinuity,
+        ),
+        chunk_id=fragment.fragment_index if chunk_id is None else chunk_id,
+        staleness=0,
+        use_count=0,
+    )
+
+
+def index_of(*fragments: Fragment, now: float = 1.0, **limits: Any) -> EpisodeIndex:
+    index = EpisodeIndex(**({"steps_max": 10_000, "age_s_max": 1e9} | limits))
+    for position, fragment in enumerate(fragments):
+        index.add(reference(fragment), fragment, now + position)
+    return index
+
+
+def test_an_episode_over_three_fragments_is_one_with_all_their_steps() -> None:
+    index = index_of(
+        played(0, ends=()),
+        played(1, ends=(), first=False, version=1),
+        played(2, ends=(9, 31), first=False, version=1),
+    )
+
+    first, second = index.episodes.values()
+    assert (74, 74.0, "terminated", True) == (
+        first.length,
+        first.return_sum,
+        first.end,
+        first.is_whole,
+    )
+    assert (22, "terminated", True) == (second.length, second.end, second.is_whole)
+    assert (0, 1) == (first.version_min, first.version_max)
+    assert [(0, 32), (0, 32), (0, 10)] == [(each.start, each.stop) for each in first.spans]
+
+
+def test_an_episode_of_which_a_fragment_is_missing_is_cut_and_the_rest_has_no_start() -> None:
+    index = index_of(played(0, ends=()), played(2, ends=(31,), first=False))
+
+    first, second = index.episodes.values()
+    assert ("cut", True) == (first.end, first.is_whole)
+    assert ("terminated", False) == (second.end, second.is_whole)
+
+
+def test_a_fragment_that_is_read_twice_counts_once() -> None:
+    index = index_of(played(0), played(0))
+
+    assert 1 == len(index.episodes)
+    assert 32 == index.workers["w0"].step_count
+
+
+def test_a_return_that_the_worker_counted_from_the_start_is_taken() -> None:
+    counted = np.full(32, np.nan, np.float32)
+    counted[31] = 500.0
+    index = index_of(played(3, first=False, extras={"episode_return": counted}))
+
+    (episode,) = index.episodes.values()
+    assert 500.0 == episode.return_sum
+
+
+def test_workers_of_two_sessions_do_not_mix() -> None:
+    index = index_of(
+        played(0, ends=()), played(1, session_id="next", ends=(31,), first=False, episode_id=7)
+    )
+
+    assert ["running", "terminated"] == [each.end for each in index.episodes.values()]
+
+
+def test_values_that_are_no_number_are_counted_at_their_worker() -> None:
+    index = index_of(played(0, reward=math.nan), played(0, worker_id="w1"))
+
+    assert (32, 0) == tuple(index.workers[name].not_finite_count for name in ("w0", "w1"))
+    assert 32 == sum(bin_["count"] * 32 for bin_ in histogram(index.episodes.values()))
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        (Query(), [4, 3, 2, 1]),
+        (Query(worker="w1"), [4]),
+        (Query(end="running"), [3]),
+        (Query(return_min=20.0), [4, 2, 1]),
+        (Query(return_max=40.0), [3, 2, 1]),
+        (Query(length_max=31), [3]),
+        (Query(version_min=2), [4]),
+        (Query(version_max=1), [3, 2, 1]),
+        (Query(text="DIG"), [4]),
+        (Query(task="dig", text="w0"), []),
+    ],
+)
+def test_a_list_shows_what_fits_all_of_a_query(query: Query, found: list[int]) -> None:
+    index = index_of(
+        played(0),
+        played(1, episode_id=1),
+        played(2, steps=8, ends=(), episode_id=2),
+        played(0, worker_id="w1", reward=2.0, version=2, extras={"task": np.array(["dig"] * 32)}),
+    )
+
+    assert found == [each.number for each in index.find(query)]
+
+
+def test_the_bins_of_a_histogram_hold_every_episode_once() -> None:
+    index = index_of(*(played(at, reward=float(at), episode_id=at) for at in range(10)))
+    bins = histogram(index.episodes.values())
+
+    assert 10 == sum(each["count"] for each in bins)
+    assert (0.0, 288.0) == (bins[0]["from"], bins[-1]["to"])
+
+
+def test_beyond_the_bound_the_oldest_episodes_are_forgotten_and_learning_is_not() -> None:
+    index = index_of(*(played(at, episode_id=at) for at in range(10)), steps_max=64)
+
+    assert [9, 10] == list(index.episodes)
+    assert 10 == len(index.ended)
+    assert 10 == len(learning_points(list(index.ended), by="worker")["w0"]["return"])
+
+
+def test_an_episode_is_forgotten_after_its_time() -> None:
+    index = index_of(played(0), played(1, episode_id=1), now=0.0, age_s_max=0.5)
+
+    assert [2] == list(index.episodes)
