@@ -16,7 +16,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = [
-    *("client", "adapters", "server", "rollout_worker", "learner", "offline", "policies", "demo"),
+    *(
+        "client",
+        "adapters",
+        "server",
+        "rollout_worker",
+        "learner",
+        "offline",
+        "policies",
+        "demo",
+        "console",
+    ),
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs"),
 ]
 GENERATED = ("/v1/", "docs/reference/")

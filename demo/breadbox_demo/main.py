@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 import time
+import webbrowser
 from pathlib import Path
 
 from rich.console import Console
@@ -50,6 +51,8 @@ class DemoSettings(Settings):
     """Seed of everything random."""
     out: Path = setting(Path("runs"), environment=False, folder=True)
     """Folder that gets a folder per run: logs, progress.jsonl, report.png."""
+    console: bool = setting(False, environment=False)
+    """Serve the console beside it, a web page that looks into the buffer, and open it."""
 
 
 class DemoFailed(Exception):  # noqa: N818  It ends the demo and is not an error of the library.
@@ -109,7 +112,7 @@ class Demo:
                     self._console.print(f"[red]{escape(str(failure))}[/]", highlight=False)
                 # Producers first, so that nobody talks to a server that is gone.
                 processes.stop(["learner", *self._worker_names], STOP_GRACE_S)
-                processes.stop(["server"], STOP_GRACE_S)
+                processes.stop(["console", "server"], STOP_GRACE_S)
         finally:
             processes.close()
             shutil.rmtree(store, ignore_errors=True)
@@ -133,11 +136,30 @@ class Demo:
             *("--time-limit-s", str(options.time_limit_s), "--run-dir", str(self._run_dir)),
         ]
         processes.start("learner", learn, environment)
+        if options.console:
+            self._open_console(processes, address, environment)
         for name in self._worker_names:
             envs = ["--num-envs", str(options.envs_per_worker), "--worker-name", name]
             processes.start(name, ["rollout", *common, *envs], environment)
         with breadbox.connect(address) as client:
             return self._watch(processes, client)
+
+    def _open_console(
+        self, processes: ProcessGroup, address: str, environment: dict[str, str]
+    ) -> None:
+        """Start the console, and show its page where there is a browser."""
+        arguments = ("console", "--server", address, "--console-listen", "127.0.0.1:0")
+        processes.start("console", arguments, environment)
+        give_up_at = time.monotonic() + START_LIMIT_S
+        while not (lines := processes.last_lines("console", 1)):
+            self._fail_if_ended(processes, expected=())
+            if time.monotonic() > give_up_at:
+                raise DemoFailed(f"the console did not start within {START_LIMIT_S:.0f} s")
+            time.sleep(0.02)
+        url = lines[0].removeprefix("console: ")
+        self._console.print(f"console: {url}", highlight=False)
+        if self._console.is_terminal:
+            webbrowser.open(url)
 
     def _await_server(self, processes: ProcessGroup, ready: Path) -> str:
         give_up_at = time.monotonic() + START_LIMIT_S
@@ -232,8 +254,9 @@ def demo(settings: DemoSettings) -> None:
     leaves a report.png. Ctrl-C stops everything.
     """
     # Found out before anything starts, for all that the processes import.
-    if name := missing_module("demo"):
-        raise ModuleNotFoundError(name, name=name)
+    for extra in ("demo", *(["console"] if settings.console else [])):
+        if name := missing_module(extra):
+            raise ModuleNotFoundError(name, name=name)
     started_at = time.strftime("%Y-%m-%d-%H%M%S")
     run_dir, number = settings.out / started_at, 1
     while run_dir.exists():

@@ -70,6 +70,7 @@ def imported_by(folder: Path) -> dict[str, str]:
         ("policies/breadbox_policies", "learner"),
         ("offline/breadbox_offline", "offline"),
         ("demo/breadbox_demo", "demo"),
+        ("console/breadbox_console", "console"),
         ("client/breadbox/stores", "server"),
     ],
 )

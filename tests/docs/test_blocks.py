@@ -137,6 +137,14 @@ def an_episode(number: int, length: int = 12) -> Episode:
 
 
 @cache
+def run_views() -> None:
+    """Hooks of the console, on what it calls them with."""
+    names = run("docs/console.md#2", ADDRESS, VOCABULARY=["a", "b"])
+    board = np.eye(3, dtype=np.uint8)
+    assert (48, 48, 3) == names["board"]({"board": board}, 0).shape
+    assert ["b", "a"] == names["words"]([1, 0])
+
+
 def run_offline() -> None:
     """The blocks of docs/offline.md before the worked example, which go on from one another.
 
@@ -298,6 +306,7 @@ HERE: dict[str, Callable[[], None]] = {
     "client/breadbox/mirror/replay.py#1": lambda: with_fragments(
         "client/breadbox/mirror/replay.py#1"
     ),
+    "docs/console.md#2": run_views,
     "docs/adapters.md#reverb": lambda: with_fragments("docs/adapters.md#reverb"),
     "adapters/breadbox_adapters/reverb/__init__.py#1": lambda: with_fragments(
         "adapters/breadbox_adapters/reverb/__init__.py#1"
