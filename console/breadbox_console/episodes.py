@@ -68,7 +68,6 @@ class Episode:
     return_sum: float = 0.0
     length: int = 0
     end: str = "running"
-    first_seen_at: float = 0.0
     last_seen_at: float = 0.0
     text: str = ""
     """What the text search finds, beside worker and task: its tags."""
@@ -173,7 +172,6 @@ class EpisodeIndex:
         self.workers: dict[str, Worker] = {}
         self.ended: deque[Episode] = deque(maxlen=20_000)
         """Ended episodes in order of arrival, also those whose steps are forgotten."""
-        self.steps_seen = 0
 
     def add(self, reference: FragmentReference, fragment: Fragment, now: float) -> bool:
         """Take the next fragment; return False if it was seen before.
@@ -219,7 +217,6 @@ class EpisodeIndex:
         for column in (fragment.reward, fragment.value, fragment.log_prob):
             if column is not None and column.dtype.kind == "f":
                 worker.not_finite_count += int(np.count_nonzero(~np.isfinite(column)))
-        self.steps_seen += seen.step_count
 
     def _cut(self, seen: SeenFragment, fragment: Fragment) -> None:
         """Give the fragment's steps to their episodes."""
@@ -249,7 +246,6 @@ class EpisodeIndex:
             episode_id=int(fragment.episode_id[start]),
             task=_label(fragment.extras, "task", start) or "default",
             is_whole=bool(fragment.first[start]),
-            first_seen_at=seen.appended_at,
             text=_label(fragment.extras, "tag", start),
         )
         self.episodes[number] = episode

@@ -426,7 +426,7 @@ def leaf_of(fragment: Fragment, path: str) -> NDArray[Any]:
 
 def _write_parquet(path: Path, episode: Episode, fragments: list[Fragment]) -> None:
     from breadbox_offline.files.writers import write_episodes
-    from breadbox_offline.service.fragments import FragmentReader
+    from breadbox_offline.service import FragmentReader
 
     reader = FragmentReader()
     found = [part for each in fragments for part in reader.add(each)] + list(reader.finish())
