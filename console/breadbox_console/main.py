@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from breadbox.cli.group import Unusable
+from breadbox.cli.modules import import_from_here
 
 from breadbox.cli.command import command
 from breadbox.cli.connection import Connection
-from breadbox.cli.group import Unusable
-from breadbox.cli.modules import import_from_here
 from breadbox.cli.settings import setting
 from breadbox.cli.signals import stop_on_signals
 
