@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from breadbox.cli.group import Unusable
-from breadbox.cli.modules import import_from_here
 
+from breadbox.cli.base import Unusable, import_from_here
 from breadbox.cli.command import command
 from breadbox.cli.connection import Connection
 from breadbox.cli.settings import setting
