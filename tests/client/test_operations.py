@@ -867,7 +867,7 @@ def test_appending_nothing_sends_nothing(store: RecordingStore) -> None:
     assert [] == world.sent
 
 
-# Inline payloads ---------------------------------------------------------------------------------
+# Payloads that ride along ------------------------------------------------------------------------
 
 
 def riding(inline_size_bytes_max: int, url: str = "redis://nobody.invalid") -> OperationWorld:
@@ -882,28 +882,18 @@ def bodies(world: OperationWorld) -> list[list[bytes]]:
     return [list(request.payloads) for request in world.requests("AppendFragments")]
 
 
-def test_a_small_payload_is_inline_and_the_store_is_never_opened() -> None:
+def test_small_payloads_ride_along_and_the_store_is_never_opened() -> None:
     world = riding(64 * 1024)
-    world.will("AppendFragments", reply(ADMITTED))
-    assert [ADMITTED] == append(world)
-    (request,) = world.requests("AppendFragments")
-    assert [b"".join(payload.encode_fragment(vector_fragment(0)))] == list(request.payloads)
-    assert [False] == [each.HasField("payload") for each in request.fragments]
-    assert world.context.slot.store is None
-
-
-def test_a_group_goes_to_the_store_however_small_its_payloads_are(tmp_path: Path) -> None:
-    stores.open_store(f"file://{tmp_path}/a").close()
-    world = riding(64 * 1024, f"file://{tmp_path}/a")
     world.will("AppendFragments", reply(ADMITTED, ADMITTED))
     assert [ADMITTED] * 2 == append(world, 2)
     (request,) = world.requests("AppendFragments")
-    assert [] == [body for body in request.payloads if body]
-    assert [True, True] == [each.HasField("payload") for each in request.fragments]
-    world.context.slot.close()
+    wanted = [b"".join(payload.encode_fragment(vector_fragment(index))) for index in range(2)]
+    assert wanted == list(request.payloads)
+    assert [False, False] == [each.HasField("payload") for each in request.fragments]
+    assert world.context.slot.store is None
 
 
-def test_what_may_be_inline_is_asked_for_once() -> None:
+def test_what_may_ride_along_is_asked_for_once() -> None:
     world = riding(64 * 1024)
     world.will("AppendFragments", *[reply(ADMITTED)] * 3)
     for _ in range(3):
@@ -911,22 +901,54 @@ def test_what_may_be_inline_is_asked_for_once() -> None:
     assert 1 == len(world.requests("GetStoreConfig"))
 
 
-@pytest.mark.parametrize("outcome", [STALE, DUPLICATE, WRONG_SESSION])
-def test_what_is_refused_and_was_inline_needs_no_deletion(outcome: AppendResult) -> None:
+def test_what_is_refused_and_rode_along_needs_no_deletion() -> None:
     world = riding(64 * 1024)
-    world.will("AppendFragments", reply(outcome))
-    assert [outcome] == append(world)
+    world.will("AppendFragments", reply(STALE, DUPLICATE, WRONG_SESSION))
+    assert [STALE, DUPLICATE, WRONG_SESSION] == append(world, 3)
     assert world.context.slot.store is None
 
 
-def test_a_larger_payload_goes_to_the_store(tmp_path: Path) -> None:
+def test_larger_payloads_go_to_the_store_in_the_same_call(tmp_path: Path) -> None:
     stores.open_store(f"file://{tmp_path}/a").close()
     world = riding(8 * 1024, f"file://{tmp_path}/a")
-    world.will("AppendFragments", reply(ADMITTED))
-    assert [ADMITTED] == world.run(operations.append_many(world.context, "b", [large_fragment(0)]))
+    world.will("AppendFragments", reply(ADMITTED, ADMITTED, ADMITTED))
+    fragments = [vector_fragment(0), large_fragment(1), vector_fragment(2)]
+    assert [ADMITTED] * 3 == world.run(operations.append_many(world.context, "b", fragments))
     (request,) = world.requests("AppendFragments")
-    assert [True] == [each.HasField("payload") for each in request.fragments]
+    assert [True, False, True] == [bool(body) for body in request.payloads]
+    assert [False, True, False] == [each.HasField("payload") for each in request.fragments]
     world.context.slot.close()
+
+
+def test_a_call_carries_bounded_bytes_and_the_next_one_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size_bytes = len(b"".join(payload.encode_fragment(vector_fragment())))
+    monkeypatch.setattr(operations, "INLINE_REQUEST_BYTES_MAX", 2 * size_bytes)
+    world = riding(64 * 1024)
+    world.will("AppendFragments", *[reply(ADMITTED, ADMITTED)] * 2, reply(ADMITTED))
+    assert [ADMITTED] * 5 == append(world, 5)
+    assert [[0, 1], [2, 3], [4]] == announced(world)
+    assert [2, 2, 1] == [len(each) for each in bodies(world)]
+
+
+def test_a_payload_beyond_the_bound_of_a_call_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "INLINE_REQUEST_BYTES_MAX", 1)
+    world = riding(64 * 1024)
+    world.will("AppendFragments", *[reply(ADMITTED)] * 2)
+    assert [ADMITTED] * 2 == append(world, 2)
+    assert [[0], [1]] == announced(world)
+
+
+def test_groups_that_ride_along_are_made_ready_while_others_are_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_groups_of(monkeypatch, 2)
+    world = riding(64 * 1024)
+    world.will("AppendFragments", *[reply(ADMITTED, ADMITTED)] * 3)
+    assert [ADMITTED] * 6 == append(world, 6)
+    assert [[0, 1], [2, 3], [4, 5]] == announced(world)
+    assert all(map(all, bodies(world)))
 
 
 def test_what_the_server_takes_along_no_more_is_written_to_the_store(tmp_path: Path) -> None:
@@ -941,6 +963,18 @@ def test_what_the_server_takes_along_no_more_is_written_to_the_store(tmp_path: P
     assert [ADMITTED] == append(world)
     assert [[True], [], []] == [[bool(each) for each in call] for call in bodies(world)]
     assert [] == world.clock.slept_s
+    world.context.slot.close()
+
+
+def test_what_is_missing_behind_another_payload_goes_on_riding_along(tmp_path: Path) -> None:
+    """The server has the fragments of a worker come again in order, and takes along what it did."""
+    url = f"file://{tmp_path}/a"
+    stores.open_store(url).close()
+    world = riding(8 * 1024, url)
+    world.will("AppendFragments", reply(MISSING, MISSING), reply(ADMITTED, ADMITTED))
+    fragments = [large_fragment(0), vector_fragment(1)]
+    assert [ADMITTED] * 2 == world.run(operations.append_many(world.context, "b", fragments))
+    assert [[False, True]] * 2 == [[bool(each) for each in call] for call in bodies(world)]
     world.context.slot.close()
 
 

@@ -76,6 +76,11 @@ APPEND_COUNT_MAX = 256
 group and judging the last overlap with nothing, and should be a small part of a batch."""
 APPEND_BYTES_MAX = 64 * 2**20
 """Payload bytes written before they are announced; a larger group is cut."""
+AT_ONCE_COUNT_MAX = 4
+"""Most small fragments that the calling thread encodes itself, in some 20 µs each."""
+INLINE_REQUEST_BYTES_MAX = 768 * 2**10
+"""Bytes of inline payloads in one call: with all schemas it is under the 2 MiB that the server
+accepts."""
 _REFUSED = frozenset(
     {AdmissionOutcome.DUPLICATE, AdmissionOutcome.STALE, AdmissionOutcome.WRONG_SESSION}
 )
@@ -785,7 +790,8 @@ class _Appending:
         self._codecs = codecs
         self._written: list[payload.Written] = []
         self._call: Call[AppendReply] | None = None
-        """The prepared announcement, or None if it is not made yet, or was sent."""
+        """The prepared announcement of as many fragments as fit one call, or None if it is not made
+        yet, or was sent."""
         self._results = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
         self._failed: tuple[errors.StoreUnavailableError, float] | None = None
         """Error and time of the first attempt at writing, or None if it did not fail."""
@@ -802,14 +808,16 @@ class _Appending:
     def run(self, following: "_Appending | None") -> Operation[list[AppendResult]]:
         pending: Sequence[int] = range(len(self._fragments))
         if not self._written:
-            self._written = self._encoded_inline()
+            self._written = self._encoded_at_once()
         if not self._written:
             halves = yield from self._write_or_halve()
             if halves:
                 return (yield from _run_in_order(halves, len(self._fragments)))
         self._progress_at = self._context.now()
         while pending:
-            delay_s, left = yield from self._announce(pending, following)
+            count = self._count_in_a_call(pending)
+            delay_s, left = yield from self._announce(pending[:count], following)
+            left += pending[count:]
             following = None
             if len(left) < len(pending):
                 self._progress_at = self._context.now()
@@ -837,23 +845,20 @@ class _Appending:
             self._written = yield from self._write(range(len(self._fragments)))
         return []
 
-    def _inline_size_bytes_max(self) -> int:
-        """Return the largest payload to send inline; a group writes to the store instead."""
-        config = self._context.slot.config
-        return 0 if config is None or len(self._fragments) > 1 else config.inline_size_bytes_max
+    def _encoded_at_once(self) -> list[payload.Written]:
+        """Encode a few small fragments that are all inline, or return [] to leave it to a `Do`.
 
-    def _encoded_inline(self) -> list[payload.Written]:
-        """Encode a small fragment that is inline, or return [] to leave it to a `Do`.
-
-        Encoding it costs less than handing it to a thread.
+        Encoding these costs less than handing them to a thread.
         """
-        size_bytes_max = self._inline_size_bytes_max()
-        if self._fragments[0].size_bytes > size_bytes_max:
+        config = self._context.slot.config
+        if config is None or len(self._fragments) > AT_ONCE_COUNT_MAX:
             return []
-        written = payload.encode_inline(
-            self._fragments[0], codecs=self._codecs, size_bytes_max=size_bytes_max
+        inline_size_bytes_max = config.inline_size_bytes_max
+        if any(each.size_bytes > inline_size_bytes_max for each in self._fragments):
+            return []
+        return payload.encode_inline(
+            self._fragments, codecs=self._codecs, inline_size_bytes_max=inline_size_bytes_max
         )
-        return [] if written is None else [written]
 
     def _write_now(self, deadline: Deadline) -> None:
         """Write everything. Keep the error of an unreachable store: the outage began with it."""
@@ -877,17 +882,30 @@ class _Appending:
     def _write_within(
         self, deadline: Deadline, fragments: Sequence[Fragment]
     ) -> list[payload.Written]:
+        config = self._context.slot.config
         return payload.write_and_describe(
             self._store.within(deadline),
             fragments,
             codecs=self._codecs,
-            inline_size_bytes_max=self._inline_size_bytes_max(),
+            inline_size_bytes_max=0 if config is None else config.inline_size_bytes_max,
         )
 
     def _write_ahead(self, deadline: Deadline) -> None:
         """Write and prepare the announcement while another group's call is in progress."""
         self._write_now(deadline)
-        self._call = self._announcement_of(range(len(self._fragments)))
+        everything = range(len(self._fragments))
+        self._call = self._announcement_of(everything[: self._count_in_a_call(everything)])
+
+    def _count_in_a_call(self, pending: Sequence[int]) -> int:
+        """Return how many of these, from the first on, one call may announce; at least one."""
+        if len(pending) == 1:
+            return 1
+        left = INLINE_REQUEST_BYTES_MAX
+        for count, position in enumerate(pending):
+            left -= len(self._written[position].body)
+            if left < 0 and count:
+                return count
+        return len(pending)
 
     def _announcement_of(self, pending: Sequence[int]) -> Call[AppendReply]:
         options = self._context.options

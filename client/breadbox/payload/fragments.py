@@ -173,13 +173,29 @@ def write_and_describe(
     ]
 
 
-def encode_inline(fragment: Fragment, *, codecs: Codecs, size_bytes_max: int) -> Written | None:
-    """Encode a payload that is sent inline, or return None if it is too large."""
-    return _inline(*_encode(fragment, codecs), size_bytes_max)
+def encode_inline(
+    fragments: Sequence[Fragment], *, codecs: Codecs, inline_size_bytes_max: int
+) -> list[Written]:
+    """Encode payloads that are all inline, as `write_and_describe`, or return [] if one is not.
+
+    Raises:
+        TreeMismatchError: A leaf does not have one row per step.
+        UnsupportedArrayError: A leaf cannot be stored.
+    """
+    written: list[Written] = []
+    for fragment in fragments:
+        inline = _inline(*_encode(fragment, codecs), inline_size_bytes_max)
+        if inline is None:
+            return []
+        written.append(inline)
+    return written
 
 
-def _inline(layout: Layout, buffers: Sequence[memoryview], size_bytes_max: int) -> Written | None:
-    if sum(map(len, buffers)) > size_bytes_max:
+def _inline(
+    layout: Layout, buffers: Sequence[memoryview], inline_size_bytes_max: int
+) -> Written | None:
+    """Return an inline payload, or None if it is too large."""
+    if sum(map(len, buffers)) > inline_size_bytes_max:
         return None
     return Written(None, schema_of(layout), b"".join(buffers))
 

@@ -300,7 +300,8 @@ def run_machine(data: bytes, limits: DataLimits) -> Any:
                 break
             _INSTRUCTIONS.get(opcode.name, _refuse)(machine, argument)
         return _finished(machine)
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+    # A warning: what Python is about to refuse in a text, where warnings are errors.
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, Warning) as error:
         problem = str(error) or type(error).__name__
         raise PackedValueError(f"pickle refused at byte {position}: {problem}") from error
 

@@ -111,7 +111,9 @@ def episode_from_state(state: Mapping[str, Any]) -> Episode:
     infos = _read(_read(state, "infos", dict), "data", list)
     if not all(isinstance(info, dict) for info in infos):
         raise EpisodeStateError("is no list of maps", column="infos")
-    extras = state.get("extra_model_outputs") or {}
+    extras = state.get("extra_model_outputs")
+    if extras is None:
+        extras = {}
     if not isinstance(extras, dict):
         raise EpisodeStateError("is no map", column="extra_model_outputs")
     custom_data = state.get("custom_data")
