@@ -333,6 +333,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 # gRPC keeps the error that ended a call beside its context: a cycle, which would
                 # keep the request as well until somebody looks for cycles.
                 del unread, context
+                call.request = None
                 self._traffic.answered(call)
                 elapsed_s = perf_counter() - started
                 seconds.observe(elapsed_s)
