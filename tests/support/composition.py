@@ -165,8 +165,13 @@ class Composition:
 
     def remove_images(self) -> None:
         """Delete the images that `build` tagged; their layers stay in the engine's cache."""
-        tagged = self.docker("images", "--quiet", f"--filter=reference=breadbox/*:{self.project}")
-        if names := sorted(set(tagged.split())):
+        tagged = self.docker(
+            "images",
+            "--format={{.Repository}}:{{.Tag}}",
+            f"--filter=reference=breadbox/*:{self.project}",
+        )
+        # By name: an engine refuses to delete by id what a container of another name runs.
+        if names := tagged.split():
             self.docker("image", "rm", "--no-prune", "--force", *names)
 
     def logs(self, service: str) -> str:
