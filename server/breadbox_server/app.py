@@ -58,8 +58,7 @@ SERVICE_NAME: Final = replay_buffer_service_pb2.DESCRIPTOR.services_by_name[
 ].full_name
 HEALTH_NAME: Final = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 WATCHED_S_MIN: Final = 10.0
-"""Seconds in which a server that leads has compared its buffers with a store that was started
-again: a standby that has known that start for longer need not do so before it serves."""
+"""A standby that has known a store's start for longer need not compare with it: the leader has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +86,11 @@ async def serving(
 ) -> AsyncIterator[RunningServer]:
     """Run a server inside the block; drain it when the block ends.
 
-    Args:
-        settings: What to run.
-        custodian: The payload store, or None to open it from the settings.
-        parts: The same, for the gateway, if there is one.
-        clock: Where instants come from, or None for the loop's.
-        leftovers: Gets what a process has to delete that ends without ending the block.
-        on_end: Called once, as soon as the server begins to end, for whatever reason.
-        on_standby: Called with the bound address once a standby answers, which is before the block
-            begins: that is when it leads.
+    `custodian` and `parts` (gateway) are opened from the settings if None. `leftovers` gets what a
+    process that ends early has to delete. `on_end` is called once, when the server begins to end;
+    `on_standby` with the bound address once a standby answers, before the block begins.
 
-    Raises:
-        StartError: Something that the settings name cannot be used; says what, why, what to do.
-        ExceptionGroup: A part of the server failed, which is a bug; the block was cancelled.
+    StartError says what, why and what to do. ExceptionGroup: a part failed, which is a bug.
     """
     async with AsyncExitStack() as opened:
         steps = _Steps(settings, opened)
@@ -132,12 +123,7 @@ async def serving(
 
 
 class _Steps:
-    """The steps of a start, in their order; each leaves here what later ones need.
-
-    Args:
-        settings: What to run.
-        opened: What is closed, the latest first, when the jobs have ended.
-    """
+    """The steps of a start, in order; `opened` is closed in reverse when the jobs have ended."""
 
     def __init__(self, settings: Settings, opened: AsyncExitStack) -> None:
         self.settings = settings
@@ -182,7 +168,6 @@ class _Steps:
         )
 
     def build_server(self, on_end: Callable[[], None]) -> None:
-        """Build what answers calls; it takes no address yet."""
         settings, metrics = self.settings, self.metrics
         census = ClientCensus(monotonic)
         for role in Role:
@@ -333,10 +318,7 @@ class _Steps:
 
 
 class _Entrance(grpc.GenericRpcHandler):
-    """Leads calls to the service, which a standby has only once it leads.
-
-    To the generated code it is the server that the service is added to.
-    """
+    """Leads calls to the service once there is one: what the generated code adds a service to."""
 
     def __init__(self) -> None:
         self._handlers: list[Any] = []
@@ -369,10 +351,9 @@ def _one_line_errors() -> Iterator[None]:
 def tune_garbage_collection() -> None:
     """Keep the cycle collector from stopping the loop; call before and after everything is built.
 
-    A full collection looks at every object held: with 10^6 fragments that is about a second in
-    which nobody is answered, and it finds nothing, because what the core holds has no cycles and
-    is freed by reference count. So full collections do not happen by themselves, what stands at
-    the start is never looked at, and young objects are collected in portions of a few milliseconds.
+    A full collection with 10^6 fragments takes a second and finds nothing: what the core holds has
+    no cycles. So none happens by itself, what stands at the start is frozen, and young objects are
+    collected in portions of a few milliseconds.
     """
     gc.collect()
     gc.freeze()

@@ -1,7 +1,6 @@
-"""Puts the server's parts together around one core, and hands what it decides to them.
+"""Put the server's parts together around one core, and hand its decisions to them.
 
-The driver itself does what takes several parts: buffers that come and go, leases that end, what
-the server says of its stores, and its life. For the rest its callers call the parts.
+The driver does what takes several parts: buffers' ends, leases' ends, statuses, its own life.
 """
 
 import asyncio
@@ -77,8 +76,7 @@ class DriverLimits:
 
     watchers_max: int = WATCHERS_MAX
     """Callers that may watch a model, and as many that wait for chunks; at the limit one of the
-    largest holder is refused with WATCHERS_FULL.
-    """
+    largest holder is refused with WATCHERS_FULL."""
     read_leases_max: int = READ_LEASES_MAX
     """Leases of readers; the next ends the oldest of the largest holder."""
     read_kept_bytes_max: int = BufferConfig().capacity_bytes // READ_KEPT_PART
@@ -98,10 +96,7 @@ class DriverLimits:
 
 
 class Driver:
-    """The parts around a `BufferSet`, put together. For the loop's thread only.
-
-    `run` must be running for anything to be admitted, deleted or made durable.
-    """
+    """The parts around a `BufferSet`, for the loop's thread only; nothing moves until `run`."""
 
     def __init__(
         self,
@@ -116,7 +111,6 @@ class Driver:
         self._metrics = metrics
         self._poison_after = limits.poison_after
         self._ending: dict[BufferName, BufferDescription] = {}
-        """Deleted buffers whose end is not durable yet."""
         self.core = DurableCore(
             buffers,
             clock=clock,
@@ -176,10 +170,7 @@ class Driver:
     # --- buffers and leases --------------------------------------------------------------------
 
     async def create_buffer(self, command: CreateBuffer, caller: Caller) -> None:
-        """Make a buffer, unless a token bound to buffers has as many as places are left.
-
-        Raises BuffersFullError, InvalidArgumentError, or BufferExistsError.
-        """
+        """Make a buffer, unless a token bound to buffers has as many as there are places left."""
         names = self.core.buffers.names()
         if caller.buffers is not EVERYTHING and command.buffer not in names:
             own_count = sum(map(caller.may_use, names))
@@ -215,10 +206,10 @@ class Driver:
         return await self.core.apply(command)
 
     async def release(self, command: ReleaseLease, unreadable: tuple[PayloadId, ...] = ()) -> None:
-        """End a lease. What a returned one could not read goes before it is granted again.
+        """End a lease; what a returned one could not read goes before it is granted again.
 
-        Waits for the store at most `RETURN_CHECK_S`. `unreadable` are payloads of the lease that
-        are there, and that its reader could not read.
+        Waits for the store at most `RETURN_CHECK_S`. `unreadable` are payloads
+        of the lease that are there, and that its reader could not read.
         """
         if self.reading.leases.knows(command.buffer, command.lease_id):
             self.reading.leases.release(command.lease_id)
@@ -264,7 +255,6 @@ class Driver:
         return OutageError(silent, max(away.values()), refusals)
 
     def _refusals(self) -> dict[str, str]:
-        """Return what journal and payload store say instead of writing."""
         error = self._metrics.store_outage.failing(within_s=REFUSAL_S)
         refusals = {JOURNAL: self.turns.refusal, PAYLOAD_STORE: getattr(error, "answer", "")}
         return {place: answer for place, answer in refusals.items() if answer}
@@ -276,10 +266,7 @@ class Driver:
     # --- life ----------------------------------------------------------------------------------
 
     async def run(self, on_failure: Callable[[BaseException], None] = lambda _: None) -> None:
-        """Admit, delete, make durable and keep house, until cancelled.
-
-        `on_failure` is called with the first failure; the others are ended then.
-        """
+        """Admit, delete, make durable and maintain until cancelled; `on_failure` gets the first."""
         async with Jobs(on_failure) as jobs:
             jobs.start(self.appends.queue.run(self.core))
             jobs.start(self.deletions.run())

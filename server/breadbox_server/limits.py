@@ -1,9 +1,7 @@
 """Every bound on what callers can make the server do or keep: one table.
 
-The values stand here, or in the core where the core applies them; a value's row in `LIMITS` says
-what it bounds, and a docstring only what else there is to say.
-`scripts/gen_limits.py` writes the table into SECURITY.md, and a test holds it against the metrics
-and the options of `breadbox serve`.
+A value's row in `LIMITS` says what it bounds, its docstring the rest. `scripts/gen_limits.py`
+writes SECURITY.md from it; a test holds it against metrics and options.
 """
 
 from dataclasses import dataclass
@@ -32,11 +30,11 @@ KEEPALIVE_S: Final = 30.0
 KEEPALIVE_ANSWER_S: Final = 10.0
 """Silence after which a peer is pinged, and time to answer: its waiters leave within 40 s."""
 PING_INTERVAL_S_MIN: Final = 5.0
-"""Seconds between a client's own pings. Ours ping every 30, and every 12 where they have several
-addresses; a ping that was late on its way comes close before the next."""
+"""Seconds between a client's own pings. Ours ping every 30, or every 12 with several addresses;
+after a late ping the next comes early."""
 STREAMS_MAX: Final = 256
-"""Calls in progress of one connection, those included that were given up and that nobody has looked
-at yet: the loop takes one call at a time, so whoever comes next waits behind all of them."""
+"""Calls in progress of one connection, given-up ones included until the loop has looked at them: it
+takes one call at a time, so the next waits behind all."""
 METADATA_BYTES: Final = 16 * 2**10
 METADATA_BYTES_MAX: Final = 64 * 2**10
 """Metadata of a call: above the first some calls are refused, above the second all."""
@@ -50,8 +48,7 @@ AGE_GRACE_S: Final = 600.0
 ARRIVALS_OF_CONNECTION_MAX: Final = 64
 FRUITLESS_MAX: Final = 1024
 FRUITLESS_S: Final = 10.0
-"""Calls that are refused or given up before their messages come, in so many seconds: `traffic` has
-how many of them one counts for."""
+"""Calls refused or given up before their messages come, in so many seconds; weights: `traffic`."""
 ANSWER_TAKEN_S: Final = 60.0
 UNTAKEN_BYTES_OF: Final = {"all": 256 * 2**20, "token": 64 * 2**20, "connection": 32 * 2**20}
 """Bytes of answers that are made and not taken, by whose they are. gRPC has each of them twice."""
@@ -72,12 +69,11 @@ ARRIVALS_MAX: Final = 128
 ARRIVAL_S: Final = 10.0
 UNASKED_MAX: Final = 1000
 UNASKED_MAX_HARD: Final = 3000
-"""Calls that the loop has not looked at yet: above the first some are refused, above the second
-all. Not fewer: a thousand producers that are too fast together wait in turn here, and those that
-are refused come back by chance."""
+"""Calls not looked at yet: above the first some are refused, above the second all. A thousand
+producers that are too fast together wait here; refused ones come back by chance."""
 WATCHES_MAX: Final = CALLS_MAX // 2
-"""Watches of the health service: one of each connection that `CONNECTIONS_MAX` allows, since a
-client that finds its servers by a name calls none that does not let it watch."""
+"""Watches of the health service: one per connection, since clients that find servers by name need
+one."""
 WATCHES_OF_CONNECTION_MAX: Final = 4
 MESSAGE_BYTES_MAX: Final = 2 * 2**20
 """A request: 4096 fragments with the longest names are 1.5 MiB; more is a broken peer."""
@@ -105,13 +101,12 @@ INLINE_SIZE_BYTES_CHOICE_MAX: Final = 512 * 2**10
 """Largest `--inline-size-max`: with the largest schemas of an append it fits into a message."""
 INLINE_RECENT_BYTES_MAX: Final = 16 * 2**20
 SHARED_REPLY_BYTES_MAX: Final = 512 * 2**10
-"""Bytes of a reply to readers, and of what rides along with it, that is made once for all who stand
-at one place: what many wait for is small."""
+"""Bytes of a shared reply to readers, with inline payloads: what many wait for is small."""
 SHARED_REPLIES_MAX: Final = 8
 INLINE_REPLY_BYTES_MAX: Final = 4 * 2**20
 PIECES_MAX: Final = 8_192
-"""Pieces of one payload, and of all payloads of one call: 4 GiB as clients cut them unless told
-otherwise. Bounds the keys that one call can make the server and its store name."""
+"""Pieces of one payload, and of all of one call: 4 GiB as clients cut them. Bounds the keys that
+one call can make the server and its store name."""
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 1000
 """Buffers of one reply to ListBuffers, unless the caller says otherwise; and whatever it says."""
@@ -137,8 +132,7 @@ READ_KEPT_PART: Final = 8
 # What may be on its way through the gateway ------------------------------------------------------
 
 PART_BYTES: Final = 512 * 2**10
-"""Of a payload: what is stored, or read, in one go, and how a payload is cut. Measured best on unix
-sockets, as the stores' own pieces are."""
+"""Of a payload: what is stored or read in one go. Measured best on unix sockets."""
 PART_S: Final = 30.0
 GATEWAY_CALLS_MAX: Final = 256
 """Calls that move payloads at a time; each holds at most two parts in memory."""

@@ -27,8 +27,7 @@ from breadbox_server.settings import Settings
 log = logging.getLogger(__name__)
 
 END_S_MAX: Final = 30.0
-"""Seconds beyond the grace after which an end that hangs is broken off: more than all the bounds of
-its steps together."""
+"""Seconds beyond the grace after which a hung end is broken off: more than its steps' bounds."""
 
 
 @command(Settings, reads_variable=True)
@@ -53,7 +52,6 @@ def serve(settings: Settings) -> None:
 
 
 def _warn_of_visible_secrets() -> None:
-    """Tell who gave a password as an argument that every user of this machine can read it."""
     context = click.get_current_context()
     for name in ("store", "client_store", "journal"):
         url = str(context.params[name])
@@ -68,7 +66,6 @@ def _warn_of_visible_secrets() -> None:
 
 
 def _allow_many_connections() -> None:
-    """Use all the open files that the system allows this process: each connection needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -89,10 +86,7 @@ async def _serve_until_signal(settings: Settings, ending: "_Ending") -> None:
 
 
 class _Ending:
-    """Ends this process when it is asked to, or has to, whatever hangs.
-
-    An end may take `within_s` seconds, all its bounded steps together; then the process just goes.
-    """
+    """End this process when asked to, within `within_s` seconds, or just go, whatever hangs."""
 
     def __init__(self, within_s: float) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,7 +118,6 @@ class _Ending:
         self._watch()
 
     def _watch(self) -> None:
-        """End the process, telling where it hangs, if its end takes too long."""
         assert sys.__stderr__ is not None
         faulthandler.dump_traceback_later(self._within_s, exit=True, file=sys.__stderr__)
 
@@ -141,12 +134,10 @@ class _Ending:
 
 
 def _announce_standby(address: str) -> None:
-    """Say where a server stands by: it serves there later, and says so then."""
     click.echo(f"breadbox: standing by on {address}")
 
 
 def _announce(server: RunningServer, settings: Settings) -> None:
-    """Say where the server answers, to people, to scripts and to the ready file."""
     line = f"breadbox: serving on {server.address} store={settings.store_shown}"
     if server.metrics_address:
         line += f" metrics=http://{server.metrics_address}/metrics"

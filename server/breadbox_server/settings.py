@@ -1,8 +1,4 @@
-"""What can be set, by flag, environment or file: names, units, defaults, checks.
-
-The command line fills these in; nothing else in the server looks at the environment or a file of
-settings.
-"""
+"""What can be set by flag, environment or file; nothing else in the server reads those."""
 
 import os
 import tempfile
@@ -41,7 +37,7 @@ _OPTIONS: Final = {"limiter.chunk_count": "minimum_chunks"}
 
 
 def default_store_url(*, is_ephemeral: bool) -> str:
-    """A directory of this user in shared memory; where there is none, in the temporary folder.
+    """Return a directory of this user in shared memory, or else the temporary folder.
 
     One that is ephemeral is this process's own.
     """
@@ -52,12 +48,7 @@ def default_store_url(*, is_ephemeral: bool) -> str:
 
 
 class Settings(LogSettings):
-    """One server's settings. `repr` hides URLs with passwords.
-
-    Raises:
-        pydantic.ValidationError: A value is out of its range.
-        StartError: It contradicts another.
-    """
+    """One server's settings. `repr` hides URLs with passwords."""
 
     presets = PRESETS
 
@@ -210,11 +201,7 @@ class Settings(LogSettings):
 
     @property
     def default_config(self) -> BufferConfig:
-        """Limits of the buffer `default`, and of new buffers where nothing else is said.
-
-        Raises:
-            StartError: A limit is out of its range, or limits contradict each other.
-        """
+        """Return limits of the buffer `default`, and of new buffers where nothing else is given."""
         limits = self.chosen(each.name for each in fields(BufferConfig))
         try:
             return BufferConfig(limiter=MinimumChunksConfig(self.minimum_chunks), **limits)
@@ -225,11 +212,7 @@ class Settings(LogSettings):
 
     @property
     def tls(self) -> TlsFiles | None:
-        """Certificates, or None if calls are not encrypted.
-
-        Raises:
-            StartError: One of certificate and key is given without the other.
-        """
+        """Return certificates, or None if calls are not encrypted; both files, or StartError."""
         if self.tls_cert is None and self.tls_key is None and self.tls_client_ca is None:
             return None
         if self.tls_cert is None or self.tls_key is None:
@@ -237,12 +220,9 @@ class Settings(LogSettings):
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     def check_store_password(self) -> None:
-        """See that roles are not void because everybody is told the server's own password.
+        """Refuse roles that are void because all clients learn the server's own password.
 
-        Without tokens there are no roles: everybody is an administrator.
-
-        Raises:
-            StartError: They would be, and nobody asked for that.
+        Without tokens there are no roles: every caller is an administrator.
         """
         is_told = not (self.client_store or self.has_gateway)
         if self.tokens is None or self.shares_store_password or not is_told:
@@ -272,11 +252,7 @@ class Settings(LogSettings):
 
 
 def parse_address(text: str, option: str) -> tuple[str, int] | None:
-    """Split HOST:PORT or [IPV6]:PORT; None for unix:PATH.
-
-    Raises:
-        StartError: It is neither.
-    """
+    """Split HOST:PORT or [IPV6]:PORT; return None for unix:PATH."""
     if text.startswith("unix:"):
         return None
     host, colon, port_text = text.rpartition(":")

@@ -1,4 +1,1 @@
-"""Who may call what: bearer tokens, rights of methods, TLS, generated credentials.
-
-Callers: `rpc`, `gateway`, `admission` and `app.py`.
-"""
+"""Tokens, rights of methods, TLS, credentials. For `rpc`, `gateway`, `admission` and `app.py`."""

@@ -1,8 +1,4 @@
-"""Who may call what on which buffer: one table of methods, and the gate in front of every call.
-
-The table is total: `tests/service/test_authorization.py` holds that every method of the service is
-in it, and a method that is not would be refused to everybody once tokens are asked for.
-"""
+"""Rights: one total table of methods (a test holds that), and the gate in front of every call."""
 
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
@@ -18,7 +14,6 @@ SERVICE: Final = "/breadbox.v1.ReplayBufferService/"
 HEALTH: Final = "/grpc.health.v1.Health/"
 REFLECTION: Final = ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",)
 NAME_SHOWN_MAX: Final = 64
-"""Characters of a refused name that its error repeats."""
 
 
 class Role(Enum):
@@ -51,7 +46,7 @@ EVERYTHING: Final = ("*",)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a call, and what of the server it may use."""
+    """Caller and what of the server it may use."""
 
     name: str
     """The token's name, at most 64 of A-Z a-z 0-9 . _ -, or empty if no token was asked for."""
@@ -63,7 +58,7 @@ class Caller:
     quotas: Quotas = NO_QUOTAS
 
     def may_use(self, buffer: str) -> bool:
-        """Whether it may name this buffer, be there one of this name or not."""
+        """Return True if it may name this buffer, whether or not there is one."""
         return matches(self.buffers, buffer)
 
     def may_append_as(self, worker: str) -> bool:
@@ -98,10 +93,7 @@ def calls_as(caller: Caller) -> None:
 
 
 def matches(patterns: Iterable[str], name: str) -> bool:
-    """Whether a name fits one of the patterns, in which `*` stands for any run of characters.
-
-    Everything else stands for itself. Takes time in proportion to the name's length.
-    """
+    """Match a name against patterns; `*` stands for anything. Linear in the name's length."""
     return any(_matches(pattern, name) for pattern in patterns)
 
 
@@ -171,11 +163,7 @@ class Tokens(Protocol):
 
 
 class Gate:
-    """Decides whether a call may pass, before anything of it is looked at.
-
-    Args:
-        tokens: The known tokens, or None if every caller may do everything without one.
-    """
+    """Decide whether a call may pass, before its request is read; no tokens: every caller may."""
 
     def __init__(self, tokens: Tokens | None) -> None:
         self._tokens = tokens
@@ -186,12 +174,7 @@ class Gate:
         return self._tokens is not None
 
     def admit(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-        """Return the caller of a method, given by its full path: `ANONYMOUS` where nobody is asked.
-
-        Raises:
-            UnauthenticatedError: There is no token, more than one, or one that is not known.
-            PermissionDeniedError: The token's role may not make this call.
-        """
+        """Return the caller of a method's full path (`ANONYMOUS` without tokens), or raise."""
         if self._tokens is None or method in PUBLIC_METHODS:
             return ANONYMOUS
         token = bearer_token(metadata)
@@ -206,13 +189,7 @@ class Gate:
 
 
 def check_request(caller: Caller, method: str, request: Any) -> None:
-    """Refuse a request about a buffer or a worker that is not the caller's.
-
-    Whether there is such a buffer makes no difference.
-
-    Raises:
-        PermissionDeniedError: The token is not for that buffer or that worker.
-    """
+    """Raise PermissionDeniedError for another's buffer or worker, whether or not there is one."""
     rule = RULES.get(method)
     if rule is None:
         return

@@ -1,8 +1,4 @@
-"""`breadbox secrets`: everything secret that one installation needs, made once.
-
-A folder for each process that reads it, so that each can be given its own and nothing else. What is
-there stays as it is, so it may be run again, and a secret that was deleted is made anew.
-"""
+"""`breadbox secrets`: everything secret of one installation, a folder for each reading process."""
 
 import hashlib
 import secrets
@@ -40,7 +36,6 @@ CLIENT_RIGHTS: Final = (
 )
 """What Redis lets clients do: nothing that names a payload of which they do not know the id."""
 PROBE_RIGHTS: Final = "resetchannels -@all +ping"
-"""What it lets every client do, under the name `probe`: ask whether it is there."""
 
 
 class SecretsSettings(Settings):
@@ -77,13 +72,10 @@ def make_secrets(settings: SecretsSettings) -> None:
 
 
 def write_secrets(directory: Path, redis: str) -> list[Path]:
-    """Make what is not there yet; return the files that were made, but not those with new lines.
+    """Make what is not there yet; return the new files, not those that got new lines.
 
-    `redis` is HOST:PORT, as server and clients reach it.
-
-    Raises:
-        OSError: A file cannot be made, or the directory is another user's.
-        ValueError: The token file is none.
+    `redis` is HOST:PORT, as server and clients reach it. Raises OSError, or ValueError for a broken
+    token file.
     """
     make_private_directory(directory, has_parents=True)
     made: list[Path] = []
@@ -123,7 +115,6 @@ def write_secrets(directory: Path, redis: str) -> list[Path]:
 
 
 def _acl(server_password: str, client_password: str) -> str:
-    """Redis' users: none without a password, but for the probe."""
     users = (
         f"user default off {DEFAULT_RIGHTS}",
         f"user probe on nopass {PROBE_RIGHTS}",
@@ -142,7 +133,6 @@ def _with_rights(users: str) -> str:
 
 
 def _lacking(words: Sequence[str]) -> str:
-    """What a line of an ACL file lacks; empty: nothing."""
     match words:
         case ["user", "default", "off", *rules] if "+@all" not in rules:
             return f" {DEFAULT_RIGHTS}"

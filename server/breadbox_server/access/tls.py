@@ -20,7 +20,6 @@ class TlsFiles:
     """Certificates of the server, as PEM files; read again when they change."""
 
     cert_file: Path
-    """The server's certificate, with the chain up to the authority."""
     key_file: Path
     client_ca_file: Path | None = None
     """The authority that must have signed every client's certificate, or None if none is asked."""
@@ -29,11 +28,8 @@ class TlsFiles:
 def server_credentials(files: TlsFiles, on_failure: Callable[[], None]) -> grpc.ServerCredentials:
     """Return credentials that follow their files: a renewed certificate needs no restart.
 
-    Each new connection looks whether the files changed. Where they cannot be used the old ones
-    stay, and `on_failure` is called, from any thread.
-
-    Raises:
-        StartError: The files cannot be used; says which and why.
+    Each new connection checks the files. Unusable ones leave the old in use, and `on_failure` is
+    called, from any thread. Raises StartError if they cannot be used at the start.
     """
     try:
         first = _read(files)
@@ -81,7 +77,6 @@ def _stamps(files: TlsFiles) -> list[tuple[int, int, int] | None]:
 
 
 def _read(files: TlsFiles) -> Any:
-    """Read and check the files; raise OSError, or ValueError if they do not belong together."""
     for path in _paths(files):
         with path.open("rb"):
             pass

@@ -1,12 +1,9 @@
-"""Bearer tokens: a file of their hashes, read again when it changes.
+"""Bearer tokens: a file of their SHA-256 hashes, read again when it changes.
 
-A line is `ROLE NAME sha256:HEX`, and what bounds the token: `buffers=`, `workers=` and quotas, each
-`KEY=VALUE`. `#` begins a comment. `breadbox token` makes a token and its line.
-Taking a line out revokes its token, and a file without any lets nobody in. One that is gone or
-cannot be read or understood says nothing, so what it said last holds for `GRACE_S` more; then
-nobody is let in.
-A token has 256 random bits, so one round of SHA-256 without salt keeps the file from giving any
-away; that would not hold for a password that a person chose.
+A line is `ROLE NAME sha256:HEX` and its bounds, `KEY=VALUE` each; `#` begins a comment. Removing a
+line revokes its token. A file that is gone or unusable leaves the old tokens for `GRACE_S`; then
+none is valid. A token has 256 random bits: one unsalted round of SHA-256 is enough for it, not for
+a password.
 """
 
 import asyncio
@@ -42,8 +39,7 @@ log = logging.getLogger(__name__)
 FILE_SIZE_BYTES_MAX: Final = 2**20
 RELOAD_PERIOD_S: Final = 1.0
 GRACE_S: Final = 300.0
-"""Seconds for which the old tokens stay when the file is gone or cannot be used: time to fix it,
-and an end to tokens that an operator meant to revoke."""
+"""Seconds for which the old tokens stay when the file cannot be used: time to fix it."""
 PREFIX: Final = "bbx_"
 """Begins every token, so that scanners of logs and repositories can find one that leaked."""
 _LINE: Final = re.compile(
@@ -74,9 +70,7 @@ def digest_of(token: str) -> bytes:
 def parse(text: str) -> tuple[TokenEntry, ...]:
     """Read the lines of a token file.
 
-    Raises:
-        ValueError: A line is malformed, a name or a token stands twice, or there are too many
-            lines; names the line's number and never shows the line.
+    ValueError names the number of a bad line, and never shows the line.
     """
     entries: list[TokenEntry] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -130,7 +124,6 @@ _BOUNDS: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {
 
 
 def _read_bound(key: str, text: str) -> Any:
-    """Return a bound's value, which is never 0 or empty; raise ValueError with what it must be."""
     form, read, wanted = _BOUNDS[key]
     with contextlib.suppress(ValueError):
         if re.fullmatch(form, text) and (value := read(text)):
@@ -139,7 +132,6 @@ def _read_bound(key: str, text: str) -> Any:
 
 
 def _bounded(caller: Caller, bounds: Sequence[str]) -> Caller:
-    """Return the caller of a token within the bounds of its line."""
     given: dict[str, Any] = {}
     for bound in bounds:
         key, _, text = bound.partition("=")
@@ -153,16 +145,9 @@ def _bounded(caller: Caller, bounds: Sequence[str]) -> Caller:
 
 
 class TokenFile:
-    """The tokens of a file, as it was when it was last readable, for at most `GRACE_S`.
+    """The tokens of a file, which may be a link that is replaced, as a Kubernetes secret is.
 
-    Args:
-        path: The file. It may be a link that is replaced, as a Kubernetes secret is.
-        on_failure: Called when a changed file cannot be used; the old tokens stay for the grace.
-        clock: Monotonic seconds.
-
-    Raises:
-        StartError: The file cannot be used, or holds no token; says why and never shows its
-            content.
+    `on_failure` is called when a changed file cannot be used. StartError never shows its content.
     """
 
     def __init__(
@@ -222,8 +207,8 @@ class TokenFile:
     def refresh(self) -> None:
         """Read the file again if it has changed.
 
-        One that cannot be used leaves the old tokens for `GRACE_S`. One that is empty counts at the
-        second look: an editor that writes it in place empties it first.
+        An unusable one leaves the old tokens for `GRACE_S`. An empty one counts at the second look:
+        an editor that writes in place empties it first.
         """
         stamp = self._stamp()
         if stamp == self._seen and not self._was_empty:
@@ -375,13 +360,10 @@ def token(settings: TokenSettings) -> None:
 
 
 def add_line(path: Path, line: str, *, replaces: str = "") -> None:
-    """Add a line to a token file in one step; make the file, for its owner alone, if there is none.
+    """Add a line to a token file atomically, replacing the line of the token named `replaces`.
 
-    The line of the token named `replaces`, if there is one, goes in the same step.
-
-    Raises:
-        OSError: The file cannot be read or replaced.
-        ValueError: It would not be a token file any more, say for a name that stands in it.
+    Makes the file, for its owner alone, if there is none. Raises OSError, or ValueError if the
+    result would not be a token file.
     """
     path = path.resolve()
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

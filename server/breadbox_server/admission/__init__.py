@@ -1,4 +1,1 @@
-"""What comes in, before the core: appends and their queue, published weights, quotas, deletions.
-
-Callers: `driver.py`, which builds the parts, and `rpc`; `reading` takes bodies from memory here.
-"""
+"""Appends, published weights, quotas and deletions. For `driver.py`, `rpc` and `reading`."""

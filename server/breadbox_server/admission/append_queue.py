@@ -1,23 +1,16 @@
 """Appends on their way into the core: one FIFO, payloads confirmed before admission.
 
 The core never knows a payload that is not in the store. A fragment that the core would refuse is
-not confirmed, so that its payload expires by itself. A payload that was confirmed, and whose
-fragment was then not admitted, is this module's to delete. An inline payload is written here
-instead of confirmed, or with the journal's entry about it.
+not confirmed, so its payload expires by itself. This module deletes payloads that were confirmed in
+vain. An inline payload is written instead of confirmed, or with its journal entry.
 
-An append that finds no room, and may wait, is queued for its buffer. Room goes to the append that
-has waited longest; no later one takes what an earlier one waits for (B31). Its states:
+Appends without room may wait, in order of arrival (B31).
 
-| state    | of the queue | position in line | pending | next                                      |
-|----------|--------------|------------------|---------|-------------------------------------------|
-| QUEUED   | yes          | its own, or none | yes     | DECIDING; ANSWERED: refused with no trip  |
-| DECIDING | yes          | its own, or none | yes     | ANSWERED: all decided; WAITING: no room;  |
-|          |              |                  |         | QUEUED: the slice took a part of it       |
-| WAITING  | no           | its own          | no      | QUEUED: there may be room; ANSWERED: its  |
-|          |              |                  |         | wait is over, or it has come again        |
-| ANSWERED | no           | none, or kept    | yes     | the answer leaves once it is durable      |
-| OVER     | no           | none, or kept    | no      | none: its caller let go of it, which any  |
-|          |              |                  |         | state may lead to                         |
+QUEUED    of the queue: decided when its turn comes, or refused with no trip
+DECIDING  of the queue: ANSWERED when all are decided, WAITING without room, else QUEUED again
+WAITING   has a position: QUEUED when there may be room; ANSWERED at its end, or when sent again
+ANSWERED  pending until the answer is durable
+OVER      its caller let go of it, in any state
 """
 
 import asyncio
@@ -63,9 +56,7 @@ SLICE_BYTES: Final = 512 * 2**10
 """Bytes of inline payloads after which it takes no more either."""
 
 WAIT_S_MAX: Final = 3.0
-"""Longest queue, in seconds: well under callers' deadlines (10 s by default), so that none sends
-again what is no longer waited for.
-"""
+"""Seconds: well under callers' deadlines (10 s), so that no call is sent again meanwhile."""
 SLICE_S_ASSUMED: Final = 0.05
 """Seconds of a slice on a busy machine, assumed before the first one."""
 _LATEST_WEIGHT: Final = 0.2
@@ -76,13 +67,10 @@ HOLD_S: Final = 0.25
 
 BYTES_FULL: Final = Appended(AdmissionOutcome.BYTES_FULL)
 _REFUSED: Final = Appended(AdmissionOutcome.WRONG_SESSION)
-"""Any refusal that waiting does not change."""
 
 
 PLACE_KEPT_S: Final = 5.0
-"""Seconds for which a position is kept: a caller whose wait is over, or connection broke, comes
-again.
-"""
+"""Seconds for which a position is kept after a wait or connection ended: the caller comes again."""
 PLACES_KEPT_MAX: Final = 65_536
 """Positions kept; the next one gives up the oldest."""
 
@@ -120,12 +108,10 @@ class Job:
     """Results before the first undecided fragment; None is a missing payload."""
     error: Exception | None = None
     broken_off: set[tuple[SessionId, WorkerId]] = field(default_factory=set)
-    """Workers with a missing payload. Their later fragments wait for it: admitted before it, they
-    would make it come too late.
-    """
+    """Workers with a missing payload; their later fragments wait: admitted first, they
+    would make it too late."""
     wait_until: float = 0.0
     place: Place | None = None
-    """Position in the line of its buffer, or None."""
     waits_for: AdmissionOutcome = AdmissionOutcome.BUFFER_FULL
     timer: TimerHandle | None = None
     state: State = State.QUEUED
@@ -180,7 +166,6 @@ class Line:
         self._places: OrderedDict[Place, Job | None] = OrderedDict()
         """None marks a kept position."""
         self._kept: OrderedDict[Place, float] = OrderedDict()
-        """End of each kept position, first first."""
         self.burst = 1
         """Appends that may try for room at a time; one more for each that found it."""
 
@@ -275,7 +260,6 @@ class AppendQueue:
         """Waiting appends that may be answered whether or not there is room."""
         self._hold_timer: TimerHandle | None = None
         self._core: DurableCore
-        """Set by `run`."""
         self._is_deciding = False
         self.waiting_count = 0
         self._waiting_fragments = 0
@@ -303,9 +287,8 @@ class AppendQueue:
 
         `done` of the job gives a result for each, or None for a payload that is missing or too
         large to be inline. It fails with PayloadSizeError or StoreUnavailableError; fragments
-        before that may have been admitted, and are DUPLICATE when sent again. An append waits for
-        room at most `wait_s`, and `PROGRESS_S` once some of it was admitted. AppendsFullError:
-        nothing was queued.
+        before that may have been admitted. Waits for room at most `wait_s`, `PROGRESS_S` after
+        progress. AppendsFullError: nothing was queued.
         """
         expected_s = self._slice_s * self.pending_count / SLICE_FRAGMENTS
         inline_bytes = sum(map(len, bodies))
@@ -325,11 +308,10 @@ class AppendQueue:
         return job
 
     def withdraw(self, job: Job) -> None:
-        """Forget a job, which is answered, or whose caller has gone away; once.
+        """Forget a job, once: it is answered, or its caller has gone.
 
-        A caller that goes away before its turn takes its fragments with it; later they stay
-        decided, and its retry is answered DUPLICATE. The position of one that waited is kept for
-        `PLACE_KEPT_S`.
+        Before its turn its fragments go with it; later a retry is answered DUPLICATE. A waiting
+        one's position is kept for `PLACE_KEPT_S`.
         """
         # Of a caller that went away: while the store hangs nothing else would take it out.
         self._jobs.pop(job, None)
@@ -511,7 +493,6 @@ class AppendQueue:
         return True
 
     def _end_turn(self, job: Job) -> None:
-        """Take a decided job out of its line."""
         if (line := self._lines.get(job.buffer)) is not None:
             last = None if job.error else job.results[-1]
             must_come_again = last is not None and last.outcome.asks_to_wait
@@ -573,9 +554,8 @@ class AppendQueue:
     def _learn_pace(self, fragment_count: int, took_s: float) -> None:
         """Learn from a slice how long full ones take.
 
-        A part of a slice only shows that they are faster: in proportion it takes longer than a full
-        one. Else a queue that was slow once would be held too short for full slices, and never
-        learn.
+        A part of a slice only ever shows that they are faster: per fragment it takes longer. Else a
+        queue that was slow once would stay too short for full slices.
         """
         latest_s = took_s * SLICE_FRAGMENTS / fragment_count
         if fragment_count == SLICE_FRAGMENTS or latest_s < self._slice_s:
@@ -638,10 +618,7 @@ class AppendQueue:
         return _Item(job, fragment, judged, wants, body)
 
     async def _keep(self, items: list[_Item]) -> None:
-        """Store inline payloads; their ids are fresh, so that nothing is overwritten.
-
-        Where payloads can be written with the entries of a turn, that is one trip for both.
-        """
+        """Store inline payloads under fresh ids, in one trip with a turn's entries if it can."""
         riding = []
         for item in items:
             if item.body and item.wants_confirmation:
@@ -695,7 +672,6 @@ class AppendQueue:
             item.has_other_size = answer == Confirmation.OTHER_SIZE
 
     def _admit(self, items: list[_Item]) -> bool:
-        """Have a slice decided; return True if anything was admitted."""
         has_admitted = False
         for item in items:
             job = item.job
@@ -750,8 +726,8 @@ class AppendQueue:
     def _decide(self, item: _Item) -> Appended | None:
         """Let the core decide, or return None if the payload is missing.
 
-        A fragment that was not confirmed must not be admitted, whatever changed since it was
-        judged: the core sees it only if it is still refused.
+        An unconfirmed fragment must not be admitted, whatever changed since it was judged: the core
+        sees it only if it is still refused.
         """
         buffer, fragment = item.job.buffer, item.fragment
         if not item.is_there and self._core.judge(buffer, fragment) is None:
@@ -759,7 +735,7 @@ class AppendQueue:
         return self._core.decide(AppendFragment(buffer, fragment))
 
     def _disown(self, item: _Item) -> None:
-        """Remember a payload that was confirmed for nothing: it may be sent again."""
+        """Remember a payload confirmed for nothing: it may be sent again."""
         is_written = item.is_there and not item.is_carried
         if is_written and item.fragment.payload.payload_id not in item.job.kept:
             self._unowned.add(item.fragment.payload, self._clock.now())

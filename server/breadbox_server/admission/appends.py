@@ -1,13 +1,8 @@
 """Appends: fragments that a client sends, until the client is answered.
 
-| result                                           | answered                                |
-|--------------------------------------------------|-----------------------------------------|
-| refused for want of room, quota, or at the end   | immediately (`TOLD_AT_ONCE`)            |
-| a store that does not answer                     | immediately                             |
-| refused otherwise, or an outcome WRONG_SESSION   | once no other server can have decided   |
-|                                                  | otherwise (`Turns.known`)               |
-| anything else                                    | once it, and the model told with it,    |
-|                                                  | are durable                             |
+Refusals for want of room or quota, at the end, or by a silent store are immediate (`TOLD_AT_ONCE`).
+Other refusals, and WRONG_SESSION, wait until no other server can have decided otherwise
+(`Turns.known`). All else waits until it, and the model reported with it, are durable.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -68,9 +63,7 @@ class Appends:
         self.is_written_by_another: Callable[[str, PayloadId], bool] = lambda name, payload_id: (
             False
         )
-        """Return True if another client wrote a payload through the gateway and has not announced
-        it.
-        """
+        """True if another client wrote a payload through the gateway and has not announced it."""
         self.queue = AppendQueue(
             custodian,
             deletions,
@@ -95,11 +88,9 @@ class Appends:
         *,
         wait_s: float = 0.0,
     ) -> tuple[list[Appended | None], ModelState]:
-        """Append fragments in order; return once that is durable.
+        """Append fragments in order; return results (None: no payload) and the model once durable.
 
-        Returns what became of each fragment (None: its payload is missing), and the model. Besides
-        what the table above names it raises DrainingError, and StoreUnavailableError if the journal
-        has not kept up.
+        Also raises DrainingError, and StoreUnavailableError if the journal has not kept up.
         """
         core = self._core
         core.check_serving()
@@ -137,18 +128,13 @@ class Appends:
         fragments: list[Fragment],
         schemas: Mapping[int, Schema],
     ) -> None:
-        """Declare the schemas of these fragments to the core."""
         wanted = {each.schema_hash for each in fragments if each.session_id == session}
         for schema_hash, schema in schemas.items():
             if schema_hash in wanted:
                 self._core.apply_now(DeclareSchema(buffer, session, schema_hash, schema))
 
     def is_anothers(self, caller: Caller, buffer: BufferName, payload_id: PayloadId) -> bool:
-        """Return True if a payload is of another buffer, or another client wrote it.
-
-        To a client that names it in this buffer it is missing: whether there is one is not its to
-        know.
-        """
+        """Return True if a payload is of another buffer or client: to this one it is missing."""
         buffers = self._core.buffers
         return buffers.refers_elsewhere(buffer, payload_id) or self.is_written_by_another(
             caller.name, payload_id
@@ -169,8 +155,8 @@ class Appends:
     async def publish(self, command: PublishModel, caller: Caller = ANONYMOUS) -> Published:
         """Publish a version whose weights, if any, are confirmed first.
 
-        Raises PayloadMissingError also for weights of another client. Weights of a version that the
-        core refuses are deleted after a while.
+        Another client's weights raise PayloadMissingError. Weights of a refused version are deleted
+        after a while.
         """
         self._core.turns.check_room()
         weights = command.weights

@@ -44,9 +44,9 @@ class LostPayloads:
         """Times that a client may have been unable to read a payload, and was not asked."""
 
     async def drop_missing(self, buffer: BufferName, payloads: Iterable[Payload]) -> int:
-        """Ask the store for payloads, and give up what refers to lost ones.
+        """Ask the store for payloads, drop what refers to lost ones, and return how many it lacked.
 
-        Returns how many it lacked, but for those in memory that found no room in it.
+        Those in memory for which the store has no room do not count.
         """
         looked_at = self._stored(payloads)
         if not looked_at:
@@ -86,10 +86,7 @@ class LostPayloads:
         return [payload_reference(each) for each in payloads if not carries(each.payload_id)]
 
     async def _mend(self, buffer: BufferName, missing: list[PayloadReference]) -> int:
-        """Put back what is lost and in memory; give up what refers to the rest.
-
-        What finds no room is not given up: it is looked for again before long.
-        """
+        """Rewrite what is lost and in memory; drop what refers to the rest; retry without room."""
         bodies = {}
         for each in missing:
             payload_id = PayloadId(each.payload_id)

@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 PERIOD_S: Final = 1.0
 SWEEP_PERIOD_S: Final = 60.0
 BATCH_PAYLOADS: Final = 256
-"""Payloads deleted in one round trip."""
 RETRY_DELAY_S: Final = 0.5
 
 
@@ -32,16 +31,13 @@ async def _at_once() -> None:
 class DeletionQueue:
     """Delete payloads off the request path.
 
-    At `limit` payloads `is_full` makes appends refuse fragments until the store has caught up, so
-    the queue never holds more than `limit` and what the buffers held at that moment.
+    At `limit` payloads `is_full` makes appends refuse fragments until the store has caught up,
+    which bounds the queue. A leaving payload must not be confirmed, nor one being confirmed leave:
+    it would be lost. It counts as leaving from when that is decided, but goes only once that is
+    durable: an older journal would still refer to it.
 
-    A payload on its way out must not be confirmed, nor one be sent on its way out while it is being
-    confirmed: it would be lost. It is on its way out from when that is decided, although it goes
-    only once that is durable: a server that recovers the journal before would still refer to it.
-
-    Args: hold_back: Returns the payloads that may be deleted now; the others come again. forget:
-    Called with payloads whose end is decided. until_ours: Returns once no other server can have
-    claimed the payloads meanwhile.
+    `hold_back` returns what may be deleted now; the rest come again. `until_ours` returns once no
+    other server can have claimed the payloads.
     """
 
     def __init__(
@@ -155,10 +151,9 @@ class DeletionQueue:
 
 
 class UnownedPayloads:
-    """Payloads that were confirmed for something that was then refused; oldest first.
+    """Payloads confirmed for what was then refused; their sender may send them again.
 
-    Their sender may send them again, so they are kept for `keep_s`, and then deleted unless
-    `is_referenced`: the client that named one may have been wrong.
+    They are deleted after `keep_s` unless `is_referenced`: the client that named one may err.
     """
 
     LIMIT: Final = 65_536

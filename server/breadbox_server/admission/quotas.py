@@ -1,8 +1,7 @@
-"""What the holders of each token take of the server together, and the limits.
+"""What the holders of each token use of the server, and the limits.
 
-Rates and workers of a session are forgotten with the process. Bytes are found again after a restart
-for a token that is bound to workers: fragments of theirs are its own. For other tokens they are
-counted from then on.
+Rates and workers are forgotten with the process. After a restart, held bytes are found again only
+for tokens bound to workers; for others they count from then on.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -52,10 +51,7 @@ UNCHARGED: Final = Charge()
 
 
 class _Allowance:
-    """What may come at a rate.
-
-    What was not used for a while may come in a burst, and a larger request takes it in advance.
-    """
+    """A rate. Unused allowance may come in a burst; a larger request takes it in advance."""
 
     def __init__(self, now: float) -> None:
         self._left = inf
@@ -105,9 +101,9 @@ class Quotas:
     def charge(
         self, caller: Caller, buffer: BufferName, session: SessionId, fragments: Sequence[Fragment]
     ) -> Charge:
-        """Charge an append until the charge is ended; nothing without tokens.
+        """Charge an append until the charge is ended; raise QuotaFullError if a retry can help.
 
-        Raises QuotaFullError if trying again later helps, else QuotaExceededError.
+        Raises QuotaExceededError otherwise; nothing happens without tokens.
         """
         if not caller.name:
             return UNCHARGED
@@ -125,10 +121,7 @@ class Quotas:
         return Charge(self._charge_with, account, pending_bytes)
 
     def check_written(self, caller: Caller, unannounced_bytes: int, more_bytes: int) -> None:
-        """Check that a caller may write more payloads, which count as held already.
-
-        Raises as `charge`.
-        """
+        """Check that a caller may write more payloads, which count as held; raises as `charge`."""
         limit = caller.quotas.bytes_held_max
         if not caller.name or limit is None:
             return
@@ -176,7 +169,6 @@ class Quotas:
                 self._metrics.token_bytes.labels(account.name).set(account.held_bytes)
 
     def _charge_with(self, account: _Account, payload: Payload) -> None:
-        """Charge an account with a payload that a buffer refers to."""
         if payload.payload_id not in self._owners:
             self._owners[payload.payload_id] = (account, payload.size_bytes)
             account.held_bytes += payload.size_bytes

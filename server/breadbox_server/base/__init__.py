@@ -1,4 +1,4 @@
-"""What every room of the server uses: clock, background jobs, errors, wire conversion.
+"""Clock, background jobs, errors, wire conversion; for any room but the core.
 
-Callers: any room but the core. Imports the core's model only.
+Imports its model only.
 """

@@ -26,14 +26,8 @@ class Clock(Protocol):
 class LoopClock:
     """The event loop's monotonic clock, shifted once so that deadlines outlive the process.
 
-    The shift lets deadlines that were journalled by one process be read by the next. The wall
-    clock only says where the first process of all begins: set forward or back, then or later, it
-    ends no lease.
-
-    Args:
-        loop: The loop that runs the driver.
-        starts_at: The latest instant that an earlier process reached, where this one goes on: time
-            stands still while no server runs. 0: there was none.
+    Goes on at `starts_at`, the latest instant of an earlier process (0: none): no time passes while
+    no server runs. The wall clock only sets the first process's start, so setting it ends no lease.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, starts_at: float = 0.0) -> None:

@@ -1,8 +1,4 @@
-"""Wire messages to the core's inputs and back, both ways, total.
-
-Going in, everything that is not a decision is checked here: presence, names, ranges. The first
-thing wrong raises `InvalidArgumentError` naming the field as it stands on the wire.
-"""
+"""Wire messages to the core's inputs and back; checks all that is not a decision, by field."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -79,15 +75,14 @@ WaitingRequest = (
 
 DEFAULT_BUFFER_NAME: Final = "default"
 IDS_SHARED_MAX: Final = 65_536
-"""Ids of sessions and workers of which equal ones are one object."""
 _shared: Final = lru_cache(maxsize=IDS_SHARED_MAX)(str)
 
 
 def as_one_object(text: str) -> str:
-    """Return the same object for equal ids, of the `IDS_SHARED_MAX` that were seen last.
+    """Return one object for equal ids, of the `IDS_SHARED_MAX` last seen: fragments share them.
 
-    So a held fragment costs no copy of an id. Not interned: what callers make up must not stay for
-    ever, as it does in Python 3.12.0 to 3.12.5 (python/cpython#113993).
+    Not interned: ids must not stay for ever, as they do in Python 3.12.0 to 3.12.5
+    (python/cpython#113993).
     """
     return _shared(text) if len(text) <= NAME_SIZE_BYTES_MAX else text
 
@@ -234,7 +229,6 @@ def payload(message: fragment_pb2.PayloadReference, field: str) -> Payload:
 
 
 def _check_pieces(value: Payload, field: str, pieces_left: int = PIECES_MAX) -> int:
-    """Refuse pieces that are too small or too many; return how many more the call may name."""
     size_bytes, piece_size_bytes = value.size_bytes, value.piece_size_bytes
     if piece_size_bytes <= 0:
         return pieces_left
@@ -267,12 +261,10 @@ def weights(message: fragment_pb2.PayloadReference) -> Payload:
 def fragments(
     messages: Sequence[fragment_pb2.FragmentMetadata], bodies: Sequence[bytes] = ()
 ) -> list[Fragment]:
-    """Check all fragments of one append, so that one that is malformed refuses them together.
+    """Check all fragments of an append: a malformed one refuses all.
 
-    Args:
-        messages: The fragments' metadata.
-        bodies: Inline payloads: none, or one for each, empty where the payload is not inline. An
-            inline one gets its id here, so that it can write over nothing, and its size from here.
+    `bodies`: none, or one per fragment, empty if not inline. An inline one gets its id here, so
+    that it overwrites nothing, and its size.
     """
     check_int("fragments", len(messages), 1, APPEND_FRAGMENTS_MAX)
     if bodies and len(bodies) != len(messages):
@@ -322,7 +314,6 @@ def schemas(messages: Sequence[schema_pb2.Schema]) -> dict[int, Schema]:
 
 
 def _inline(message: fragment_pb2.FragmentMetadata, body: bytes) -> Fragment:
-    """Return the fragment of an inline payload."""
     if message.HasField("payload"):
         raise InvalidArgumentError("payload", "must be absent where the payload is inline")
     value = METADATA.read(message)
@@ -424,13 +415,7 @@ def config(message: buffer_pb2.BufferConfig, base: BufferConfig) -> BufferConfig
 def updated_config(
     request: "pb.UpdateBufferRequest", current: BufferConfig, default: BufferConfig
 ) -> BufferConfig:
-    """Limits as they are to be from now on.
-
-    Args:
-        request: What is to change.
-        current: What the buffer has.
-        default: What a field gets that is in the request's mask and not in its configuration.
-    """
+    """Return the limits changed by a request; masked fields that it lacks get `default`'s."""
     given = given_limits(request.config)
     if not request.HasField("update_mask"):
         return replace(current, **given)

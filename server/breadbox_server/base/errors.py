@@ -99,10 +99,7 @@ class UnauthenticatedError(DomainError):
 
 
 class PermissionDeniedError(DomainError):
-    """The caller's token is not for this call, for its buffer, or for its worker.
-
-    It is raised before anything is looked up, so it does not reveal what there is.
-    """
+    """The caller's token is not for this call, buffer or worker; raised before any lookup."""
 
     def __init__(self, caller: str, what: str) -> None:
         super().__init__(f"{caller} may not {what}")
@@ -119,14 +116,10 @@ class InternalError(DomainError):
 
 
 class StandbyError(DomainError):
-    """This server stands by, and another one is to be asked.
+    """This server stands by; ask the leader.
 
-    Args:
-        leader: The process that leads, for people; empty: none is known to.
-        epoch: Of the latest claim; 0: there was none.
-        lag_turns: Turns that this server has not replayed yet.
-        lag_s: Seconds for which it may not have been as the journal is.
-        text: Why it does; empty: it follows the journal.
+    `leader` is for people, empty if unknown; `epoch` the latest claim's, 0 without one; `lag_turns`
+    turns not replayed; `lag_s` seconds for which it may be behind; `text` empty: it follows.
     """
 
     def __init__(

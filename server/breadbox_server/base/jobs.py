@@ -29,10 +29,9 @@ async def bounded(step: Callable[[], Coroutine[Any, Any, Any]], within_s: float,
 
 
 class Jobs:
-    """Jobs that belong to a block. A context manager; like `asyncio.TaskGroup`, but it does end.
+    """Jobs of a block, as `asyncio.TaskGroup`, but cancelled until they are done when it ends.
 
-    A job that fails cancels the block, and what it failed with is raised when the block ends.
-    When the block ends, for whatever reason, the jobs are cancelled until they are done.
+    A job that fails cancels the block, and its error is raised when the block ends.
     """
 
     def __init__(self, on_failure: Callable[[BaseException], None] = lambda _: None) -> None:

@@ -1,6 +1,5 @@
-"""The replay buffer as a synchronous, deterministic state machine.
+"""The replay buffer as a synchronous, deterministic state machine; entry: `buffers`.
 
-Nothing in here does I/O, reads a clock or knows an event loop: time and randomness are arguments,
-and effects are events that the driver takes. `breadbox_server.core.buffers` is the only entry. The
-rules that comments and tests cite (B1 to B31) are listed in ARCHITECTURE.md.
+No I/O, clock or event loop: time and randomness are arguments, effects are events that the driver
+takes. ARCHITECTURE.md lists the rules B1 to B31.
 """

@@ -11,12 +11,12 @@ What knows what:
 
 Invariants between the parts, on top of each one's own:
 
-I1  Every payload referred to belongs to exactly one of: an open chunk, a closed chunk that is held
+I1  Every payload referred to belongs to exactly one of: an open chunk, a closed chunk that is held,
     leased or retained, the model's weights (B13).
-I2  Every open fragment and every held chunk is fresh and of the current session (B5, B6).
-I3  Chunks held are at most `capacity_chunks`; where producers wait, so are they together with those
-    that a lease may bring back, unless limits were changed meanwhile. Bytes referred to are at most
-    `capacity_bytes`, unless that limit was lowered below what leases and open chunks refer to (B7).
+I2  Every open fragment and held chunk is fresh and of the current session (B5, B6).
+I3  Chunks held are at most `capacity_chunks`, and where producers wait, so are they with those that
+    a lease may bring back. Bytes referred to are at most `capacity_bytes` (B7). Lowered limits may
+    be exceeded for a while.
 I4  No request that could be granted waits: the head of the queue lacks chunks, a lease, or the
     limiter's permission, and all others wait behind it (B8).
 I5  Leases alive are at most `leases_max`, unless that limit was lowered.
@@ -43,10 +43,10 @@ from breadbox_server.core.state.payloads import MODEL_OWNER, Owner
 
 
 class ReplayBuffer:
-    """One named buffer as a synchronous, deterministic state machine, of a `BufferSet`.
+    """One named buffer of a `BufferSet`, through which its inputs go.
 
-    Inputs go through the set. What an input changed is visible in the next call; what followed from
-    it (grants, evictions, payloads to delete) stands in the events.
+    What an input changed is visible in the next call; what followed (grants, evictions, payloads to
+    delete) is in the events.
     """
 
     def __init__(self, state: BufferState) -> None:
@@ -78,13 +78,10 @@ class ReplayBuffer:
             yield from self._fragments_from(payload_id, owner)
 
     def payload_batches(self, size: int) -> Iterator[list[Payload]]:
-        """Go through every payload referred to now, many at a time.
+        """Go through every payload referred to now, about `size` (up to a chunk more) at a time.
 
-        May be held over inputs: what comes meanwhile is not among them, nor what has gone before
-        its turn. It takes a pointer for each payload, and milliseconds for a million to begin with.
-
-        Args:
-            size: Payloads looked at for a batch, which may have up to a chunk more.
+        May be held over inputs: omits what comes meanwhile, and what has gone before its turn.
+        Takes a pointer per payload, and milliseconds per million to begin.
         """
         owners = self._state.payloads.owners
         yield list(self._state.model.weights.values())
@@ -119,9 +116,7 @@ class ReplayBuffer:
     def prepared(self, request_id: RequestId) -> tuple[inputs.GrantedFragment, ...]:
         """List what was granted to a request, rank 0's share first; takes no lease (B12).
 
-        Raises:
-            InvalidArgumentError: The request's name is none.
-            RequestNotFoundError: The request is unknown, still waits, or all its leases ended.
+        RequestNotFoundError: unknown, still waiting, or all its leases ended.
         """
         check_name("request_id", request_id)
         grant = self._state.leases.find_grant(request_id)
@@ -130,11 +125,7 @@ class ReplayBuffer:
         return granted_fragments(grant.chunks, grant.population)
 
     def read(self, cursor: reading.Cursor) -> reading.ChunksRead:
-        """Return the chunks that came after a cursor, in order of arrival; change nothing (B16).
-
-        Raises:
-            SubscriptionNotFoundError: There is no such subscription.
-        """
+        """Return the chunks after a cursor, in order of arrival; change nothing (B16)."""
         return reading.read(self._state, cursor)
 
     def subscriptions(self) -> tuple[description.SubscriptionDescription, ...]:
@@ -225,11 +216,7 @@ class ReplayBuffer:
         granting.elapse(state, now=now)
 
     def replay(self, entry: Entry, *, now: float) -> None:
-        """Do what is due, then once more what an entry says was done; nobody may be waiting.
-
-        Raises:
-            ReplayError, DomainError: The entry does not fit the state.
-        """
+        """Do what is due, then once more what an entry says was done; no request may be waiting."""
         if isinstance(entry, FragmentTaken):
             if now >= self._quiet_until:
                 self._be_quiet(now=now)
@@ -244,11 +231,7 @@ class ReplayBuffer:
             _HANDLERS[type(entry)](self._state, entry, now=now)
 
     def replay_run(self, run: Sequence[tuple[float, FragmentTaken]]) -> None:
-        """Replay successive fragments, together where that comes to the same.
-
-        Raises:
-            ReplayError, DomainError: An entry does not fit the state.
-        """
+        """Replay successive fragments, together where that comes to the same."""
         timer = self.next_timer()
         is_quiet = timer is None or timer > run[-1][0]
         if is_quiet and intake.carry_out_run(self._state, [taken for _, taken in run]):

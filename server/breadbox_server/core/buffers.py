@@ -1,19 +1,13 @@
 """The entry to the core: several named buffers behind one set of inputs, events and timers.
 
-The driver feeds inputs and the time, drains events, and arms one timer:
-
     answer = buffers.apply(input, now=now)
     for event in buffers.take_events(): ...
     arm(buffers.next_timer())            # then: buffers.handle_timer(now=now)
 
-Invariants, on top of those of `breadbox_server.core.buffer`:
-
-S1  An input changes the buffer that it names and no other. Buffers share the list of events, the
-    generator that seeds their draws, the clock, and the rule that a payload has one owner.
-S2  Everything due at or before `now` in a buffer has been done before an input of that `now` to it
-    is judged, so it does not matter how late the driver's timer fires.
-S3  An input that raises has changed nothing (B14); what its `now` made due has happened all the
-    same, and its events are there to be taken.
+S1  An input changes only the buffer that it names. Buffers share the list of events, the generator
+    that seeds their draws, the clock, and the rule that a payload has one owner.
+S2  What is due in a buffer is done before an input of that `now` is judged: timers may fire late.
+S3  An input that raises has changed nothing (B14); what its `now` made due has happened.
 S4  Equal inputs at equal times to sets of equal seed give equal answers and equal events.
 """
 
@@ -45,14 +39,9 @@ DRAW_SEED_BITS = 63
 class BufferSet:
     """Named replay buffers as one synchronous, deterministic state machine.
 
-    Not thread-safe, and no method blocks. `now` is in seconds on a clock that never goes back;
-    only differences matter. Whoever restores a set from a journal continues that journal's clock.
-
-    Args:
-        rng: Source of every random choice; used to seed the buffers' own draws, one seed each.
-        default_config: Limits of the buffer `default`, which exists from the start.
-        buffers_max: Buffers held at a time; the next `CreateBuffer` gets BUFFERS_FULL.
-        is_recording: Whether `take_entries` is used; without it nothing is written down.
+    Not thread-safe, and no method blocks. `now` is in seconds on a clock that never goes back, also
+    over a restore; only differences matter. `default_config` is of the buffer `default`. Without
+    `is_recording` no entries are kept.
     """
 
     def __init__(
@@ -77,17 +66,10 @@ class BufferSet:
     # --- inputs and what comes of them -----------------------------------------------------------
 
     def apply(self, input: inputs.Input[Answer], *, now: float) -> Answer:
-        """Carry out one input to its end and return its answer.
+        """Carry out one input (`core.model.inputs`) to its end and return its answer.
 
-        What is due by `now` is done first (S2). Everything else that came of it is in
-        `take_events()`.
-
-        Args:
-            input: Any of `breadbox_server.core.model.inputs`.
-            now: Never less than in an earlier call.
-
-        Raises:
-            DomainError: The input is refused, and has changed nothing; see the class raised.
+        What is due by `now`, never less than before, is done first (S2). All else that came of it
+        is in `take_events()`. DomainError: refused, and nothing changed.
         """
         if isinstance(input, inputs.CreateBuffer):
             self._create(input, now=now)
@@ -107,28 +89,23 @@ class BufferSet:
         return events
 
     def next_timer(self) -> float | None:
-        """Return the instant at which `handle_timer` has something to do, or None if never.
-
-        Right after `handle_timer(now)` it is None or later than `now`.
-        """
+        """Return when `handle_timer` has something to do, or None; later than its last `now`."""
         timers = [buffer.next_timer() for buffer in self._buffers.values()]
         return min((timer for timer in timers if timer is not None), default=None)
 
     def handle_timer(self, *, now: float) -> None:
-        """Do everything that was due at or before `now`, in each buffer; cheap if nothing is.
+        """Do everything due at or before `now`, in each buffer; cheap if nothing is.
 
-        Expired leases are ended first, so that chunks they held back can satisfy waiters whose
-        deadline is this same instant. Then open chunks of silent workers are discarded. Then
-        waiters whose deadline has passed time out.
+        Leases expire first, since their chunks may satisfy waiters due at the same instant. Then
+        open chunks of silent workers go, then overdue waiters.
         """
         for buffer in self._buffers.values():
             buffer.handle_timer(now=now)
 
     def drain(self, *, now: float) -> None:
-        """Refuse all waiters with DRAINING, and from now on every Fetch and AppendFragment.
+        """Refuse all waiters, and from now on every Fetch and AppendFragment, with DRAINING.
 
-        Everything else still works, so that learners can release what they hold. Repeating it is
-        a no-op; there is no way back.
+        The rest still works, so that learners can release. Idempotent; there is no way back.
         """
         self._draining = True
         for name, buffer in self._buffers.items():
@@ -142,11 +119,7 @@ class BufferSet:
         return tuple(sorted(self._buffers))
 
     def __getitem__(self, name: BufferName) -> ReplayBuffer:
-        """Return a buffer, for looks at it as it was left by the last input; inputs go to `apply`.
-
-        Raises:
-            BufferNotFoundError: No buffer has this name.
-        """
+        """Return a buffer to look at, as the last input left it; inputs go to `apply`."""
         buffer = self._buffers.get(name)
         if buffer is None:
             raise errors.BufferNotFoundError(name)
@@ -194,12 +167,8 @@ class BufferSet:
     def judge(self, buffer: BufferName, fragment: Fragment, *, now: float) -> Appended | None:
         """Return how `AppendFragment` would be answered at `now`, or None if it would be ADMITTED.
 
-        What is due by `now` is done (S2), and nothing else changed. For the driver, which confirms
-        a payload in the store only if its fragment has a chance; `validation.check_fragment` has
-        let the fragment pass. An earlier one of the same batch may still change the outcome.
-
-        Raises:
-            DomainError: Whatever `apply` would raise for it.
+        Does what is due (S2) and raises as `apply`. The fragment has passed
+        `validation.check_fragment`; an earlier one of its batch may still change the outcome.
         """
         if self._draining:
             raise errors.DrainingError
@@ -208,24 +177,19 @@ class BufferSet:
     # --- journal -------------------------------------------------------------------------------
 
     def take_entries(self) -> list[tuple[float, Entry]]:
-        """Hand over what was decided since the last call, in order, each with its time.
+        """Return the decisions since the last call, in order, each with its time.
 
-        Whoever replays them, in order, builds this state again. An answer or an event may leave the
-        process once all entries taken with or before it are durable. Empty without `is_recording`.
+        No answer or event may leave the process before these are durable.
         """
         entries, self._shared.entries = self._shared.entries, []
         return entries
 
     def replay(self, entries: Iterable[tuple[float, Entry]]) -> None:
-        """Do once more what entries say was done, each at its time.
+        """Do once more what entries after a snapshot say was done, each at its time.
 
-        To be called on a set fresh from `restore`, with the entries taken after its snapshot, in
-        order; afterwards with `handle_timer(now=...)` of the present, which ends what has expired
-        meanwhile. Nothing is recorded. The events are those of the replayed past: only
-        `PayloadsDisposable` still matters, since the deletions may not have been carried out.
-
-        Raises:
-            ReplayError: An entry does not fit the state; the set is of no use any more.
+        For a set fresh from `restore`; call `handle_timer` of the present afterwards. Of the
+        replayed past's events only `PayloadsDisposable` matters. After a ReplayError the set is
+        useless.
         """
         is_recording, self._shared.is_recording = self._shared.is_recording, False
         now = 0.0
@@ -258,10 +222,9 @@ class BufferSet:
             self[entry.buffer].replay(entry, now=now)
 
     def snapshot(self) -> tuple[BufferSnapshot, ...]:
-        """Return everything that outlives the process, the buffers sorted by name.
+        """Return everything that outlives the process, the buffers sorted by name; O(all held).
 
-        O(everything held). Equal states give equal snapshots, and a set restored from one behaves
-        as this one does, but for what `breadbox_server.core.snapshot` says is not in it.
+        Equal states give equal snapshots; see `core.snapshot` for what is not in one.
         """
         return tuple([snapshot.take(state) for _, state in sorted(self._shared.states.items())])
 
@@ -276,20 +239,9 @@ class BufferSet:
     ) -> "BufferSet":
         """Build a set from a snapshot; an empty one has no buffer, to replay from the start.
 
-        Instants in the snapshot are on the clock of the set that gave it, and `now` must go on
-        from there: a lease that was alive then expires when its time has come on that clock.
-
-        Args:
-            taken: What `snapshot` returned.
-            rng: Seeds the draws of buffers created from now on; the others keep their seeds. Must
-                not be as it was for another set of the same state: ids of leases follow from it,
-                and what was granted from a journal that is lost must not be taken for a grant of
-                now.
-            buffers_max: As for a new set; more buffers than that in the snapshot are kept.
-            is_recording: As for a new set.
-
-        Raises:
-            ReplayError: The snapshot contradicts itself.
+        `now` must go on from the clock of the snapshot's instants. `rng` seeds new buffers' draws
+        and must differ from that of any other set of the same state: lease ids follow from it, and
+        a grant of a lost journal must not pass for one of now. Buffers over `buffers_max` are kept.
         """
         buffers = cls.__new__(cls)
         buffers._begin(rng, buffers_max, is_recording)  # noqa: SLF001 - made here
@@ -303,11 +255,7 @@ class BufferSet:
         return buffers
 
     def check_invariants(self) -> None:
-        """Assert every invariant of every buffer; O(everything held), for tests and `doctor`.
-
-        Raises:
-            AssertionError: The core has a bug; the message names the invariant.
-        """
+        """Assert every invariant of every buffer; O(everything held), for tests and `doctor`."""
         for buffer in self._buffers.values():
             buffer.check_invariants()
 

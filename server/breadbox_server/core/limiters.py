@@ -1,7 +1,4 @@
-"""When an append may close a chunk, and when a draw may happen.
-
-A new limiter is a class here, its limits in `core.model.config`, and a line in `make_limiter`.
-"""
+"""When an append may close a chunk, and a draw may happen; `make_limiter` lists the limiters."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
@@ -17,7 +14,6 @@ class Flow(NamedTuple):
     """What went in and out of a buffer, all that a limiter may judge by."""
 
     held_count: int
-    """Chunks held for sampling now."""
     inserted_count: int
     """Chunks that were closed in the current session, less those that left without a use."""
     delivered_count: int
@@ -25,11 +21,10 @@ class Flow(NamedTuple):
 
 
 class Limiter(ABC):
-    """Decides whether an append may close a chunk, and whether a draw may happen.
+    """Decide whether an append may close a chunk, and whether a draw may happen.
 
-    It keeps no state of its own: its decisions follow from the flow, so limits can change while
-    running and nothing of it needs to be journaled. Room, order of arrival and leases are the
-    buffer's business; a limiter only ever adds a reason to wait.
+    Stateless: decisions follow from the flow, so limits can change while running and nothing needs
+    journaling. It only ever adds a reason to wait.
     """
 
     limits_inserts: ClassVar[bool] = True
@@ -65,23 +60,16 @@ class MinimumChunksLimiter(Limiter):
 
 
 class SampleToInsertRatioLimiter(Limiter):
-    """Holds learner and workers together, so that neither runs far ahead of the other.
+    """Hold learner and workers together, so that neither runs far ahead of the other.
 
     With d = inserted * ratio - delivered - lead_chunks, counted in chunks within the session:
 
         a draw of k waits       while d - k < -error_chunks   (the learner is ahead)
         closing a chunk waits   while d + ratio > error_chunks (the workers are ahead)
 
-    `lead_chunks` moves the band: where it is positive, the workers are to be ahead by so much.
-
-    A chunk that leaves without having been drawn counts as never inserted: what is stale or has no
-    room does not have the others drawn more often, nor does it use up the workers' part of the
-    band.
-
-    Neither applies while fewer than `minimum_chunk_count` chunks are held: then appends pass and
-    fetches wait. The buffer does not ask about an append while a fetch waits for chunks, so the
-    upper edge gives way to a learner that needs more than the band holds. A learner that polls
-    instead of waiting should set `minimum_chunk_count` to the chunks it asks for.
+    A chunk that leaves undrawn counts as never inserted. Below `minimum_chunk_count` held chunks
+    appends pass and fetches wait. The buffer does not ask about an append while a fetch waits for
+    chunks: a learner that polls should set `minimum_chunk_count` to the chunks it asks for.
     """
 
     def __init__(self, config: SampleToInsertRatioConfig) -> None:

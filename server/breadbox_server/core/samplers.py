@@ -1,7 +1,4 @@
-"""Which chunks a grant gets, and which leave for room.
-
-A new sampler is a class here and a line in `SAMPLERS`.
-"""
+"""Which chunks a grant gets, and which leave for room; `SAMPLERS` lists the samplers."""
 
 import random
 from abc import ABC, abstractmethod
@@ -18,7 +15,6 @@ TREE_SIZE_MIN = 64
 """Leaves that the tree of an empty `PrioritisedSampler` has room for."""
 
 UsesLeft = Callable[[ChunkId], int]
-"""How often a draw may take a chunk; at least 1."""
 Place = tuple[Any, ...]
 """Where a chunk stands in an order: the smallest one is drawn first. Ends with the chunk's id."""
 
@@ -43,11 +39,9 @@ class Candidate(Protocol):
 
 
 class Sampler(ABC):
-    """Knows the chunks that may be drawn, and draws some of them.
+    """Draw some of the chunks that may be drawn; the limiter says whether.
 
-    It is notified of every chunk that enters or leaves, so that it can keep whatever order it
-    needs; every method should cost O(1) or a logarithm per chunk. It decides *which* chunks;
-    whether a draw may happen at all is the limiter's business.
+    Notified of each chunk that comes or leaves; every method is to cost O(1) or O(log n) a chunk.
     """
 
     @abstractmethod
@@ -69,23 +63,15 @@ class Sampler(ABC):
     def draw(
         self, count: int, rng: random.Random, uses_left: UsesLeft | None = None
     ) -> list[ChunkId]:
-        """Choose `count` chunks, one after the other, in the order of being handed out.
+        """Choose `count` chunks, no more than there are, in the order of being handed out.
 
-        They stay known. The result depends on nothing but what was added, updated and removed, in
-        which order, and on `rng`.
-
-        Args:
-            count: At least 1, and no more than there is to be had.
-            rng: The only source of randomness.
-            uses_left: How often each may be drawn in a draw with replacement, or None if once.
+        They stay known. Depends only on what was added, updated and removed, in which order, and on
+        `rng`. `uses_left`: draws each allows in a draw with replacement, None: once.
         """
 
     @abstractmethod
     def probabilities(self, chunks: Iterable[Candidate]) -> list[float]:
-        """Give, for each of several known chunks, how likely it is to be the next one drawn.
-
-        Positive, also for those that come only when nothing else is left.
-        """
+        """Return how likely each known chunk is to be drawn next; positive even for last ones."""
 
     @abstractmethod
     def order(self) -> list[ChunkId]:
@@ -93,10 +79,9 @@ class Sampler(ABC):
 
 
 class UniformSampler(Sampler):
-    """Draws uniformly: every set of chunks is as likely as any other (B9).
+    """Draw uniformly: every set of chunks is as likely as any other (B9).
 
-    The chunks stand in a dense array, each knowing its place; the last one fills the place of one
-    that leaves. So a draw of k costs O(k), whatever the number held.
+    A dense array; the last chunk fills the place of one that leaves: a draw of k costs O(k).
     """
 
     def __init__(self) -> None:
@@ -143,7 +128,6 @@ class UniformSampler(Sampler):
 def _draw_uniformly(
     places: Sequence[int], count: int, rng: random.Random, uses_left: Callable[[int], int]
 ) -> list[int]:
-    """Draw places one after the other, each as often as it may be; O(count)."""
     drawn: list[int] = []
     left: dict[int, int] = {}
     moved: dict[int, int] = {}
@@ -161,21 +145,12 @@ def _draw_uniformly(
 
 
 class PrioritisedSampler(Sampler):
-    """Draws each chunk with a probability in proportion to a weight of it.
+    """Draw each chunk in proportion to its weight: finite, at least 0, with a finite sum.
 
-    The chunks stand in a dense array, as for `UniformSampler`, above which a tree of sums stands:
-    node i is the sum of nodes 2i and 2i + 1, node 1 that of all, and weights are the leaves. A sum
-    is always made anew of the two below it, never by adding what changed, so that the tree follows
-    from the array alone: no error grows, what is all zeros sums up to zero, and a sampler that was
-    rebuilt in the same order draws the very same chunks. O(log n) for every chunk.
-
-    A mirror's tree of steps is another one: it draws thousands at a time with numpy, which the core
-    is without, and with replacement.
-
-    Chunks of weight 0 are drawn only once none of another weight is left to be drawn, uniformly.
-
-    Args:
-        weigh: Gives the weight of a chunk: finite, at least 0, and such that the sum of all is.
+    A tree of sums over a dense array: node i is the sum of 2i and 2i + 1, node 1 of all; leaves are
+    weights. Each sum is made anew, never adjusted: no error grows, zeros sum to zero, and a rebuilt
+    sampler draws the same chunks. O(log n) a chunk. Chunks of weight 0 are drawn last, uniformly. A
+    mirror's tree is separate: it draws thousands at a time with numpy, which the core does without.
     """
 
     def __init__(self, weigh: Callable[[Candidate], float]) -> None:
@@ -294,11 +269,7 @@ class PrioritisedSampler(Sampler):
 
 
 class OrderedSampler(Sampler):
-    """Draws the chunks that are first in an order, and needs no randomness.
-
-    Args:
-        place: Gives the place of a chunk that comes in.
-    """
+    """Draw the chunks that are first in the order that `place` gives; no randomness."""
 
     def __init__(self, place: Callable[[Candidate], Place]) -> None:
         self._place = place
@@ -342,11 +313,7 @@ class OrderedSampler(Sampler):
 
 
 class ByPrioritySampler(OrderedSampler):
-    """Draws by priority; among equals, the chunk whose priority was given or set longest ago.
-
-    Args:
-        sign: 1.0 if the lowest priority comes first, -1.0 if the highest does.
-    """
+    """Draw by priority (`sign` 1.0: lowest first); among equals the one longest unchanged."""
 
     def __init__(self, sign: float) -> None:
         set_numbers = count_up()
@@ -382,17 +349,11 @@ SAMPLERS: dict[str, Callable[[float], Sampler]] = {
     "highest_priority": lambda _: ByPrioritySampler(-1.0),
     "lowest_priority": lambda _: ByPrioritySampler(1.0),
 }
-"""Makers by name, each given the power to which a prioritised one raises priorities.
-
-A chunk that was given back keeps its first arrival, and its place in orders of arrival."""
+"""Makers by name, given the power for priorities. A returned chunk keeps its arrival order."""
 
 
 def make_sampler(name: str, priority_exponent: float = 1.0, *, field: str = "sampler") -> Sampler:
-    """Make an empty sampler of a name, which the limit `field` says.
-
-    Raises:
-        InvalidArgumentError: No sampler has this name.
-    """
+    """Make an empty sampler of a name, which the limit `field` says."""
     make = SAMPLERS.get(name)
     if make is None:
         raise InvalidArgumentError(field, f"must be one of {', '.join(SAMPLERS)}")
@@ -400,11 +361,7 @@ def make_sampler(name: str, priority_exponent: float = 1.0, *, field: str = "sam
 
 
 def make_remover(name: str, priority_exponent: float = 1.0) -> Sampler | None:
-    """Make the sampler that says which chunks leave for room, or None if the oldest leave first.
-
-    Raises:
-        InvalidArgumentError: No sampler has this name.
-    """
+    """Make the sampler that says which chunks leave for room; None: the oldest leave first."""
     if name == OLDEST_FIRST:
         return None
     if name == "uniform":

@@ -1,8 +1,7 @@
 """The state of one buffer as values, and back.
 
-Two buffers with equal snapshots behave alike from then on, but for what is not in one: waiters,
-callers, the counters of what changed nothing, and how often a lease was reported (a lease of a
-snapshot counts as reported once, so it is never undone as undelivered before a caller asks again).
+Not in it: waiters, callers, counters of what changed nothing, and how often a lease was reported
+(once, after a restore: it is never undone as undelivered before a caller asks again).
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +31,6 @@ class ChunkSnapshot(NamedTuple):
     use_count: int
     unreadable_count: int
     fragments: tuple[Fragment, ...]
-    """At least one."""
     priority: float = PRIORITY_DEFAULT
 
 
@@ -42,7 +40,6 @@ class OpenChunkSnapshot(NamedTuple):
     touched_at: float
     """When its latest fragment was admitted."""
     fragments: tuple[Fragment, ...]
-    """At least one."""
 
 
 class WorkerSnapshot(NamedTuple):
@@ -103,13 +100,11 @@ class BufferSnapshot:
     ended_sessions: tuple[ids.SessionId, ...]
     """The first to have ended first."""
     weights: tuple[tuple[ids.ModelVersion, Payload], ...]
-    """By version."""
     inserted_count: int
     delivered_count: int
     closed_count: int
     chunks: tuple[ChunkSnapshot, ...]
-    """First those held, in the sampler's order, then those that leases know or that are retained,
-    by age."""
+    """First those held, in the sampler's order, then those leased or retained, by age."""
     workers: tuple[WorkerSnapshot, ...]
     """The one heard of last at the end."""
     open_chunks: tuple[OpenChunkSnapshot, ...]
@@ -119,9 +114,7 @@ class BufferSnapshot:
     ended_grants: tuple[GrantSnapshot, ...]
     """The first to have ended first."""
     schemas: tuple[tuple[int, Schema], ...] = ()
-    """The session's schemas by hash, in the order in which they were declared."""
     subscriptions: tuple[Subscription, ...] = ()
-    """By name."""
     removed_in: tuple[ids.ChunkId, ...] = ()
     """The chunks held in the remover's order; empty where the oldest leave first."""
 
@@ -179,11 +172,7 @@ def take(state: BufferState) -> BufferSnapshot:
 
 
 def restore(taken: BufferSnapshot, shared: Shared) -> BufferState:
-    """Build a buffer from what `take` gave.
-
-    Raises:
-        ReplayError, DomainError: It contradicts itself.
-    """
+    """Build a buffer from what `take` gave, or raise if it contradicts itself."""
     state = BufferState(taken.name, taken.config, draw_seed=taken.draw_seed, shared=shared)
     state.draw_count = taken.draw_count
     # A counter that the snapshot does not have begins at 0.
@@ -243,8 +232,7 @@ def _restore_chunks(state: BufferState, taken: BufferSnapshot) -> None:
 def _not_held(state: BufferState) -> Iterable[Chunk]:
     """List, by age, the chunks that are retained, or that only a living grant knows.
 
-    Those of a rank that has ended its lease are among them: the grant's whole list can be asked
-    for as long as it lives, although their payloads may be gone.
+    A grant's whole list can be asked for while it lives, so an ended rank's are among them.
     """
     chunks = {
         granted.chunk.chunk_id: granted.chunk

@@ -1,4 +1,1 @@
-"""Payload bytes through the server, for clients that must not see the store.
-
-Callers: `rpc`.
-"""
+"""Payload bytes through the server, for clients that must not see the store. For `rpc`."""

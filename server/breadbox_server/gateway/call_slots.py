@@ -59,11 +59,10 @@ class Slot:
 
 
 class CallSlots:
-    """How many calls move payloads at a time: of a connection, of a caller, and altogether (G4).
+    """Bound the calls that move payloads: of a connection, of a caller, and altogether (G4).
 
-    A call that finds no room waits. A free slot goes to the caller that holds the fewest, then in
-    order of arrival. If all are taken and a caller with fewer waits, the largest holder's call that
-    has not moved a part for longest gives way.
+    A free slot goes to the waiting caller with the fewest, then by arrival. If all are taken and a
+    caller with fewer waits, the largest holder's call that has rested longest gives way.
     """
 
     def __init__(self) -> None:
@@ -78,11 +77,9 @@ class CallSlots:
 
     @asynccontextmanager
     async def taken(self, caller: str, peer: str) -> AsyncIterator[Slot]:
-        """Hold a place inside the block.
+        """Hold a place inside the block, or raise GatewayFullError after `limits.GATEWAY_WAIT_S`.
 
-        Raises:
-            GatewayFullError: None was free for `limits.GATEWAY_WAIT_S`, too many wait, or it had to
-                be given to others.
+        Also if too many wait, or the place had to be given to others.
         """
         slot = Slot(caller, peer)
         await self._take(slot)

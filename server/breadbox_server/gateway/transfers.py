@@ -1,15 +1,13 @@
 """Payload bytes through the server, for callers that must not see the payload store.
 
-Bytes pass part by part: a call holds one part that comes in, or goes out, and one that a thread
-stores, or has read. Nothing here awaits the store on the loop, and no message is asked for before
-there is room for it, so HTTP/2 itself holds back a caller that is faster than the store.
+Bytes pass part by part. Only threads wait for the store, and no message is asked for before there
+is room, so HTTP/2 itself holds back a caller that is faster than the store.
 
-Invariants:
     G1  The ids of payloads are made up here, so no caller can write over a payload.
-    G2  What a call writes is stored whole before the call is answered, and unannounced: it expires,
-        unless a fragment or weights that name it are admitted.
-    G3  A caller reads what a buffer of its own refers to, a producer only weights, and besides what
-        it wrote itself and has not announced yet. Anything else is answered as if it were missing.
+    G2  A write is stored whole before its answer, and unannounced: it expires unless an admitted
+        fragment or weights name it.
+    G3  A caller reads what a buffer of its own refers to, a producer only weights, and what it
+        wrote and has not announced. Anything else is answered as missing.
     G4  Bytes in memory: at most two parts for each call in progress, and these are counted, of a
         connection, of a caller and altogether.
     G5  Bytes unannounced are counted, of a caller as it says them and altogether as they come,
@@ -61,19 +59,10 @@ READERS: Final = {"WritePayloads": unpack_write}
 
 
 class Gateway:
-    """Writes and reads payloads on behalf of callers. Call it from the loop's thread only.
+    """Write and read payloads on behalf of callers. For the loop's thread only.
 
-    Args:
-        store: Where payloads live; moved to in threads, closed with this.
-        buffers: The core.
-        refers_to: Whether a buffer, a lease of it or its model refers to a payload.
-        check_written: Raises a DomainError where a caller may not write so many bytes beside those
-            that it has not announced; see `Quotas.check_written`.
-        unannounced_s: Seconds that a payload lives before it is announced.
-        unannounced_bytes_max: What a caller may have written and not announced.
-        delete: Deletes payloads that are stored, and that nothing refers to.
-        now: Seconds that never go back.
-        metrics: Counts bytes and calls.
+    Closes `store`. `check_written` is `Quotas.check_written`. Unannounced payloads live for
+    `unannounced_s`. `delete` takes stored payloads that nothing refers to.
     """
 
     def __init__(
@@ -116,22 +105,10 @@ class Gateway:
         incoming: "Incoming",
         report: Callable[[], Awaitable[None]],
     ) -> list[PayloadReference]:
-        """Write payloads of these sizes, whose bytes come one behind another.
+        """Write payloads whose bytes come one behind another; `report` says when more is stored.
 
-        Args:
-            caller: The caller on whose behalf it writes.
-            peer: The caller's connection.
-            sizes: Bytes of each payload.
-            incoming: Their bytes.
-            report: Reports, now and then, that more is stored.
-
-        Raises:
-            InvalidArgumentError: There are other bytes than that, or more than a caller may write.
-            GatewayFullError: The caller has written too much that is not announced, or other
-                callers, which hold less, needed the room.
-            QuotaFullError: It would hold more than its token may; so QuotaExceededError, for good.
-            GatewayStalledError: The caller has fallen silent.
-            StoreError: The store is away, or full. Here as above, what was stored is deleted.
+        What was stored of a failed write is deleted. GatewayFullError also where other callers,
+        which hold less, needed the room; GatewayStalledError: the caller has fallen silent.
         """
         _check_sizes(sizes, self.unannounced.bytes_max)
         async with self.calls.taken(caller.name, peer) as slot:
@@ -179,11 +156,8 @@ class Gateway:
     ) -> None:
         """Send ranges of payloads, one behind another, in parts.
 
-        Raises:
-            PayloadMissingError: A payload is not there, or not for this caller.
-            PayloadCorruptError: It has another size than its reference says.
-            GatewayStalledError: The caller takes nothing.
-            StoreUnavailableError: The store is away.
+        PayloadMissingError also for another's; PayloadCorruptError: another size than its
+        reference's; GatewayStalledError: the caller takes nothing.
         """
         self._check_readable(caller, ranges)
         async with self.calls.taken(caller.name, peer) as slot:
@@ -360,7 +334,6 @@ async def _done(future: "Future[None]") -> None:
 
 @asynccontextmanager
 async def _moving() -> AsyncIterator[None]:
-    """Bound the coming or going of one part."""
     try:
         async with asyncio.timeout(limits.PART_S):
             yield

@@ -1,8 +1,7 @@
-"""Accounting of what was written through the gateway and is not announced yet, by caller (G5).
+"""Count what was written through the gateway and is not announced yet, by caller (G5).
 
-A caller's own bound counts what it says that it will write, so that it begins nothing that it may
-not finish. The bound of all counts what has come of it, and a part more: a caller that says much
-and sends little takes nothing from others.
+A caller's own bound counts what it says it will write: it begins nothing it may not finish. The
+bound of all counts what has come and a part more: saying much takes nothing from others.
 """
 
 from collections import Counter
@@ -28,12 +27,7 @@ class _Held:
 
 
 class Unannounced:
-    """Accounts of unannounced payloads.
-
-    Args:
-        bytes_max: Of one caller; `limits.UNANNOUNCED_CALLERS` times that altogether.
-        keep_s: Seconds after which it has expired.
-    """
+    """Accounts: `bytes_max` for one caller, `limits.UNANNOUNCED_CALLERS` times that for all."""
 
     def __init__(self, bytes_max: int, *, keep_s: float) -> None:
         self.bytes_max = bytes_max
@@ -41,7 +35,6 @@ class Unannounced:
         self._held: dict[PayloadId, _Held] = {}
         """In order of the time at which they expire."""
         self._of: dict[str, dict[PayloadId, _Held]] = {}
-        """The same, of each caller."""
         self._bytes: Counter[str] = Counter()
         """That callers have said they will write."""
         self._arrived: Counter[str] = Counter()
@@ -60,11 +53,7 @@ class Unannounced:
         now: float,
         give_up: Callable[[PayloadReference], None],
     ) -> None:
-        """Count what a caller is about to write; `give_up` is called with what must make room.
-
-        Raises:
-            GatewayFullError: It would be too much of this caller.
-        """
+        """Count what a caller is about to write; `give_up` is called with what must make room."""
         self._forget_overdue(now)
         wanted = _written_bytes(references)
         if self._bytes[caller] + wanted > self.bytes_max:
@@ -79,11 +68,7 @@ class Unannounced:
             self._held[PayloadId(each.payload_id)] = of_caller[PayloadId(each.payload_id)] = held
 
     def arrive(self, payload_id: PayloadId, size_bytes: int) -> None:
-        """Count bytes of a payload that are about to come.
-
-        Raises:
-            GatewayFullError: There is no room, and no caller holds more than the sender would.
-        """
+        """Count bytes about to come, or raise GatewayFullError if no caller holds more."""
         held = self._held.get(payload_id)
         if held is None:
             raise GatewayFullError("others needed the room of this payload")

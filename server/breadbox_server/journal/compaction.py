@@ -56,11 +56,11 @@ class _BrokenError(_NoSnapshotError):
 
 
 class Compaction:
-    """Runs compactors, one at a time.
+    """Run compactors, one at a time.
 
-    The longer the turns that a restart would have to replay, the higher the compactor's priority,
-    and the shorter the rest before the next; a low one that is still at it when it becomes urgent
-    is ended, since priorities cannot be raised again, and begun anew.
+    The longer the turns to replay at a restart, the higher the compactor's priority, and the
+    shorter the rest. Priorities cannot be raised: a low one that becomes urgent is ended and begun
+    anew.
     """
 
     def __init__(
@@ -119,7 +119,6 @@ class Compaction:
         return self._journal.pressure >= URGENT_PRESSURE
 
     def _niceness(self) -> int:
-        """The lower the more there is to replay."""
         return max(0, round(NICENESS_MAX * (1.0 - self._journal.pressure / URGENT_PRESSURE)))
 
     async def _compact(self, on_damaged: Callable[[JournalError], None]) -> None:
@@ -148,7 +147,6 @@ class Compaction:
         await self._trim(sequence)
 
     async def _run_compactor(self) -> int:
-        """Start the process and wait for its end; gives the snapshot's sequence."""
         while True:
             niceness = self._niceness()
             try:
@@ -189,7 +187,6 @@ class Compaction:
                 await process.wait()
 
     def _learn(self, code: int | None, out: bytes, problem: bytes) -> int:
-        """Take what a compactor found out; gives the snapshot's sequence."""
         if code != 0:
             text = problem.decode(errors="replace").strip()[-500:]
             if code == compactor.UNAVAILABLE:

@@ -1,12 +1,11 @@
-"""Makes a newer snapshot of a journal, in a process of its own, and ends.
+"""Make a newer snapshot of a journal, in a process of its own, and end.
 
     echo '{"kind": "redis", "where": "redis://..."}' |
       python -m breadbox_server.journal.compactor 10
 
-The server's loop never writes its state down: this process reads the last snapshot and the turns
-after it, as a restarted server would, and writes what comes out. It runs at the niceness that is
-given, and takes where the journal is from standard input, so that no password is in the process
-list. Prints the new snapshot's sequence, the entries replayed, and the CPU time that took.
+It reads the journal as a restarted server would, at the given niceness, and takes the place from
+standard input, so that no password is in the process list. Prints the snapshot's sequence, the
+entries replayed, and the CPU time that took.
 """
 
 import gc
@@ -37,7 +36,7 @@ BUG: Final = 5
 
 
 def compact(archive: JournalArchive, is_wanted: Callable[[], bool] = lambda: True) -> Recovered:
-    """Write a snapshot of everything that the journal holds; gives what that is."""
+    """Write a snapshot of everything that the journal holds; return what that is."""
     # Nothing is drawn here, so any generator will do.
     found = recover(archive, lambda taken: BufferSet.restore(taken, random.Random(0)))
     if found.turn_count and is_wanted():

@@ -1,9 +1,8 @@
 """The core behind the journal: what it decides takes effect once that is durable.
 
-Only this module and those that are handed a `DurableCore` touch the core, only from the loop's
-thread, and every input runs to its end without an `await`, so there is no lock. What the core
-decides takes effect in turns: the effects of a turn (replies, grants, wake-ups, deletions) happen
-once the turn is durable, at once where there is no journal.
+Only holders of a `DurableCore` touch the core, from the loop's thread, and every input runs to its
+end without an `await`: there is no lock. A turn's effects (replies, grants, deletions) happen once
+it is durable, immediately without a journal.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -42,14 +41,9 @@ TOLD_AT_ONCE: Final = (
 class DurableCore:
     """A `BufferSet` with its journal and its timer. Not thread-safe: for the loop's thread only.
 
-    Args:
-        buffers: The core; this is its only owner from now on.
-        clock: Source of instants and wake-ups.
-        metrics: Takes the core's events.
-        journal: Where decisions are made durable; None: they take effect at once.
-        on_events: Called with what the core decided, before it is durable; effects belong into
-            `turns.when_settled`.
-        on_pumped: Called after each `pump`: anything may have changed.
+    `on_events` is called with decisions before they are durable: effects belong into
+    `turns.when_settled`. `on_pumped` follows each `pump`. journal None: decisions take effect
+    immediately.
     """
 
     def __init__(
@@ -75,7 +69,6 @@ class DurableCore:
         """When a call last used a buffer; it is missing for those that none has used yet."""
         self._started_at = clock.now()
         self.undurable_models = 0
-        """Changes of models that are not durable yet."""
         self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
 
     # --- inputs --------------------------------------------------------------------------------
@@ -83,8 +76,7 @@ class DurableCore:
     async def apply(self, command: Input[Answer]) -> Answer:
         """Give the core one input; return its answer once it is durable.
 
-        A cancel leaves the input applied: a caller that tries again meets the core's own rules
-        for repeated inputs.
+        A cancel leaves it applied: the core's rules for repeated inputs meet a retry.
         """
         self.turns.check_room()
         async with self.durable_refusals():
@@ -108,11 +100,10 @@ class DurableCore:
 
     @asynccontextmanager
     async def durable_refusals(self) -> AsyncIterator[None]:
-        """Delay refusals that are raised inside until what they tell of is durable.
+        """Delay refusals raised inside until what they report is durable, but for `TOLD_AT_ONCE`.
 
-        Else a caller would know of a buffer's end, say, that a crash takes back. And until this
-        server knows that no other one has decided otherwise: it may have been replaced just now.
-        `TOLD_AT_ONCE` pass at once.
+        Else a caller might learn of a buffer's end that a crash takes back, or of what another
+        server, which has just replaced this one, decided otherwise.
         """
         try:
             yield
@@ -194,10 +185,10 @@ class DurableCore:
         self._rearm_timer()
 
     def _snapshot(self) -> tuple[tuple[BufferSnapshot, ...], float]:
-        """Return the core's state, and the instant it is of.
+        """Return the core's state, and its instant.
 
-        Nothing that the state contains may stand in a later turn: what came due in a mere look
-        (`judge`, `describe`) is taken into the turn that this snapshot replaces.
+        What came due in a mere look is taken into the turn that this snapshot replaces: nothing in
+        it may stand in a later turn.
         """
         self.pump()
         return self.buffers.snapshot(), self.clock.now()

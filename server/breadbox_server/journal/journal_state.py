@@ -1,4 +1,4 @@
-"""The core as it was when the server ended: opened at the start, written from then on."""
+"""Open the journal, rebuild the core from it, and own both while the server runs."""
 
 import asyncio
 import gc
@@ -60,7 +60,6 @@ class JournalState:
     journal: TurnJournal | None = None
     compaction: Compaction | None = None
     let_go: frozenset[PayloadId] = frozenset()
-    """Payloads that the journal says were about to be deleted when the earlier process ended."""
     note_settings: Callable[[], None] = lambda: None
     """To be called once the core's first decisions are durable."""
 
@@ -71,10 +70,7 @@ class JournalState:
 
 
 class Heartbeats:
-    """Sends heartbeats from a thread, once there is a claim, until it is ended.
-
-    Meanwhile the journal is read back, which blocks the loop.
-    """
+    """Send heartbeats from a thread while the journal is read back, which blocks the loop."""
 
     def __init__(self, archive: JournalArchive) -> None:
         self._archive = archive
@@ -118,11 +114,10 @@ async def open_journal_state(
     custodian: PayloadCustodian,
     on_standby: Callable[[Standby], Awaitable[None]],
 ) -> AsyncIterator[JournalState]:
-    """Build the core: from its journal, or empty; inside the block it can be written.
+    """Build the core, from its journal or empty; inside the block it can be written.
 
-    Blocks the loop while it reads: nobody is served yet. Before, it waits for a server that may be
-    dead, for at most `STARTING_S`. A standby follows the journal instead, in a thread, for as long
-    as another server leads.
+    Blocks the loop while it reads. Before, waits at most `STARTING_S` for a server that may be
+    dead; a standby follows the journal in a thread for as long as another server leads.
     """
     place = _choose_place(settings)
     if place is None:
@@ -203,10 +198,10 @@ async def open_journal_state(
 async def _check_store(
     archive: JournalArchive, settings: Settings, custodian: PayloadCustodian
 ) -> None:
-    """See that the payloads which the journal knows are not given up for a slip of the pen.
+    """Refuse a store other than the journal's, lest all its payloads be given up for a typo.
 
-    A store of another URL than at the last start in which the journal has not left word is
-    another store. Of the same URL it is the one that was, whatever it may have lost.
+    Another URL than at the last start with a note is another store; the same URL is the same store,
+    whatever it may have lost.
     """
     noted = archive.read_note(_STORE_NOTE)
     if settings.accepts_store or noted in ("", settings.store_shown):
@@ -227,14 +222,10 @@ async def _check_store(
 
 
 async def _claim(archive: JournalArchive, *, takes_over: bool) -> Claim:
-    """Claim the right to write the journal.
+    """Claim the right to write the journal, or raise StartError if another server writes it.
 
-    A holder that ended without releasing its claim is waited for until its heartbeat has expired.
-    It is displaced immediately if its process is known to be dead.
-
-    Raises:
-        StartError: Another server writes it.
-        JournalUnavailableError: It cannot be reached.
+    Waits for a holder that ended without releasing its claim until its heartbeat has expired;
+    displaces it immediately if its process is known to be dead.
     """
     holder = Holder.of_this_process()
     displaced = ""
@@ -334,10 +325,7 @@ def _recover(
 
 
 def _apply_new_limits(archive: JournalArchive, settings: Settings, recovered: Recovered) -> None:
-    """Give the default buffer the limits of the command line, if these are new.
-
-    If they are as at the last start, limits that were changed meanwhile by UpdateBuffer stand.
-    """
+    """Give the default buffer the command line's limits, if new; else UpdateBuffer's stand."""
     wanted = settings.default_config
     noted = archive.read_note(_CONFIG_NOTE)
     # By value: one that this server has and the last start had not is not a change.

@@ -50,20 +50,15 @@ class Recovered:
 
     buffers: BufferSet
     sequence: int
-    """The last turn that it contains."""
     now: float
     """The latest instant that the earlier process reached, as far as the journal knows."""
     chain: int
-    """Checksum of the last turn; see `frames`."""
     snapshot_sequence: int
     turn_count: int
-    """Turns replayed after the snapshot."""
     entry_count: int
-    """Entries in them."""
     let_go: frozenset[PayloadId] = frozenset()
-    """Payloads that nothing refers to since these turns, and that may not have been deleted yet."""
+    """Payloads unreferenced since these turns, which may not have been deleted yet."""
     replay_s: float = 0.0
-    """CPU time that replaying them took."""
 
 
 def begin(archive: JournalArchive, buffers: BufferSet, now: float) -> Recovered:
@@ -77,10 +72,7 @@ def begin(archive: JournalArchive, buffers: BufferSet, now: float) -> Recovered:
 
 
 def look(archive: JournalArchive) -> Recovered:
-    """Read a journal that another server may be writing, only to learn what is in it.
-
-    Reads again if that fails, which a newer snapshot between two reads explains.
-    """
+    """Read a journal that another server may be writing; retry, as its snapshot may change."""
     for _ in range(LOOKS_MAX - 1):
         with suppress(JournalError):
             return recover(archive, _restore)
@@ -107,14 +99,7 @@ def _without_collections() -> Iterator[None]:
 def recover(
     archive: JournalArchive, restore: Callable[[Iterable[BufferSnapshot]], BufferSet]
 ) -> Recovered:
-    """Build the core from its journal.
-
-    Raises:
-        JournalDamagedError: It cannot be read; says why and what to do. Nothing was changed.
-        JournalNewerError: A newer server wrote it.
-        JournalUnavailableError: It cannot be reached.
-        BugError: What it says could not be carried out for a reason that is not in it.
-    """
+    """Build the core from its journal, or raise why not; a BugError is not the journal's fault."""
     replay = Replay(archive, restore)
     with replay.error_context():
         for sequence, record in archive.read_turns(replay.sequence):

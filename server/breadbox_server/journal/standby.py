@@ -1,9 +1,8 @@
 """A warm standby: follows a journal that another server writes, and goes on in its place.
 
-It has a core of its own, in which it replays every turn soon after it was written. Once the other
-server's heartbeat has expired it claims the journal, as any server does that starts, and has only
-the newest turns left to replay. Only whether the other one lives is a guess. If it does, and is
-merely slow, the claim's epoch keeps it from writing, confirming and deleting.
+Its core replays each turn soon after it was written. When the leader's heartbeat has expired it
+claims the journal. If the leader is merely slow, the claim's epoch keeps it from writing,
+confirming and deleting.
 """
 
 import asyncio
@@ -38,9 +37,8 @@ LOOK_PERIOD_S: Final = 0.05
 RETRY_S: Final = 0.2
 """Between two looks at one that cannot be reached or read."""
 RETURN_S: Final = 3 * ALIVE_S
-"""Seconds that a server has to send a heartbeat once the journal's Redis answers again: heartbeats
-expire while no server can renew them, and a Redis that came back with less than it had needs the
-server that knows the rest."""
+"""Seconds for the leader to send a heartbeat once the journal's Redis answers again: they
+expire in an outage, and a Redis that lost something needs the server that knows the rest."""
 
 WARM_LAG_S_MAX: Final = 5.0
 """Further behind than this a standby would have to read for a while before it leads."""
@@ -70,12 +68,9 @@ class Follower:
         """Whether the core has come to the journal's end since it began."""
 
     def step(self) -> bool:
-        """Take in what is new, some of it at a time.
+        """Take in some of what is new; return True if there may be more.
 
         Begins again from the snapshot where the journal has gone past it, or is another one.
-
-        Returns:
-            Whether there may be more.
         """
         try:
             status = self._view.look(self._replay.sequence if self._replay else 1)
@@ -175,7 +170,7 @@ class Follower:
         return self._status.left_s if self._status else 0.0
 
     def may_claim(self) -> bool:
-        """Whether the leader's heartbeat has expired or its process is known to be dead.
+        """Return True if the leader's heartbeat has expired or its process is known to be dead.
 
         False while a leader may be about to send one: see `RETURN_S`.
         """
@@ -236,12 +231,9 @@ class Standby:
         return self._follower.is_warm()
 
     async def lead(self, check: Callable[[], Awaitable[None]]) -> tuple[Claim, Recovered | None]:
-        """Return once the journal is this server's, with the core as it is then.
+        """Return the claim, and the core or None for a new journal, once this server leads.
 
-        However long that takes: as long as another server lives, and the journal is away.
-
-        Returns:
-            The claim; no core: the journal is new.
+        It waits for as long as another server lives or the journal is away.
         """
         holder = Holder.of_this_process()
         while True:
@@ -261,7 +253,6 @@ class Standby:
             await asyncio.sleep(wait_s)
 
     async def _follow(self) -> float:
-        """Take one step; gives the seconds until the next."""
         wait_s = 0.0
         try:
             if not await asyncio.to_thread(self._follower.step):

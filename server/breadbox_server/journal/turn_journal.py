@@ -13,8 +13,8 @@ from breadbox_server.journal.encoding.frames import frame_snapshot, frame_turn, 
 from breadbox_server.journal.storage.interface import NO_PAYLOADS, JournalWriter
 
 REPLAY_S_MAX: Final = 1.0
-"""CPU time that a restart may need for turns: with the start of the process, and the snapshot of a
-buffer of the default size, it takes less than 2 s. Beyond, producers wait for the next snapshot."""
+"""CPU time that a restart may need for turns (with start and snapshot of a default buffer, under 2
+s). Beyond, producers wait for the next snapshot."""
 REPLAY_BYTES_MAX: Final = 128 * 2**20
 """Bytes of turns that a restart may have to read, however few the entries."""
 ENTRY_S_ASSUMED: Final = 1 / 50_000
@@ -50,17 +50,12 @@ class TurnJournal:
         self._writer = writer
         self._chain = chain
         self.sequence = sequence
-        """The last turn that is durable."""
         self.entry_s = entry_s
-        """CPU time that replaying an entry takes, as measured of late."""
         self.written = Extent()
-        """By this process."""
         self._covered = Extent(-grown_entries)
-        """What of it the newest snapshot contains."""
         self.notes: dict[str, str] = {}
         """What is to stand beside the journal, should it be begun again."""
         self.beginnings = 0
-        """How often the journal was begun again."""
         self.custody = Custody(writer.claim.journal, writer.claim.epoch)
         """The journal and epoch on whose behalf payloads are confirmed and deleted."""
 

@@ -1,8 +1,7 @@
 """What the core decided, made durable before it takes effect.
 
-A *turn* gathers what is decided while the one before is being written, so that all calls of that
-time share one write. Its effects (replies, grants, wake-ups, deletions) happen once it is durable,
-in the order in which they were decided. Without a journal everything takes effect at once.
+A *turn* gathers what is decided while the last is being written, so that all calls share one write
+(group commit). Its effects happen, in order, once it is durable.
 """
 
 import asyncio
@@ -37,15 +36,14 @@ RETRY_DELAY_S: Final = 0.2
 OUTAGE_S: Final = 1.0
 """Seconds without an answer after which journal or store count as away."""
 CONTEND_S: Final = 4 * RENEW_S
-"""Seconds in which a later server, if one lives, finds that its journal has come back as an earlier
-one's, and claims it again."""
+"""Seconds for a later server to find that its journal came back as an earlier one's, and reclaim
+it."""
 ENTRIES_MAX: Final = 65_536
 """Entries that may wait while the journal cannot be reached; beyond, new work is refused."""
 TURN_PAYLOADS_MAX: Final = 1024
 """Payloads that are written with one turn,"""
 TURN_PAYLOAD_BYTES_MAX: Final = 2**20
-"""and bytes of them: Redis does nothing else meanwhile, and where it has no room for them takes so
-much more than it should."""
+"""and bytes of them: Redis does nothing else meanwhile."""
 
 
 class Journal(Protocol):
@@ -66,18 +64,13 @@ class Journal(Protocol):
         entries: Sequence[tuple[float, Entry]],
         payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
     ) -> bool:
-        """Return once the entries of one turn, and payloads with it, are durable.
-
-        Returns:
-            Whether there was room for the payloads, which are there in any case.
-        """
+        """Return once a turn's entries and payloads are durable; False if room has run out."""
 
     async def renew(self) -> str:
-        """Send a heartbeat, and check that the journal is still ours and whole.
+        """Send a heartbeat, and check that the journal is ours and whole; return its store's start.
 
-        Returns:
-            Which start of the store that the journal is in has answered: another one may have less
-            than the one before. Empty where the journal itself shows such a loss.
+        Another start may have less than the one before. Empty where the journal itself shows a
+        loss.
         """
 
     async def begin_again(self, buffers: tuple[BufferSnapshot, ...], now: float) -> None:
@@ -88,7 +81,6 @@ class Journal(Protocol):
 class _Turn:
     entries: list[tuple[float, Entry]] = field(default_factory=list)
     payloads: dict[PayloadId, bytes] = field(default_factory=dict)
-    """Small ones that its entries are about, and that are written with it."""
     payload_bytes: int = 0
     effects: list[Callable[[], None]] = field(default_factory=list)
     durable: asyncio.Event = field(default_factory=asyncio.Event)
@@ -96,13 +88,10 @@ class _Turn:
 
 
 class Turns:
-    """Puts decisions through a journal. For the loop's thread only.
+    """Put decisions through a journal. For the loop's thread only.
 
-    Args:
-        journal: Where turns are made durable, or None if they take effect immediately.
-        metrics: Takes the time that turns wait, and how many entries do.
-        on_lost: Gives the core's state, and the instant it is of, when the journal was lost.
-        on_settled: Called when the effects of a turn have happened, which may have led to more.
+    `journal` None: they take effect immediately. `on_lost` gives the core's state and instant when
+    the journal was lost; `on_settled` is called when a turn's effects have happened.
     """
 
     def __init__(
@@ -120,24 +109,21 @@ class Turns:
         self._open = _Turn()
         self._committing: _Turn | None = None
         self._committing_since: float | None = None
-        """On the loop's clock."""
         self._wake = asyncio.Event()
         self._outage = OutageLog(log, "writing the journal")
         """The outage of turns and heartbeats: a server with nothing to write reports one, too."""
         self._is_lost = False
         """Whether the journal was found lost while nothing was being written."""
         self._call = asyncio.Lock()
-        """Held during a call of the journal: there is one at a time."""
         self._ours_at: float | None = None
-        """When the journal was last asked and certain to be this server's, on the loop's clock;
-        None: not since it was claimed; minus infinity: not since it was lost."""
+        """When the journal was last asked and then certainly ours, on the loop's clock; None: not
+        since the claim; minus infinity: not since it was lost."""
         self._certain_at: float | None = None
         """When it was last so, or this server began to lead, on the loop's clock; else None."""
         self._found_ours = asyncio.Event()
         self._doubted = asyncio.Event()
         """Set when a caller needs the journal's owner before the next heartbeat."""
         self._waited_since: float | None = None
-        """When the first such caller began to wait, on the loop's clock, or None if none waits."""
         self._effects: list[Callable[[], None]] = []
         """Effects of no turn, which wait for the next heartbeat."""
         self._incarnation: str | None = None
@@ -196,10 +182,7 @@ class Turns:
         )
 
     def when_settled(self, effect: Callable[[], None]) -> None:
-        """Call once everything decided so far is durable; at once where it is already.
-
-        As with `settled`: not before others have to respect this server's claim.
-        """
+        """Call back once everything decided so far is durable; see `settled` for claims."""
         turn = self._pending()
         if turn is not None:
             turn.effects.append(effect)
@@ -209,10 +192,10 @@ class Turns:
             effect()
 
     async def settled(self) -> None:
-        """Return once everything decided so far is durable; at once where it is already.
+        """Return once everything decided so far is durable, perhaps immediately.
 
-        A decision without a turn is reported only while other servers have to respect this one's
-        claim: a server that was stopped, and replaced meanwhile, would report what is outdated.
+        Not before others respect this server's claim: a server that was stopped, and replaced
+        meanwhile, would report what is outdated.
         """
         turn = self._pending()
         if turn is not None:
@@ -237,12 +220,11 @@ class Turns:
         await self._found_ours.wait()
 
     async def known(self) -> None:
-        """As `settled`, and what another server may have decided until now is known here too.
+        """Return as `settled`, and knowing what another server may have decided until now.
 
-        For a refusal: it may rest on what this server does not know. Another server that was
-        started with `--take-over`, and so has not waited for this one's claim to expire, may have
-        granted a lease, say. So the journal is asked for its owner once more: once for all callers
-        that wait at that moment, and not where a turn written since has asked.
+        A refusal may rest on what this server does not know: one started with `--take-over`, which
+        has not waited for this claim's expiry, may have granted a lease. So the journal is asked
+        for its owner, once for all callers waiting, unless a turn written since has asked.
         """
         since = asyncio.get_running_loop().time()
         await self.settled()
@@ -251,15 +233,12 @@ class Turns:
             await self._look()
 
     def _may_be_replaced(self, now: float) -> bool:
-        """Whether another server may have claimed the journal since it was last certain.
-
-        Before the first answer the claim itself says that none has.
-        """
+        """Return True if another server may have claimed since it was last certain."""
         return self._ours_at is not None and now - self._ours_at >= ALIVE_S
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
-        """Around a call of the journal, which ends well only where the journal says it is ours.
+        """Wrap a call of the journal that ends well only where the journal says it is ours.
 
         That is certain where no other server may have claimed it since it was last so.
         """
@@ -284,9 +263,9 @@ class Turns:
     async def _renew(self, journal: Journal) -> None:
         """Send a heartbeat, after which the journal's owner is certain.
 
-        But for a journal that another server may have claimed, in a store that was started again:
-        it may have come back as it was before that claim. Then this server says that it is there,
-        and a server that claimed it has some time to say the same, with a later epoch.
+        Not if another server may have claimed it in a store that was restarted: it may have come
+        back from before that claim. Then this server shows itself, and gives the other time to do
+        so with a later epoch.
         """
         async with self._asking():
             asked_at = asyncio.get_running_loop().time()
@@ -316,10 +295,7 @@ class Turns:
 
     @property
     def away_s(self) -> float:
-        """Seconds for which the journal has owed an answer to a waiting caller; 0 if it owes none.
-
-        It owes one to heartbeats, too, once these have expired.
-        """
+        """Return the seconds for which the journal has owed a caller or heartbeat an answer."""
         since = [each for each in (self._committing_since, self._waited_since) if each is not None]
         if self._certain_at is not None and self.doubtful_s >= ALIVE_S:
             since.append(self._certain_at)
@@ -370,10 +346,10 @@ class Turns:
                     await self._doubted.wait()
 
     async def watch_claim(self, report: Callable[[bool], None]) -> None:
-        """Report when it is not certain any more that the journal is this server's, and when again.
+        """Report when the claim is no longer certain, and when it is again.
 
-        Others may have claimed it once it was not for `ALIVE_S`. That has to be so at two looks in
-        a row: a loop that was held up finds at the second what was answered meanwhile.
+        Others may claim after `ALIVE_S`. Two looks in a row must agree: a loop that was held up
+        finds at the second what was answered meanwhile.
         """
         if self._journal is None:
             return
@@ -454,7 +430,6 @@ class Turns:
         self._is_lost = False
 
     def _pending(self) -> _Turn | None:
-        """The turn that must be durable before all decisions are, or None if nothing pends."""
         if self._open.entries:
             return self._open
         return self._committing

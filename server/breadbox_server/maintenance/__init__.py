@@ -1,4 +1,4 @@
-"""Work beside serving: gauges, comparison with the payload store, `fsck`, the health probe.
+"""Gauges, comparison with the store, `fsck`, the health probe.
 
-Callers: `app.py` and the command line.
+For `app.py` and the command line.
 """

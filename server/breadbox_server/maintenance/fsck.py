@@ -1,15 +1,8 @@
-"""`breadbox fsck`: whether a payload store holds what the journal says, whole and nothing else.
+"""`breadbox fsck`: compare a payload store with the journal, from outside; change no journal.
 
-It looks from outside, and never changes the journal.
-
-While a server runs, journal and store differ for moments: a payload is confirmed before its
-fragment is admitted, and deleted after its fragment was forgotten. So what looks wrong is looked at
-again after a while, and only what still is wrong counts.
-
-A journal holds inputs and grants; that a lease or an open chunk has expired since its last entry
-follows from the time alone. So the state read from it is brought to the present before it is
-compared. Whether it is a moment behind or ahead of the server's clock then does not matter: missing
-is what it refers to now, and an orphan what it referred to neither at the last entry nor now.
+Beside a running server they differ for moments, so what looks wrong is looked at again and only
+what still is counts. Expiries since the last entry follow from time alone, so the state is brought
+to the present: missing is what it refers to now, an orphan what it refers to neither then nor now.
 """
 
 import asyncio
@@ -46,15 +39,11 @@ class _Findings:
     referred: dict[str, PayloadReference] = field(default_factory=dict)
     """Every payload that the journal refers to at present, by id."""
     kept_count: int = 0
-    """Confirmed payloads in the store."""
     missing: list[PayloadReference] = field(default_factory=list)
-    """In the journal, and not whole in the store."""
     orphans: list[str] = field(default_factory=list)
-    """Confirmed in the store, and not in the journal."""
     leaving_count: int = 0
     """Kept, and of no use since something expired; the server deletes them when it sees that."""
     deleted_count: int = 0
-    """Orphans that were deleted."""
 
 
 def _examine(store_url: str, journal: str, *, settle_s: float, repair: bool) -> _Findings:
@@ -221,7 +210,6 @@ def fsck(settings: FsckSettings) -> int:
 
 
 def _corrupt(store_url: str, references: Sequence[PayloadReference]) -> tuple[list[str], list[str]]:
-    """Ids of payloads that are damaged, and of those that are of another format version."""
     damaged, unreadable = [], []
     store = open_store(store_url)
     try:

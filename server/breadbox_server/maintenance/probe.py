@@ -2,13 +2,10 @@
 
 `python -m breadbox_server.maintenance.probe [--alive | --ready] [HOST:PORT]`
 
-What a container's health check and a Kubernetes probe run. Exit code 0: serving; 1: not, and one
-line on standard error says why. With `--alive` it is 0 for a server that stands by, too: that one
-answers, and is not to be restarted, but nobody is to be sent there. With `--ready` it is 0 for one
-that stands by and has read the journal: the leader may be ended, since this one goes on at once.
-
-Without an address it asks the server of its own container, over the socket that
-BREADBOX_LOCAL_SOCKET names, where no certificate is needed; else where BREADBOX_LISTEN says.
+For health checks of containers and Kubernetes. Exit code 0: serving; 1: not, and a line on standard
+error says why. `--alive` also accepts a standby, which is not to be restarted; `--ready` one that
+has read the journal, so that the leader may be ended. The default address is BREADBOX_LOCAL_SOCKET,
+where no certificate is needed, else BREADBOX_LISTEN.
 """
 
 import os
@@ -37,11 +34,7 @@ def local_address(environment: Mapping[str, str]) -> str:
 
 
 def probe(address: str, within_s: float = PROBE_S) -> tuple[str, str]:
-    """Return the name of the serving status of a server, and why it does not serve, if it says so.
-
-    Raises:
-        grpc.RpcError: It cannot be reached, or did not answer within `within_s`.
-    """
+    """Return a server's serving status, and why it does not serve; RpcError: none in `within_s`."""
     status, details = _ask(address, within_s)
     return status, details.get(REASON_KEY, "")
 

@@ -1,13 +1,9 @@
-"""Compares the core with the payload store, both ways.
+"""Compare the core with the payload store, both ways.
 
-A payload that the core refers to and the store lacks was lost: what refers to it goes
-(PAYLOAD_LOST). A payload that the store keeps and the core does not know is what a crash left
-between two steps: confirmed and not yet admitted, or forgotten and not yet deleted. Its producer
-may still be about to announce it, so it is deleted only after a while, if nothing has referred to
-it by then.
-
-Nothing is given up on the word of a list, which may miss what moves between nodes meanwhile: the
-store is asked for every payload by name. Of what is compared a batch at a time is in memory.
+What refers to a payload that the store lacks goes (PAYLOAD_LOST). A payload
+that the core does not know was left by a crash between two steps; its producer may still announce
+it, so it is deleted only after a while. Lists may miss what moves between nodes, so the store is
+asked for every payload by name, a batch at a time.
 """
 
 import asyncio
@@ -33,8 +29,7 @@ PERIOD_S: Final = 1.0
 LOOK_PAYLOADS: Final = 8
 """Payloads of a buffer looked at: enough to notice a store that was emptied."""
 LOOK_BATCH: Final = 16_384
-"""Payloads asked for at a time: tens of milliseconds of the loop's time. A directory is read once
-for each."""
+"""Payloads asked for at a time: tens of milliseconds of the loop; one read of a directory."""
 BEGIN_BATCH: Final = 2**18
 """The same while nobody is served yet, and only the time until then counts."""
 CONFIRM_BATCH: Final = 4096
@@ -49,22 +44,15 @@ DELETE_BATCH: Final = 256
 ORPHANS_MAX: Final = 1024
 """Orphans that a crash may leave without a word in the journal: confirmed and not yet admitted."""
 ORPHANS_SHARE_MAX: Final = 0.5
-"""And the share of everything kept that they may be, where they are more. Beyond both, the journal
-has lost something, and what it knew is not deleted without being asked."""
+"""And their share of everything kept, if more. Beyond both, the journal has lost something: its
+payloads are not deleted unasked."""
 
 
 class Reconciler:
-    """Keeps core and store in agreement: at the start, and while the server runs.
+    """Keep core and store in agreement: at the start, and while the server runs.
 
-    Args:
-        driver: Owner of the core.
-        custodian: The store.
-        clock: Decides when orphans are old enough.
-        metrics: Counts what was lost and what was left over.
-        orphan_s: Seconds for which an unknown payload may still be announced.
-        deletes_orphans: Whether no server but this one can know what is in the store.
-        is_asked: Whether orphans are to be deleted however many they are.
-        let_go: Payloads that the journal says were about to be deleted when the server ended.
+    Unknown payloads may be announced for `orphan_s`. `deletes_orphans`: only this server can know
+    what is in the store. `is_asked`: delete however many. `let_go`: about to be deleted at the end.
     """
 
     def __init__(
@@ -90,23 +78,17 @@ class Reconciler:
         self._orphans: set[PayloadId] = set()
         self._orphans_due_at = 0.0
         self._has_more = False
-        """Whether there are more orphans than are remembered."""
         self._is_compared = True
         self._incarnation = ""
         """The store's incarnation when it was last compared."""
         self._suspicion_count = 0
-        """The driver's count of suspicions at that time."""
         self._rest_until = 0.0
         self._outage = OutageLog(log, "comparing the buffers and the store")
 
     async def begin(self, watched: str = "") -> None:
-        """Drop, before anybody is served, what was lost while no server ran.
+        """Drop what was lost while no server ran, before any is granted; orphans are found later.
 
-        So nothing of it is ever granted. What is left over takes longer to find, and is looked for
-        while the server serves.
-
-        `watched` is the store's incarnation while another server led and compared, if it is known:
-        where it is still the same nothing was lost meanwhile, and nothing is looked for now.
+        Not if the store's incarnation is still `watched`, which the former leader compared.
         """
         self._incarnation = await self._custodian.incarnation()
         if not watched or self._incarnation != watched:
@@ -132,7 +114,6 @@ class Reconciler:
     async def _each_batch(
         self, size: int, look: Callable[[BufferName, list[Payload]], Awaitable[int]]
     ) -> None:
-        """Pass every payload that the core refers to, so many at a time, to `look`."""
         for buffer in self._driver.core.buffers.names():
             for payloads in self._driver.core.buffers[buffer].payload_batches(size):
                 if payloads:
@@ -186,11 +167,7 @@ class Reconciler:
                 log.debug("%s went while it was compared; trying again", error.buffer)
 
     async def look(self) -> None:
-        """Compare everything if something may be, or is, missing; delete orphans that are due.
-
-        Raises:
-            BufferNotFoundError: A buffer went while it was compared.
-        """
+        """Compare everything if something may be, or is, missing; delete orphans that are due."""
         if await self._may_have_lost():
             self._is_compared = False
         if not self._is_compared:
@@ -211,17 +188,13 @@ class Reconciler:
         return False
 
     def _is_suspicious(self) -> bool:
-        """Whether a caller may have met a loss, and it is time to look.
-
-        Not every time: comparing costs the store a look at everything that is held.
-        """
+        """Return True if a caller may have met a loss; not always, since a look is costly."""
         return (
             self._driver.losses.suspicion_count != self._suspicion_count
             and self._clock.now() >= self._rest_until
         )
 
     async def _drop_missing(self, batch: int | None = None) -> None:
-        """Ask the store for every payload that the core refers to."""
         started_at = self._clock.now()
         suspicion_count = self._driver.losses.suspicion_count
         await self._each_batch(batch or LOOK_BATCH, self._driver.losses.drop_missing)

@@ -34,10 +34,8 @@ def store_needed(settings: Settings) -> Iterator[None]:
 def hold_directory(settings: Settings, leftovers: ExitStack) -> Iterator[None]:
     """Hold a `file://` store for this server alone; delete it afterwards if it is ephemeral.
 
-    An ephemeral one is put among the leftovers as well: it goes however the process ends.
-
-    Raises:
-        StartError: Another server uses it, or it is to be ephemeral and is not empty.
+    An ephemeral one is a leftover as well: it goes however the process ends. StartError: another
+    server uses it, or an ephemeral one is not empty.
     """
     try:
         parsed = parse_store_url(settings.store)
@@ -86,12 +84,8 @@ async def open_store(
 ) -> tuple[PayloadCustodian, list[str], Settings]:
     """Open the payload store, unless it is given, and see that it answers.
 
-    Returns:
-        The store, settings under which store or journal may lose what they have, and the server's
-        settings, which promise no buffer more bytes than the store can hold.
-
-    Raises:
-        StartError: The URL is malformed or the store does not answer.
+    Return it, settings under which store or journal may lose data, and settings that promise no
+    buffer more bytes than it can hold.
     """
     try:
         if custodian is None:
@@ -119,7 +113,6 @@ async def open_store(
 
 
 async def _concerns(settings: Settings, custodian: PayloadCustodian) -> list[str]:
-    """Warn of settings under which store or journal may lose what they have, and return them."""
     found = [f"--store {settings.store_shown}: {each}" for each in await custodian.concerns()]
     # A journal that cannot be used is refused by its own start.
     with suppress(StoreUrlError, StoreError):
@@ -136,7 +129,6 @@ async def _concerns(settings: Settings, custodian: PayloadCustodian) -> list[str
 
 
 async def _fitted(settings: Settings, custodian: PayloadCustodian) -> Settings:
-    """Promise no buffer more bytes than the store can hold."""
     usage = await custodian.usage()
     fitting = usage.capacity_bytes_max
     if not fitting or settings.capacity_bytes <= fitting:

@@ -1,4 +1,1 @@
-"""What the server shows to Prometheus, and the port where it does.
-
-Callers: any room but the core.
-"""
+"""What the server shows to Prometheus, and the port for it. For any room but the core."""

@@ -22,12 +22,9 @@ def role_of_method(method: str) -> Role | None:
 
 
 class ClientCensus:
-    """Remembers which connections made calls of which role in the last minute.
+    """Remember which connections made calls of which role in the last minute.
 
     `seen` is called from the loop's thread; `count` from any.
-
-    Args:
-        now: Seconds that never go back.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:

@@ -1,9 +1,7 @@
 """Reports of episodes, and which of their tasks have series of their own.
 
-A report may hold a thousand, and the loop does nothing else meanwhile, so each of its names is
-checked once. Clients choose the names of tasks: as many have series as there is room for. A
-reporter is a token and a worker; one that reports many tasks gives way to those that report few,
-tokens among each other first.
+A report may hold a thousand, so each name is checked once. As many tasks have series as there is
+room for; a reporter of many gives way to one of few, tokens first.
 """
 
 from collections import Counter
@@ -32,11 +30,7 @@ class EpisodeKey(NamedTuple):
 
 
 def by_key(episodes: Iterable[EpisodeReport]) -> dict[EpisodeKey, list[EpisodeReport]]:
-    """Check the episodes of a report, and sort them by worker, task and end.
-
-    Raises:
-        InvalidArgumentError: One is malformed; names it and its field.
-    """
+    """Check the episodes of a report, and sort them by worker, task and end."""
     sorted_out: dict[EpisodeKey, list[EpisodeReport]] = {}
     for position, episode in enumerate(episodes):
         worker_id, task, end = episode.worker_id, episode.task or "default", episode.end
@@ -78,11 +72,7 @@ class Reporter(NamedTuple):
 
 
 class TaskSeries:
-    """The tasks that have series, each owned by the reporter that brought it.
-
-    Args:
-        capacity: Tasks there may be.
-    """
+    """The tasks that have series, at most `capacity`, each owned by its first reporter."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -93,10 +83,10 @@ class TaskSeries:
         """How many each owns: counted as they come and go, since a report may name thousands."""
 
     def place(self, task: str, reporter: Reporter) -> tuple[str, str | None]:
-        """Where an episode counts, and the task whose series end for that.
+        """Return where an episode counts, and the task whose series end for that.
 
-        A newcomer takes the place of that task which nobody reported for longest, of those of the
-        reporter with the most; one that has the most itself counts as `OTHER`.
+        A newcomer replaces the longest unreported task of the reporter with the most; if it has
+        most itself, it counts as `OTHER`.
         """
         if task == OTHER:
             return OTHER, None

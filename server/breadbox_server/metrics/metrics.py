@@ -1,7 +1,7 @@
 """Everything that Prometheus scrapes from the server, on a registry that is handed in.
 
-The core does not count for Prometheus: the driver feeds its events in here. Labels are small closed
-sets, or bounded by a limit of the server (`buffer` by `buffers_max`, `task` by `TASKS_MAX`).
+The driver feeds the core's events in. Labels are small closed sets, or bounded (`buffer` by
+`buffers_max`, `task` by `TASKS_MAX`).
 """
 
 import logging
@@ -198,7 +198,6 @@ class Metrics:
             ["token", "code"],
         )
         self._of_token: dict[str, dict[str, Any]] = {}
-        """By the names of tokens that are known."""
         self.rpc_seconds = histogram(
             "breadbox_rpc_seconds",
             "Time from a call's arrival to its answer",
@@ -511,11 +510,7 @@ class Metrics:
     def count_report(
         self, token: str, episodes: Mapping[EpisodeKey, Sequence[EpisodeReport]]
     ) -> None:
-        """Count finished episodes, as their task or, where there is no room for that, as "other".
-
-        The series of a task that made room for one of these are dropped; see `TaskSeries`. `token`
-        is the name of the reporter's, or empty.
-        """
+        """Count finished episodes, as their task or else "other"; drop series that made room."""
         looked_up: set[str] = set()
         for key, of_key in episodes.items():
             # One report finds room for no more than there is: a caller that invents tasks by the

@@ -1,8 +1,4 @@
-"""The HTTP port of the metrics: a few short requests at a time, from any client.
-
-It is open to every client that can reach it, so it has files and threads of its own, and few: a
-client that does not finish a request makes room for the next.
-"""
+"""The HTTP port of the metrics: open to every client, so with few files and threads of its own."""
 
 import contextlib
 import socket
@@ -82,11 +78,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 @contextmanager
 def metrics_served(host: str, port: int, registry: CollectorRegistry) -> Iterator[int]:
-    """Serve a registry's metrics inside the block; yields the port.
-
-    Raises:
-        OSError: The address cannot be taken.
-    """
+    """Serve a registry's metrics inside the block; yield the port."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
     server = _Server((host, port), family)
     server.set_app(make_wsgi_app(registry))

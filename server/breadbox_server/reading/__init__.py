@@ -1,4 +1,1 @@
-"""What goes out: learners' fetches, reads that use nothing up, read leases, inline bodies.
-
-Callers: `driver.py`, which builds the parts, and `rpc`.
-"""
+"""Fetches, reads that use nothing up, read leases, inline bodies. For `driver.py` and `rpc`."""

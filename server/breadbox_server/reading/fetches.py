@@ -32,8 +32,7 @@ class Fetches:
     ) -> FetchGranted | WaitElapsed:
         """Wait for fragments for at most `wait_s` seconds.
 
-        A cancel before the grant takes the caller out of the queue. A cancel in the tick of the
-        grant, when nothing will ever read it, gives it back.
+        A cancel takes the caller out of the queue; one in the grant's own tick gives it back.
         """
         self._core.turns.check_room()
         now = self._core.clock.now()
@@ -89,12 +88,10 @@ class Fetches:
                     future.set_exception(error)
 
     def _give_back(self, outcome: FetchGranted | WaitElapsed) -> None:
-        """Undo a grant that its caller never received."""
         if isinstance(outcome, FetchGranted):
             self._apply_if_buffer_lives(UndeliveredGrant(outcome.buffer, outcome.lease_id))
 
     def _apply_if_buffer_lives(self, command: CancelFetch | UndeliveredGrant) -> None:
-        """Apply, unless the buffer was deleted with everything in it."""
         try:
             self._core.decide(command)
         except BufferNotFoundError:

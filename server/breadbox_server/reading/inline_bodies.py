@@ -41,10 +41,9 @@ class InlineBodies:
         self._reads = asyncio.Semaphore(BODIES_READS_MAX)
 
     async def read(self, payloads: Sequence[Payload], bytes_max: int) -> list[bytes]:
-        """Read small leased payloads, the first ones first, up to `bytes_max`.
+        """Read small leased payloads, the first first, up to `bytes_max`, in at most `BODIES_S`.
 
-        Waits for the store at most `BODIES_S`. Returns b"" for those that are not inline, or [] if
-        none is.
+        Returns b"" for those that are not inline, or [] if none is.
         """
         bodies, absent = self.at_hand(payloads, min(bytes_max, INLINE_REPLY_BYTES_MAX))
         await self.add(bodies, payloads, absent)

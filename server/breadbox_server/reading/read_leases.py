@@ -1,18 +1,13 @@
 """Leases of readers that consume nothing: payloads that they load stay for a while (B16).
 
-Kept here and not in the core, because a read decides nothing: only the deletion of what a reader is
-about to load is put off. Not durable: after a restart a reader may find a payload gone, and reads
-on from its cursor.
-
-Invariants:
+Not in the core, since a read decides nothing: only a deletion is put off. Not durable: after a
+restart a reader may find a payload gone, and reads on from its cursor.
 
 R1 A payload is pinned while a live lease has it.
-
-R2 What is held back was let go by its buffer, is pinned, and counts as on its way out, so that it
-is neither taken for an orphan nor confirmed.
-
-R3 Live leases are at most `leases_max`, and bytes held back at most `kept_bytes_max`: at the limit
-the oldest lease ends of the holder that has the most.
+R2 What is held back was let go by its buffer, is pinned, and counts as leaving, so that it is
+   neither taken for an orphan nor confirmed.
+R3 Live leases are at most `leases_max`, bytes held back at most `kept_bytes_max`: at the limit the
+   oldest lease ends of the holder that has the most.
 """
 
 import secrets
@@ -48,8 +43,6 @@ class ReadLease(NamedTuple):
 
 @dataclass(slots=True)
 class _Pinned:
-    """A payload that readers of a buffer hold."""
-
     buffer: BufferName
     leases: Counter[str] = field(default_factory=Counter)
     """Live leases that have it, by holder."""
@@ -224,7 +217,6 @@ class ReadLeases:
             self._delete(due)
 
     def _rearm(self) -> None:
-        """Set the timer no later than the first expiry."""
         entry = self._by_expiry.first()
         if entry is None or entry[0] >= self._timer_at:
             return

@@ -70,10 +70,7 @@ class Reading(NamedTuple):
 
 
 class Arrivals:
-    """Times at which chunks of a buffer arrived, to about a second; not durable.
-
-    They say for how long there has been something that a reader has not acknowledged.
-    """
+    """Arrivals of chunks, to about a second, not durable: how long a reader has been behind."""
 
     def __init__(self) -> None:
         self._newest: list[int] = []
@@ -117,9 +114,7 @@ class Reads:
         self._watchers = Watchers(core.clock, watchers_max)
         self._readers = Watchers(core.clock, watchers_max)
         self._closed_counts: dict[BufferName, int] = {}
-        """Chunks that there were when readers of a buffer were last woken."""
         self._passages: dict[tuple[BufferName, Cursor], Passage] = {}
-        """What was read since anything changed."""
         self._arrivals: dict[BufferName, Arrivals] = {}
 
     async def watch(
@@ -134,8 +129,8 @@ class Reads:
     ) -> tuple[bool, ModelState]:
         """Wait at most `wait_s` until the model differs from what the caller knows.
 
-        With `lacks_weights`, weights that come for the known version are a difference too. Returns
-        whether it differs, and what is current.
+        With `lacks_weights`, weights for the known version differ too. Return whether, and the
+        model.
         """
 
         def differs(state: ModelState) -> bool:
@@ -169,8 +164,7 @@ class Reads:
     ) -> Reading:
         """Return the chunks after a cursor, under a lease; wait for news at most `wait_s` (B16).
 
-        Of very many readers that wait for the next chunk, each gets those that come within a few
-        milliseconds together.
+        Each of very many waiting readers gets those that come within a few milliseconds together.
         """
         self._core.check_serving()
         until = self._core.clock.now() + wait_s
@@ -225,7 +219,6 @@ class Reads:
         return Reading(found, reply, lease)
 
     def _passage(self, buffer: BufferName, cursor: Cursor) -> Passage:
-        """Return what comes after a cursor; looked for once for all readers there."""
         key = (buffer, cursor)
         passage = self._passages.get(key)
         if passage is None:
@@ -276,7 +269,7 @@ class Reads:
         self._readers.wake(buffer)
 
     def idle_s(self, buffer: BufferName, *, is_held: bool) -> float:
-        """Return the seconds since a call used a buffer; 0 while one waits there.
+        """Return the seconds since a call used a buffer; 0 while one waits, or `is_held`.
 
         `is_held`: a fetch waits, or a lease is alive. The buffer may have been deleted meanwhile.
         """

@@ -13,17 +13,14 @@ from breadbox_server.core.model.ids import BufferName
 FEW: Final = 8
 """Callers that are woken for each piece of news."""
 GATHER_S_PER_WATCHER: Final = 0.000_5
-"""Seconds between two wakes, per caller: about twice what an answer costs, to leave time for the
-news itself.
-"""
+"""Seconds between two wakes, per caller: about twice what an answer costs."""
 GATHER_S_MAX: Final = 0.025
 
 
 class Watchers:
-    """Waiting callers, by buffer. On one event loop.
+    """Waiting callers, by buffer, on one event loop.
 
-    At `limit`, for all buffers together, the next one takes the place of the longest waiting caller
-    of the holder that has the most, unless that is its own.
+    At `limit` the next replaces the longest waiting caller of the largest holder, unless its own.
     """
 
     def __init__(self, clock: Clock, limit: int) -> None:
@@ -47,8 +44,7 @@ class Watchers:
     async def wait(self, buffer: BufferName, wait_s: float, holder: str) -> None:
         """Return once the buffer's callers are woken, or after `wait_s`.
 
-        Raises WatchersFullError if there is no place, or another caller took this one's; or the
-        error of `turn_away`.
+        WatchersFullError: no place, or another caller took this one's; or the error of `turn_away`.
         """
         if self._count >= self._limit:
             self._make_room(holder)
@@ -76,7 +72,6 @@ class Watchers:
             oldest.set_exception(WatchersFullError(self._limit))
 
     def _leave(self, holder: str, future: asyncio.Future[None]) -> None:
-        """Stop counting a caller. Idempotent."""
         of_holder = self._of_holder.get(holder, {})
         if future in of_holder:
             del of_holder[future]
@@ -90,17 +85,11 @@ class Watchers:
             _wake(future)
 
     def is_gathering(self, buffer: BufferName) -> bool:
-        """Return True if news is reported a little later, so that more comes together.
-
-        That is so right after very many were woken; never when as many wait as may.
-        """
+        """Return True if news is gathered: right after very many wakes, but never at the limit."""
         return self._count < self._limit and self._due_at(buffer) > self._clock.now()
 
     def wake_in_time(self, buffer: BufferName) -> None:
-        """Let the callers of a buffer look again, immediately or after gathering news.
-
-        Few are woken immediately, and so are all where there was no news a moment ago.
-        """
+        """Let a buffer's callers look again: immediately if few or after a pause, else gathered."""
         if buffer in self._due:
             return
         due_at = self._due_at(buffer)
@@ -117,7 +106,6 @@ class Watchers:
             due.cancel()
 
     def _due_at(self, buffer: BufferName) -> float:
-        """Return from when on the callers of a buffer may be woken again."""
         woken_at, woken_count = self._woken.get(buffer, (-inf, 0))
         # Of those who were woken last many are not back yet.
         count = max(woken_count, len(self._of.get(buffer, ())))

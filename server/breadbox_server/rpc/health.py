@@ -1,8 +1,4 @@
-"""The standard health service: says whether the server serves, and never waits for who asks.
-
-`grpc.health.v1`. A watcher that reads nothing holds up nobody: not the others, and not the end of
-the server, whose status is changed without an `await`.
-"""
+"""The standard health service, `grpc.health.v1`; a watcher that reads nothing holds up no other."""
 
 import asyncio
 from collections import Counter
@@ -24,11 +20,7 @@ WARM_KEY: Final = "breadbox-warm"
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types
-    """Health of the services of one server, all in the same state: not serving at first.
-
-    Args:
-        services: Their names; the empty one stands for the server as a whole.
-    """
+    """Health of a server's services (empty name: the server), all alike; not serving at first."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = frozenset(services)
@@ -49,10 +41,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types
             self._tell(Status.SERVING)
 
     def stand_by(self, reason: Callable[[], str], is_warm: Callable[[], bool]) -> None:
-        """Say NOT_SERVING until `serve`, why, and whether it could lead immediately.
-
-        A server that gives a reason is not to be restarted.
-        """
+        """Report NOT_SERVING and why (it is not to be restarted), and whether it could lead."""
         if not self._has_ended:
             self._reason, self._is_warm = reason, is_warm
             self._tell(Status.NOT_SERVING)

@@ -89,15 +89,9 @@ def _sendable(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """The outermost interceptor: nothing that a handler raises passes it untold.
+    """The outermost interceptor: every error that a handler raises is reported (`status.told`).
 
-    See `status.told` for what the caller gets.
-
-    Args:
-        metrics: Takes count and latency of calls, by method and code.
-        gate: Asked about every call before its request is even read.
-        census: Counts the callers whose call says what they are here for.
-        traffic: Asked whether there is a place for a call, and for its message.
+    `gate` is asked before a request is read; `traffic` for a call's place and message.
     """
 
     def __init__(
@@ -114,12 +108,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._running: set[Call] = set()
 
     def hold(self, refusal: Callable[[], DomainError], cut_off: Exception | None = None) -> None:
-        """Refuse the calls of the service from now on, though not those that ask for health.
+        """Refuse the service's calls from now on, though not those that ask for health.
 
-        Args:
-            refusal: Gives what each of them is told.
-            cut_off: Ends those in progress, of which it is not known what they have done, or None
-                if there are none.
+        `cut_off` ends those in progress, of which it is not known what they have done.
         """
         self._held = refusal
         for call in tuple(self._running):
@@ -127,7 +118,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 call.refuse(cut_off)
 
     def _check_held(self, method: str) -> None:
-        """Raise what refuses calls of the service, if anything does."""
         if self._held is not None and method in _METHODS:
             raise self._held()
 
@@ -177,8 +167,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return known
 
     def _refusal(self, method: str, error: DomainError) -> MaybeHandler:
-        """Return a handler that refuses one call; its request stays unread."""
-
         async def refuse(call: Call, context: Context) -> NoReturn:
             if isinstance(error, PermissionDeniedError | StandbyError):
                 call.weight = 1
@@ -253,7 +241,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return on_messages
 
     async def _receive(self, method: str, call: Call, context: Context) -> Any:
-        """Return the next message of a call, which has a place then."""
         request = _checked(await self._traffic.receive(call, context))
         if request is not grpc.aio.EOF:  # As it is of a call that was given up.
             self._traffic.admit(call, caller_name() or "", is_reserved=method in RESERVED)
@@ -269,10 +256,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _in_time(
         self, call: Call, behaviour: Behaviour, request: Any, context: Context
     ) -> Any:
-        """Answer before the caller's time is up: else it would not hear what it waited for.
+        """Answer before the caller's time is up, so that the answer reaches the client.
 
-        For the handler it is the end that the deadline itself would bring a moment later. So is
-        that of a call whose token is taken back while it waits, or of all when they are held off.
+        The handler sees the deadline a moment early. So ends a call whose token is revoked while it
+        waits, or all when they are held off.
         """
         # Again: its message may have come long after its headers.
         self._check_held(call.method)
@@ -373,7 +360,6 @@ class _CountingContext:
 
 
 def _checked(request: Any) -> Any:
-    """Return a message, or raise why it could not be read."""
     if isinstance(request, InvalidArgumentError):
         raise request
     return request
@@ -384,7 +370,6 @@ async def _at_leisure(call: Call, behaviour: Behaviour, request: Any, context: C
 
 
 def _writing(behaviour: Any) -> Behaviour:
-    """Return a coroutine that writes to its context what a handler yields."""
     if not inspect.isasyncgenfunction(behaviour):
         return behaviour  # type: ignore[no-any-return]  # gRPC's other form of the same
 
@@ -396,12 +381,10 @@ def _writing(behaviour: Any) -> Behaviour:
 
 
 async def _end(aborting: Awaitable[NoReturn]) -> NoReturn:
-    """Report to a caller how its call ended.
+    """Report to a caller how its call ended; AbortError is what gRPC wants to see.
 
-    Raises:
-        AbortError: It was told; gRPC wants to see this.
-        asyncio.CancelledError: It has gone, and gRPC, which can send it nothing any more, is only
-            about to cancel the call: a server that was stopped for a while sees both at once.
+    CancelledError: the caller has gone, and gRPC is only about to cancel the call: a server that
+    was stopped for a while sees both together.
     """
     try:
         await aborting

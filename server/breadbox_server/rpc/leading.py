@@ -26,10 +26,9 @@ MEANWHILE: Final = "until then it does not lead, and it ends if another server l
 
 
 class Leading:
-    """What a server says of itself from the moment that it answers.
+    """What a server reports of itself from the moment that it answers.
 
-    Where another server may lead in its place (`has_others`) callers are sent there; where there is
-    none, calls wait for the journal as they do in any outage.
+    If others may lead (`has_others`), callers are sent there; else calls wait for the journal.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Leading:
 
 
 class Ending:
-    """How a server ends: in order, each step bounded; the next start completes what is cut short.
+    """End a server in order, each step bounded; the next start completes what is cut short.
 
     Running calls get `grace_s` seconds to end; `on_end` is called once, when the end begins.
     """
@@ -123,8 +122,7 @@ class Ending:
     async def drain(self) -> None:
         """Refuse what is new, end what runs, write down and delete what is left.
 
-        Of a server that failed nothing can become durable any more: calls that wait for that are
-        cut off immediately.
+        Of a failed server nothing becomes durable any more: calls waiting for that are cut off.
         """
         driver = self.driver
         if driver is None:

@@ -62,10 +62,9 @@ def _ms(span_s: float) -> int:
 
 
 def connections_max(settings: Settings) -> int:
-    """Return the connections of an address: as in the settings, or fewer for lack of open files.
+    """Return the connections of an address: as set, or fewer for lack of open files.
 
-    At the limit of open files the server could neither close a connection that is one too many
-    nor reach the store.
+    At that limit the server could neither close a surplus connection nor reach the store.
     """
     files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files_max == resource.RLIM_INFINITY:
@@ -84,12 +83,7 @@ def connections_max(settings: Settings) -> int:
 
 
 def check_addresses(settings: Settings) -> None:
-    """Find out whether the addresses to listen on can be had, without taking them.
-
-    Raises:
-        StartError: One is taken, not ours, or malformed; or others could listen in, or give
-            orders.
-    """
+    """Check that the addresses can be had, without taking them, and are safe; or StartError."""
     if settings.local_socket is not None:
         _check_unused(f"unix:{settings.local_socket}", "--local-socket")
     address = parse_address(settings.listen, "--listen")
@@ -109,11 +103,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def check_exposure(settings: Settings, host: str) -> None:
-    """Refuse plaintext, and callers without a proof, on the network unless asked for by name.
-
-    Raises:
-        StartError: The settings allow one of them at a host that other machines reach.
-    """
+    """Refuse plaintext, and callers without a proof, on the network unless asked for by name."""
     if _is_loopback(host):
         return
     if not (settings.tls or settings.allow_plaintext):
@@ -134,11 +124,7 @@ def check_exposure(settings: Settings, host: str) -> None:
 def bind(
     server: grpc.aio.Server, settings: Settings, credentials: grpc.ServerCredentials | None
 ) -> str:
-    """Take the addresses to listen on, and return that of `listen`, as bound.
-
-    Raises:
-        StartError: See `check_addresses`; something may have changed since it was asked.
-    """
+    """Take the addresses to listen on, and return that of `listen`, as bound."""
     check_addresses(settings)
     if settings.local_socket is not None:
         _bind_socket(server, f"unix:{settings.local_socket}", "--local-socket")
@@ -201,7 +187,6 @@ def _check_unused(listen: str, option: str) -> None:
 
 
 def _path_of(listen: str) -> str:
-    """The path of a unix socket, from either form of its address."""
     path = listen.removeprefix("unix:")
     return path.removeprefix("//") if path.startswith("///") else path
 
@@ -210,8 +195,8 @@ def _path_of(listen: str) -> str:
 def _turn_in(folder: Path) -> Iterator[None]:
     """Be the only server that takes a socket in a folder, inside the block.
 
-    After `TURN_S`, and where folders cannot be opened or locked, it goes on without: the lock only
-    keeps two that start in the same moment apart.
+    Goes on without after `TURN_S`, or where folders cannot be locked: the lock only keeps two
+    starts in one moment apart.
     """
     until = monotonic() + TURN_S
     with contextlib.ExitStack() as stack:
@@ -284,7 +269,6 @@ class PortConnections:
                 yield file, peer
 
     def _peer_of(self, seen: socket.socket) -> str | None:
-        """What gRPC names a connection; None: it is none of ours."""
         try:
             if (
                 seen.family not in (socket.AF_INET, socket.AF_INET6)

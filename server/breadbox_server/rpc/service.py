@@ -1,7 +1,4 @@
-"""The gRPC methods: convert, call the driver, convert back. No decision is made here.
-
-Whatever a method raises is told to the caller by `breadbox_server.rpc.interceptors`.
-"""
+"""The gRPC methods: convert, call the driver, convert back; `interceptors` report errors."""
 
 import asyncio
 import time
@@ -70,13 +67,8 @@ REPLY_MARGIN_S: Final = 0.25
 class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServicer):
     """All methods, on one driver.
 
-    Args:
-        driver: Runs the core.
-        metrics: Takes reported episodes.
-        settings: What clients are told of the payload store, and limits of new buffers.
-        journal_epoch: Gives the epoch of the server's claim of its journal; 0 without one.
-        concerns: Settings under which the store may lose payloads, or the journal turns.
-        gateway: Moves payloads, or None if this server hands none on.
+    `settings`: what clients learn of the store, and limits of new buffers. `journal_epoch` gives 0
+    without a journal. `concerns`: settings under which data may be lost.
     """
 
     def __init__(
@@ -299,7 +291,6 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         )
 
     def _inline_size_bytes_max(self) -> int:
-        """Return the bytes up to which payloads of this caller are inline."""
         return self._inline_sizes[current_caller().role is Role.PRODUCER]
 
     async def CreateSubscription(
@@ -509,10 +500,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         return to_buffer(self._driver.core.describe(name))
 
     def _tell_problems(self, buffers: Sequence[buffer_pb2.Buffer]) -> None:
-        """Add what the whole server suffers from: stores that do not answer, held-back producers.
-
-        What was read may not be durable then. Add, too, for how long each buffer was not used.
-        """
+        """Add what the whole server suffers from, and for how long each buffer was not used."""
         outage = self._driver.outage()
         for buffer in buffers:
             is_held = bool(buffer.state.waiter_count or buffer.state.lease_count)

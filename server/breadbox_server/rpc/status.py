@@ -1,7 +1,7 @@
-"""The one table from what went wrong inside to what the caller is told.
+"""The one table from what went wrong inside to what the caller gets.
 
-Identity on the wire is (domain, reason); the text is for people. Nothing here carries an address,
-a credential or payload bytes: errors of the store are told in our words, never in the store's.
+Identity on the wire is (domain, reason); the text is for people. No address, credential or payload
+bytes: a store's errors are reported in our words.
 """
 
 import logging
@@ -30,7 +30,7 @@ METADATA_LENGTH_MAX: Final = 256
 REQUEST_ID_BYTES: Final = 8
 ANSWER_MARGIN_S: Final = 0.15
 """Kept free before a call's deadline, so that the reason for no answer still reaches the caller;
-less than what a wait that was asked for keeps free."""
+less than what a wait keeps free."""
 NOT_DONE: Final = "the server was not done in time"
 
 
@@ -118,8 +118,8 @@ def answer_s(left_s: float | None) -> float | None:
 def told(error: Exception, method: str) -> tuple[grpc.StatusCode, status_pb2.Status]:
     """Return the code and the status that end a call.
 
-    An exception without a row is our bug: the caller gets INTERNAL with a request id, never the
-    exception's text; the log has both.
+    An exception without a row is our bug: INTERNAL with a request id, never its text; the log has
+    both.
     """
     if not isinstance(error, tuple(TABLE)):
         request_id = secrets.token_hex(REQUEST_ID_BYTES)
@@ -129,11 +129,7 @@ def told(error: Exception, method: str) -> tuple[grpc.StatusCode, status_pb2.Sta
 
 
 def row_of(error: Exception) -> Row:
-    """Return the row of an error's class, or of the class that it is a kind of.
-
-    Raises:
-        KeyError: The error has no row, which is a bug.
-    """
+    """Return the row of an error's class, or of one it is a kind of; KeyError is a bug."""
     for kind in type(error).__mro__:
         row = TABLE.get(kind)
         if row is not None:
@@ -142,11 +138,7 @@ def row_of(error: Exception) -> Row:
 
 
 def to_status(error: Exception) -> status_pb2.Status:
-    """Return the status of an error that has a row, with machine-readable details.
-
-    Raises:
-        KeyError: The error has no row, which is a bug.
-    """
+    """Return the status of an error with a row, and machine-readable details; or KeyError."""
     row = row_of(error)
     reason = reasons.ErrorReason.Name(row.reason)
     metadata = {name: value[:METADATA_LENGTH_MAX] for name, value in _metadata(error).items()}

@@ -1,8 +1,8 @@
 """Calls in progress, by connection: how many there may be, and which connections are hung up on.
 
 A call costs memory before anything is known of it. gRPC receives a message once it is asked for, so
-that few messages are on their way at a time: whoever is slowest makes room for the next. Nobody
-waits for a place here: what is honest is there already when it is asked for.
+few are on their way at a time: the slowest makes room. None waits for a place: honest clients'
+messages are there already when asked for.
 """
 
 import asyncio
@@ -40,8 +40,7 @@ LOOK_S: Final = 1.0
 SLOW_WEIGHT: Final = 64
 """For how many fruitless calls one counts that has held a place in vain."""
 STRANGER_WEIGHT: Final = 16
-"""For how many one counts that was given up, or whose caller is not known; 1: who is known, and may
-not make it."""
+"""Weight of a call given up, or of an unknown caller; 1: a known caller that may not make it."""
 TOLD_S: Final = 10.0
 """Seconds between two lines of the log about connections that were hung up on."""
 RELEASED_BYTES_KEPT: Final = 16 * 2**20
@@ -83,17 +82,15 @@ class Held:
 
 
 class Untaken:
-    """Answers that are made and not taken: whose, and how many bytes.
+    """Answers that are made and not taken, by owner, in bytes: gRPC keeps them without a bound.
 
-    gRPC keeps an answer until its caller takes it, and asks nobody how much that is. One alone is
-    given however large it is, another one beside it only within the bounds.
+    One alone is given however large it is, another beside it only within the bounds.
     """
 
     def __init__(self, now: Callable[[], float], hang_up: Callable[[str], None]) -> None:
         self._now = now
         self._hang_up = hang_up
         self._held: dict[Held, None] = {}
-        """In order of time."""
         self._bytes: Counter[Key] = Counter()
         self.released_bytes = 0
         """Of all that was ever taken or given up."""
@@ -111,9 +108,9 @@ class Untaken:
         )
 
     def hold(self, peer: str, token: str, size_bytes: int) -> Held | None:
-        """Count an answer that is about to leave; None: there is no room for it.
+        """Count an answer that is about to leave, or return None if there is no room for it.
 
-        Who holds less than others is not told so because of them: the largest holder is hung up on.
+        A small holder is not refused because of others: the largest holder is hung up on.
         """
         held = Held(self, peer, token, size_bytes, self._now())
         while (full := self._full_for(held)) is not None:
@@ -142,7 +139,6 @@ class Untaken:
         return None
 
     def _make_room(self, wanted: Held) -> bool:
-        """Hang up on the largest holder, unless it is the one who wants more."""
         holders: Counter[Key] = Counter()
         oldest: dict[Key, Held] = {}
         for held in self._held:
@@ -175,13 +171,10 @@ class Call:
     peer: str
     """What gRPC names its connection."""
     task: asyncio.Task[Any]
-    """Ends when the answer has been sent."""
     since: float = 0.0
     """When it began to wait for its message, or for its answer to be taken; on the loop's clock."""
     is_slow: bool = False
-    """Whether its message has not come in time."""
     was_admitted: bool = False
-    """Whether its message has come."""
     token: str = ""
     """Name under which it counts once it is admitted, or nothing without a token."""
     weight: int = STRANGER_WEIGHT
@@ -204,13 +197,7 @@ class Call:
 
 
 class Traffic:
-    """What is in progress, and what may be. Used from the loop's thread only.
-
-    Args:
-        metrics: Shows what is in progress and what is refused.
-        connections: Looked at, and hung up on.
-        connections_max: As many as there may be.
-    """
+    """What is in progress, and what may be. Used from the loop's thread only."""
 
     def __init__(
         self, metrics: Metrics, connections: PortConnections, connections_max: int
@@ -222,13 +209,11 @@ class Traffic:
         self._arriving: dict[Call, None] = {}
         self._admitted: dict[Call, None] = {}
         self._answered: dict[Call, None] = {}
-        """Whose answers are on their way."""
         self._of_token: Counter[str] = Counter()
-        """Calls that are admitted, by token."""
         self._fruitless: Counter[str] = Counter()
         self._hung_up: set[str] = set()
-        """Connections that are being closed, since fruitless calls were last forgotten: what they
-        had sent before still arrives, and is no reason to hang up on them again."""
+        """Connections being closed since fruitless calls were last forgotten; what they had sent
+        still arrives, and is no reason to hang up again."""
         self._useful: set[str] = set()
         """Connections on which a call was admitted, ever."""
         self._idle: set[str] = set()
@@ -251,10 +236,9 @@ class Traffic:
         return Call(method, peer, task)
 
     async def receive(self, call: Call, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        """Return the call's next message, or `grpc.aio.EOF`; wait about `ARRIVAL_S` at most.
+        """Return the call's next message, or `grpc.aio.EOF`, or raise ServerBusyError.
 
-        Raises:
-            ServerBusyError: It has not come in time, or others needed its place.
+        It comes within about `ARRIVAL_S`, unless others need its place.
         """
         if len(self._arriving) >= ARRIVALS_OF_CONNECTION_MAX:
             self._make_room(call.peer)
@@ -270,7 +254,6 @@ class Traffic:
             self._arriving.pop(call, None)
 
     def _make_room(self, peer: str) -> None:
-        """Refuse the slowest of those on the way, if there are too many."""
         of_peer = [call for call in self._arriving if call.peer == peer]
         if len(of_peer) >= ARRIVALS_OF_CONNECTION_MAX and own_name(peer):
             self._refuse_slow(of_peer[0])
@@ -283,12 +266,9 @@ class Traffic:
         call.task.cancel()
 
     def admit(self, call: Call, token: str = "", *, is_reserved: bool = False) -> None:
-        """Let a call whose message is here be carried out. Idempotent.
+        """Let a call whose message is here be carried out, or raise ServerBusyError. Idempotent.
 
-        Operators need a reserved one when all places are taken.
-
-        Raises:
-            ServerBusyError: All places are taken, or all that one token may have.
+        Operators have reserved places.
         """
         call.was_admitted = True
         self._useful.add(call.peer)
@@ -387,7 +367,6 @@ class Traffic:
             self._hang_up(call.peer, "untaken")
 
     async def _give_back(self) -> None:
-        """Let the system have what large answers took."""
         if self._untaken.released_bytes - self._given_back_bytes >= RELEASED_BYTES_KEPT:
             self._given_back_bytes = self._untaken.released_bytes
             await asyncio.to_thread(give_memory_back)
@@ -427,8 +406,5 @@ class Traffic:
 
 
 def own_name(peer: str) -> str:
-    """Return gRPC's name of a connection, or nothing for one of a unix socket: all have one name.
-
-    Those are of this user, or of another with access to its files.
-    """
+    """Return gRPC's name of a connection, or nothing for a unix socket: all have one name."""
     return "" if peer.startswith("unix") else peer

@@ -1,4 +1,1 @@
-"""The core's values: inputs, entries, events, errors, limits and identifiers. No decisions.
-
-Callers: any room.
-"""
+"""The core's values: inputs, entries, events, errors, limits, ids. No decisions. For any room."""

@@ -13,8 +13,8 @@ MODEL_VERSION_MAX = 2**53
 COUNT_MAX = 2**40
 PRIORITY_DEFAULT = 1.0
 PRIORITY_MAX = 1e30
-"""Largest priority. Raised to `PRIORITY_EXPONENT_MAX`, those of all chunks together are still a
-number."""
+"""Largest priority: raised to `PRIORITY_EXPONENT_MAX` and summed over all chunks it stays
+finite."""
 PRIORITY_EXPONENT_MAX = 8.0
 NAME_SIZE_BYTES_MAX = 128
 BUFFER_NAME_LENGTH_MAX = 64
@@ -64,11 +64,7 @@ LimiterConfig = MinimumChunksConfig | SampleToInsertRatioConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferConfig:
-    """The limits of one buffer; checked on construction.
-
-    Raises:
-        InvalidArgumentError: A limit is out of its range, not a number, or contradicts another.
-    """
+    """The limits of one buffer; checked on construction."""
 
     fragments_per_chunk: int = 1
     """Consecutive fragments that make a chunk; 1 to 1024; changes only in an empty buffer."""
@@ -92,8 +88,8 @@ class BufferConfig:
     leases_max: int = 1024
     """Leases alive at a time; at the limit a fetch waits until one ends."""
     workers_max: int = 65_536
-    """Workers remembered within a session. The next one takes the place of the longest silent that
-    has nothing here any more; if each has, its fragment is refused with WORKERS_FULL."""
+    """Workers remembered in a session. The next replaces the longest silent that has nothing here,
+    or else is refused with WORKERS_FULL."""
     outcomes_per_worker_max: int = 64
     """Indices back from a worker's newest whose first outcome is remembered (B2); an older index
     is answered DUPLICATE without one."""

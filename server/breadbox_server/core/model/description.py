@@ -48,7 +48,6 @@ class BufferDescription:
     open_chunk_count: int
     open_fragment_count: int
     fragment_count: int
-    """Fragments of the chunks held for sampling."""
     payload_bytes: int
     """Bytes referred to by open chunks, chunks, leases and for subscriptions: what `capacity_bytes`
     limits."""
@@ -58,7 +57,6 @@ class BufferDescription:
     waiter_count: int
     """Requests that wait, not callers: the ranks and retries of one request are one waiter."""
     worker_count: int
-    """Workers remembered in the current session."""
     counters: Mapping[str, int]
     """By stable names, sorted; see `breadbox_server.core.state.counters`."""
     chunk_count_by_staleness: Mapping[int, int]
@@ -75,14 +73,10 @@ class BufferDescription:
     latest_request_id: ids.RequestId
     """The request granted last among those that still have a lease, or empty if none has."""
     schemas: tuple[Schema, ...]
-    """The session's schemas, in the order in which they were declared."""
 
 
 class AppendCredit(NamedTuple):
-    """What all producers together may send now without having to wait; both at least 0.
-
-    Advice, not a promise: other producers draw on the same credit.
-    """
+    """What all producers together may send now without waiting: advice, since they share it."""
 
     fragment_count: int
     size_bytes: int

@@ -1,10 +1,8 @@
-"""What is written down so that the same state can be built again: decisions, not questions.
+"""What is written down to build the same state again: decisions, not questions.
 
-An entry is an input that changed something, or the outcome of a random or contended choice: which
-chunks were granted to which request. Replaying entries therefore needs no waiters and draws no
-random numbers. Not written down, because it follows from the entries and the time: what was evicted
-or discarded, and which leases expired. Not written down, because it is gone with the process:
-waiters, callers, and answers that changed nothing.
+An entry is an input that changed something, or the outcome of a random or contended choice, so a
+replay needs no waiters and no random numbers. What follows from entries and time (evictions,
+expiries) is not written, nor what is gone with the process (waiters, callers).
 """
 
 from dataclasses import dataclass
@@ -16,10 +14,7 @@ from breadbox_server.core.model.inputs import AdmissionOutcome, Fragment
 
 
 class ReplayError(Exception):
-    """An entry does not fit what came before it, or a snapshot contradicts itself.
-
-    Whatever else a replay raises is a bug of the core's.
-    """
+    """An entry or a snapshot contradicts what came before it. Any other error is a bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,6 @@ class GrantMade:
     lease_ids: tuple[LeaseId, ...]
     """By rank."""
     leases_s: tuple[float, ...]
-    """Life of each rank's lease."""
 
 
 Entry = (
@@ -76,5 +70,5 @@ Entry = (
     | inputs.Unsubscribe
     | inputs.DeleteBuffer
 )
-"""`UndeliveredGrant` is written down only when it undid a grant; the others when they changed
-anything at all. Of `UpdatePriorities` only the chunks that were held are."""
+"""`UndeliveredGrant` only where it undid a grant, others where they changed anything; of
+`UpdatePriorities` only held chunks."""

@@ -1,8 +1,4 @@
-"""What a caller did wrong, or must wait for, as exceptions with fields.
-
-Each class has one row in `breadbox_server.rpc.status`, with its identity on the wire. An input that
-raises one of these has changed nothing (B14).
-"""
+"""What a caller did wrong or must wait for; `rpc.status` has a row for each class."""
 
 
 class DomainError(Exception):
@@ -24,12 +20,9 @@ class InvalidArgumentError(DomainError):
 
 
 class FetchExceedsCapacityError(DomainError):
-    """More was asked for than the buffer can ever hold (B8).
+    """More was asked for, in `unit` "fragments" or "bytes", than the buffer can ever hold (B8).
 
-    Args:
-        requested: Fragments; or the bytes that they need at least, judged by the smallest chunk.
-        capacity: What the buffer holds at most, in the same unit.
-        unit: "fragments" or "bytes".
+    Bytes are judged by the smallest chunk.
     """
 
     def __init__(self, requested: int, capacity: int, unit: str = "fragments") -> None:

@@ -1,8 +1,4 @@
-"""The core's inputs, one frozen dataclass each, and what it answers.
-
-`BufferSet.apply(input, now=...)` takes any of these. Input that is refused (a `DomainError`)
-changes nothing (B14).
-"""
+"""The core's inputs, for `BufferSet.apply`, and answers; a refused one changes nothing (B14)."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -66,8 +62,7 @@ class Payload:
 class Fragment:
     """Metadata of one fragment. Identity: (buffer, session_id, worker_id, fragment_index) (B2).
 
-    Never changed once made. Not frozen: there are very many, and a frozen one takes three times as
-    long to make.
+    Never changed once made, but not frozen: that takes three times as long to make.
     """
 
     worker_id: ids.WorkerId
@@ -87,7 +82,6 @@ class Input(Generic[Answer]):
     """Base of the core's inputs; the parameter is the type of its answer."""
 
     buffer: ids.BufferName
-    """The buffer that it is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +113,7 @@ class PublishModel(Input["Published"]):
 class AppendFragment(Input["Appended"]):
     """Offer one fragment whose payload is confirmed in the store.
 
-    Only an ADMITTED payload becomes the buffer's. One that was confirmed in vain stays the
-    driver's to delete, and never appears in `PayloadsDisposable`.
+    Only an ADMITTED payload becomes the buffer's; else the driver has to delete it.
     """
 
     fragment: Fragment
@@ -128,11 +121,7 @@ class AppendFragment(Input["Appended"]):
 
 @dataclass(frozen=True, slots=True)
 class DeclareSchema(Input[None]):
-    """Declare the schema behind a `schema_hash` of a session's fragments (B30).
-
-    Nothing happens where it is known, where the session is not current, or where as many are
-    remembered as may.
-    """
+    """Declare the schema behind a `schema_hash` (B30); ignored if known, full or not current."""
 
     session_id: ids.SessionId
     schema_hash: int
@@ -141,10 +130,9 @@ class DeclareSchema(Input[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch(Input[ids.CallerId]):
-    """Ask for fragments (B8, B12); the outcome comes as an event.
+    """Ask for fragments (B8, B12); the outcome comes as an event, if it can, of the same turn.
 
-    A request that can be met, or whose request_id was granted before, is granted by an event
-    of the same turn. `deadline_at <= now` makes it not wait: it is granted or elapses at once.
+    With `deadline_at <= now` it does not wait.
     """
 
     request_id: ids.RequestId
@@ -180,10 +168,10 @@ class ReleaseLease(Input[None]):
 
 @dataclass(frozen=True, slots=True)
 class UndeliveredGrant(Input[None]):
-    """A grant that its caller never received (it was cancelled in that very tick).
+    """A grant that its caller, cancelled in that very tick, never received.
 
-    With one rank the grant is undone and forgotten, so that a retry draws anew; with several, the
-    rank's lease stays for its retry or expires.
+    One rank's grant is undone and forgotten, so that a retry draws anew; of several ranks the lease
+    stays for a retry or expires.
     """
 
     lease_id: ids.LeaseId
@@ -191,12 +179,10 @@ class UndeliveredGrant(Input[None]):
 
 @dataclass(frozen=True, slots=True)
 class DropPayloads(Input[int]):
-    """The store lost these payloads: what refers to them goes (PAYLOAD_LOST).
+    """Drop what refers to payloads that the store lost; answers how many fragments went.
 
-    A chunk goes whole; of an open chunk the fragments after the last lost one stay; of a leased
-    chunk the lease lives on, but the chunk never comes back. Ids that nothing refers to are
-    ignored. What remains of the lost payloads is reported disposable like any other.
-    Answers how many fragments went.
+    A chunk goes whole (PAYLOAD_LOST); of an open chunk the fragments after the last lost one stay;
+    a leased chunk never comes back. Unknown ids are ignored.
     """
 
     payload_ids: tuple[ids.PayloadId, ...]
@@ -204,11 +190,10 @@ class DropPayloads(Input[int]):
 
 @dataclass(frozen=True, slots=True)
 class ReportUnreadable(Input[None]):
-    """A reader could not read these payloads of its lease, which ends right after (B29).
+    """Report payloads that a reader could not read of its lease, which ends right after (B29).
 
-    Each of their chunks counts it. A chunk with `reports_max` reports is quarantined: it never
-    comes back, its payloads go, and its fragments are named in the description. Payloads that
-    are not of the lease are ignored, as is a lease that is over.
+    At `reports_max` reports a chunk is quarantined: it never comes back, its payloads go, and its
+    fragments are named in the description. Others' payloads and ended leases are ignored.
     """
 
     lease_id: ids.LeaseId
@@ -218,10 +203,9 @@ class ReportUnreadable(Input[None]):
 
 @dataclass(frozen=True, slots=True)
 class UpdatePriorities(Input["PrioritiesUpdated"]):
-    """Set priorities of held chunks, and evict others (DELETED), by chunk id (B18).
+    """Evict held chunks (DELETED), then set priorities of others, by chunk id (B18).
 
-    First those to be deleted go, then priorities are set, in order. Ids of chunks that are not
-    held are counted, not refused.
+    Unknown ids are counted, not refused.
     """
 
     priorities: tuple[tuple[ids.ChunkId, float], ...]
@@ -288,8 +272,8 @@ class Published:
     model_version: ids.ModelVersion
     evicted_chunk_count: int
     weights_taken: bool = False
-    """Whether the buffer refers to the weights that came with this very input; a retry that
-    brought a second copy gets False, and the copy is the driver's to delete."""
+    """True if the buffer refers to this input's weights; else, as for a retry's second copy, the
+    driver deletes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,8 +302,6 @@ class GrantedFragment(NamedTuple):
     staleness: int
     use_count: int
     priority: float
-    """The chunk's priority at the draw."""
     probability: float
     """How likely the chunk was to be the first one drawn."""
     population: int
-    """Chunks that were held at the draw."""

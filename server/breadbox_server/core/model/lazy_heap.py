@@ -1,8 +1,7 @@
-"""A min-heap whose entries die by themselves.
+"""A min-heap whose entries die by themselves, and are dropped when they surface.
 
-Removing from the middle of a heap costs a search; instead the owner says which entries are still
-live, and dead ones are dropped when they surface. An entry may be pushed again after it died: both
-copies are live then, which harms nobody, because they are equal.
+Removing from the middle would cost a search. An entry may be pushed again after it died: both
+copies are live then, and equal.
 """
 
 from collections.abc import Callable, Iterable
@@ -56,11 +55,7 @@ class LazyHeap(Generic[EntryT]):
         return taken
 
     def compact(self, live_count: int) -> None:
-        """Drop the dead if they outnumber the live; to be called after entries died.
-
-        The cost is linear, and at least as many entries died since the last time: O(1) amortised.
-        `live_count` is of distinct entries, as the owner counts them.
-        """
+        """Drop the dead if they outnumber the live, distinct `live_count`; O(1) amortised."""
         if len(self._entries) > 2 * live_count + WASTE_MIN:
             self.replace(dict.fromkeys(filter(self._is_live, self._entries)))
 

@@ -32,19 +32,13 @@ class SchemaArray(NamedTuple):
 
 
 Schema = tuple[SchemaArray, ...]
-"""By path."""
 
 UNSAID: Final[Schema] = ()
 """The schema of fragments whose producer declares none."""
 
 
 class SessionSchemas(dict[int, Schema]):
-    """The schemas of the current session, by hash, in the order in which they were declared.
-
-    Invariants:
-
-    S1  At most `SCHEMAS_MAX` are known, and none without a session.
-    """
+    """The schemas of the current session, by hash, as declared; at most `SCHEMAS_MAX`."""
 
     @property
     def first_hash(self) -> int | None:

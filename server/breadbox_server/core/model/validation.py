@@ -1,7 +1,4 @@
-"""Checks of names, identifiers and numbers that a caller sent.
-
-Each raises InvalidArgumentError or returns nothing.
-"""
+"""Checks of names, ids and numbers that a caller sent; each raises InvalidArgumentError."""
 
 import re
 
@@ -32,10 +29,7 @@ def check_buffer_name(field: str, name: str) -> None:
 
 
 def check_name(field: str, name: str) -> None:
-    """Refuse a session, worker, request or lease id that is empty, long or unprintable.
-
-    The name itself is not repeated in the error: it may hold control characters.
-    """
+    """Refuse an id that is empty, long or unprintable; the error does not repeat it."""
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(field, "must not be empty")
     if not name.isprintable():

@@ -1,4 +1,1 @@
-"""What changes a buffer's state: admission, fetching, leasing, cursor reads.
-
-Callers: `core/buffer.py`.
-"""
+"""What changes a buffer's state: admission, fetches, leases, cursors. For `core/buffer.py`."""

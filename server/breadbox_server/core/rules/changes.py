@@ -61,8 +61,7 @@ def drop_session(state: BufferState) -> None:
 def publish(state: BufferState, input: inputs.PublishModel, *, now: float) -> Published:
     """Move the version forward; evict chunks and discard open fragments it makes stale (B5).
 
-    The current version again is a retry and changes nothing, unless it brings the first weights of
-    that version: a session begins with a version that has none.
+    The current version again changes nothing, unless it brings that version's first weights.
     """
     check_name("session_id", input.session_id)
     check_version("model_version", input.model_version)
@@ -89,7 +88,6 @@ def publish(state: BufferState, input: inputs.PublishModel, *, now: float) -> Pu
 
 
 def _drop_stale(state: BufferState) -> int:
-    """Evict and discard what is stale, and count the chunks."""
     evicted_count = state.holdings.evict_stale(state.version_min)
     state.discard(state.assembly.discard_stale(state.version_min), DiscardReason.STALE)
     return evicted_count

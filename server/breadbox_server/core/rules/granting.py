@@ -1,8 +1,7 @@
-"""Fetches wait, are granted, or time out (B8, B9); leases begin, are renewed and end (B10 to B12).
+"""Fetches wait, are granted or time out (B8, B9); leases begin, are renewed and end (B10 to B12).
 
-A request is granted as a whole or not at all, and only at the head of the queue. Every path that
-may make a grant possible (a chunk closed or given back, a lease ended, a waiter gone, a limit
-changed) ends in `serve`.
+A request is granted as a whole, and only at the head of the queue. Every path that may make a grant
+possible ends in `serve`.
 """
 
 import math
@@ -98,7 +97,6 @@ def _check_same(first: Waiter | Grant, input: inputs.Fetch) -> None:
 
 
 def _repeat(state: BufferState, grant: Grant, input: inputs.Fetch) -> CallerId:
-    """Report the same grant to a request that was granted before."""
     _check_same(grant, input)
     lease = grant.leases[input.rank]
     if lease.end is not None:
@@ -123,10 +121,9 @@ def settle(state: BufferState, *, now: float) -> None:
 
 
 def serve(state: BufferState, *, now: float) -> None:
-    """Grant from the head of the queue for as long as the head can be granted.
+    """Grant from the head of the queue while it can be granted.
 
-    A head that bytes will never let be granted is turned away, so that it waits no more, and
-    nobody behind it does.
+    A head that bytes will never allow is turned away, so that it blocks no other.
     """
     waiters = state.waiters
     while (head := waiters.head()) is not None:
@@ -143,7 +140,6 @@ def serve(state: BufferState, *, now: float) -> None:
 
 
 def _refuse(state: BufferState, waiter: Waiter, error: errors.DomainError) -> None:
-    """Refuse a waiting request, and report the error to each of its callers."""
     state.waiters.remove(waiter)
     for caller_id in waiter.callers:
         state.counters["fetches_refused"] += 1
@@ -166,10 +162,7 @@ def refuse_impossible(state: BufferState) -> None:
 
 
 def elapse(state: BufferState, *, now: float) -> None:
-    """Time out the callers whose deadline has passed, and serve those queued behind them.
-
-    A request that can be granted at the very instant of its deadline is granted.
-    """
+    """Time out overdue callers, and serve those behind; a grant at the deadline still counts."""
     waiters = state.waiters
     while (first := waiters.first_deadline()) is not None and first[0] <= now:
         reason = reason_for(state, waiters.waiter_of(first[1]))
@@ -239,10 +232,9 @@ def _draw(state: BufferState, waiter: Waiter, *, now: float) -> None:
 
 
 def replay(state: BufferState, made: GrantMade, *, now: float) -> None:
-    """Make a grant once more, as it was written down; it counts as reported once.
+    """Make a written grant once more; it counts as reported once.
 
-    Raises:
-        ReplayError: It does not fit the state.
+    ReplayError if it does not fit.
     """
     held = state.holdings.table.held
     unknown = [chunk_id for chunk_id in made.chunk_ids if chunk_id not in held]
@@ -341,9 +333,9 @@ def release(state: BufferState, input: inputs.ReleaseLease, *, now: float) -> No
 
 
 def undo(state: BufferState, input: inputs.UndeliveredGrant, *, now: float) -> None:
-    """Take note that a caller was not reached; undo the grant if none was (B12).
+    """Note that a caller was not reached; undo the grant if none was (B12).
 
-    Only the grant of a single rank is undone: other ranks may hold their shares already.
+    Only the grant of a single rank is undone: other ranks may hold their shares.
     """
     state.counters["grants_undelivered"] += 1
     lease = state.leases.leases.get(input.lease_id)
@@ -375,8 +367,6 @@ def _end(state: BufferState, lease: Lease, end: LeaseEnd, *, gives_back: bool) -
 
 
 def _let_go(state: BufferState, lease: Lease, end: LeaseEnd, *, gives_back: bool) -> None:
-    """End a lease's hold on each chunk of its share, and report that."""
-
     def obstacle(chunk: Chunk) -> EvictionReason | None:
         """Return why a used-up chunk that is given back could not be held again now."""
         if lease.grant.session_id != state.model.session_id:

@@ -22,9 +22,8 @@ _ADMITTED = Appended(AdmissionOutcome.ADMITTED)
 _SCHEMA_UNKNOWN = Appended(AdmissionOutcome.SCHEMA_UNKNOWN)
 
 INDEX_JUMP_MAX: Final = 2**20
-"""Indices that a worker may leave out at once: more than any outage makes it drop. The newest index
-cannot be checked against anything. One far ahead would make everything that the worker sends from
-then on a DUPLICATE."""
+"""Indices that a worker may skip at once: more than any outage makes it drop. One far ahead would
+make everything that the worker sends from then on a DUPLICATE."""
 
 
 def append(state: BufferState, input: inputs.AppendFragment, *, now: float) -> Appended:
@@ -99,32 +98,15 @@ def outcome_of(
 ) -> AdmissionOutcome:
     """Decide what becomes of a fragment (B1); the first reason that applies wins.
 
-    The order is one of finality: reasons that waiting cannot change come before those that it can.
-    Reasons in the fragment's origin come before reasons in its contents. Nothing is evicted,
-    discarded or remembered here, so a refused fragment cannot have cost anybody anything (B14), and
-    a look-ahead is the same function as the act.
+    Reasons that waiting cannot change come first, and its origin before its contents. Nothing is
+    changed here, so a refusal cannot have cost anything (B14), and a look-ahead is the same
+    function as the act.
 
-    Args:
-        is_of_current_session: Whether the fragment is.
-        was_judged_before: Whether its index was, by worker and session.
-        version: Version of its oldest step.
-        version_min: Oldest version that is fresh (B5); negative while everything is.
-        size_bytes: Of its payload.
-        closes_chunk: Whether it is the last fragment of its chunk.
-        place_count: Chunks that have a place: see `Holdings.place_count`.
-        capacity_chunks: Places that there are.
-        limiter_permits: Whether the limiter lets one more chunk be closed.
-        full_policy: What happens where there is no room.
-        referred_bytes: Payload bytes referred to, without those that the fragment's gap discards.
-        evictable_bytes: Payload bytes of held and retained chunks without a lease.
-        capacity_bytes: Payload bytes that may be referred to.
-
-    Returns:
-        WRONG_SESSION, DUPLICATE or STALE: never to be taken.
-        BUFFER_FULL: It would close a chunk for which there is no place under a blocking policy,
-            or which the limiter holds back under any.
-        BYTES_FULL: Its bytes do not fit, even after evicting all that may be evicted for them.
-        ADMITTED: It fits, possibly after evictions.
+    `version` is of its oldest step; `version_min` the oldest fresh one (B5), negative while all
+    are. `referred_bytes` omits what the fragment's gap discards; `evictable_bytes` is of held and
+    retained chunks without a lease. BUFFER_FULL: it would close a chunk that has no place under a
+    blocking policy, or that the limiter holds back under any. BYTES_FULL: evictions cannot make
+    room. ADMITTED may need evictions.
     """
     if not is_of_current_session:
         return AdmissionOutcome.WRONG_SESSION
@@ -220,13 +202,11 @@ def declare_schema(state: BufferState, input: inputs.DeclareSchema, *, now: floa
 
 
 def may_overtake(state: BufferState, fragment: Fragment, waits_for: AdmissionOutcome) -> bool:
-    """Return whether a fragment takes nothing that an earlier one waits for (B31).
+    """Return whether a fragment takes nothing that an earlier, refused one waits for (B31).
 
-    A fragment that closes no chunk takes no chunk's room. Bytes are left to the fragment that
-    waits for them while something is held whose end makes room. Otherwise every fragment that
-    fits must go on, or none would.
-
-    There is room for the fragment; the earlier one was refused with BUFFER_FULL or BYTES_FULL.
+    A fragment that closes no chunk takes no chunk's room. Bytes are left to the one that waits
+    while something is held whose end makes room; otherwise no fragment would go on. The caller has
+    checked that there is room.
     """
     if waits_for is AdmissionOutcome.BUFFER_FULL:
         worker = state.assembly.workers.get(fragment.worker_id)
@@ -280,7 +260,6 @@ def _carry_out(
 def _admit(
     state: BufferState, worker: Worker, fragment: Fragment, foreseen: Foreseen, *, now: float
 ) -> None:
-    """Make room for an admitted fragment, then take it."""
     if foreseen.gap is not None:
         state.discard(state.assembly.discard(worker), foreseen.gap)
     config, holdings = state.config, state.holdings
@@ -298,11 +277,10 @@ def _admit(
 
 
 def carry_out_run(state: BufferState, run: Sequence[FragmentTaken]) -> bool:
-    """Do what `carry_out` of each would do, at half the cost, where nothing else comes of it.
+    """Do `carry_out` of each at half the cost, or do nothing and return False.
 
-    That is where every fragment was admitted and makes a chunk of its own, for which there is
-    room: nothing is evicted or discarded, and nobody forgotten. Return whether it is so; else
-    nothing was done.
+    It works where each was admitted and makes a chunk of its own, with room: no evictions, discards
+    or forgotten workers.
     """
     config, holdings = state.config, state.holdings
     size_bytes = sum([each.fragment.payload.size_bytes for each in run])
@@ -374,9 +352,8 @@ def _with_shared_ids(fragment: Fragment, worker: Worker, session_id: SessionId) 
 def discard_silent(state: BufferState, *, now: float) -> None:
     """Discard the open chunks whose workers have been silent for `open_chunk_s`.
 
-    Silence is measured from the worker's latest *admitted* fragment. Refused attempts do not count,
-    so that open chunks whose workers are all blocked for lack of bytes end by themselves instead of
-    blocking each other for ever.
+    Silence counts from the latest *admitted* fragment, so that workers which all wait for bytes do
+    not block each other for ever.
     """
     assembly = state.assembly
     while (due_at := next_silence(state)) is not None and due_at <= now:

@@ -1,7 +1,6 @@
-"""Reading by a cursor, in order of arrival, consuming nothing (B16); cursors with a name (B17).
+"""Reading by a cursor, in order of arrival, consuming nothing (B16); named cursors (B17).
 
-A read changes nothing, so it is no input and stands in no journal. The shell keeps the payloads of
-what was read for a while, beside the core.
+A read changes nothing, so it is in no journal. The shell keeps what was read for a while.
 """
 
 from collections.abc import Iterator
@@ -54,11 +53,7 @@ class ChunksRead(NamedTuple):
 
 
 def read(state: BufferState, cursor: Cursor) -> ChunksRead:
-    """Return the held chunks after a cursor; O(log of what is held, and what is returned).
-
-    Raises:
-        SubscriptionNotFoundError: There is no such subscription.
-    """
+    """Return the held chunks after a cursor; O(log of what is held, and what is returned)."""
     holdings = state.holdings
     subscription = None
     if cursor.subscription is not None:
@@ -128,7 +123,6 @@ def describe_subscriptions(state: BufferState) -> tuple[SubscriptionDescription,
 
 
 def _start(state: BufferState, cursor: Cursor, subscription: Subscription | None) -> int:
-    """The chunk after which reading begins."""
     newest = state.holdings.closed_count - 1
     after = cursor.after
     # A cursor beyond the newest is of a buffer that was there before this one, under its name or in
@@ -143,7 +137,6 @@ def _start(state: BufferState, cursor: Cursor, subscription: Subscription | None
 
 
 def _before_all(state: BufferState, subscription: Subscription | None) -> int:
-    """The chunk before the first that may be read."""
     first = next(_readable(state, -1, subscription), None)
     return (state.holdings.closed_count if first is None else first.chunk_id) - 1
 

@@ -1,4 +1,1 @@
-"""What one buffer knows: open chunks, held chunks, leases, waiters, subscriptions.
-
-Callers: `core/rules`, `core/buffer.py` and `core/snapshot.py`.
-"""
+"""What one buffer knows: chunks, leases, waiters, subscriptions. For `core` and `core/rules`."""

@@ -1,12 +1,9 @@
 """Workers: what of theirs was judged (B2), and how their fragments become chunks (B3, B4).
 
-Invariants:
-
 A1  The fragments of an open chunk are of one worker and the current session, have consecutive
     indices, and only the first may bear a discontinuity.
-A2  An open chunk has at least one fragment and fewer than `fragments_per_chunk`; a worker has at
-    most one.
-A3  Open chunks stand in order of their last fragment's arrival, so that silence is found in front.
+A2  It has 1 to `fragments_per_chunk` - 1 fragments; a worker has at most one.
+A3  Open chunks stand in order of their last fragment's arrival: the silent are found in front.
 """
 
 from collections import OrderedDict
@@ -30,9 +27,8 @@ _NEVER_JUDGED = 0
 class OutcomeWindow:
     """First outcomes of the latest indices of one worker, one byte each.
 
-    The window ends below `next_index` and reaches back a fixed number of indices. An index in it
-    that was skipped was never judged and may still come (late, as a gap of its own); an index
-    below it is taken for judged, with an outcome nobody remembers.
+    Ends below `next_index`. A skipped index in it was never judged and may still come; an index
+    below it is taken for judged, with no known outcome.
     """
 
     __slots__ = ("_codes", "next_index")
@@ -87,7 +83,6 @@ class OpenChunk:
         self.fragments = fragments
         self.version = min(fragment.model_version_min for fragment in fragments)
         self.touched_at = touched_at
-        """When its latest fragment was admitted."""
 
     @property
     def size_bytes(self) -> int:
@@ -97,7 +92,7 @@ class OpenChunk:
     def gap_before(self, fragment: Fragment) -> DiscardReason | None:
         """Return why the chunk cannot go on with this fragment, or None if it can.
 
-        An index may be missing because it was skipped, or because it was refused as stale.
+        An index may be missing because it was skipped, or refused as stale.
         """
         if fragment.discontinuity:
             return DiscardReason.DISCONTINUITY
@@ -121,7 +116,6 @@ class Foreseen(NamedTuple):
     gap: DiscardReason | None
     """Why the worker's open chunk goes first, or None if it goes on or there is none."""
     discarded_bytes: int
-    """Payload bytes of the open chunk that goes."""
     closes_chunk: bool
 
 
@@ -149,10 +143,7 @@ class Assembly:
         return worker
 
     def first_idle(self, senders: Container[WorkerId]) -> WorkerId | None:
-        """Return the longest silent worker that is no sender of anything held, or None if none.
-
-        Looks at the `IDLE_SEARCH_MAX` that have been silent for longest.
-        """
+        """Return the longest silent worker (of `IDLE_SEARCH_MAX`) with nothing held, or None."""
         silent = islice(self.workers, IDLE_SEARCH_MAX)
         return next((worker_id for worker_id in silent if worker_id not in senders), None)
 
@@ -170,8 +161,7 @@ class Assembly:
     def place(self, worker: Worker, fragment: Fragment, *, now: float) -> list[Fragment] | None:
         """Put a fragment behind the open chunk without a gap, or begin one.
 
-        Return the fragments of the chunk that it closes, in order of their indices, which are no
-        longer the assembly's, or None if it closes none.
+        Return the fragments of the chunk that it closes, in order, or None.
         """
         open_chunk = worker.open_chunk
         if open_chunk is None:
@@ -213,9 +203,9 @@ class Assembly:
         return gone
 
     def discard_stale(self, version_min: int) -> list[Fragment]:
-        """Give up every fragment older than a version, and what came before it in its chunk (B5).
+        """Give up fragments older than a version, and what came before them in their chunk (B5).
 
-        The fresh rest of an open chunk stays open. Costs what goes, not what is open.
+        The fresh rest stays open. Costs what goes, not what is open.
         """
         gone: list[Fragment] = []
         while (entry := self._by_version.first()) is not None and entry[0] < version_min:

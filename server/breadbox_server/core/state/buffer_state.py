@@ -1,7 +1,4 @@
-"""All that one buffer knows, and facts that follow from it.
-
-The parts keep their own invariants; what holds between them is listed in `buffer`.
-"""
+"""All that one buffer knows, and facts that follow from it; `buffer` lists the invariants."""
 
 import random
 from collections import deque
@@ -32,16 +29,11 @@ QUARANTINED_MAX: Final = 16
 
 
 class Shared:
-    """What the buffers of one set have in common.
-
-    Args:
-        is_recording: Whether decisions are written down.
-    """
+    """What the buffers of one set have in common."""
 
     def __init__(self, *, is_recording: bool) -> None:
         self.states: dict[BufferName, BufferState] = {}
         self.events: list[Event] = []
-        """What happened, in order."""
         self.entries: list[tuple[float, Entry]] = []
         """What a journal must hold, with its time."""
         self.is_recording = is_recording
@@ -66,17 +58,7 @@ class Shared:
 
 
 class BufferState:
-    """The parts of one buffer.
-
-    Args:
-        name: Named in every event.
-        config: Its limits.
-        draw_seed: Seed of its draws and lease ids; at least 0.
-        shared: What it has in common with others.
-
-    Raises:
-        InvalidArgumentError: No sampler has the name that `config` says.
-    """
+    """The parts of one buffer."""
 
     def __init__(
         self, name: BufferName, config: BufferConfig, *, draw_seed: int, shared: Shared
@@ -85,7 +67,6 @@ class BufferState:
         self.config = config
         self.draw_seed = draw_seed
         self.draw_count = 0
-        """Draws ever made."""
         self.shared = shared
         self.events = shared.events
         self.counters = new_counters()
@@ -107,7 +88,6 @@ class BufferState:
         self.waiters = WaiterQueue()
         self.leases = LeaseBook()
         self.quarantined: deque[QuarantinedFragment] = deque(maxlen=QUARANTINED_MAX)
-        """The latest fragments of chunks that readers could not read, oldest first."""
         self._rng = random.Random()
 
     @property
@@ -153,10 +133,10 @@ class BufferState:
         return self.leases.live_count + world_size <= self.config.leases_max
 
     def bytes_beyond(self, chunk_count: int) -> int:
-        """Bytes that as many chunks would need, if bytes will never let them be held; else 0.
+        """Return the bytes that so many chunks need, if bytes will never let them be held; else 0.
 
-        Judged by the smallest chunk held, and only once there is no room for another one like it:
-        the first few say little of the rest. O(chunks held) then, else O(1).
+        Judged by the smallest chunk held, once no other like it fits: the first few say little.
+        O(chunks held) then, else O(1).
         """
         if self.config.with_replacement:
             chunk_count = -(-chunk_count // self.config.uses_max)
@@ -209,8 +189,7 @@ class BufferState:
     def next_draw_rng(self) -> random.Random:
         """Return the next draw's generator, good until the next call; `draw_count` counts it.
 
-        The n-th draw depends on the seed and n alone, not on a generator's running state: a journal
-        has no such state to hold, and a restored buffer draws what the lost one would have drawn.
+        The n-th draw depends on seed and n alone, so a journal holds no generator's state.
         """
         self._rng.seed((self.draw_seed << 64) + self.draw_count)
         return self._rng

@@ -1,15 +1,12 @@
 """The chunks held for sampling: by arrival, by version, and ready to be drawn.
 
-Invariants:
-
 C1  A chunk is in the table if and only if its state is HELD, and then it is in the sampler, once,
     and in the remover, if there is one.
-C2  The age of a chunk is its id: ids are given in order of arrival, and a chunk that comes back
-    keeps its own.
-C3  `unleased_bytes` is the bytes of the chunks in the table to which no lease refers.
+C2  A chunk's age is its id: given in order of arrival, and kept when it comes back.
+C3  `unleased_bytes` is the bytes of the table's chunks without a lease.
 
-Every operation costs O(1), or a logarithm, per chunk that it adds, removes or returns; the orders
-are heaps that drop what left the table when it surfaces (`lazy_heap`).
+Every operation costs O(1) or O(log n) per chunk that it adds, removes or returns; the orders are
+heaps that drop what left when it surfaces (`lazy_heap`).
 """
 
 import random
@@ -77,7 +74,6 @@ class Chunk:
         self.use_count = 0
         """Deliveries that were not given back (B10)."""
         self.lease_count = 0
-        """Leases alive that refer to it."""
         self.unreadable_count = 0
         """Leases whose readers reported it unreadable."""
         self.sampler_position = 0
@@ -91,15 +87,11 @@ class Behind(NamedTuple):
 
 
 class ArrivalOrder:
-    """Held chunks in order of arrival, which their ids are, for readers that read on from a cursor.
+    """Held chunks in order of arrival, for readers that read on from a cursor.
 
-    The ids are kept from the first read on, and the sums from the first question for one, so that a
-    buffer that no reader follows pays nothing for them. Ids that left are dropped when they are
-    half of all there are, as in `lazy_heap`.
-
-    Args:
-        held: The chunks that are held. Call `add` after a chunk is added and `remove` after one
-            leaves; after other changes call `forget`.
+    Ids are kept from the first read on, sums from the first question for one: a buffer without
+    readers pays nothing. Ids that left are dropped when they are half of all. Call `add` and
+    `remove` after single changes of `held`, else `forget`.
     """
 
     def __init__(self, held: Mapping[ChunkId, Chunk]) -> None:
@@ -151,8 +143,8 @@ class ArrivalOrder:
     def behind(self, chunk_ids: Iterable[int]) -> dict[int, Behind]:
         """Count the held chunks after each of several, and their bytes.
 
-        One addition for each block of 256 ids of which any is held, and a look at the ids of one
-        block for each of the several.
+        Adds once for each block of 256 ids, and looks at the ids of one block for each of the
+        several.
         """
         if self._blocks is None:
             self._blocks = {}
@@ -196,7 +188,6 @@ class ChunkTable:
         self.held: dict[ChunkId, Chunk] = {}
         """The chunks, by id; for looks only."""
         self.sampler = sampler
-        """Draws from the table; notified of every chunk that enters or leaves."""
         self.remover = remover
         """Says which chunks leave for room, or None if the oldest do."""
         self.arrived = ArrivalOrder(self.held)
@@ -206,10 +197,8 @@ class ChunkTable:
             lambda entry: entry[1] in self.held
         )
         self.count_by_version: dict[ModelVersion, int] = {}
-        """Chunks held, by version."""
         self._unleased_count = 0
         self.unleased_bytes = 0
-        """Bytes that could be had by evicting every chunk without a lease."""
 
     def add(self, chunk: Chunk) -> None:
         """Hold a chunk, at the age that its id gives it."""
@@ -228,11 +217,9 @@ class ChunkTable:
     def add_many(
         self, chunks: Sequence[Chunk], removed_in: Iterable[ChunkId] | None = None
     ) -> None:
-        """Hold new chunks, as `add` of each, at half its cost.
+        """Hold new chunks, in the sampler's order, at half the cost of `add` for each.
 
-        Args:
-            chunks: In the order in which the sampler is to take them.
-            removed_in: The same in that of the remover, or None if that is the same one.
+        `removed_in`: the same in the remover's order, None if equal.
         """
         held, counts, add = self.held, self.count_by_version, self.sampler.add
         push_age, push_unleased = self._by_age.push, self._unleased_by_age.push
@@ -337,10 +324,7 @@ class ChunkTable:
         return self.held[chunk_id]
 
     def first_unleased_to_leave(self, rng: random.Random) -> Chunk | None:
-        """Return the chunk without a lease that leaves first for bytes, or None if none.
-
-        O(chunks with a lease that would leave before it), but for the oldest first, which is O(1).
-        """
+        """Return the unleased chunk to leave first for bytes, or None; O(leased before it)."""
         if self.remover is None or self._unleased_count == 0:
             return self.oldest_unleased()
         count = 1

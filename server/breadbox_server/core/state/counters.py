@@ -1,10 +1,7 @@
 """Counters of one buffer's life, by stable names, and what limiters judge by.
 
-The counters in `DURABLE` follow from what is journaled and survive a restart; the others, which
-count answers, begin at 0 in every process: `grants` are draws of the buffer's life,
-`fetches_granted` the callers to which this process has reported one. Together they account for
-every fragment and every chunk: admitted fragments are open, in a chunk, discarded for a reason;
-closed chunks are held, under lease, or evicted for a reason.
+Those in `DURABLE` follow from the journal; the rest count answers, from 0 in each process. They
+account for every fragment (open, in a chunk, discarded) and chunk (held, leased, evicted).
 """
 
 from dataclasses import dataclass
@@ -53,11 +50,7 @@ def new_counters() -> Counters:
 
 @dataclass(slots=True)
 class FlowMeter:
-    """Counts the chunks of the current session.
-
-    A chunk that leaves without a use counts as if it had never come, so that a limiter does not
-    have the others used more often for it.
-    """
+    """Count the session's chunks; one that leaves unused counts as if it had never come."""
 
     inserted_count: int = 0
     """Chunks closed, less those that left without a use."""

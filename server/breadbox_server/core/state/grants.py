@@ -1,16 +1,13 @@
 """Fetches that wait (B8), grants, their leases, and what is remembered of both (B11, B12).
 
-A grant is one draw for one request. Each rank of the request has a lease of its own on its equal
-share; the grant lives while any of them does. Afterwards the request and its leases are remembered
-for a while, so that a late repetition gets the true outcome instead of a second draw.
-
-Invariants:
+A grant is one draw for one request; each rank has a lease on its equal share. Ended ones are
+remembered, so that a late repetition gets the true outcome instead of a second draw.
 
 L1  A lease is in the expiry order if and only if it lives, and at its latest expiry only.
 L2  A grant lives if and only if one of its leases does; only then it refers to chunks.
 L3  A request is in exactly one of: living grants, ended grants, neither.
 L4  Ended leases remembered are at most `requests_remembered_max`, or those of the last one ended.
-W1  A waiter has at least one caller; it leaves with its last one and leaves no trace.
+W1  A waiter has at least one caller, and leaves with its last one without a trace.
 W2  Waiters stand in order of their first caller's arrival; only the head is ever granted.
 W3  A caller belongs to one waiter and has one deadline.
 """
@@ -39,7 +36,6 @@ class GrantedChunk(NamedTuple):
     use_count: int
     """Deliveries including this one."""
     priority: float
-    """At the grant."""
     probability: float
     """How likely it was to be the first one drawn."""
 
@@ -56,7 +52,6 @@ class Lease:
     expires_at: float
     """While it lives: it is over at this instant."""
     end: LeaseEnd | None = None
-    """How it ended, or None while it lives."""
     reported_count: int = 0
     """Callers it was reported to; not part of a snapshot, where it counts as reported once."""
 
@@ -79,13 +74,11 @@ class Grant:
     model_version: ModelVersion
     """Current version at the grant."""
     population: int
-    """Chunks held at the draw."""
     chunks: tuple[GrantedChunk, ...]
     """In draw order, rank 0's share first; empty once the grant has ended."""
     leases: list[Lease] = field(default_factory=list)
     """By rank."""
     live_count: int = 0
-    """Leases that live."""
 
 
 def granted_fragments(
@@ -112,11 +105,9 @@ class LeaseBook:
         self.ended_grants: OrderedDict[RequestId, Grant] = OrderedDict()
         """The grants remembered, the first to have ended first."""
         self.leases: dict[LeaseId, Lease] = {}
-        """The leases that live or are remembered."""
         self._by_expiry: LazyHeap[tuple[float, LeaseId]] = LazyHeap(self._is_in_order)
         self._remembered_count = 0
         self.live_count = 0
-        """Leases that live."""
 
     def add(self, grant: Grant) -> None:
         """Enter a new grant with its leases, which all live."""
@@ -129,10 +120,9 @@ class LeaseBook:
         return self.live_grants.get(request_id) or self.ended_grants.get(request_id)
 
     def latest_grant(self) -> Grant | None:
-        """Return the living grant that was made last, or None if there is none to return.
+        """Return the living grant made last, or else one that ended last by expiry, or None.
 
-        Where none lives, the grant that ended last counts, if a lease of it expired: its learner
-        may not know.
+        The learner may not know of that expiry.
         """
         ended = next(reversed(self.ended_grants.values()), None)
         if ended is not None and all(each.end is not LeaseEnd.EXPIRED for each in ended.leases):
@@ -148,7 +138,7 @@ class LeaseBook:
     def end(self, lease: Lease, end: LeaseEnd, remembered_max: int) -> None:
         """End a living lease, and its grant if it was the last; both are remembered for a while.
 
-        The chunks of the share are the caller's to take care of, beforehand.
+        The caller takes care of the share's chunks beforehand.
         """
         lease.end = end
         lease.grant.live_count -= 1
@@ -167,10 +157,7 @@ class LeaseBook:
         self._by_expiry.compact(self.live_count)
 
     def trim(self, remembered_max: int) -> None:
-        """Forget the longest ended grants until no more leases are remembered than may be.
-
-        A grant that alone has more leases than that is forgotten with the next one's end.
-        """
+        """Forget the longest ended grants until few enough leases remain; keep the newest."""
         while self._remembered_count > remembered_max and len(self.ended_grants) > 1:
             _, oldest = self.ended_grants.popitem(last=False)
             self._remembered_count -= len(oldest.leases)
@@ -226,10 +213,7 @@ class LeaseBook:
         self._by_expiry.push((lease.expires_at, lease.lease_id))
 
     def _erase_leases(self, grant: Grant) -> None:
-        """Forget a grant's leases, and break the circle of references between it and them.
-
-        Else only a full garbage collection would free them, and the server avoids those.
-        """
+        """Forget a grant's leases, and break the reference circle: full collections are rare."""
         for lease in grant.leases:
             del self.leases[lease.lease_id]
         grant.leases.clear()
@@ -257,7 +241,6 @@ class Waiter:
 
     request_id: RequestId
     fragment_count: int
-    """For all ranks together."""
     world_size: int
     callers: dict[CallerId, Caller] = field(default_factory=dict)
     """In order of arrival."""
@@ -268,7 +251,6 @@ class WaiterQueue:
 
     def __init__(self) -> None:
         self.waiters: OrderedDict[RequestId, Waiter] = OrderedDict()
-        """The requests that wait, in order of arrival."""
         self._request_of: dict[CallerId, RequestId] = {}
         self._by_deadline: LazyHeap[tuple[float, CallerId]] = LazyHeap(
             lambda entry: entry[1] in self._request_of

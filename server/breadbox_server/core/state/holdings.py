@@ -1,9 +1,7 @@
 """Closed chunks over their whole life: held, drawn, leased, returned, evicted.
 
-Invariants:
-
-H1  A closed chunk is known while it is held, leased or retained (`subscriptions`); when nothing of
-    these, its payloads were let go.
+H1  A closed chunk is known while it is held, leased or retained; once it is none
+    of these, its payloads are let go.
 H2  A held chunk has fewer uses than `uses_max`, is fresh, and is of the current session.
 H3  A chunk is evicted at most once, with one reason: when it leaves the table for good, or, used
     up, when its last lease ends.
@@ -28,15 +26,7 @@ RETAINED_AFTER = frozenset({EvictionReason.USED_UP, EvictionReason.STALE})
 class Holdings:
     """What a buffer does with closed chunks; its callers decide why.
 
-    Args:
-        buffer: Named in the events.
-        sampler: Draws from what is held.
-        remover: Says which chunks leave for room, or None if the oldest do.
-        removal_seed: Seed of its choices.
-        payloads: Notified of those that are taken and let go.
-        meter: Notified of chunks that leave without a use.
-        counters: Counts what happens.
-        events: Receives evictions.
+    `remover` says which chunks leave for room; None: the oldest. `removal_seed` seeds its choices.
     """
 
     def __init__(
@@ -108,11 +98,7 @@ class Holdings:
         subscriptions: Iterable[Subscription],
         session_id: SessionId,
     ) -> None:
-        """Take chunks as a snapshot has them, whose states, uses and leases are set.
-
-        Those held come in the order in which the sampler is to take them, `removed_in` has them in
-        that of the remover.
-        """
+        """Take a snapshot's chunks, in the sampler's order; `removed_in`: in the remover's."""
         self.closed_count = closed_count
         held = []
         for chunk in chunks:
@@ -127,8 +113,7 @@ class Holdings:
     def use(self, chunks: Sequence[Chunk], uses_max: int) -> list[int]:
         """Count a use and a lease of held chunks, which leave the table at `uses_max` (B10).
 
-        Return the uses of each, this one included. A chunk may be given as often as it has uses
-        left.
+        Return the uses of each, this included. A chunk may be given as often as it has uses left.
         """
         self.table.add_leases(chunks)
         self._counters["uses"] += len(chunks)
@@ -152,9 +137,8 @@ class Holdings:
     ) -> None:
         """End a lease on each of several chunks, and decide what becomes of them.
 
-        A chunk that was used up and has a use left again returns to the table at its old age,
-        unless `obstacle` says why it could not. `chunks` may be an iterator that looks for the next
-        one when the last has its place.
+        A used-up chunk with a use again returns to the table at its old age, unless `obstacle` says
+        why not. `chunks` may be an iterator that looks for the next when the last has its place.
         """
         given_up: dict[EvictionReason, list[int]] = {}
         for chunk in chunks:
@@ -186,10 +170,7 @@ class Holdings:
         return None
 
     def evict(self, chunks: Iterable[Chunk], reason: EvictionReason) -> int:
-        """Evict held chunks, and return how many there were.
-
-        `chunks` may be an iterator that looks for the next one when the last has gone.
-        """
+        """Evict held chunks, and return their number; `chunks` may iterate as they go."""
         use_counts = []
         for chunk in chunks:
             self.table.remove_many((chunk,), ChunkState.GONE)
@@ -209,20 +190,16 @@ class Holdings:
         return self.evict(older(), EvictionReason.STALE)
 
     def evict_to_count(self, count_max: int) -> None:
-        """Evict, leased or not, until at most so many chunks are held and retained.
-
-        Those that are only retained go first, but for those with a lease.
-        """
+        """Evict, leased or not, until few enough are held and retained; unleased retained first."""
         while self.kept_count > count_max and self.subscriptions.lose_oldest_unleased():
             pass
         if len(self.table.held) > count_max:
             self.evict(self._beyond_count(count_max), EvictionReason.CAPACITY)
 
     def evict_to_bytes(self, referred_bytes_max: int) -> None:
-        """Evict chunks without a lease until few enough bytes are referred to.
+        """Evict chunks without a lease, the retained first, until few enough bytes are referred to.
 
-        Those that are only retained go first. Stops early when no chunk without a lease is left;
-        check `unleased_bytes` first where the room is needed.
+        Stops when none without a lease is left: check `unleased_bytes` first where room is needed.
         """
         while (
             self._payloads.referred_bytes > referred_bytes_max
@@ -232,10 +209,7 @@ class Holdings:
         self.evict(self._beyond_bytes(referred_bytes_max), EvictionReason.CAPACITY)
 
     def evict_used_up(self, uses_max: int) -> None:
-        """Evict the chunks that have no use left under a lower limit; O(chunks held).
-
-        Those that a lease refers to leave the table, and go when their last lease ends.
-        """
+        """Evict chunks used up under a lower limit, leased ones at their lease's end; O(held)."""
         used_up = [chunk for chunk in self.table.by_age() if chunk.use_count >= uses_max]
         for chunk in used_up:
             if chunk.lease_count > 0:
@@ -291,8 +265,8 @@ class Holdings:
     def _removal_rng(self) -> random.Random:
         """Return the generator of one removal, good until the next.
 
-        As that of a draw it depends on a seed and a number alone, here of chunks evicted for room
-        before: what is evicted is not written down, but follows.
+        It depends on a seed and on how many were evicted for room: evictions are not written down,
+        but follow.
         """
         if self.table.remover is not None:
             evicted_count = self._counters[CHUNKS_EVICTED[EvictionReason.CAPACITY]]
@@ -306,9 +280,9 @@ class Holdings:
         self._let_go(chunk, reason, could_be_read=could_be_read)
 
     def _let_go(self, chunk: Chunk, reason: EvictionReason, *, could_be_read: bool = True) -> None:
-        """Retain a chunk that is gone from the table, if a subscription wants it and may have it.
+        """Retain a chunk that left if a subscription may have it, else dispose of its payloads.
 
-        Else dispose of its payloads, unless a lease still refers to it.
+        Not while a lease refers to it.
         """
         if could_be_read and self.subscriptions.wants(chunk):
             if reason in RETAINED_AFTER:

@@ -1,7 +1,5 @@
 """Which payloads a buffer refers to, and which it no longer does (B13).
 
-Invariants:
-
 P1  Every payload referred to has exactly one owner: an open chunk (by its worker), a chunk, or the
     model. Leases refer to chunks, so a leased payload has an owner too.
 P2  A payload is reported disposable once, when its owner lets go; its id is free again then.
@@ -26,7 +24,6 @@ class PayloadLedger:
 
     def __init__(self) -> None:
         self.owners: dict[PayloadId, Owner] = {}
-        """The payloads referred to, with their owners."""
         self.counts: dict[WorkerId, int] = {}
         """Payloads referred to, by the worker that sent them."""
         self.disposable: list[Payload] = []

@@ -1,7 +1,5 @@
 """Which session and model version are current, and which weights are kept (B5).
 
-Invariants:
-
 M1  Within a session the version never goes back; a session that ended never comes back, as far as
     `ENDED_SESSIONS_MAX` are remembered.
 M2  The weights kept are the latest two that the current session published; without a session none.
@@ -23,25 +21,19 @@ WEIGHTS_KEPT = 2
 
 
 class CurrentModel:
-    """The session, its version and its weights.
-
-    Args:
-        payloads: Told of every weights payload that is taken or let go.
-    """
+    """The session, its version and its weights."""
 
     def __init__(self, payloads: PayloadLedger) -> None:
         self._payloads = payloads
         self.ended_sessions: OrderedDict[SessionId, None] = OrderedDict()
         """The ended sessions remembered, the first to have ended first."""
         self.weights: OrderedDict[ModelVersion, Payload] = OrderedDict()
-        """The weights kept, by version."""
         self.session_id = NO_SESSION
         self.version: ModelVersion | None = None
         """None if and only if no session is current."""
         self.step_count: int | None = None
         """Steps of every fragment of the session; None until one was admitted."""
         self.schemas = SessionSchemas()
-        """What the session's fragments are."""
 
     @property
     def state(self) -> ModelState:

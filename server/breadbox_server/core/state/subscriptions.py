@@ -1,15 +1,13 @@
 """Named cursors of readers, and what retaining ones keep for them (B17).
 
-Invariants:
-
 N1  A cursor moves forward only, and never beyond the newest chunk.
 N2  A chunk is RETAINED if and only if it has left the table for its uses or its version, no lease
     can bring it back, and a retaining subscription has not passed it, nor has it been let go since.
 N3  `unleased_bytes` is the bytes of the retained chunks to which no lease refers.
 N4  Those that retain stand in the order of their cursors.
 
-Who asks for what is retained pays for it: a chunk that leaves the table costs the same however many
-subscriptions there are, and one that is missed a logarithm of how many.
+A chunk that leaves the table costs the same however many subscriptions there are; one that is
+missed, a logarithm of how many.
 """
 
 from bisect import bisect_left
@@ -50,12 +48,7 @@ class Subscription:
 class Subscriptions:
     """The subscriptions of one buffer, and the chunks out of the table that are kept for them.
 
-    Chunks of the session that are used up and still leased are kept here, too, whether anybody
-    asked or not: they may come to be retained, and are read meanwhile.
-
-    Args:
-        payloads: Told of those that are let go.
-        counters: Counts chunks that some retaining subscription misses.
+    Also the session's chunks that are used up and leased: they are read, and may be retained.
     """
 
     def __init__(self, payloads: PayloadLedger, counters: Counters) -> None:
@@ -65,7 +58,6 @@ class Subscriptions:
         self._retaining: list[Subscription] = []
         """Those that retain, the one that is farthest behind first."""
         self._retaining_cursors: list[int] = []
-        """Where these stand."""
         self._retaining_min: float = inf
         """The first of these; inf: there is none."""
         self._missed_by_first: Counter[int] = Counter()
@@ -85,11 +77,7 @@ class Subscriptions:
         return tuple([self._by_name[name] for name in sorted(self._by_name)])
 
     def __getitem__(self, name: SubscriptionName) -> Subscription:
-        """Return one.
-
-        Raises:
-            SubscriptionNotFoundError: There is none of this name.
-        """
+        """Return a subscription by name."""
         found = self._by_name.get(name)
         if found is None:
             raise SubscriptionNotFoundError(name)
@@ -135,10 +123,7 @@ class Subscriptions:
         self._retaining_min = self._retaining_cursors[0] if self._retaining else inf
 
     def _settle(self) -> None:
-        """Count for each subscription what it missed since this was done last.
-
-        To be called before any cursor moves: a cursor behind a chunk that went has missed it.
-        """
+        """Count what each subscription missed since the last call; call before a cursor moves."""
         missed = 0
         if self._missed_by_first:
             for place in reversed(range(len(self._retaining))):
@@ -193,7 +178,6 @@ class Subscriptions:
         self.miss(chunk)
 
     def _let_go(self, chunk: Chunk) -> None:
-        """Keep a retained chunk no longer."""
         chunk.state = ChunkState.GONE
         self.retained_count -= 1
         self.take_back(chunk)

@@ -1,4 +1,4 @@
 """The journal's records: entries and snapshots as protobuf messages, with checksums.
 
-Callers: `journal`.
+For `journal`.
 """

@@ -1,8 +1,7 @@
 """Records of turns and snapshots: protobuf messages of `breadbox.journal.v1` with a version.
 
-A record of an earlier version is read, one of a later version is refused: it may say what this
-server would drop. What is read is checked for what a record must have; whether it fits what came
-before it is the core's to say.
+A later version's record is refused: it may say what this server would drop. Records are checked for
+what they must have; whether they fit the state is the core's to say.
 """
 
 from collections.abc import Sequence
@@ -33,9 +32,8 @@ from breadbox_server.journal.encoding.frames import JournalFormatError, NewerFor
 from breadbox_server.journal.v1 import journal_pb2 as pb
 
 VERSION: Final = 3
-"""Version of the records that are written. It grows with every change of what a journal holds (a
-test pins the schema to it), and with it a folder is added to tests/golden. Earlier versions stay
-readable for ever."""
+"""Version of written records. It grows with every change of what a journal holds (a test pins the
+schema to it), with a folder in tests/golden. Earlier ones stay readable for ever."""
 COMPRESSION_LEVEL: Final = 1
 """Snapshots are written in the background but read while all clients wait for the server."""
 SNAPSHOT_SIZE_BYTES_MAX: Final = 2**30
@@ -50,7 +48,6 @@ def _put_lists(lists: Sequence[Sequence[Fragment]], message: Any) -> None:
 
 
 def _lists_of(message: Any) -> list[tuple[Fragment, ...]]:
-    """Cut fragments into those of each chunk."""
     fragments, counts = FRAGMENTS.read(message.fragments), message.fragment_counts
     if any(count < 1 for count in counts):
         raise ValueError("a chunk has no fragments")
@@ -208,7 +205,6 @@ def decode_snapshot(data: bytes) -> Snapshot:
 
 
 def _parsed(kind: type[_Record], data: bytes) -> _Record:
-    """A record of this version or an earlier one."""
     try:
         message = kind.FromString(data)
     except DecodeError as error:

@@ -122,8 +122,8 @@ FRAGMENTS: Final = Columns(
     parts=_PARTS,
     within={"payload": Columns(Payload, defaults=_DEFAULTS, parts=_PARTS)},
 )
-"""Of very many fragments this takes half the time that a message for each takes, both ways. Columns
-are named as what they are of, and new ones need nothing here."""
+"""Columns take half the time of a message per fragment, both ways. They are named as what they are
+of, and new ones need nothing here."""
 
 
 # --- kinds of entries ------------------------------------------------------------------------
@@ -206,7 +206,6 @@ def put_entries(entries: Sequence[tuple[float, Entry]], messages: _Messages) -> 
 
 
 def _buffer_of_run(timed: tuple[float, Entry]) -> BufferName | None:
-    """The buffer of an admitted fragment; None of any other entry."""
     entry = timed[1]
     is_admitted = type(entry) is FragmentTaken and entry.outcome is AdmissionOutcome.ADMITTED
     return entry.buffer if is_admitted else None

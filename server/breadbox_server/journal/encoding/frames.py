@@ -1,11 +1,10 @@
 """Records with checksums: each turn's is chained to that of the one before.
 
-    turn      magic, chain, body      chain = XXH3-64 of the chain before, the sequence and the body
-    snapshot  magic, chain, checksum, body
+    turn      magic, chain, body      chain = XXH3-64 of the chain before, the sequence, the body
+    snapshot  magic, chain, checksum, body      chain: its turns go on from it
 
-A snapshot says which chain its turns go on from. So a bit that flipped, a turn that is missing or
-stands in the place of another, and a turn that belongs to another history are found when they are
-read; only an end that is missing is not, which is the place's to know.
+Reading finds flipped bits, missing or misplaced turns, and another history's turns; only a missing
+end is the place's to know.
 """
 
 import struct
@@ -49,13 +48,7 @@ def open_turn(before: int, sequence: int, record: bytes) -> tuple[bytes, int]:
 
 
 def frame_snapshot(sequence: int, body: bytes, chain: int | None = None) -> bytes:
-    """Make a snapshot's record.
-
-    Args:
-        sequence: The last turn that it contains.
-        body: The encoded snapshot.
-        chain: That turn's checksum, or None if a new chain begins here.
-    """
+    """Make the record of a snapshot of turn `sequence`; chain None begins a new one."""
     chain = _checksum(0, sequence, body) if chain is None else chain
     return _SNAPSHOT.pack(SNAPSHOT_MAGIC, chain, _checksum(chain, sequence, body)) + body
 

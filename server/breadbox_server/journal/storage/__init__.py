@@ -1,4 +1,1 @@
-"""Where a journal is kept (a Redis stream or SQLite), and which server may write it.
-
-Callers: `journal`, `maintenance` and `app.py`.
-"""
+"""Places for a journal, and claims. For `journal`, `maintenance` and `app.py`."""

@@ -1,8 +1,7 @@
 """The right to write a journal: which server has it, and whether that server still lives.
 
-A journal holds the *epoch* and the token of the one server that may write it. Claiming raises the
-epoch, so that the store refuses every earlier holder from then on, wherever it hangs. The holder
-also renews a heartbeat. It only decides whether a server that starts may claim without
+A journal holds its writer's *epoch* and token. Claiming raises the epoch, so that the store refuses
+every earlier holder. A heartbeat only decides whether a starting server may claim without
 `--take-over`: safety never depends on it.
 """
 
@@ -19,11 +18,10 @@ from typing import Any, Final
 RENEW_S: Final = 0.25
 """Seconds between two heartbeats; also how soon a server learns that its journal was taken."""
 ALIVE_S: Final = 1.0
-"""Seconds until a heartbeat expires: three late ones in a row cost a leader its journal if another
-server waits for it. On two cores that ten processes wanted, they came 0.4 s late at most."""
+"""Seconds until a heartbeat expires: three late ones cost a leader its journal. On two cores wanted
+by ten processes they came 0.4 s late at most."""
 STARTING_S: Final = 3.0
-"""Seconds until a starting server's heartbeat expires. A thread sends it beside one that reads the
-journal back, and may have to wait for it."""
+"""The same while starting: a thread sends it beside one that reads the journal back."""
 
 _PROC: Final = Path("/proc")
 
@@ -133,11 +131,7 @@ def owner_from_text(text: str) -> tuple[int, str, str]:
 
 
 def epoch_after(*epochs: int) -> int:
-    """An epoch beyond those that are known of.
-
-    It is also beyond those that are not, as long as clocks are right within the time between two
-    claims: a journal may have come back from a copy that does not know the latest.
-    """
+    """Return an epoch beyond all known, and by the clock beyond unknown ones of a lost copy."""
     return max([round(time() * 1000), *(epoch + 1 for epoch in epochs)])
 
 

@@ -1,10 +1,9 @@
-"""Room on the journal's disk that is taken early, so that it can be given up when there is none.
+"""Room on the journal's disk, taken early so that it can be given up when there is none.
 
     DIR/reserve/<n>   parts, each a file of allocated blocks with nothing in them
 
-What makes room on a full disk, releases and deletions, goes through the journal and needs a little
-room first. Each part that is deleted gives blocks and an inode. What is on the disk is all the
-state there is: the server and its compactor, which share a reserve, need not talk about it.
+Releases and deletions make room, but go through the journal and need some first. The disk is all
+the state: the server and its compactor share a reserve.
 """
 
 import contextlib
@@ -69,11 +68,7 @@ class Reserve:
         return self._count()
 
     def with_room(self, write: Callable[[], T], *, is_snapshot: bool = False) -> T:
-        """Write, giving up one part after the other until there is room for it.
-
-        Raises:
-            JournalFullError: There is no room, and nothing is left to give up.
-        """
+        """Write, giving up parts until there is room; JournalFullError if none are left."""
         while True:
             try:
                 return write()

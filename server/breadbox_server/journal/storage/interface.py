@@ -1,10 +1,7 @@
-"""What a place for a journal must do. Two faces, as of a payload store.
+"""What a place for a journal must do, as a payload store's two faces.
 
-`JournalArchive` blocks, and is used where blocking is fine: at the start, and in the compactor's
-process. `JournalWriter` is used on the server's loop.
-
-Record n is turn n. The archive holds one snapshot and every turn after it, without a gap; older
-turns may still be there and are of no use.
+`JournalArchive` blocks: for the start and the compactor. `JournalWriter` is for the loop. Record n
+is turn n. The archive holds a snapshot and every turn after it; older ones may remain.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,9 +24,7 @@ class JournalError(Exception):
 class JournalUnavailableError(JournalError):
     """The journal cannot be reached, or has no room; the same call may succeed later.
 
-    Args:
-        what: What failed, and why.
-        answer: The store's own words where it refuses, because its disk is full, say; else empty.
+    `answer`: the store's own words where it refuses (its disk is full, say); else empty.
     """
 
     def __init__(self, what: str, *, answer: str = "") -> None:
@@ -50,13 +45,7 @@ class JournalTakenError(JournalError):
 
 
 class JournalHeldError(JournalError):
-    """Another server writes this journal, and its heartbeat has not expired.
-
-    Args:
-        holder: The server that has the claim.
-        left_s: Seconds until its last heartbeat expires, or None if the claim counts as long as
-            that process lives.
-    """
+    """Another server holds the journal, for `left_s` seconds or while its process lives (None)."""
 
     def __init__(self, holder: Holder, left_s: float | None) -> None:
         super().__init__(f"another server ({holder.shown}) writes this journal")
@@ -75,8 +64,7 @@ class JournalNewerError(JournalError):
 class JournalArchive(Protocol):
     """A journal as its reader sees it. Blocking; for one thread, but for `send_heartbeat`.
 
-    Raises (all methods):
-        JournalUnavailableError: It cannot be reached.
+    Every method raises JournalUnavailableError.
     """
 
     @property
@@ -89,19 +77,14 @@ class JournalArchive(Protocol):
     def claim(self, holder: Holder, displaced: str = "") -> Claim:
         """Claim the right to write; every earlier holder is refused from now on.
 
-        What is read after this is all there is: no other server can add to it.
-
-        Args:
-            holder: The server that claims.
-            displaced: Token of a holder that may be displaced although its heartbeat counts.
+        What is read after this is all there is. `displaced`: token of a holder that may be
+        displaced although its heartbeat counts.
         """
 
     def send_heartbeat(self) -> None:
-        """Renew the heartbeat of the claim made through this, if there is one. Any thread.
+        """Renew the claim's heartbeat, if there is one; JournalLostError: an older journal.
 
-        Raises:
-            JournalTakenError: Another server has claimed it since.
-            JournalLostError: It has come back as it was before the claim.
+        Any thread.
         """
 
     def is_begun(self) -> bool:
@@ -111,18 +94,10 @@ class JournalArchive(Protocol):
         """Write the first snapshot, whose sequence is `BEGINNING`. Needs the claim."""
 
     def read_snapshot(self) -> tuple[int, bytes]:
-        """The newest snapshot and its sequence.
-
-        Raises:
-            JournalDamagedError: There is none, although there are turns.
-        """
+        """Return the newest snapshot and its sequence; JournalDamagedError: turns without one."""
 
     def read_turns(self, after: int) -> Iterator[tuple[int, bytes]]:
-        """Turns after a sequence, in order.
-
-        Raises:
-            JournalDamagedError: One is missing between two others, or right after `after`.
-        """
+        """Return the turns after a sequence, in order; JournalDamagedError if one is missing."""
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
         """Replace the snapshot by this one, whole or not at all, unless it is an older one."""
@@ -140,8 +115,8 @@ class JournalArchive(Protocol):
 class JournalWriter(Protocol):
     """A journal as the server that writes it sees it. On one event loop; one call at a time.
 
-    An epoch in the journal that is older than this server's, or none, is a journal that has come
-    back with less than it had: it is lost, and is begun again. A newer one is another server's.
+    An older epoch than this server's in it, or none, means that it was lost: it is begun again. A
+    newer one is another server's.
     """
 
     @property
@@ -158,41 +133,23 @@ class JournalWriter(Protocol):
     async def append(
         self, sequence: int, data: bytes, payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS
     ) -> bool:
-        """Return once a turn is durable.
+        """Return once a turn is durable; False if there was no room for its payloads.
 
-        Repeating the last append is a no-op; a turn of that sequence that another server wrote, or
-        that says something else, is never taken for it.
+        Repeating the last append is a no-op; another turn of that sequence is never taken for it.
+        `payloads` (only where it `carries_payloads`), under fresh ids, are kept all or none. After
+        False they are written all the same, but the caller should write no more.
 
-        Args:
-            sequence: Of the turn.
-            data: What it says.
-            payloads: To be kept, all or none of them, with the turn; only where it
-                `carries_payloads`. Each in one piece, under an id that was never used.
-
-        Returns:
-            Whether there was room for the payloads. They are written all the same. After False, the
-            caller should write no more of them.
-
-        Raises:
-            JournalUnavailableError: It is not known whether the turn was written; try again.
-            JournalLostError: Earlier turns are gone, or are not those that this server wrote.
-            JournalTakenError: Another server writes this journal.
+        JournalUnavailableError: unknown whether it was written; try again. JournalLostError:
+        earlier turns are gone or not ours. JournalTakenError: another server writes.
         """
 
     async def renew(self, sequence: int) -> str:
-        """Send a heartbeat, and check that the journal is still this server's, and whole.
-
-        Raises:
-            JournalUnavailableError: It cannot be reached.
-            JournalLostError: Turns are gone.
-            JournalTakenError: Another server writes this journal.
-        """
+        """Send a heartbeat, and check that the journal is whole and ours; raises as `append`."""
 
     async def begin_again(self, sequence: int, snapshot: bytes, notes: Mapping[str, str]) -> None:
-        """Begin a journal that was lost, in a later epoch: a snapshot of `sequence`, and no turns.
+        """Begin a lost journal in a later epoch: a snapshot of `sequence`, and no turns.
 
-        What can still be read of the old one stays until the new one is whole, which has `notes`
-        beside it: those of the old one may be gone, or be older.
+        What can be read of the old one stays until the new one is whole. `notes` replace the old.
         """
 
     async def trim(self, up_to: int) -> bool:
@@ -219,11 +176,9 @@ class JournalStatus:
     epoch: int
     """Epoch of the server that may write; 0 if none has claimed it yet."""
     holder: Holder | None
-    """The server whose heartbeat counts, or None if there is none."""
     left_s: float
     """Seconds until the last heartbeat expires."""
     incarnation: str
-    """Which start of the store that it is in has answered."""
     newest: int
     """Sequence of the newest turn; 0: there is none."""
     snapshot: int

@@ -33,12 +33,7 @@ class JournalPlace:
 
     @classmethod
     def choose(cls, journal: str, store: str) -> "JournalPlace | None":
-        """Choose a place.
-
-        Args:
-            journal: "auto": beside the payloads; "none": nowhere; else a URL like a store's.
-            store: URL of the payload store.
-        """
+        """Choose a place: journal "auto" (beside the payloads), "none", or a URL like a store's."""
         if journal == NONE:
             return None
         url = store if journal == AUTO else journal
@@ -62,10 +57,7 @@ class JournalPlace:
         return self.kind == "redis"
 
     def turns_bytes_max(self) -> int:
-        """Bytes of turns that the place takes well between two snapshots; it must be open.
-
-        A directory's disk may be small.
-        """
+        """Return the bytes of turns it takes well between snapshots; it must be open."""
         if self.kind == "redis":
             return sys.maxsize
         return share_bytes(Path(self.where))

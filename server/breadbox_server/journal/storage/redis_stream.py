@@ -3,16 +3,14 @@
     breadbox:{journal}:turns            stream; the entry of turn n has the id n-0
     breadbox:{journal}:snapshot         hash: sequence, piece count
     breadbox:{journal}:piece:<n>:<k>    piece k of the snapshot of sequence n
-    breadbox:{journal}:half             hash: sequence to piece count, of snapshots being written
-    breadbox:{journal}:owner            epoch and token of the server that may write, and the
-                                        journal's identity
+    breadbox:{journal}:half             hash: sequence to piece count, of unfinished snapshots
+    breadbox:{journal}:owner            the writer's epoch and token, the journal's identity
     breadbox:{journal}:alive            that server's heartbeat; expires unless it is renewed
     breadbox:{journal}:notes            hash: what is noted beside the journal
 
-The braces are a hash tag: in a cluster all of them live on one node, so that a script may use them.
-Everything is written by scripts that first look whether the journal is still ours, and a turn by
-one that also looks whether it is whole: that makes an append that is repeated after a lost
-connection harmless, and finds out about a Redis that came back empty, or with less than it had.
+The braces keep them on one node of a cluster, as scripts need. Scripts write everything, and check
+that the journal is still ours, and for a turn also whole: repeating an append after a lost
+connection is harmless, and a Redis that came back with less is found out.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -77,8 +75,8 @@ if owner ~= ARGV[1] then
   return {'LOST'}
 end
 """
-"""Ends a script unless the journal is that of the claim in ARGV[1]. An owner of an older epoch has
-come back with an older Redis. KEYS: owner, touch, alive."""
+"""End a script unless the journal is of the claim in ARGV[1]; an older epoch is of an older Redis.
+KEYS: owner, touch, alive."""
 _OURS: Final = "redis.call('DEL', KEYS[2])\n" + _CLAIMED
 """Begins scripts that write."""
 _CLAIM: Final = """
@@ -96,8 +94,8 @@ redis.call('SET', KEYS[1], owner)
 redis.call('SET', KEYS[3], ARGV[2] .. ' ' .. ARGV[4], 'PX', ARGV[6])
 return {'OK', owner}
 """
-"""ARGV: least epoch, token, identity for a new journal, holder, the beginning of the heartbeat that
-may be displaced (`_NONE`: none may), milliseconds of the new one."""
+"""ARGV: least epoch, token, identity for a new journal, holder, beginning of a displaceable
+heartbeat (or `_NONE`), milliseconds of the new one."""
 _CLAIM_AGAIN: Final = """
 redis.call('DEL', KEYS[2])
 local owner = redis.call('GET', KEYS[1]) or ''
@@ -134,11 +132,10 @@ redis.call('XADD', KEYS[4], ARGV[2] .. '-0', 'd', ARGV[4], 'e', ARGV[5])
 return {'OK', refused and 1 or 0}
 """
 )
-"""KEYS: turns, the store's hash of journals, then payloads; ARGV: claim, sequence, the one before,
-data, epoch, identity of the journal, then payloads. Only the same turn of the same owner is a
-repeat. The first payload shows whether Redis has room; after the DEL it takes all of them anyway,
-for the turn has been decided. Payloads are under this epoch's protection, as `redis_custodian`
-gives it."""
+"""KEYS: turns, the store's hash of journals, payloads; ARGV: claim, sequence, the one before, data,
+epoch, identity, payloads. Only the same owner's same turn is a repeat. The first payload shows
+whether Redis has room; after the DEL it takes all anyway: the turn has been decided. Payloads are
+under this epoch's protection (`redis_custodian`)."""
 _RENEW: Final = (
     _OURS
     + """
@@ -176,10 +173,9 @@ for i = 5, #ARGV, 2 do redis.call('HSET', KEYS[6], ARGV[i], ARGV[i + 1]) end
 return {'OK'}
 """
 )
-"""Makes a snapshot all there is, whatever there was: one turn stays, with nothing in it, which the
-next one follows. ARGV: claim, sequence, pieces, epoch, then names and texts of notes."""
+"""Makes a snapshot all there is; one empty turn stays for the next to follow. ARGV: claim,
+sequence, pieces, epoch, then names and texts of notes."""
 _BEGUN: Final = (SNAPSHOT, TURNS, NOTES)
-"""Keys of `_BEGIN`."""
 _TRIM: Final = (
     _OURS
     + """
@@ -188,8 +184,8 @@ local up_to = string.format('%.0f', math.min(tonumber(ARGV[2]), head))
 return {'OK', redis.call('XTRIM', KEYS[4], 'MINID', '~', up_to .. '-0', 'LIMIT', ARGV[3])}
 """
 )
-"""ARGV: claim, sequence, turns at a time. Only what the snapshot that counts has made superfluous.
-The newest turn stays in any case: appends look at it."""
+"""ARGV: claim, sequence, turns at a time. Only superfluous turns go; the newest stays, for
+appends to look at."""
 _LOOK: Final = """
 local newest = redis.call('XREVRANGE', KEYS[3], '+', '-', 'COUNT', 1)
 return {
@@ -202,8 +198,7 @@ return {
   redis.call('XRANGE', KEYS[3], ARGV[1] .. '-0', '+', 'COUNT', ARGV[2])
 }
 """
-"""What there is, all of it at one instant. KEYS: owner, alive, turns, snapshot; ARGV: the first
-turn to be returned, and how many."""
+"""What there is at one instant. KEYS: owner, alive, turns, snapshot; ARGV: first turn, count."""
 _RELEASE: Final = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[2]) end
 """
@@ -219,7 +214,6 @@ class RedisArchive:
         self._owner: str | None = None
         """The claim in the journal when it was claimed or first read, or None before that."""
         self._holder: Holder | None = None
-        """The server that has claimed it through this."""
         with _translated_errors():
             self._client: Any = open_redis(url)
 
@@ -369,7 +363,6 @@ class RedisArchive:
         self._client.close()
 
     def _eval(self, script: str, keys: Iterable[str], *values: str | bytes | int) -> Any:
-        """Run a script that writes; gives what it answers."""
         return _checked(self._client.eval(*_arguments(self._seen_owner(), script, keys, values)))
 
     def _seen_owner(self) -> str:
@@ -387,12 +380,8 @@ class RedisArchive:
 class RedisWriter:
     """A `JournalWriter` in Redis.
 
-    Args:
-        url: Of Redis.
-        claim: What `RedisArchive.claim` gave.
-        carries_payloads: Whether this is also the payload store, and no cluster: a script sees one
-            node.
-        answer_s: Seconds that Redis may take for one answer.
+    `carries_payloads`: this is also the payload store, and no cluster, as a script sees one node.
+    Redis may take `answer_s` for one answer.
     """
 
     def __init__(
@@ -494,7 +483,6 @@ def _arguments(
 
 
 def _checked(answer: list[bytes]) -> Any:
-    """What a script that only the owner may run has answered."""
     if answer[0] == b"TAKEN":
         raise JournalTakenError(f"another server ({_holder(answer[1]).shown}) took the journal")
     if answer[0] == b"LOST":
@@ -503,7 +491,6 @@ def _checked(answer: list[bytes]) -> Any:
 
 
 def _sequence_of(entry_id: bytes) -> int:
-    """Return the sequence of a stream's entry; 0 for none."""
     return int(entry_id.split(b"-")[0] or 0)
 
 
@@ -512,14 +499,12 @@ def _heartbeat_of(holder: Holder) -> str:
 
 
 def _holder(alive: bytes) -> Holder:
-    """Return the holder that a heartbeat names."""
     return Holder.from_text(alive.decode(errors="replace").partition(" ")[2])
 
 
 def _beginning(
     sequence: int, piece_count: int, owner: str, notes: Mapping[str, str]
 ) -> tuple[str | int, ...]:
-    """Return what `_BEGIN` makes all there is: a snapshot, with notes beside it."""
     epoch = owner.partition(" ")[0]
     return (sequence, piece_count, epoch, *chain.from_iterable(notes.items()))
 
@@ -537,13 +522,9 @@ def _pieces(sequence: int, piece_count: int) -> list[str]:
 def _useless(
     sequence: int, piece_count: int, old: dict[bytes, bytes], halves: dict[bytes, bytes]
 ) -> list[str]:
-    """Pieces that a snapshot makes useless: of the one before, and of those never finished.
+    """Return pieces that a snapshot makes useless: the previous one's, and unfinished ones'.
 
-    Args:
-        sequence: Of the snapshot that counts now.
-        piece_count: Of it.
-        old: The head of the one before; empty: there was none.
-        halves: Those that were being written when this one was begun; most writers were killed.
+    `old` is the previous head, or empty; most writers of `halves` were killed.
     """
     counts = {int(each): int(count) for each, count in halves.items()}
     if old:

@@ -2,14 +2,13 @@
 
     DIR/journal.sqlite          turns
     DIR/snapshot-<sequence>     the newest snapshot; renamed into place
-    DIR/journal.end             the newest turn's sequence: SQLite takes a log that was damaged, or
-                                is gone, for one that ended earlier
+    DIR/journal.end             the newest turn's sequence: to SQLite a damaged log is a short one
     DIR/journal.lock            held by the server that may write
     DIR/reserve/                room to give up when the disk is full
 
-Only one server holds the lock, so a turn's write never waits for another writer; the compactor's
-process only reads turns. The owner's epoch and token stand in the database too, and each turn is
-written together with a look at them: a lock can be deleted, and the file be put back from a copy.
+Only the lock's holder writes, so no write waits; the compactor only reads turns. Owner and token
+stand in the database too and are checked with each turn: a lock can be deleted, and the file be
+restored from a copy.
 """
 
 import asyncio
@@ -237,13 +236,10 @@ class SqliteArchive:
 
 
 class SqliteWriter:
-    """A `JournalWriter` in a directory.
+    """A `JournalWriter` in a directory; the claim's lock stays with its archive.
 
-    Args:
-        directory: Where the journal is.
-        claim: What `SqliteArchive.claim` gave; its lock stays with that archive.
-        sync: Whether a turn must survive the machine, not only the process: each commit then
-            reaches the disk, in a thread. Without it a commit is some tens of microseconds.
+    `sync`: a turn must survive the machine, not only the process: each commit then reaches the
+    disk, in a thread. Without it a commit takes tens of microseconds.
     """
 
     carries_payloads = False
@@ -460,10 +456,9 @@ def _connect(directory: Path, *, sync: bool) -> sqlite3.Connection:
 def _check_database(path: Path) -> None:
     """See that SQLite will follow no link, and that its files are this user's alone.
 
-    It gives the files beside the database the mode that the database has. They are looked at by
-    name: to close a descriptor of a database gives up every lock that other connections of this
-    process hold on it, and the next process that closes the database would take itself for the last
-    one, and delete the write-ahead log under those connections.
+    It gives side files the database's mode. Look at them by name: closing a descriptor of a
+    database gives up every lock that other connections of this process hold on it, and the next
+    process to close it would take itself for the last and delete the write-ahead log under them.
     """
     with suppress(FileExistsError):
         os.close(open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
@@ -499,7 +494,6 @@ def _read_owner(connection: sqlite3.Connection) -> tuple[str, Holder]:
 
 
 def _write_owner(connection: sqlite3.Connection, claim: Claim) -> None:
-    """Make a claim the one that counts."""
     with _translated_errors(), connection:
         _replace_owner(connection, claim)
 
@@ -522,7 +516,6 @@ def _replace_owner(connection: sqlite3.Connection, claim: Claim) -> None:
 
 
 def _make_end(path: Path) -> None:
-    """Leave word that no turn was written yet."""
     half = path.with_name(f".{path.name}")
     _write_file(half, _end_record(BEGINNING, is_synced=False))
     with _translated_errors():
@@ -546,7 +539,6 @@ def _boot() -> bytes:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return which file a path leads to, or None if there is none."""
     try:
         seen = path.stat()
     except FileNotFoundError:
