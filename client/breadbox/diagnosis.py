@@ -52,8 +52,6 @@ def rates_of(
 
 
 class _Seen:
-    """Two states of a buffer, and the rates between them."""
-
     def __init__(
         self, before: BufferDescription, after: BufferDescription, watched_s: float
     ) -> None:
@@ -82,11 +80,9 @@ def diagnose(
     *,
     fragment_count: int | None = None,
 ) -> Diagnosis:
-    """Judge why a fetch waits, or would, from two states of the buffer and the seconds between.
+    """Judge why a fetch of *fragment_count* (None: a chunk) waits, by two states *seconds* apart.
 
-    *fragment_count* is the number of fragments that the learner fetches, or None for one chunk.
-    Returns the first cause that applies: causes that stop everything come before those that slow
-    it.
+    Returns the first cause that applies: what stops everything comes before what slows it.
     """
     seen = _Seen(before, after, watched_s)
     needed = -(-(fragment_count or 1) // seen.fragments_per_chunk)
@@ -112,10 +108,7 @@ def diagnose_arrivals(
 
 
 def is_idle(before: BufferDescription, after: BufferDescription) -> bool:
-    """Return True if a session is current in which no learner fetched or published meanwhile.
-
-    A running learner waits, holds a lease, or has just published; so this one may be gone.
-    """
+    """Return True if a session is current in which no learner fetched or published meanwhile."""
     seen, count = after.state, "uses"
     return bool(
         after.session_id
@@ -137,7 +130,6 @@ def idle_text(description: BufferDescription) -> str:
 
 
 def _quarantined(seen: _Seen) -> list[str]:
-    """Name the workers of fragments that readers could not read."""
     named = seen.state.quarantined
     if not named:
         return []
@@ -163,12 +155,10 @@ def _diagnosis(judgement: _Judgement | None, seen: _Seen, before: BufferDescript
 
 
 def _nothing_is_decided(seen: _Seen) -> _Judgement | None:
-    """Return a cause that stops everything, or None."""
     return _outage(seen) or _no_session(seen) or _hold(seen)
 
 
 def _little_comes(seen: _Seen) -> _Judgement | None:
-    """Return a cause that keeps fragments from arriving, or None."""
     return _nothing_arrives(seen) or _wrong_session(seen) or _stale(seen) or _producers_wait(seen)
 
 

@@ -1,7 +1,4 @@
-"""A client from the environment variables of every command line.
-
-For code that runs where nobody gives it arguments, such as workers that another framework starts.
-"""
+"""Make a client from the environment variables of every command line."""
 
 import os
 from collections.abc import Mapping

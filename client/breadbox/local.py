@@ -80,7 +80,6 @@ class ServerProcess:
         environment: Mapping[str, str],
         start_limit_s: float,
     ) -> None:
-        """Use `start_server` instead."""
         self._arguments = list(arguments)
         self._environment = dict(environment)
         self._folder = folder
@@ -294,7 +293,6 @@ def memory_folder() -> str | None:
 
 
 def _clean_environment() -> dict[str, str]:
-    """Return this process's environment without Breadbox's variables."""
     return {name: value for name, value in os.environ.items() if not name.startswith("BREADBOX_")}
 
 

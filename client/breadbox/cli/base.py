@@ -45,11 +45,7 @@ class Group(click.Group):
 
 
 def printable(text: str) -> str:
-    """Return a text with a sign for each character that is not printable, ends of lines included.
-
-    Escape sequences move the cursor, retitle the window, make links, and in some terminals type;
-    and what begins a line of its own reads as if it were ours.
-    """
+    """Return a text with a sign for each unprintable character: escapes could deceive."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else REPLACEMENT for sign in text)

@@ -1,8 +1,4 @@
-"""Make commands of settings: options of click, values of variables and files, errors in one line.
-
-Click shows, completes and parses options. Their texts are read by the settings class, as those of
-variables and files are.
-"""
+"""Make commands of settings: options of click, variables, values of files, errors in one line."""
 
 import enum
 import inspect
@@ -32,15 +28,13 @@ def command(
     shares_file_of: type[Settings] | None = None,
     **attributes: Any,
 ) -> Callable[[Callable[[S], Any]], click.Command]:
-    """Make a command of a function of its settings.
+    """Make a command of a function of its settings, a class whose fields are its options.
 
     Args:
-        settings: The class whose fields are its options.
+        settings: The class.
         name: Name of the command, or None for the function's.
-        reads_variable: True if `BREADBOX_CONFIG` names its file, too: for processes that have a
-            file of their own, not for commands that people call beside them.
-        shares_file_of: Another command's settings, which its file may have beside its own and which
-            it ignores.
+        reads_variable: True if `BREADBOX_CONFIG` names its file, too: for processes, not people.
+        shares_file_of: Another command's settings, ignored in a file of both.
         **attributes: Further arguments of `click.Command`.
     """
 
@@ -98,7 +92,6 @@ def _flag(field: SettingField) -> str:
 
 
 def _problem(found: Mapping[str, Any], *, is_shown: bool) -> str:
-    """Return what is wrong with a value, for behind its name."""
     if found["type"] == "missing":
         return "is missing"
     if found["type"] == "value_error":
@@ -123,7 +116,6 @@ def _options_of_file(fields: tuple[SettingField, ...]) -> set[str]:
 
 
 def _values(path: Path, fields: Mapping[str, SettingField], others: set[str]) -> dict[str, Any]:
-    """Return the values of a file, by option; options among `others` are ignored."""
     known = _options_of_file(tuple(fields.values()))
     given = read_config(path)
     unknown = sorted(given.keys() - known - others)
@@ -173,8 +165,6 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 class _Unread(click.Parameter):
-    """A parameter whose text and variable click leaves to the settings class."""
-
     def resolve_envvar_value(self, ctx: click.Context) -> None:
         pass
 
@@ -194,14 +184,11 @@ class _Argument(_Unread, click.Argument):
 
 
 class _Named(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """A kind of text, by its name in the help."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 def _parameter(field: SettingField) -> click.Parameter:
-    """Return the option, or argument, that a field is."""
     required = field.info.is_required()
     shared: dict[str, Any] = {"type": _type(field), "metavar": field.said("metavar")}
     if field.said("positional"):
@@ -225,7 +212,6 @@ def _parameter(field: SettingField) -> click.Parameter:
 
 
 def _default(field: SettingField) -> Any:
-    """Return the default as it could be given."""
     default, factory = field.info.default, field.info.default_factory
     if factory is not None:
         return "{}" if factory is dict else factory

@@ -64,9 +64,6 @@ class Target(Connection):
         )
 
     def check(self) -> None:
-        """Call the server once, so that a person sees at once that it is away, or wants a token.
-
-        For commands that then work for long, and continue after a restart of the server.
-        """
+        """Call the server once, so that a long command reports at its start that it is away."""
         with self.connect() as client:
             client.list_buffers()

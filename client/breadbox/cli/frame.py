@@ -64,7 +64,6 @@ class FittedTable:
         self._expendable = expendable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render for the width of the console."""
         left_out: list[str] = []
         made = self._without(left_out)
         for column in self._expendable:

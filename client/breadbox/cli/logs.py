@@ -1,7 +1,4 @@
-"""Log lines of server, workers and learners: one event a line, on standard error.
-
-Text for people, JSON for collectors. gRPC's own lines, from its Python parts, are among them.
-"""
+"""Log lines of server, workers, learners and gRPC: text for people, JSON for collectors."""
 
 import json
 import logging
@@ -62,8 +59,6 @@ class LogSettings(Settings):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Write to standard error as it is at the time."""
-
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)

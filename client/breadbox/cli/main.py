@@ -1,10 +1,7 @@
 """The command line: a group that imports a command only when it is used.
 
-An error that the user can fix ends with one line on stderr and exit code 2, without a traceback.
-
-Other distributions add commands by entry points in the group `breadbox.commands`: the name is the
-command's, the object a `click.Command`, such as `breadbox.cli.command` makes. Ours are in a table:
-they are all of one distribution, and a checkout has them without being installed again.
+An error that the user can fix ends with one line on stderr and exit code 2, without traceback.
+Other distributions add commands by entry points in `breadbox.commands`; ours are in a table.
 """
 
 import errno
@@ -177,7 +174,6 @@ def _text(error: Exception) -> str:
 
 
 def _refusal(error: OSError) -> str:
-    """Return what the operating system refused, of which path, and the remedy."""
     path = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
     return f"{path}{error.strerror}{_REMEDIES.get(error.errno or 0, '')}"
 
@@ -236,14 +232,13 @@ def load_joined(entry: "EntryPoint") -> click.Command:
 
 
 def _is_named() -> bool:
-    """Return True if anything installed names the group; entry points take far longer."""
+    """Return True if anything installed names the group, without slow entry points."""
     return any(
         ENTRY_POINTS.encode() in text for folder in sys.path for text in _declarations(folder)
     )
 
 
 def _declarations(folder: str) -> Iterator[bytes]:
-    """Yield the entry points of the distributions in a folder, as they are written."""
     folder = folder or "."
     with suppress(OSError):
         for name in os.listdir(folder):

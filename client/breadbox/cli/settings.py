@@ -1,8 +1,8 @@
 """Settings classes: a command's options, variables, keys of files and help, from its fields.
 
-The field `lease_s: float = setting(60.0, gt=0)`, with a string below, is the option `--lease-s`,
-the variable `BREADBOX_LEASE_S`, the key `lease_s` of a YAML file, a default, a range, and a line of
-help. A field without a default has to be given. The class checks what code gives it, too.
+`lease_s: float = setting(60.0, gt=0)`, with a string below, is the option `--lease-s`, the variable
+`BREADBOX_LEASE_S`, the key `lease_s` of a YAML file, a default, a range and a help line. A field
+without a default has to be given. The class checks what code gives it, too.
 """
 
 import inspect
@@ -55,10 +55,10 @@ def setting(
     positional: bool = False,
     **rules: Any,
 ) -> Any:
-    """Declare a field of a settings class.
+    """Declare a field of a settings class; without a default a value is required.
 
     Args:
-        default: The value if none is given; left out: a value is required.
+        default: The value if none is given.
         option: Name on the command line, in the environment and in files, or None for the field's.
         secret: True to hide the value wherever settings are shown.
         metavar: Name of the value in the help.

@@ -22,10 +22,9 @@ def stop_on_signals(
     *,
     again: Callable[[int], None] = end_at_once,
 ) -> Iterator[threading.Event]:
-    """Call *stop* with the number of the first signal; *again* with that of every further one.
+    """Call *stop* with the first signal's number, *again* with further ones; yield its event.
 
-    Yields an event that is set once a signal came. In the main thread only. *stop* runs between two
-    instructions of whatever runs there, and may raise. Earlier handlers are restored afterwards.
+    In the main thread only; *stop* may raise. Earlier handlers are restored afterwards.
     """
     came = threading.Event()
 

@@ -36,12 +36,7 @@ class Prioritised:
 
 
 def tensor_of(leaf: Any, device: Device) -> Any:
-    """Return a leaf as a tensor on a device; on the CPU it shares the leaf's memory.
-
-    Raises:
-        UnsupportedArrayError: torch has no type for it, such as for text.
-        InvalidRequestError: There is no such device.
-    """
+    """Return a leaf as a tensor on a device; on the CPU it shares the leaf's memory."""
     import torch
 
     check_device(device)
@@ -59,8 +54,6 @@ def tensor_of(leaf: Any, device: Device) -> Any:
 
 
 class _Leaves:
-    """Methods of both kinds of batches."""
-
     __slots__ = ()
 
     def _trees(self) -> dict[str, Any]:
@@ -125,15 +118,12 @@ class StepBatch(_Leaves):
     extras: Tree = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Return B."""
         return len(self.handle)
 
     def __repr__(self) -> str:
-        """Name the leaves with their dtypes and shapes, in one line."""
         return summary("StepBatch", [f"{len(self)} steps"], self._trees())
 
     def _repr_html_(self) -> str:
-        """Show the leaves as a table, in notebooks."""
         return summary_html("StepBatch", [f"{len(self)} steps"], self._trees())
 
     def split(self, size: int) -> Iterator["StepBatch"]:
@@ -190,7 +180,6 @@ class SequenceBatch(_Leaves):
     extras: Tree = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Return B."""
         return len(self.handle)
 
     @property
@@ -199,9 +188,7 @@ class SequenceBatch(_Leaves):
         return self.terminated | self.truncated
 
     def __repr__(self) -> str:
-        """Name the leaves with their dtypes and shapes, in one line."""
         return summary("SequenceBatch", [f"{len(self)} sequences"], self._trees())
 
     def _repr_html_(self) -> str:
-        """Show the leaves as a table, in notebooks."""
         return summary_html("SequenceBatch", [f"{len(self)} sequences"], self._trees())

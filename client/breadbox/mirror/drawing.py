@@ -27,7 +27,7 @@ ACHIEVED = "achieved_goal"
 DESIRED = "desired_goal"
 
 _DRAWS_MAX: Final = 1000
-"""Failed draws after which the memory counts as having nothing to draw."""
+"""Failed draws after which nothing can be drawn."""
 
 RewardMap = Callable[[NDArray[np.float32]], NDArray[Any]]
 """Function from rewards to the same number of rewards."""
@@ -101,7 +101,7 @@ class Draws:
     def _weights_of(
         self, drawn: Numbers, prioritised: Prioritised | Literal[False]
     ) -> NDArray[np.float32]:
-        """Return importance weights of fragments drawn by the sums of their steps."""
+        """Return importance weights of fragments drawn by their steps' sums."""
         if not prioritised:
             return np.ones(len(drawn), np.float32)
         index, tree = self._held.index, self._held.tree(prioritised.alpha)
@@ -131,7 +131,6 @@ class Draws:
         return drawn[:, 0]
 
     def _whole(self) -> Numbers:
-        """Return the numbers of the whole episodes; raise InvalidRequestError without any."""
         whole = self._held.index.whole_episodes()
         if not len(whole):
             raise InvalidRequestError("count", "finds no whole episode")

@@ -103,10 +103,7 @@ class Target(NamedTuple):
 
 
 class Follower:
-    """A thread that adds the chunks of a buffer to a memory, and then new ones.
-
-    *own_client* is the client if it closes with the follower, else None.
-    """
+    """Add the chunks of a buffer to a memory in a thread. Closes *own_client* unless None."""
 
     def __init__(
         self,
@@ -129,27 +126,20 @@ class Follower:
         self._own_client = own_client
         self._buffer, self._subscription, self._columns = selection
         self._passed = NONE
-        """The last chunk that the subscription had passed before this mirror began."""
         self._acknowledged = NONE
-        """The last chunk that this mirror acknowledged."""
         self._closing = threading.Event()
         self._asked_at = time.monotonic()
-        """Time at which the next read was requested."""
         self._arrived: deque[float] = deque()
-        """Times of reads that arrived and are not added yet."""
         self._is_first = True
         self._is_successor = False
         self._looks: deque[tuple[float, BufferDescription]] = deque(maxlen=LOOKS_MAX)
-        """States of the buffer and their times: one at the start, more while a caller waits."""
+        """States of the buffer and their times: one, or more while a caller waits."""
         self._waiting_count = 0
         self._outages = OutageLog(_log, "following the buffer")
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
     def go_on_from(self, begun_count: int, skipped_chunk_count: int) -> None:
-        """Continue the counts of a follower that this one replaces.
-
-        The server was reached before, so this one does not end by an outage.
-        """
+        """Continue the counts of a follower that this replaces; no first outage ends it."""
         self.begun_count, self.skipped_chunk_count = begun_count, skipped_chunk_count
         self._is_successor = True
 
@@ -242,11 +232,9 @@ class Follower:
                 return
 
     def _look(self) -> None:
-        """Keep the current state of the buffer."""
         self._looks.append((time.monotonic(), self._client.get_buffer(self._buffer)))
 
     def _warn_of_limits(self) -> None:
-        """Warn if the buffer's limits will keep steps from the mirror."""
         _, described = self._looks[-1]
         staleness_max = described.config.staleness_max
         if staleness_max is not None and staleness_max < STALENESS_ENOUGH:
@@ -324,24 +312,20 @@ class Follower:
 
     @property
     def _after(self) -> int | None:
-        """The chunk after which the next read begins."""
         return self._beginning if self.cursor is None else self.cursor
 
     @property
     def _beginning(self) -> int | None:
-        """The chunk after which the first read begins."""
         # Not the subscription's position: chunks that it passed may still be there.
         return None if self._subscription is None else NONE
 
     def _where_it_stands(self, name: str) -> int:
-        """Return the last chunk that a subscription has acknowledged."""
         for each in self._client.get_buffer(self._buffer).subscriptions:
             if each.name == name:
                 return each.acknowledged_chunk_id
         raise SubscriptionNotFoundError(name)
 
     def _acknowledge(self) -> None:
-        """Acknowledge the chunks that were added."""
         name, cursor = self._subscription, self.cursor
         if name is None or cursor is None or cursor == self._acknowledged:
             return
@@ -357,17 +341,14 @@ class Follower:
         self._acknowledged = cursor
 
     def _is_set_back(self, read: LoadedRead) -> bool:
-        """Return True if the buffer has had fewer chunks than this follower read.
-
-        That happens when a journal in Redis is restored from an older copy.
-        """
+        """Return True if the buffer has fewer chunks than were read: its journal was restored."""
         cursor = self.cursor
         return cursor is not None and (
             read.cursor < cursor or any(each.chunk_id <= cursor for each in read.references[:1])
         )
 
     def _begin_anew(self) -> None:
-        """Remove the steps of a buffer that was set back; what it holds is read next."""
+        """Remove the steps of a buffer that was set back; it is read again next."""
         self._held.clear()
         with self._changed:
             self.session_id, self.cursor = "", None

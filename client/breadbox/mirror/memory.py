@@ -86,18 +86,15 @@ class StepMemory:
     def _begin(self, held: Holdings, seed: int | None) -> None:
         self.capacity_steps = held.capacity_steps
         self.late_update_count = 0
-        """Number of ignored priority updates, of steps that are not kept any more."""
         self._held = held
         self._changed = held.changed
         """Guards everything below but the columns' contents; notified of each fragment."""
         self._draws = Draws(held, np.random.default_rng(seed))
         self.sampled_step_count = 0
-        """Number of steps returned by all draws over its whole life."""
 
     # Contents ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the number of steps that can be sampled."""
         with self._changed:
             self._held.refresh()
             return self._held.index.usable_count
@@ -145,8 +142,7 @@ class StepMemory:
     ) -> None:
         """Wait for steps, and log every `WAIT_PERIOD_S` which are missing, and why.
 
-        *what* names the awaited steps; *count* returns how many of them there are, or is None for
-        the number that can be sampled.
+        *what* names them; *count* returns how many there are (None: those that can be sampled).
         """
         count = count or self.__len__
         begun_at = time.monotonic()
@@ -177,7 +173,6 @@ class StepMemory:
         """Raise the error that ended the source of the steps, if one did."""
 
     def _why_nothing_comes(self) -> str:
-        """Return what keeps steps from coming, or empty if it is not known."""
         return ""
 
     # Adding ------------------------------------------------------------------------------------
@@ -213,10 +208,7 @@ class StepMemory:
     # Drawing -----------------------------------------------------------------------------------
 
     def _attempt(self, choose: "Callable[[], tuple[Numbers, Callable[[], Result]]]") -> Result:
-        """Choose steps under the lock, and copy them; repeat if they were removed meanwhile.
-
-        *choose* returns the numbers of the steps, and a function that copies them.
-        """
+        """Choose steps under the lock and copy them; repeat if they were removed meanwhile."""
         held = self._held
         for _ in range(ATTEMPTS):
             with self._changed:
@@ -239,7 +231,7 @@ class StepMemory:
             return copy()
 
     def _look_up(self, look: Callable[[], Result]) -> Result:
-        """Look something up; repeat if steps were removed meanwhile. Called under the lock."""
+        """Look something up under the lock; repeat if steps were removed meanwhile."""
         held = self._held
         for _ in range(ATTEMPTS):
             held.refresh()
@@ -640,14 +632,12 @@ class StepMemory:
 
 
 def _flat(values: ArrayLike) -> NDArray[Any]:
-    """Return arrays, or tensors on any device, as one flat array."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     return np.asarray(values).reshape(-1)
 
 
 def _how(prioritised: bool | Prioritised) -> Prioritised | Literal[False]:
-    """Return the exponents of a draw, or False for a uniform draw."""
     if isinstance(prioritised, Prioritised):
         return prioritised
     if not isinstance(prioritised, bool | np.bool_):
@@ -670,6 +660,5 @@ def check_whole(name: str, value: object, least: int, most: int | None = None) -
 
 
 def _check_number(name: str, value: object, least: float, most: float) -> None:
-    """Raise InvalidRequestError if an argument is not a number in its range."""
     if not isinstance(value, int | float | np.number) or not least <= value <= most:
         raise InvalidRequestError(name, f"must be from {least} to {most}, got {value!r}")

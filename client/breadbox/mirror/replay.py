@@ -199,7 +199,7 @@ class ReplayMirror(StepMemory):
 def _address_and_options(
     client: Client | str, buffer: str | None, connection: dict[str, Any]
 ) -> tuple[str, ClientOptions]:
-    """Return the address and options with which a process makes a client like this one."""
+    """Return the address and options for a process's client like this one."""
     if isinstance(client, str):
         with connect(client, buffer=buffer or "default", **connection) as made:
             return _address_and_options(made, buffer, {})

@@ -1,4 +1,1 @@
-"""The library's values: fragments, buffers' limits, errors, options. No I/O.
-
-Callers: any room.
-"""
+"""The library's values: fragments, buffers' limits, errors, options. No I/O."""

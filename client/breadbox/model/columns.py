@@ -7,12 +7,7 @@ from breadbox.model.trees import Tree, child_path, flatten, map_tree, rows, unfl
 
 
 class Columns:
-    """A tree of arrays [row_count, ...]; the first row written fixes structure, dtypes and shapes.
-
-    Args:
-        row_count: Rows to allocate.
-        where: Begins the text of errors, such as "fragment 3 of worker w".
-    """
+    """A tree of arrays [row_count, ...], like the first row written; `where` begins errors."""
 
     def __init__(self, row_count: int, where: str) -> None:
         self._row_count = row_count
@@ -21,13 +16,7 @@ class Columns:
         self._allocated = False
 
     def write(self, row: int, tree: Tree) -> None:
-        """Copy *tree* into a row.
-
-        Raises:
-            TreeMismatchError: The tree differs from the first row's in structure, dtype or shape.
-                The row is then undefined; the other rows are as they were.
-            UnsupportedArrayError: A leaf is no array of numbers, bytes or text.
-        """
+        """Copy *tree* into a row, which is undefined after a TreeMismatchError."""
         if not self._allocated:
             self._arrays = self._allocate(tree)
             self._allocated = True

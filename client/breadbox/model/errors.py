@@ -222,7 +222,6 @@ class StoreUnavailableError(StoreError):
     def __init__(self, what: str, *, was_silent: bool = False, answer: str = "") -> None:
         super().__init__(what)
         self.was_silent = was_silent
-        """True if the store did not answer in time; False if it was found to be unreachable."""
         self.answer = answer
         """The store's own message if it refused, such as that its disk is full, or empty."""
 

@@ -96,7 +96,6 @@ class Fragment:
         return summary("Fragment", self._facts(), self._arrays())
 
     def _repr_html_(self) -> str:
-        """Show the leaves as a table, in notebooks."""
         return summary_html("Fragment", self._facts(), self._arrays())
 
     def _facts(self) -> list[str]:

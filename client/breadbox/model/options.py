@@ -45,12 +45,11 @@ _STANDBY_OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 2_000),
 )
 _SEVERAL: Final = ("dns:", "ipv4:", "ipv6:")
-"""Kinds of addresses that may stand for several servers."""
 _NO_PORT = ("unix:", "unix-abstract:", "dns:", "xds:", "ipv4:", "ipv6:")
 """Kinds of addresses that gRPC parses itself."""
 WAIT_S_MAX_PER_CALL = 240.0
-"""Longest server-side wait of one RPC, below the server's cap of 300 s. A longer wait is cut into
-several RPCs under the same request_id; a cut loses the position in the queue, so cuts are few."""
+"""Longest server-side wait of one RPC, below the server's cap of 300 s; a longer wait is cut into
+several under one request_id. A cut loses the position in the queue, so cuts are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +63,7 @@ class Tls:
     key_file: str | os.PathLike[str] | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Read the files.
-
-        Raises:
-            InvalidRequestError: A file cannot be read, or only one of certificate and key is given.
-        """
+        """Read the files, or raise InvalidRequestError; certificate and key need each other."""
         if (self.cert_file is None) != (self.key_file is None):
             raise InvalidRequestError("tls", "needs both cert_file and key_file, or neither")
         return grpc.ssl_channel_credentials(
@@ -127,11 +122,7 @@ class ClientOptions:
             raise InvalidRequestError("buffer", "must not be empty")
 
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """Return the gRPC metadata of every call, or None without a token.
-
-        Raises:
-            InvalidRequestError: The token's file cannot be read, or is not text.
-        """
+        """Return the gRPC metadata of every call, or None without a token."""
         token = self.token or ""
         if token.startswith("@"):
             try:
@@ -144,12 +135,7 @@ class ClientOptions:
 
 
 def channel_options(address: str, *, is_one_of_many: bool) -> tuple[tuple[str, Any], ...]:
-    """Return gRPC's options for a channel to an address.
-
-    Args:
-        address: An address that `split_addresses` returned.
-        is_one_of_many: True if the client has other addresses too.
-    """
+    """Return gRPC's options for a channel to an address, one of several or not."""
     named = dict[str, Any](CHANNEL_OPTIONS)
     if address.startswith(_SEVERAL):
         named.update(_SEVERAL_OPTIONS)
@@ -178,22 +164,14 @@ def split_addresses(text: str) -> tuple[str, ...]:
 
 
 def check_addresses(text: str) -> str:
-    """Check each address of a text, and return the text without spaces.
-
-    Raises:
-        InvalidRequestError: An address is empty, or is a URL of something else.
-    """
+    """Check each address of a text, and return the text without spaces."""
     if not isinstance(text, str):
         return check_address(text)
     return ",".join([check_address(each) for each in split_addresses(text.strip())])
 
 
 def check_address(address: str) -> str:
-    """Check an address, and return it without spaces.
-
-    Raises:
-        InvalidRequestError: It is empty, or is a URL of something else.
-    """
+    """Check an address, and return it without spaces."""
     if not isinstance(address, str) or not address.strip():
         raise InvalidRequestError("address", f"must be HOST:PORT or unix:PATH, got {address!r}")
     if "://" in address and not address.startswith(("dns://", "unix://", "xds://")):

@@ -16,8 +16,7 @@ class AdmissionOutcome(Enum):
     BYTES_FULL = "bytes_full"
     PAYLOAD_MISSING = "payload_missing"
     SCHEMA_UNKNOWN = "schema_unknown"
-    """The server does not know the schema. The library declares it and sends the fragment again, so
-    that callers never get this outcome."""
+    """The schema is unknown to the server: the library declares it and resends."""
 
     @property
     def asks_to_wait(self) -> bool:

@@ -8,11 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name a path in an OSError that names none, as those of writing and closing do not.
-
-    Args:
-        path: What the block writes, or the folder that it writes to.
-    """
+    """Name a path in an OSError that names none, as those of writing and closing do not."""
     try:
         yield
     except OSError as error:

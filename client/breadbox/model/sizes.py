@@ -20,11 +20,7 @@ _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_size_bytes(text: str) -> int:
-    """Read a size such as "8GiB", "500 MB", "1.5TiB" or "1048576".
-
-    Raises:
-        ValueError: It is not a number with a known unit.
-    """
+    """Read a size such as "8GiB", "500 MB", "1.5TiB" or "1048576"; raise ValueError otherwise."""
     match = _SIZE.fullmatch(text)
     unit_bytes = UNITS_BYTES.get(match[2].upper()) if match else None
     if match is None or unit_bytes is None:

@@ -11,14 +11,7 @@ LEAVES_MAX = 40
 
 
 def summary(name: str, facts: Sequence[str], trees: Mapping[str, Any]) -> str:
-    """Render `name(fact, path: dtype[shape], ...)`; absent trees are left out.
-
-    Args:
-        name: Of the class.
-        facts: What is said first.
-        trees: Nested dicts, lists and tuples of arrays or tensors, by name. Anything else in them
-            is named by its type.
-    """
+    """Render `name(fact, path: dtype[shape], ...)`, without absent trees."""
     leaves = [*islice(leaves_of(trees), LEAVES_MAX + 1)]
     shown = ((path, _leaf_texts(leaf)) for path, leaf in leaves[:LEAVES_MAX])
     parts = [*facts, *(f"{path}: {''.join(texts)}" for path, texts in shown)]
@@ -35,10 +28,7 @@ def summary_html(name: str, facts: Sequence[str], trees: Mapping[str, Any]) -> s
 
 
 def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Render a table; of more rows than `LEAVES_MAX`, the first, and an ellipsis.
-
-    Nothing in it is taken for markup: paths and names come from other machines.
-    """
+    """Render a table of at most `LEAVES_MAX` rows; escape texts of other machines."""
     from html import escape  # Its table of names takes as long to read as a module of ours.
 
     shown = [*islice(rows, LEAVES_MAX + 1)]
@@ -53,7 +43,7 @@ def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]
 
 
 def _leaf_texts(leaf: Any) -> tuple[str, str, str]:
-    """Type, shape and, unless that is the CPU, the device; the type alone of what is no array."""
+    """Return type, shape and device (unless the CPU), or the type of no array."""
     dtype, shape = getattr(leaf, "dtype", None), getattr(leaf, "shape", None)
     if dtype is None or shape is None:
         return type(leaf).__name__, "", ""

@@ -29,10 +29,7 @@ _PART: Final = re.compile(r"(?:^|\.)?(?:\[(\d+)\]|((?:[^.\[\]\\]|\\.)+))")
 
 
 def child_path(path: str, key: object) -> str:
-    """The path of a child: `obs.image` of a dict's entry, `action[0]` of an item.
-
-    Dots, brackets and backslashes in a dict's key are written behind a backslash.
-    """
+    """Return the path of a child, `obs.image` or `action[0]`; escape a key's punctuation."""
     if isinstance(key, int):
         return f"{path}[{key}]"
     part = _SPECIAL.sub(r"\\\g<0>", str(key))
@@ -40,11 +37,7 @@ def child_path(path: str, key: object) -> str:
 
 
 def path_parts(path: str) -> list[str | int]:
-    """The keys of dicts and the places in lists that lead to a leaf. The opposite of `child_path`.
-
-    Raises:
-        ValueError: It is no path.
-    """
+    """Return the keys and places that lead to a leaf, or raise ValueError."""
     parts: list[str | int] = []
     position = 0
     while position < len(path):
@@ -68,34 +61,19 @@ def is_within(path: str, part: str) -> bool:
 
 
 def flatten(tree: Tree) -> tuple[Structure, list[tuple[str, Any]]]:
-    """Take a tree apart.
-
-    Returns:
-        Its structure, and its leaves as (path, leaf), in order. A named tuple counts as a tuple.
-
-    Raises:
-        UnsupportedArrayError: A key is not a string, or the tree is too deep or too large.
-    """
+    """Return a tree's structure, and its leaves as (path, leaf); named tuples are tuples."""
     structure, leaves = flatten_leaves(tree)
     return structure, list(zip(paths_of(structure), leaves, strict=True))
 
 
 def flatten_leaves(tree: Tree) -> tuple[Structure, list[Any]]:
-    """Take a tree apart without naming the leaves: what can be done once per fragment.
-
-    Raises:
-        UnsupportedArrayError: A key is not a string, or the tree is too deep or too large.
-    """
+    """Take a tree apart without naming the leaves: what can be done once per fragment."""
     leaves: list[Any] = []
     return _take_apart(tree, leaves, [1], 0), leaves
 
 
 def _take_apart(node: Tree, leaves: list[Any], node_count: list[int], depth: int) -> Structure:
-    """Return the structure of a part of a tree, and append its leaves.
-
-    No function within `flatten_leaves`: one that calls itself is a cycle, and would hold all arrays
-    until Python looks for cycles.
-    """
+    """Return the structure and append leaves; not nested: a recursive closure is a cycle."""
     if type(node) is np.ndarray:  # First, because most are.
         leaves.append(node)
         return len(leaves) - 1
@@ -156,10 +134,7 @@ def map_structure(change: Callable[[int], Any], structure: Structure) -> Tree:
 
 
 def map_present(change: Callable[[int], Any], structure: Structure) -> Tree:
-    """Do as `map_structure`; but of a tree whose leaves all become None, only None remains.
-
-    A tree that never had a leaf, such as an empty tuple, stays.
-    """
+    """Do as `map_structure`, but return None for a tree whose leaves all become None."""
     tree = map_structure(change, structure)
     if not isinstance(structure, (dict, list, tuple)):
         return tree
@@ -170,10 +145,7 @@ def map_present(change: Callable[[int], Any], structure: Structure) -> Tree:
 def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Replace every leaf of a tree by `function` of it and of the leaves there in *others*.
 
-    None stays None; a named tuple becomes a tuple. The leaves of *others* may be of any kind.
-
-    Raises:
-        TreeMismatchError: The trees differ in structure; names the path.
+    None stays None; a named tuple becomes a tuple. Raises TreeMismatchError.
     """
     if type(tree) is np.ndarray and not others:
         return function(tree)
@@ -212,11 +184,7 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def gather(named: Mapping[str, Any]) -> Tree:
-    """Put a tree together from leaves by path, its lists and tuples as tuples; see `leaves`.
-
-    Raises:
-        ValueError: A path is none, two contradict each other, or an item is missing.
-    """
+    """Build a tree from leaves by path, its lists and tuples as tuples, or raise ValueError."""
     root: dict[str | int, Any] = {}
     for path, leaf in named.items():
         node: Any = root
@@ -260,12 +228,7 @@ def take(tree: Tree, chosen: NDArray[np.integer[Any]]) -> Tree:
 
 
 def concat(trees: Sequence[Tree]) -> Tree:
-    """Join trees of arrays along the first axis.
-
-    Raises:
-        TreeMismatchError: They differ in structure.
-        ValueError: There are none, or arrays differ in another axis.
-    """
+    """Join trees of arrays along the first axis; raise TreeMismatchError, ValueError if unlike."""
     if len(trees) == 1:
         return trees[0]
     if trees and type(trees[0]) is np.ndarray:
@@ -286,11 +249,7 @@ def leaf_numbers(structure: Structure) -> Iterator[int]:
 
 
 def require_alike(wanted: Structure, got: Structure, *, path: str = "", where: str = "") -> None:
-    """Compare two structures, or parts of them, without regard to the numbers of leaves.
-
-    Raises:
-        TreeMismatchError: They differ; names the first path at which they do.
-    """
+    """Raise TreeMismatchError, naming the path, if two structures (not numbers) differ."""
     wanted_kind, got_kind = _kind(wanted), _kind(got)
     if wanted_kind != got_kind:
         raise TreeMismatchError(path, wanted_kind, got_kind, where)

@@ -1,4 +1,1 @@
-"""What a client does, as generators of effects: no I/O, no clock, no threads.
-
-Callers: the clients, run by an interpreter of `transport`.
-"""
+"""A client's operations as generators of effects: no I/O, no clock, no threads."""

@@ -1,8 +1,4 @@
-"""Build the calls of the blocking and the asyncio client.
-
-A `Call` is a request that is ready to be sent, with the function that decodes its answer. `METHODS`
-says for every RPC why repeating it is safe; an RPC that is not in it cannot be called.
-"""
+"""Build the calls of both clients. `METHODS` says for every RPC why repeating it is safe."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -52,10 +48,8 @@ METHODS: dict[str, str] = {
     "GetStoreConfig": "reads",
     "ReportEpisodes": "",
 }
-"""Reason why an RPC may be sent again when no answer came, by RPC; empty if it is sent once.
-
-A report of episodes adds to sums, so a repetition after a lost reply would count twice.
-"""
+"""Reason why an RPC may be sent again when no answer came, by RPC; empty if it is sent once, as is
+a report of episodes, which adds to sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,6 @@ def _nothing(response: Any) -> None:
 def _call(
     kind: type[Message], decode: Callable[[Any], Reply], *, wait_s: float = 0.0, **fields: Any
 ) -> Call[Reply]:
-    """Return the call of a request; a field that is None stays unset."""
     method = kind.DESCRIPTOR.name.removesuffix("Request")
     return Call(method, wire.build(kind, **fields), decode, wait_s)
 

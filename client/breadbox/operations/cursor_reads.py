@@ -41,10 +41,7 @@ class LoadedRead:
 
 
 class Tail:
-    """A reader that follows a buffer; it ends after `max_wait_s` without news, if that is not None.
-
-    With `is_acknowledging` a read is acknowledged when the next one is requested.
-    """
+    """A reader that follows a buffer; it ends after `max_wait_s` without news, or never if None."""
 
     def __init__(
         self,
@@ -65,14 +62,9 @@ class Tail:
         self._columns = columns
         self._is_mapped = is_mapped
         self._unacknowledged: int | None = None
-        """Cursor of the last read, or None if it is acknowledged."""
 
     def next(self) -> Operation[LoadedRead | None]:
-        """Return the next read, or None if there was no news for `max_wait_s`.
-
-        A new session is news, even without a fragment. So is a buffer that was set back: it has had
-        fewer chunks than were read from it.
-        """
+        """Return the next read, or None without news; a new session or a set-back is news, too."""
         yield from self._acknowledge()
         wait_s = WAIT_S_MAX_PER_CALL if self._max_wait_s is None else self._max_wait_s
         while True:
@@ -96,7 +88,6 @@ class Tail:
                 return None
 
     def _acknowledge(self) -> Operation[None]:
-        """Acknowledge the last read: its caller has requested the next one."""
         name, cursor = self._request.subscription, self._unacknowledged
         if self._is_acknowledging and name is not None and cursor is not None:
             call = calls.acknowledge_chunks(self._buffer, name, cursor)
@@ -131,7 +122,7 @@ class Tail:
         )
 
     def _release(self, read: FragmentRead) -> Operation[None]:
-        """Release the lease, if there is one; if the release fails, it expires."""
+        """Release the lease, if any; if the release fails, it expires."""
         if read.lease_id is None:
             return
         call = calls.release_lease(self._buffer, read.lease_id, ReleaseMode.CONSUMED)
@@ -151,7 +142,6 @@ class Tail:
     def _load_each(
         self, references: Sequence[FragmentReference]
     ) -> Operation[tuple[tuple[FragmentReference, ...], list[Fragment], int]]:
-        """Load chunk by chunk; return what could be loaded, and how many chunks could not."""
         kept: list[FragmentReference] = []
         fragments: list[Fragment] = []
         lost_count = 0

@@ -1,8 +1,4 @@
-"""Renew, examine and end leases, as operations for both clients.
-
-`breadbox.aio.lease` runs these on the loop. `breadbox.lease`, which is generated from it, runs them
-in the calling thread.
-"""
+"""Renew, examine and end leases, as operations for both clients."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -33,11 +29,8 @@ class Granted:
         self._context = context
         self._buffer = buffer
         self._unreadable: list[str] = []
-        """Ids of payloads that cannot be read, or that were refused."""
         self.grant = grant
-        """The server's grant."""
         self.released = False
-        """True after `release` was called; the lease is not renewed any more."""
         self.expired = False
         """True if a renewal found it gone: payloads may be deleted, chunks served again."""
 
@@ -60,18 +53,13 @@ class Granted:
         return len(self.grant.fragments)
 
     def refuse(self, payload_ids: Iterable[str]) -> None:
-        """Name payloads that are readable but unusable, such as with an invalid action.
-
-        Does not block. `release` reports them to the server, which treats them like unreadable
-        ones.
-        """
+        """Name payloads that are readable but unusable; `release` reports them. Does not block."""
         self._unreadable += [each for each in payload_ids if each not in self._unreadable]
 
     def __repr__(self) -> str:
         return f"Lease({self.lease_id!r}, {len(self)} fragments, {self._state()})"
 
     def _repr_html_(self) -> str:
-        """Show the fragments as a table, in notebooks."""
         heads = ("worker", "index", "versions", "steps", "bytes", "staleness", "use")
         rows = (
             (
@@ -92,7 +80,6 @@ class Granted:
         return html_table(title, heads, rows)
 
     def _state(self) -> str:
-        """Return "released", "expired" or "open"."""
         return "released" if self.released else "expired" if self.expired else "open"
 
     def _check_open(self) -> None:
@@ -109,7 +96,6 @@ class Granted:
     # Operations --------------------------------------------------------------------------------
 
     def _renewed(self, lease_s: float | None) -> Operation[float]:
-        """Renew it; return the seconds it has left."""
         self._check_open()
         call = calls.renew_lease(self._buffer, self.lease_id, lease_s)
         try:
@@ -119,10 +105,7 @@ class Granted:
             raise
 
     def _renewing(self) -> Operation[None]:
-        """Renew it in time, until it is released or gone.
-
-        If the server is unreachable, retry soon. If the lease is gone, mark it as expired and stop.
-        """
+        """Renew it in time until it is released or gone; retry soon if the server is away."""
         call = calls.renew_lease(self._buffer, self.lease_id, None)
         outage = OutageLog(_log, f"renewing lease {self.lease_id}", now=self._context.now)
         delay_s = self.grant.remaining_s * RENEW_AT

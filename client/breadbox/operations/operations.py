@@ -1,10 +1,8 @@
 """Describe a client's operations without performing them: no I/O, no clock, no threads.
 
-An operation is a generator. It yields *effects* (send this call, sleep, run this function that may
-block). The interpreter performs each, and sends the result or throws the error into the generator.
-The blocking client and the asyncio client are two interpreters of the same operations, so that
-retries, deadlines, backpressure and cutting long waits are written, and tested, once. The only side
-effect of an operation itself is the log of outages.
+An operation is a generator that yields *effects* (send this call, sleep, run this function that may
+block). The interpreter performs each and sends the result, or throws the error, into the generator.
+The blocking and the asyncio client are two interpreters of the same operations.
 
 Invariants:
     O1  A call is repeated only if `calls.METHODS` says why that is safe, under `retry.RetryPolicy`.
@@ -14,8 +12,7 @@ Invariants:
         answered was sent once. In doubt it stays, unannounced, and expires by itself.
     O4  Certificates that do not fit are raised immediately if the server never answered before;
         afterwards they are an outage like any other.
-    O5  An operation that waits out an outage logs it from the first failed attempt on, in a few
-        lines however many attempts follow.
+    O5  An outage is logged from the first failed attempt on, in a few lines in all.
 """
 
 import math
@@ -73,7 +70,7 @@ T = TypeVar("T")
 
 APPEND_COUNT_MAX = 256
 """Fragments announced in one call; the server accepts 4096. It is small, because writing the first
-group and judging the last overlap with nothing, and should be a small part of a batch."""
+group and judging the last overlap with nothing."""
 APPEND_BYTES_MAX = 64 * 2**20
 """Payload bytes written before they are announced; a larger group is cut."""
 AT_ONCE_COUNT_MAX = 4
@@ -151,9 +148,8 @@ class StoreSlot:
         self._lock = Lock()
         self._store = store
         self.is_given = store is not None
-        """True if a store was passed to the client."""
         self.config: StoreConfig | None = None
-        """The settings that the server returned, or None if it was not asked yet."""
+        """The settings that the server returned, or None before."""
 
     @property
     def store(self) -> PayloadStore | None:
@@ -200,7 +196,6 @@ class Context:
     """Retry policy of calls that may wait while buffer or store is full."""
 
     def __post_init__(self) -> None:
-        """Derive the route and both retry policies."""
         self.route = Route(self.address)
         places = len(self.route.addresses)
         self.policy = RetryPolicy(
@@ -237,9 +232,8 @@ def repeat(
 ) -> Generator[Effect, Any, tuple[T, int]]:
     """Send a call until it is answered, refused, or the retry policy gives up.
 
-    `make_call` is called for every attempt, so that a wait can shrink by the time that has passed.
-    `meanwhile` moves payloads during the first attempt, and keeps its errors itself. Returns the
-    answer, and how many times the call was sent.
+    `make_call` runs for every attempt, so that a wait can shrink. `meanwhile` moves payloads during
+    the first attempt and keeps its errors itself. Returns the answer and the count of sends.
     """
     budget = RetryBudget(policy or context.policy, context.rng)
     while True:
@@ -460,7 +454,6 @@ def _store_config(context: Context, *, is_doubted: bool = False) -> Operation[St
 
 
 def _opened(context: Context, config: StoreConfig, deadline: Deadline | None) -> PayloadStore:
-    """Return the open store, or open it, which may block."""
     if context.slot.store is not None:
         return context.slot.store
     url = context.options.store_url or config.store_url
@@ -478,10 +471,7 @@ def _opened(context: Context, config: StoreConfig, deadline: Deadline | None) ->
 
 
 def _store_on_use(context: Context) -> Operation[PayloadStore]:
-    """Return the payload store, which opens when a payload is moved: inline ones are not.
-
-    Its calls raise what `opened_store` raises; `storing` retries them.
-    """
+    """Return the payload store, which opens, or raises, when a payload is moved."""
     if context.slot.store is not None:
         return context.slot.store
     config = yield from _store_config(context)
@@ -491,10 +481,7 @@ def _store_on_use(context: Context) -> Operation[PayloadStore]:
 def _store_of(
     context: Context, references: Sequence[FragmentReference]
 ) -> Operation[tuple[PayloadStore, Sequence[FragmentReference]]]:
-    """Return a store that has the inline payloads too, and the references without them.
-
-    So the lease keeps inline payloads in memory, and what is made of the references does not.
-    """
+    """Return a store that has the inline payloads too, and the references without them."""
     store = yield from _store_on_use(context)
     bodies = {each.metadata.payload.payload_id: each.body for each in references if each.body}
     if not bodies:
@@ -509,9 +496,8 @@ def storing(
 ) -> Operation[T]:
     """Run a function that moves payloads; wait while the store is unreachable or full.
 
-    `failed` is the error and the time of an earlier attempt at the same. Raises
-    StoreUnavailableError after `reconnect_s`, BackpressureError after `append_wait_s` of a full
-    store.
+    Raises StoreUnavailableError after `reconnect_s`, BackpressureError after `append_wait_s`.
+    `failed` is the error and time of an earlier attempt.
     """
     outage = RetryBudget(context.policy, context.rng)
     full_since: float | None = None
@@ -570,10 +556,7 @@ def publish(
 def _wait_after_loss(
     context: Context, losses: RetryBudget, error: errors.PayloadMissingError
 ) -> Operation[None]:
-    """Wait before a lost payload is written, or requested, again.
-
-    After the first loss, do not wait. After that, count a store that loses payloads as unreachable.
-    """
+    """Wait before a lost payload is written or requested again, but not after the first loss."""
     away = errors.StoreUnavailableError(str(error))
     delay_s = losses.delay_s_after(away, now=context.now())
     if losses.attempts == 1:
@@ -598,8 +581,7 @@ def load_model(
 ) -> Operation[tuple[ModelState, dict[str, Any]] | None]:
     """Wait for weights other than the known ones and read them, or None if the wait has elapsed.
 
-    The server keeps the latest two versions. If weights were superseded before they were read, the
-    newer ones are read, again and again until `deadline_s` and `reconnect_s` after the wait.
+    If weights are superseded before they are read, the newer ones are read, within the deadlines.
     """
     wire.duration("max_wait_s", max_wait_s)
     until = context.now() + max_wait_s
@@ -699,7 +681,7 @@ def read_batch(
 def _discard(
     context: Context, store: PayloadStore, references: Sequence[PayloadReference]
 ) -> Operation[None]:
-    """Delete payloads that will not be announced; if that fails they expire by themselves."""
+    """Delete payloads that will not be announced; if that fails they expire."""
     if not references:
         return
     try:
@@ -721,9 +703,8 @@ def append_many(
 ) -> Operation[list[AppendResult]]:
     """Write payloads, then announce them; wait while the buffer is full.
 
-    Small payloads are sent inline with their announcement. Raises BackpressureError if nothing was
-    admitted for `append_wait_s`, with the results before that; PayloadMissingError if the store
-    lost each payload between writing and announcing for `reconnect_s`.
+    Raises BackpressureError, with the results so far, if nothing was admitted for `append_wait_s`;
+    PayloadMissingError if the store lost each payload before its announcement for `reconnect_s`.
     """
     slot = context.slot
     if slot.config is None and not slot.is_given:
@@ -752,7 +733,7 @@ def _run_in_order(
 
 
 def _groups(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
-    """Cut into groups of bounded count and bytes, in order; a large fragment is its own group."""
+    """Cut into groups of bounded count and bytes, in order."""
     if len(fragments) == 1:
         yield fragments
         return
@@ -770,10 +751,7 @@ def _groups(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
 
 
 class _Appending:
-    """One group of fragments that is being appended: written, announced, judged.
-
-    While the server judges a group, the client writes the next one, so that neither waits.
-    """
+    """One group of fragments; while the server judges it, the client writes the next one."""
 
     def __init__(
         self,
@@ -794,16 +772,13 @@ class _Appending:
         yet, or was sent."""
         self._results = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
         self._failed: tuple[errors.StoreUnavailableError, float] | None = None
-        """Error and time of the first attempt at writing, or None if it did not fail."""
         self._sends_schemas = False
-        """True once the server asked for schemas."""
         self._doubtful: set[int] = set()
         """Positions announced by a call that was sent more than once (O3)."""
         self._losses: RetryBudget | None = None
-        """Budget for payloads that the store lost since it last kept one, or None if it lost none.
-        """
+        """Budget for payloads that the store lost since it last kept one, or None."""
         self._progress_at: float | None = None
-        """Time of the last admission, or of the first announcement, or None before that."""
+        """Time of the last admission, or of the first announcement, or None."""
 
     def run(self, following: "_Appending | None") -> Operation[list[AppendResult]]:
         pending: Sequence[int] = range(len(self._fragments))
@@ -829,7 +804,7 @@ class _Appending:
         return self._results
 
     def _write_or_halve(self) -> Operation[list["_Appending"]]:
-        """Write everything, or return halves to run instead, which fit a small store one by one."""
+        """Write everything, or return halves to run instead, which fit a small store."""
         if len(self._fragments) > 1 and self._failed is None:
             try:
                 yield Do(self._write_now, self._context.deadline())
@@ -861,7 +836,7 @@ class _Appending:
         )
 
     def _write_now(self, deadline: Deadline) -> None:
-        """Write everything. Keep the error of an unreachable store: the outage began with it."""
+        """Write everything; keep the error of an unreachable store, with which the outage began."""
         try:
             self._written = self._write_within(deadline, self._fragments)
         except errors.StoreUnavailableError as error:
@@ -891,7 +866,6 @@ class _Appending:
         )
 
     def _write_ahead(self, deadline: Deadline) -> None:
-        """Write and prepare the announcement while another group's call is in progress."""
         self._write_now(deadline)
         everything = range(len(self._fragments))
         self._call = self._announcement_of(everything[: self._count_in_a_call(everything)])
@@ -993,7 +967,6 @@ class _Appending:
             self._written[position] = written
 
     def _stored(self, positions: Sequence[int]) -> list[PayloadReference]:
-        """Return the payloads of fragments that were written to the store."""
         found = [self._written[position].payload for position in positions]
         return [each for each in found if each is not None]
 

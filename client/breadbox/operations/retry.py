@@ -1,7 +1,7 @@
 """Decide on retries and their delays: pure functions of the error, the attempt and the time.
 
-Only calls that are safe to repeat are retried: if no server answers (UNAVAILABLE, or silence until
-the attempt's deadline), and on RESOURCE_EXHAUSTED with a delay. No other error is retried.
+Retried, for calls that are safe to repeat: no answer (UNAVAILABLE, or silence until the attempt's
+deadline), and RESOURCE_EXHAUSTED with a delay.
 """
 
 import math
@@ -30,9 +30,7 @@ class RetryPolicy:
     elapsed_s_max: float = 30.0
     """Seconds after the first failure in which a new attempt may start; 0: none."""
     answer_s_max: float = 10.0
-    """Longest silence of one attempt, seconds; all attempts together take at most this much longer
-    than `elapsed_s_max`.
-    """
+    """Longest silence of one attempt, seconds; all may take this longer than `elapsed_s_max`."""
     backpressure_s_max: float = 30.0
     """Seconds in which a new attempt may start while the server answers and asks to wait."""
     attempts_max: int = 1000
@@ -79,9 +77,8 @@ class RetryBudget:
         self._outage_since: float | None = None
         self._backpressure_since: float | None = None
         self.attempts = 0
-        """Number of attempts that have failed."""
         self.ends_at = math.inf
-        """Time at which silence ends the call for good; infinite without an outage."""
+        """Time at which silence ends the call; infinite without an outage."""
 
     def delay_s_after(self, error: ReplayBufferError, *, now: float) -> float | None:
         """Return the seconds to wait after a failed attempt, or None to give up."""
@@ -121,7 +118,6 @@ class RetryBudget:
         return min(self._policy.answer_s_max, self.ends_at - now)
 
     def _note_outage(self, error: ReplayBufferError, now: float) -> float:
-        """Return when the outage began."""
         if self._outage_since is None:
             self._outage_since = now
             self.ends_at = now + self._policy.elapsed_s_max

@@ -1,9 +1,4 @@
-"""Payloads in memory, verified and taken apart together, where they are alike.
-
-Fragments of one producer have one layout, and nearly all of what takes time in reading a small
-payload, finding out what is in it, is then the same for all of them. What is not so regular, or
-fails a check, is for `breadbox.payload.receive`, which says what is wrong with it.
-"""
+"""Verify and decode payloads of one layout together; `payload.receive` takes irregular ones."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -45,15 +40,10 @@ class Alike(NamedTuple):
 
 
 class _Kind:
-    """What payloads have in common that begin with the same bytes and have the same layout.
+    """What payloads that begin with the same bytes, of one layout, have in common.
 
-    Attributes:
-        head: Of the first of them.
-        layout: Where its bytes are.
-        own: Where what each has for itself is, checksums and attributes.
-        figures: Where its checksums are, and
-        pack_figures: how they are written.
-        blocks: Gives what each of them is of; None where arrays are encoded.
+    *head* is that of the first, *own* where each has checksums and attributes, *figures* where its
+    checksums are, *blocks* what each covers, or None if arrays are encoded.
     """
 
     def __init__(self, payload: bytes) -> None:
@@ -73,11 +63,7 @@ class _Kind:
 
 
 def gather(payloads: Sequence[bytes]) -> list[Alike] | None:
-    """Verify payloads, and sort them by layout, in order of the first of each.
-
-    Returns:
-        None where one is damaged, or has encoded arrays: they are to be received one by one.
-    """
+    """Verify payloads and sort them by layout, or None if one is damaged or has encoded arrays."""
     kinds: dict[bytes, _Kind] = {}
     groups: dict[Layout, tuple[Head, list[int], list[bytes]]] = {}
     try:
@@ -107,7 +93,7 @@ def gather(payloads: Sequence[bytes]) -> list[Alike] | None:
 
 
 def _blocks(head: Head) -> list[slice]:
-    """Where the checksummed blocks of a payload without encoded arrays are, in their order."""
+    """Return where the checksummed blocks of a payload without encoded arrays are."""
     block_bytes = head.layout.block_bytes
     blocks = []
     for index in head.layout.order:

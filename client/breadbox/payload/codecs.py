@@ -43,7 +43,6 @@ _ZSTD_LEVEL_DEFAULT: Final = 1
 _ZSTD_LEVELS: Final = range(1, 20)
 _LZ4_INPUT_BYTES_MAX: Final = 0x7E000000
 _LZ4_EXPANSION_MAX: Final = 255
-"""One byte of an lz4 block says at most so many bytes of output."""
 _ZSTD_EXPANSION_MAX: Final = 128 * 1024 // 4
 """A block of 128 KiB takes at least a header of three bytes and one to repeat."""
 
@@ -110,9 +109,8 @@ def encode(
 ) -> Encoded:
     """Encode a C-contiguous array of a payload that has expanded so far, or stands alone.
 
-    Its bytes stay as they are if the codec does not fit or saves nothing, or if readers would
-    refuse what the payload expands to. The codec is raw only if its elements have no say in that:
-    so arrays of one kind have one codec.
+    Raw if the codec does not fit or saves nothing, or readers would refuse the expansion, but named
+    raw only if the elements have no say in that: arrays of one kind have one codec.
     """
     raw = byte_view(array)
     expansion = expansion or Expansion()
@@ -226,10 +224,10 @@ def _zstd_compressor(level: int) -> zstandard.ZstdCompressor:
 QUALITIES: Final = range(1, 52)
 
 _SIDE_MAX: Final = 8192
-"""Pixels: beyond what level 6.2 of the standard allows."""
+"""Pixels; more than level 6.2 of the standard allows."""
 
 _BYTES_PER_FRAME_MIN: Final = 4
-"""A frame is at least a start code and a header: bounds the frames that few bytes can claim."""
+"""A start code and a header: bounds the frames that few bytes can claim."""
 
 _PARAMETER: Final = "planes"
 _LUMA: Final = "luma"
@@ -312,7 +310,7 @@ def decode_frames_into(
 
 
 class _GreyFrame:
-    """A frame whose luma is the picture and whose chroma is grey; used for each picture."""
+    """A frame whose luma is the picture, and whose chroma is grey; reused."""
 
     def __init__(self, av: Any, width: int, height: int, planar: str) -> None:
         self._frame = av.VideoFrame(width, height, planar)

@@ -1,7 +1,6 @@
-"""Array types of the payload format: what is stored under which name, and what is refused.
+"""Array types of the payload format, named by numpy's dtype string with byte order ("<f4", "<U8").
 
-A type is named by numpy's dtype string with explicit byte order ("<f4", "|u1", "<U8"), or
-"bfloat16": stored as its 16 bits, and read as a torch tensor, since numpy has no such type.
+"bfloat16" is stored as its 16 bits and read as a torch tensor, since numpy has no such type.
 """
 
 import re
@@ -22,14 +21,7 @@ _NAME = re.compile(
 
 
 def stored_array(path: str, leaf: Any) -> tuple[NDArray[Any], str]:
-    """Return a leaf as an array of its stored type, and the name of that type.
-
-    Takes numpy arrays and scalars, torch tensors, and Python's numbers (as 0-d arrays). Copies only
-    what is on another device or lazily conjugated.
-
-    Raises:
-        UnsupportedArrayError: The leaf is not an array, or of a type that is never stored.
-    """
+    """Return a leaf as an array of its stored type, and that type's name; copy if needed."""
     if is_tensor(leaf):
         return _stored_tensor(path, leaf)
     if isinstance(leaf, np.ma.MaskedArray):

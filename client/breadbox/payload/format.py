@@ -95,11 +95,10 @@ _digest: Final = xxhash.xxh3_64_intdigest
 _ZEROS: Final = [bytes(count) for count in range(ALIGNMENT_BYTES)]
 
 _JOIN_BYTES: Final = 16 * 1024
-"""Neighbouring buffers up to this size are joined: a copy costs less than a buffer more to send."""
+"""Neighbours up to this size are joined: a copy costs less than a buffer."""
 
 _layout_reader = LayoutReader()
 _kinds: dict[Hashable, "_TreeKind"] = {}
-"""Kinds of trees that were encoded last, by signature."""
 _kinds_lock = threading.Lock()
 
 
@@ -123,33 +122,14 @@ class Head:
 def encode_tree(
     tree: Tree, *, attributes: Mapping[str, str] | None = None, codecs: Codecs = "raw"
 ) -> list[memoryview]:
-    """Encode a tree of arrays as a payload.
-
-    Large contiguous arrays are not copied: the buffers returned are their own memory, so leave them
-    unchanged until the payload is written.
-
-    Args:
-        tree: Nested dicts, lists and tuples; leaves as `stored_array` takes them, or None.
-        attributes: For inspection; never needed to read the arrays.
-        codecs: See `breadbox.payload.codecs`.
-
-    Returns:
-        Buffers that, joined, are the payload.
-
-    Raises:
-        UnsupportedArrayError: A leaf cannot be stored, or the tree is beyond a limit.
-        InvalidRequestError: A codec is unknown.
-    """
+    """Encode a tree of arrays as buffers to join; leave large arrays unchanged until written."""
     return encode_with_layout(tree, attributes=attributes or {}, codecs=codecs)[1]
 
 
 def encode_with_layout(
     tree: Tree, *, attributes: Mapping[str, str] | bytes, codecs: Codecs = "raw"
 ) -> tuple[Layout, list[memoryview]]:
-    """Do as `encode_tree`, and return the layout as well. Trees alike share one layout.
-
-    Attributes may be given as `serialize_attributes` makes them.
-    """
+    """Do as `encode_tree`, and return the layout as well. Trees alike share one layout."""
     raw_attributes = (
         attributes if isinstance(attributes, bytes) else serialize_attributes(attributes)
     )
@@ -178,17 +158,7 @@ def head_bytes_of(prelude: memoryview) -> int:
 
 
 def parse_head(head: memoryview, size_bytes: int) -> Head:
-    """Read and check a payload's head.
-
-    Args:
-        head: At least `head_bytes_of` bytes from the payload's start.
-        size_bytes: Bytes of the payload, as the store reports them.
-
-    Raises:
-        PayloadFormatError: The payload is of another format version.
-        PayloadCorruptError: The head is damaged, contradicts itself or `size_bytes`, or is beyond
-            a limit.
-    """
+    """Read and check a payload's head, from at least `head_bytes_of` bytes of its start."""
     prelude = _parse_prelude(head)
     body_offset = aligned(prelude.head_bytes)
     if body_offset + prelude.body_bytes != size_bytes:
@@ -226,22 +196,10 @@ def parse_head(head: memoryview, size_bytes: int) -> Head:
 def decode_tree(
     payload: bytes | bytearray | memoryview, *, check: Callable[[Layout], None] = lambda _: None
 ) -> tuple[Tree, dict[str, str]]:
-    """Decode a payload, and verify it.
+    """Decode a payload and verify it; return the tree and the attributes.
 
-    Raw arrays are views of `payload`: writable if it is, and valid as long as its memory.
-
-    Args:
-        payload: All of its bytes.
-        check: Called with what the payload says of itself before its arrays are decoded; what it
-            raises is raised here.
-
-    Returns:
-        The tree, and the attributes.
-
-    Raises:
-        PayloadFormatError: The payload is of another format version.
-        PayloadCorruptError: The payload is damaged, truncated or beyond a limit.
-        UnsupportedArrayError: It has bfloat16 arrays and torch is not installed.
+    Raw arrays are views of `payload`, writable if it is. `check` is called with the layout before
+    arrays are decoded. bfloat16 without torch is an UnsupportedArrayError.
     """
     view = memoryview(payload).cast("B")
     head = parse_head(view, len(view))
@@ -271,11 +229,7 @@ def checksums(buffer: bytes | memoryview, block_bytes: int) -> list[int]:
 
 
 def verify(head: Head, index: int, encoded: memoryview, *, first_block: int = 0) -> None:
-    """Check encoded bytes of an array, from the start of `first_block` to the end of a block.
-
-    Raises:
-        PayloadCorruptError: A checksum differs; names the array and the block.
-    """
+    """Check encoded bytes of an array, from the start of `first_block` to the end of a block."""
     layout = head.layout
     first = head.places.first_figures[index]
     for block, actual in enumerate(checksums(encoded, layout.block_bytes), first_block):
@@ -296,13 +250,11 @@ def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(slots=True)
 class _TreeKind:
-    """What trees of one structure, of arrays of the same types and shapes, have in common."""
-
     structure: Structure
     paths: list[str]
     type_names: list[str]
     layouts: dict[Hashable, Layout] = field(default_factory=dict)
-    """Layouts by the codecs of the arrays, or by none if all are raw."""
+    """Layouts by the arrays' codecs, or by none if all are raw."""
 
     def layout(self, arrays: Sequence[NDArray[Any]], encoded: Sequence[Encoded] | None) -> Layout:
         codecs = [(each.codec, each.parameters) for each in encoded or ()]
@@ -325,7 +277,6 @@ class _TreeKind:
 
 
 def _recognise(tree: Tree) -> tuple[_TreeKind, Sequence[NDArray[Any]]]:
-    """Return a tree's kind, and its leaves as arrays of the stored types."""
     parts: list[Hashable] = []
     leaves: list[NDArray[Any]] = []
     try:
@@ -347,7 +298,7 @@ def _recognise(tree: Tree) -> tuple[_TreeKind, Sequence[NDArray[Any]]]:
 def _sign(
     nodes: Iterable[Tree], parts: list[Hashable], leaves: list[NDArray[Any]], depth_left: int
 ) -> None:
-    """Append what trees of one kind have in common, and no others; collect the leaves."""
+    """Append what trees of one kind, and no others, share; collect the leaves."""
     for node in nodes:
         if type(node) is _ndarray and node.dtype.kind in "buif":  # First, because most are.
             leaves.append(node)
@@ -370,7 +321,6 @@ def _sign(
 
 
 def _describe(tree: Tree) -> tuple[Structure, list[str], list[str]]:
-    """Return a tree's structure, and the paths and stored types of its leaves."""
     structure, leaves = flatten_leaves(tree)
     paths = paths_of(structure)
     types = [stored_array(path, leaf)[1] for path, leaf in zip(paths, leaves, strict=True)]
@@ -378,7 +328,7 @@ def _describe(tree: Tree) -> tuple[Structure, list[str], list[str]]:
 
 
 def _place(layout: Layout, sizes: Sequence[int]) -> Places:
-    """Place the arrays of a payload, its encoded ones of these sizes, if they can be true."""
+    """Place a payload's arrays, its encoded ones of these sizes, if they can be true."""
     expansion = Expansion()
     for index, size_bytes in zip(layout.encoded, sizes, strict=True):
         stored = layout.arrays[index]
@@ -399,7 +349,7 @@ def _place(layout: Layout, sizes: Sequence[int]) -> Places:
 def _assemble(
     layout: Layout, buffers: Sequence[bytes | memoryview], raw_attributes: bytes
 ) -> list[memoryview]:
-    """Return head and arrays with the padding between them, small neighbours joined."""
+    """Return head and arrays with padding, small neighbours joined."""
     sizes = [len(buffers[index]) for index in layout.encoded]
     places = layout.place(sizes)
     figures = list(sizes)
@@ -429,7 +379,6 @@ def _assemble(
 def _head(
     layout: Layout, body_bytes: int, figures: Sequence[int], raw_attributes: bytes
 ) -> tuple[bytes, ...]:
-    """Return the parts of a head, padding included."""
     raw_figures = struct.pack(f"<{len(figures)}Q", *figures)
     head_bytes = PRELUDE_BYTES + len(raw_figures) + len(raw_attributes) + len(layout.raw)
     if head_bytes > HEAD_BYTES_MAX:
@@ -445,8 +394,6 @@ def _head(
 
 
 class _Prelude(NamedTuple):
-    """What a payload's first bytes say."""
-
     layout_bytes: int
     layout_hash: int
     figure_bytes: int

@@ -61,7 +61,7 @@ _KINDS_OF_FIELD: Final = {
     "model_version": "iu",
     "final_obs_step": "iu",
 }
-"""Fields that are one array of a row each, or absent; and numpy's kinds of what may be in them."""
+"""Fields that are one array of a row each, or absent; and numpy's kinds in them."""
 
 _REQUIRED_FIELDS: Final = ("reward", "terminated", "truncated", "first", "episode_id")
 
@@ -120,15 +120,7 @@ def _encode(fragment: Fragment, codecs: Codecs) -> tuple[Layout, list[memoryview
 def write_fragments(
     store: PayloadStore, fragments: Sequence[Fragment], *, codecs: Codecs = "raw"
 ) -> list[PayloadReference]:
-    """Write fragments to a store, unannounced, once all are encoded and checked.
-
-    On failure none is left.
-
-    Raises:
-        TreeMismatchError: A leaf does not have one row per step.
-        UnsupportedArrayError: A leaf cannot be stored.
-        StoreError: As the store does.
-    """
+    """Write fragments to a store, unannounced, once all are encoded and checked; all or none."""
     return store.write_many([encode_fragment(each, codecs=codecs) for each in fragments])
 
 
@@ -157,10 +149,7 @@ def write_and_describe(
     codecs: Codecs = "raw",
     inline_size_bytes_max: int = 0,
 ) -> list[Written]:
-    """Do as `write_fragments`, and say the schemas as well.
-
-    Payloads of at most `inline_size_bytes_max` are not written, but returned to be sent inline.
-    """
+    """Do as `write_fragments`, return schemas too, and payloads that are to be sent inline."""
     encoded = [_encode(each, codecs) for each in fragments]
     written = [_inline(*each, inline_size_bytes_max) for each in encoded]
     to_store = [
@@ -227,21 +216,14 @@ def read_fragments(
 ) -> list[Fragment]:
     """Read fragments, or parts of them.
 
-    Args:
-        store: Where they are.
-        references: As a lease has them.
-        columns: Paths to read, such as "reward" or "obs.image"; a path stands for everything
-            below it. Fields that are not read are None. None reads all.
-        steps: Read steps [first, last) of each fragment alone. `in_state` is None then unless
-            `first` is 0, `next_obs` is the observation at `last` if `obs` is read too, and final
-            observations are those of the steps read. A compressed array is moved whole.
-        is_mapped: Return views of the store's own memory, if the store is on this host and all is
-            read. Views stay valid after the payload is deleted; nobody else sees writes into them.
+    `columns` are paths such as "reward" or "obs.image", each for everything below it; other fields
+    are None. `steps` reads [first, last) of each fragment: `in_state` is None then unless `first`
+    is 0, `next_obs` is the observation at `last` if `obs` is read too, and a compressed array is
+    moved whole. With `is_mapped` the result, if all is read from this host, is views of the store's
+    memory, which outlive the payload; writes into them are private.
 
-    Raises:
-        PayloadMissingError: A payload is not there: its lease may have expired.
-        PayloadCorruptError: A payload is damaged, or not a fragment's.
-        InvalidRequestError: A column is in no fragment, or steps are out of range.
+    Raises PayloadMissingError (its lease may have expired), PayloadCorruptError, and
+    InvalidRequestError for a column in no fragment, or steps out of range.
     """
     if is_mapped and columns is None and steps is None:
         mapped = store.map_many([each.metadata.payload for each in references])
@@ -286,12 +268,7 @@ def read_fragments(
 def describe_arrays(
     store: PayloadStore, references: Sequence[FragmentReference]
 ) -> list[dict[str, ArrayType]]:
-    """Return type and shape of each array of fragments, by path; no array is read.
-
-    Raises:
-        PayloadMissingError: A payload is not there: its lease may have expired.
-        PayloadCorruptError: A payload is damaged, or not a fragment's.
-    """
+    """Return type and shape of each array of fragments, by path; no array is read."""
     described: list[dict[str, ArrayType]] = [{} for _ in references]
 
     def place(position: int, head: Head) -> Sequence[Placement]:
@@ -383,7 +360,6 @@ class Selection:
         return self._matching(name) is not None
 
     def _matching(self, name: str) -> set[str] | None:
-        """Return the columns that select the array of this name, or None if none does."""
         if self._columns is None:
             return set()
         matched = {column for column in self._columns if is_within(name, column)}
@@ -403,7 +379,6 @@ class Selection:
 
 
 def _cut_to_steps(tree: dict[str, Any], steps: tuple[int, int], step_count: int) -> None:
-    """Make what belongs to the whole fragment belong to a slice of its steps."""
     first, last = steps
     if first > 0:
         tree["in_state"] = None
@@ -478,7 +453,7 @@ def _fragment_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment
 
 @lru_cache(maxsize=64)
 def _check_layout(layout: Layout, step_count: int) -> None:
-    """Check that step fields have one row per step; warn of images as floats. Once per layout."""
+    """Check row counts of step fields, and warn of images as floats. Once per layout."""
     for stored in layout.arrays:
         if field_of(stored.name) not in STEP_FIELDS:
             continue

@@ -1,8 +1,7 @@
 """What is in a payload and where: layouts, checked and known by their bytes, and attributes.
 
-Fragments of one producer nearly always have the same layout, so layouts are made and checked once
-and shared: `is` finds out quickly that two payloads are alike. A reader looks up a layout by its
-hash and compares the bytes, since a malicious producer can make two layouts of one hash.
+Layouts are made and checked once and shared, so `is` finds payloads alike. They are looked up by
+hash and compared by bytes: a malicious producer can make two of one hash.
 """
 
 import math
@@ -122,7 +121,6 @@ def _nowhere(layout: Layout) -> Places:
 
 
 def _go_on(places: Places, layout: Layout, indexes: Sequence[int], sizes: Sequence[int]) -> Places:
-    """Place more arrays, of these encoded bytes, behind those that have their places."""
     offsets, all_sizes = [*places.offsets], [*places.sizes]
     first_figures = [*places.first_figures]
     end, figure_count = places.body_bytes, places.figure_count
@@ -141,7 +139,6 @@ def aligned(offset_bytes: int) -> int:
 
 
 _PATH_TOO_LONG: Final = "." * (NAME_CHARACTERS_MAX + 1)
-"""Every path that is longer than an array's name may be."""
 
 _KIND: Final = payload_pb2.DESCRIPTOR.message_types_by_name["PayloadLayout"]
 
@@ -185,16 +182,7 @@ class LayoutReader:
         self._known_bytes = 0
 
     def read(self, raw: bytes, layout_hash: int) -> Layout:
-        """Return the layout of these bytes.
-
-        Args:
-            raw: As it stands in a payload.
-            layout_hash: What the payload says that its hash is.
-
-        Raises:
-            PayloadCorruptError: It has another hash, is no layout, contradicts itself, or is beyond
-                a limit.
-        """
+        """Return the layout of these bytes, or raise PayloadCorruptError if it is none."""
         known = self._known.get(layout_hash)
         if known is not None and known.raw == raw:
             return known
@@ -205,7 +193,7 @@ class LayoutReader:
         return layout
 
     def _remember(self, layout: Layout) -> None:
-        """Keep a layout instead of one of the same hash, or of those kept for longest."""
+        """Keep a layout instead of one of the same hash, or of the oldest."""
         if len(layout.raw) > LAYOUTS_BYTES_MAX:
             return
         with self._lock:
@@ -288,19 +276,18 @@ def _stored_array_of(name: str, each: payload_pb2.ArrayLayout) -> StoredArray:
 
 
 def _extent_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
-    """Return the bytes of an array if no axis were empty, which numpy bounds as well."""
     return math.prod(max(1, length) for length in shape) * dtype.itemsize
 
 
 def _path_below(path: str, key: str | int) -> str:
-    """Join a key to a path, up to the longest: thousands of nodes could have a megabyte's key."""
+    """Join a key to a path, cut: thousands of nodes could have a megabyte's key."""
     if len(path) + len(str(key)) > NAME_CHARACTERS_MAX:
         return _PATH_TOO_LONG
     return child_path(path, key)
 
 
 def _structure_of(root: payload_pb2.TreeNode, arrays: list[StoredArray]) -> Structure:
-    """Return the structure, and append its arrays, each named after its path."""
+    """Return the structure, and append its arrays, named after their paths."""
     node_count = 0
 
     def visit(node: payload_pb2.TreeNode, path: str, depth: int) -> Structure:
@@ -338,7 +325,6 @@ def _structure_of(root: payload_pb2.TreeNode, arrays: list[StoredArray]) -> Stru
 _ATTRIBUTES_KIND: Final = payload_pb2.DESCRIPTOR.message_types_by_name["PayloadAttributes"]
 
 _PARTS_MAX: Final = 64 * ATTRIBUTES_MAX
-"""Bound that usual payloads stay far below."""
 
 
 def serialize_attributes(attributes: Mapping[str, str]) -> bytes:

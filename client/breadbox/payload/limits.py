@@ -36,8 +36,8 @@ EXPANDED_BYTES_MAX_VARIABLE: Final = "BREADBOX_EXPANDED_BYTES_MAX"
 
 EXPANDED_BYTES_FREE: Final = 64 * 1024 * 1024
 EXPANSION_MAX: Final = 256
-"""Bytes that they may expand to for each of their own, beyond what is free: observations compress
-ten to a hundred times, and a few bytes must not make a reader take a gigabyte."""
+"""Bytes to expand to for each of their own, beyond what is free: a bound on what few bytes
+allocate."""
 
 NAME_CHARACTERS_MAX: Final = 1024
 """Length of an array's path."""
@@ -49,8 +49,7 @@ ATTRIBUTE_CHARACTERS_MAX: Final = 1024
 """Length of an attribute's name, and of its value."""
 
 CHECKSUM_BLOCK_BYTES: Final = 256 * 1024
-"""Block of the checksums that writers make, doubled until an array has few enough: it fits a cache,
-and a slice of a few steps reads little more than it needs."""
+"""Block of writers' checksums, doubled until an array has few; it fits a cache and a slice."""
 
 CHECKSUM_BLOCK_BYTES_MIN: Final = 4 * 1024
 """Smallest block that readers take."""

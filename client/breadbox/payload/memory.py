@@ -1,9 +1,7 @@
-"""Recycle the memory of large arrays.
+"""Recycle the memory of large arrays: fresh memory costs as much as receiving into it.
 
-Fresh memory costs about as much as what is received into it: the kernel clears each page at its
-first write. Learners drop a batch for one of the same shapes, so idle memory is kept, bounded.
-An array from here is a view of an object that gives its memory back when the last view of it, or
-tensor over it, is gone.
+Idle memory is kept, bounded. An array from here is a view of an object that gives its memory back
+when the last view of it, or tensor over it, is gone.
 """
 
 import ctypes
@@ -24,14 +22,13 @@ Block: TypeAlias = ctypes.Array[ctypes.c_ubyte]
 """Memory that numpy allocated, seen by something that is no array."""
 
 idle_blocks: dict[int, Block] = {}
-"""By the order in which they became idle. No lock: what gives memory back may run between any two
-steps, also those of a thread that held the lock. Each use of this is one step of the interpreter's.
-"""
+"""By the order in which they became idle. No lock, since giving back may run inside any holder of
+it: each use of this is one step of the interpreter's."""
 _order = itertools.count()
 
 
 class _Lent(np.ndarray[Any, Any]):
-    """Sees a block of memory, and gives it back at the end of its life."""
+    """Give a block of memory back at the end of its life."""
 
     def __del__(self) -> None:
         # Numpy lets a view of a view refer to what is behind the two, though never past an object

@@ -15,11 +15,9 @@ from breadbox.payload.layout import GAP_BYTES_MAX, Layout, StoredArray
 from breadbox.stores.base import PayloadStore, Segment
 
 _SMALL_BYTES: Final = 16 * 1024
-"""Neighbouring arrays up to this size are received together and copied to their places, at 0.7 to
-0.8 of the cost for payloads of many small arrays."""
+"""Neighbouring arrays up to this size are received together: 0.7 to 0.8 of the cost."""
 
 _RUN_BYTES_MAX: Final = 64 * 1024
-"""Most bytes of arrays that are received together."""
 
 
 class Placement(NamedTuple):
@@ -27,15 +25,13 @@ class Placement(NamedTuple):
 
     array_index: int
     destination: NDArray[Any] | memoryview
-    """C-contiguous, of the stored type, as long as `rows` along the first axis; or the memory of a
-    raw array that is wanted whole, as bytes."""
+    """C-contiguous, of the stored type, `rows` long; or a raw array's memory, whole, as bytes."""
     rows: tuple[int, int] | None = None
     """First row, and the row behind the last; None for the whole array."""
 
 
 Place = Callable[[int, Head], Sequence[Placement]]
-"""Returns where the arrays of the payload at a position go, in any order; must answer alike if it
-is asked again."""
+"""Returns where arrays of the payload at a position go; must answer alike if asked again."""
 
 
 def receive(
@@ -66,18 +62,16 @@ class _Arriving:
 
     @property
     def stored(self) -> StoredArray:
-        """The array as its layout describes it."""
         return self.head.layout.arrays[self.placement.array_index]
 
     @property
     def segment(self) -> Segment:
-        """What the store has to fill."""
         offset = self.head.places.offsets[self.placement.array_index]
         offset += self.first_block * self.head.layout.block_bytes
         return Segment(self.head.body_offset + offset, self.encoded, self.filled)
 
     def filled(self, filled_bytes: int) -> None:
-        """Verify the blocks that are complete, while they are in a cache."""
+        """Verify complete blocks, while they are in a cache."""
         block_bytes = self.head.layout.block_bytes
         end = filled_bytes
         if filled_bytes < len(self.encoded):
@@ -92,7 +86,7 @@ class _Arriving:
             self.verified_bytes = end
 
     def arrived(self) -> None:
-        """Verify what is left, and bring the array to its destination."""
+        """Verify the rest, and bring the array to its destination."""
         if self.verified_bytes < len(self.encoded):
             self.filled(len(self.encoded))
         if not self.is_in_place:
@@ -101,8 +95,6 @@ class _Arriving:
 
 @dataclass(slots=True)
 class _ArrivingRun:
-    """Small raw arrays on their way together."""
-
     head: Head
     run: "_Run"
     placements: Sequence[Placement]
@@ -110,11 +102,9 @@ class _ArrivingRun:
 
     @property
     def segment(self) -> Segment:
-        """What the store has to fill."""
         return Segment(self.head.body_offset + self.run.offset_bytes, self.memory)
 
     def arrived(self) -> None:
-        """Verify the arrays, and copy them to their destinations."""
         for number, start, end in self.run.parts:
             placement = self.placements[number]
             part = self.memory[start:end]
@@ -138,8 +128,6 @@ _Route = Sequence[int | _Run]
 
 @dataclass(slots=True)
 class _Receiver:
-    """A `PayloadReceiver` for trees."""
-
     references: Sequence[PayloadReference]
     place: Place
     wants_whole: bool
@@ -184,7 +172,7 @@ class _Receiver:
 
 
 def _route(head: Head, placements: Sequence[Placement], in_order: Sequence[int]) -> _Route:
-    """Find small raw arrays that stand together; where they are is said by the layout alone."""
+    """Find small raw arrays that stand together, by the layout alone."""
     route: list[int | _Run] = []
     members: list[tuple[int, int, int]] = []
 
@@ -242,7 +230,6 @@ def _plan(head: Head, placement: Placement) -> _Arriving:
 
 
 def _unpack(each: _Arriving) -> None:
-    """Bring verified bytes to their destination."""
     destination = each.placement.destination
     if each.head.is_raw(each.placement.array_index):
         raw = _memory(destination)

@@ -1,8 +1,4 @@
-"""Weights as payloads: one array of bytes that are a safetensors file.
-
-So any tool that knows safetensors can read published weights, and a policy with thousands of
-tensors costs no more bookkeeping than one array.
-"""
+"""Weights as payloads: one array of bytes that are a safetensors file, for any tool to read."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -79,24 +75,14 @@ def decode_weights(raw: bytes) -> dict[str, Any]:
 def write_weights(
     store: PayloadStore, weights: Mapping[str, Any], *, codecs: Codecs = "raw"
 ) -> PayloadReference:
-    """Write named arrays or torch tensors to a store, unannounced.
-
-    Raises:
-        UnsupportedArrayError: An array is of a type that safetensors does not have.
-        StoreError: As the store does.
-    """
+    """Write named arrays or torch tensors to a store, unannounced."""
     packed = np.frombuffer(encode_weights(weights), dtype=np.uint8)
     buffers = encode_tree({_ARRAY: packed}, attributes={"kind": _KIND}, codecs=codecs)
     return store.write_many([buffers])[0]
 
 
 def read_weights(store: PayloadStore, reference: PayloadReference) -> dict[str, Any]:
-    """Read weights: numpy arrays by name, torch tensors where they are bfloat16.
-
-    Raises:
-        PayloadMissingError: They are not there: a newer version may have replaced them.
-        PayloadCorruptError: They are damaged, or the payload holds no weights.
-    """
+    """Read weights: numpy arrays by name, torch tensors where they are bfloat16."""
     packed: list[NDArray[np.uint8]] = []
 
     def place(position: int, head: Head) -> list[Placement]:

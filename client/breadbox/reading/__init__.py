@@ -1,4 +1,1 @@
-"""Fragments to stacked batches, on a device or not.
-
-Callers: leases, readers and the mirror.
-"""
+"""Fragments to stacked batches, on a device or not."""

@@ -108,15 +108,12 @@ class Batch(Generic[LeafT]):
     stacked: "Stack | None" = field(default=None, repr=False)
 
     def __len__(self) -> int:
-        """Return B."""
         return len(self.references)
 
     def __repr__(self) -> str:
-        """Name the leaves with their dtypes and shapes, in one line."""
         return summary("Batch", [f"{len(self)} fragments"], self._leaves())
 
     def _repr_html_(self) -> str:
-        """Show the leaves as a table, in notebooks."""
         return summary_html("Batch", [f"{len(self)} fragments"], self._leaves())
 
     def _leaves(self) -> dict[str, Any]:
@@ -163,7 +160,6 @@ class Stack:
     """CUDA event after the last copy from this memory, or None if no copy reads it."""
 
     def __repr__(self) -> str:
-        """Name the arrays with their dtypes and shapes, in one line."""
         paths = [stored.name for stored in self.template]
         return summary("Stack", [], dict(zip(paths, self.arrays, strict=True)))
 
@@ -227,7 +223,6 @@ def load_batch(
 
 
 def _mapped_batch(reference: FragmentReference, tree: Tree) -> Batch:
-    """Return a batch of one row over a decoded fragment's own memory."""
     fields = {name: map_tree(lambda leaf: leaf[None], tree[name]) for name in _STACKED_FIELDS}
     fields["extras"] = fields["extras"] or {}
     versions = tree["model_version"]
@@ -244,18 +239,15 @@ def _mapped_batch(reference: FragmentReference, tree: Tree) -> Batch:
 
 
 class _Stacking(NamedTuple):
-    """Where the arrays of one index go, of all fragments of a layout."""
-
     array_index: int
     stacked: NDArray[Any] | None
-    """None for an array that is not stacked."""
     memory: memoryview | None
-    """Memory of `stacked` as bytes, or None if the received bytes are not the elements."""
+    """Memory of `stacked` as bytes, or None if received bytes are not the elements."""
     row_bytes: int
 
 
 class _Builder:
-    """Find each fragment's place in the stack; the first one decides what the stack is like."""
+    """Find each fragment's place in the stack, which the first one shapes."""
 
     def __init__(
         self,
@@ -275,7 +267,6 @@ class _Builder:
         self._plans: dict[Layout, list[_Stacking]] = {}
 
     def place(self, position: int, head: Head) -> list[Placement]:
-        """See `breadbox.payload.receive.Place`."""
         plan = self._plans.get(head.layout)
         if plan is None:
             plan = self._plans[head.layout] = self._plan(position, head)
@@ -316,7 +307,6 @@ class _Builder:
                     leaves[stored.name] = as_leaf(array, stored.type_name)
 
     def _plan(self, position: int, head: Head) -> list["_Stacking"]:
-        """List the arrays to read of all fragments of a layout, and where each is stacked."""
         selected = self._selection.of(head, self._references[position])
         indexes = [index for index, _, _ in selected]
         if self._stack is None:
@@ -332,7 +322,6 @@ class _Builder:
         return plan
 
     def finish(self) -> Batch:
-        """Build the batch once everything has arrived."""
         stack = self._stack
         assert stack is not None
         return Batch(
@@ -344,7 +333,6 @@ class _Builder:
         )
 
     def _make_stack(self, head: Head, indexes: Sequence[int]) -> Stack:
-        """Allocate the stack that the first fragment asks for, or take memory that was offered."""
         wanted = {
             index: (len(self._references), *head.layout.arrays[index].shape)
             for index in indexes
@@ -362,7 +350,6 @@ class _Builder:
         return stack
 
     def _offered(self) -> dict[tuple[str, tuple[int, ...], str], NDArray[Any]]:
-        """Return the arrays of an earlier batch, by name, shape and type."""
         reusable = self._reusable
         if reusable is None or reusable.slab is not None:
             return {}
@@ -398,7 +385,7 @@ class _Builder:
             stack.arrays[index] = memory[offsets[index] : end].view(dtype).reshape(shape)
 
     def _match(self, position: int, head: Head, stack: Stack) -> dict[int, NDArray[Any]]:
-        """Map the fragment's array indexes to stacked arrays; refuse a fragment that differs."""
+        """Map the fragment's arrays to stacked ones; refuse a fragment that differs."""
         if head.layout.structure == stack.structure and len(head.layout.arrays) == len(
             stack.template
         ):
@@ -420,11 +407,7 @@ class _Builder:
         return rows
 
     def _pair_by_name(self, position: int, head: Head, stack: Stack) -> list[tuple[int, int]]:
-        """Pair the arrays of two structures that may number them differently.
-
-        Fragments of the same arrays are alike, whatever else is in their trees: lists or tuples,
-        None where others have nothing.
-        """
+        """Pair arrays of two structures by name: other parts (None, lists) do not matter."""
         part_read = self._selection.part_read
         by_name = {stored.name: index for index, stored in enumerate(stack.template)}
         if self._names_read(head.layout.arrays) != self._names_read(stack.template):
@@ -450,7 +433,7 @@ class _Builder:
         }
 
     def _model_versions(self) -> NDArray[np.int64] | None:
-        """Return int64[B, T] from the fragments or, where they hold nothing, from metadata."""
+        """Return int64[B, T] from the fragments or else from metadata."""
         if not self._selection.includes("model_version"):
             return None
         step_counts = [each.metadata.step_count for each in self._references]
@@ -478,7 +461,6 @@ class _Builder:
         return versions
 
     def _final_observations(self) -> dict[str, Any]:
-        """Join the final observations of all fragments on one axis, with their rows and steps."""
         if not self._selection.includes("final_obs"):
             return {}
         rows: list[int] = []
@@ -517,16 +499,11 @@ def _is_per_fragment(name: str) -> bool:
 
 
 def _named(structure: Structure, head: Head, leaves: Mapping[str, Any]) -> Tree:
-    """Build a part of a fragment's tree from leaves by name; absent ones are None."""
     return map_structure(lambda index: leaves.get(head.layout.arrays[index].name), structure)
 
 
 def _joined(trees: Sequence[Tree]) -> Tree:
-    """Concatenate trees of equal structure, leaf by leaf, along the first axis.
-
-    Raises:
-        TreeMismatchError: Leaves differ in type or in the shape of a row.
-    """
+    """Concatenate trees of equal structure along the first axis, or raise TreeMismatchError."""
     structure, first = flatten(trees[0])
     columns = [[leaf for _, leaf in flatten(tree)[1]] for tree in trees]
     joined: list[Any] = []
@@ -546,13 +523,11 @@ def _joined(trees: Sequence[Tree]) -> Tree:
 
 
 def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
-    """Return the batch with every leaf replaced by what `change` returns for it."""
     leaves = {name: map_tree(change, getattr(batch, name)) for name in _LEAF_FIELDS}
     return replace(batch, **leaves)
 
 
 def _as_tensors(batch: Batch) -> Batch:
-    """See the batch's own memory as torch tensors."""
     stack = batch.stacked
     assert stack is not None
     for stored, array in zip(stack.template, stack.arrays, strict=True):
@@ -562,7 +537,6 @@ def _as_tensors(batch: Batch) -> Batch:
 
 
 def _on_device(batch: Batch, device: Any) -> Batch:
-    """Copy the slab once, asynchronously, and return the batch as views of the copy."""
     import torch
 
     stack = batch.stacked
@@ -592,11 +566,6 @@ def _tensor(leaf: Any) -> Any:
 
 
 def _torch_dtype(stored: StoredArray) -> Any:
-    """Return torch's type for a stored one.
-
-    Raises:
-        UnsupportedArrayError: torch has none, such as for text.
-    """
     import torch
 
     if stored.type_name == BFLOAT16:

@@ -46,10 +46,7 @@ def side_stream_for(device: Any) -> "SideStream | None":
 
 
 class SideStream:
-    """A CUDA stream on which batches are made, for use on another stream. Thread-safe.
-
-    As a context manager it makes itself the thread's current stream within the block.
-    """
+    """A CUDA stream to make batches on, current within the `with` block. Thread-safe."""
 
     def __init__(self, device: Any) -> None:
         self._torch: Any = import_module("torch")

@@ -7,13 +7,8 @@ Invariants:
     L3  What one iteration started never shows up in another; leaving it early, by break, error or
         `close()`, cancels what has not begun and waits for what has.
 
-`LoadPlan` decides, and loads nothing itself. `breadbox.loader` carries it out in threads and keeps
-L3 fully. `breadbox.aio.loader` carries it out in tasks: a load that has begun when its iteration is
-left continues in its thread, and the iteration does not wait for it.
-
-Threads, not processes: receiving, checksums and decompression release the interpreter lock.
-Where Python code of your own has to run on every fragment, use a `FragmentDataset` in a
-`DataLoader` with worker processes.
+`breadbox.loader` carries plans out in threads (loading releases the interpreter lock).
+`breadbox.aio.loader` does in tasks, and does not wait for loads that have begun when it is left.
 """
 
 import itertools
@@ -37,9 +32,8 @@ Loaded = TypeVar("Loaded")
 Result = TypeVar("Result")
 
 LOAD_ERRORS = (PayloadCorruptError, PayloadFormatError, PayloadMissingError)
-"""Failures of a load that are retried, and may be skipped. An unreachable store is not among them:
-the load has waited for it for `reconnect_s`, and no fragment is at fault. Anything else is a bug or
-misuse."""
+"""Failures of a load that are retried, and may be skipped; not an unreachable store, which the load
+has waited for, and which is no fragment's fault."""
 
 
 LoadOrder = Literal["granted", "shuffled", "completed"]
@@ -151,7 +145,6 @@ class LoadPlan(Generic[Loaded]):
         raise AssertionError("unreachable")
 
     def _loads(self, reference: FragmentReference) -> Asking[Loaded, bool]:
-        """Return True if a fragment can be loaded by itself; otherwise list it as skipped."""
         try:
             yield from self._with_retries([reference])
         except LOAD_ERRORS as error:

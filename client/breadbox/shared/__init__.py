@@ -1,4 +1,1 @@
-"""Small tools of clients and server alike: outage lines, log throttling, tasks, child processes.
-
-Callers: any room and any distribution.
-"""
+"""Small tools of clients and server: outage lines, log throttling, tasks, child processes."""

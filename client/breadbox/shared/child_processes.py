@@ -10,10 +10,7 @@ _LOOK_EVERY_S = 0.2
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of a process: our own, our module path, and one thread.
-
-    Libraries that would start a thread for every core do not, unless the user says so.
-    """
+    """Return a process's environment: ours, our module path, one thread unless set."""
     single = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {**dict.fromkeys(single, "1"), **os.environ, "PYTHONPATH": path}
@@ -25,11 +22,7 @@ def owned_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """End as on SIGTERM when the process has ended that the environment names as its parent.
-
-    However the parent ends, even by SIGKILL. Unlike the kernel's own signal at a parent's death,
-    this does not depend on which of its threads started us.
-    """
+    """End as on SIGTERM when the parent that the environment names has ended, even by SIGKILL."""
     parent = os.environ.pop(_PARENT, "")  # What this one starts in turn has another parent.
     if parent.isdecimal():
         threading.Thread(

@@ -43,7 +43,6 @@ def how_to_install(extra: str) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """Return the installer's note of a copy that is from no index, else nothing."""
     import json
     from importlib.metadata import Distribution, PackageNotFoundError
 

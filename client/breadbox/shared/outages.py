@@ -14,10 +14,7 @@ OUTAGE_PERIOD_S: Final = 30.0
 
 
 class OutageLog:
-    """Log an outage when it begins, then every `OUTAGE_PERIOD_S`, and when it is over. Thread-safe.
-
-    For work that is retried several times a second. *what* names it, such as "deleting payloads".
-    """
+    """Log an outage at its begin, every `OUTAGE_PERIOD_S`, and at its end. Thread-safe."""
 
     def __init__(
         self, log: logging.Logger, what: str, *, now: Callable[[], float] = time.monotonic
@@ -40,10 +37,7 @@ class OutageLog:
         return f"{self._what} has failed for {self._now() - began_at:.0f} s: {error}"
 
     def failing(self, within_s: float = inf) -> Exception | None:
-        """Return the error of the latest attempt, or None if one has succeeded since.
-
-        A failure counts for `within_s` seconds unless another attempt follows.
-        """
+        """Return the latest attempt's error, or None after a success or `within_s` seconds."""
         with self._lock:
             is_old = self._now() - self._failed_at > within_s
             return None if self._began_at is None or is_old else self._error

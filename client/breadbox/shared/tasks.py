@@ -1,8 +1,7 @@
-"""End tasks reliably, whatever they call.
+"""End tasks reliably, although a library may swallow one cancellation.
 
-`asyncio.TaskGroup` cancels each of its tasks once and then waits for ever. A library may swallow
-that one cancellation (before Python 3.12 `asyncio.wait_for` does, when what it waits for ends in
-the same tick; redis-py sends every command through it), and then nothing ever ends.
+`asyncio.TaskGroup` cancels once and waits for ever; before Python 3.12 `asyncio.wait_for`, by which
+redis-py sends commands, may swallow that.
 """
 
 import asyncio
@@ -21,8 +20,7 @@ END_S_MAX: Final = 5.0
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]], *, within_s: float = END_S_MAX) -> None:
     """Cancel tasks, again and again, until all have ended, for at most `within_s` seconds.
 
-    Their results and errors stay with them. A cancellation of the caller is not lost: it is raised
-    once the tasks have ended.
+    Their results and errors stay with them; a cancellation of the caller is raised at the end.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + within_s

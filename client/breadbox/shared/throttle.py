@@ -22,11 +22,7 @@ class Throttle:
         self._said: dict[Hashable, _Said] = {}
 
     def words(self, key: Hashable) -> str | None:
-        """Return what to add to a line about *key*, or None if no line is due.
-
-        Empty the first time; later how many were passed over. Keys are remembered, so there must be
-        few.
-        """
+        """Return what to add to a line about *key*, or None if none is due. Keys must be few."""
         now = self._clock()
         said = self._said.get(key)
         if said is None:

@@ -61,24 +61,18 @@ def open_store(
     deadline: Deadline | None = None,
     must_exist: bool = False,
 ) -> PartsStore:
-    """Open the store at `url` for writing and reading payloads.
-
-    Redis is connected to on use, but for a cluster, one of whose nodes is asked for the others.
+    """Open the store at `url` for writing and reading; only a cluster is connected to before use.
 
     Args:
         url: See the package's docstring.
         unannounced_s: Seconds until a written payload expires unless it is confirmed; over 0.
-        piece_size_bytes: Payloads beyond this are cut into pieces of it; at least 64 KiB.
-            0 takes the default. Only Redis cuts.
-        deadline: By when a cluster must have answered; its silence is that of later calls, too,
-            unless they say otherwise. None: 10 s.
-        must_exist: True to refuse a file:// URL of a directory without a store, for URLs that
-            another party chose; False to create the store.
+        piece_size_bytes: Size of pieces that Redis cuts payloads into; at least 64 KiB, 0: default.
+        deadline: By when a cluster must have answered, and the default silence later; None is 10 s.
+        must_exist: True to refuse a file:// URL without a store, for URLs that another party chose.
 
     Raises:
         StoreUrlError: The URL, or its options, cannot be used.
-        StoreUnavailableError: The directory of a file:// URL cannot be made, or no node of a
-            cluster answers.
+        StoreUnavailableError: The file:// directory cannot be made, or no cluster node answers.
     """
     parsed = parse_store_url(url)
     if not unannounced_s > 0:
@@ -105,14 +99,7 @@ def open_custodian(
 ) -> PayloadCustodian:
     """Open the store at `url` for confirming and deleting. Redis is connected to on use.
 
-    Args:
-        url: See the package's docstring.
-        unannounced_s: Age in seconds at which files that nobody announced are swept.
-        answer_s: Seconds that Redis may take for one answer.
-
-    Raises:
-        StoreUrlError: The URL, or its options, cannot be used.
-        StoreUnavailableError: The directory of a file:// URL cannot be made.
+    Files unannounced for `unannounced_s` are swept; Redis has `answer_s` for an answer.
     """
     parsed = parse_store_url(url)
     if parsed.kind == "file":

@@ -1,11 +1,8 @@
-"""What a payload store must do, as its clients and as the server see it, and what all do alike.
+"""What a payload store must do, as its clients and as the server see it.
 
-Two faces of one store. `PayloadStore` moves bytes for writers and readers, from threads.
-`PayloadCustodian` confirms, deletes and counts for the server, on its loop, and moves the bytes of
-inline payloads alone.
-
-A payload is *unannounced* once written (it expires by itself), and *confirmed* once the server has
-admitted its fragment (it stays until it is deleted).
+`PayloadStore` moves bytes for writers and readers, from threads. `PayloadCustodian` confirms,
+deletes and counts for the server, on its loop. A payload is *unannounced* once written (it
+expires), and *confirmed* once the server has admitted its fragment (it stays until deleted).
 """
 
 import copy
@@ -39,8 +36,7 @@ class Segment(NamedTuple):
     destination: memoryview
     """Format "B", C-contiguous; as long as the range."""
     filled: Callable[[int], None] | None = None
-    """Called by some stores while they fill the segment, with the number of bytes that are there,
-    while these are still in a cache. `arrived` says that all are."""
+    """Called, by some stores, with the bytes there so far, still in a cache, before `arrived`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +70,8 @@ class Custody:
     """The journal on whose behalf a custodian confirms and deletes."""
 
     journal: str
-    """Identity of the journal."""
     epoch: int
-    """Epoch of the server that writes it, which grows with each claim; 0 in a process that does
-    not."""
+    """Epoch of the server that writes it, which grows with each claim; 0 elsewhere."""
 
 
 class Confirmation(IntEnum):
@@ -92,11 +86,11 @@ class Confirmation(IntEnum):
 
 
 class PayloadReceiver(Protocol):
-    """Says where the bytes of payloads go while a store receives them.
+    """Where the bytes of payloads go while a store receives them.
 
-    For each payload, in this order: `head_bytes`, `segments`, then `arrived`; from any thread, but
-    never from two for one payload. After a broken connection the store may start a payload again.
-    An exception raised here ends the read, and leaves `read_many` as it is.
+    For each payload `head_bytes`, `segments`, then `arrived`, from any thread, but never from two
+    for one payload. After a broken connection the store may start a payload again. An exception
+    raised here leaves `read_many` as it is.
     """
 
     @property
@@ -107,10 +101,7 @@ class PayloadReceiver(Protocol):
         """Length of the head of the payload at `position` of the request, prelude included."""
 
     def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
-        """Where bytes behind the head go: in order of offset, without overlap.
-
-        `head` is the receiver's to keep; it is not written again.
-        """
+        """Return where bytes behind the head go, by offset, without overlap; `head` may be kept."""
 
     def arrived(self, position: int) -> None:
         """All segments of this payload are filled."""
@@ -119,41 +110,24 @@ class PayloadReceiver(Protocol):
 class PayloadStore(Protocol):
     """Where payload bytes live, as a client sees it. Thread-safe; blocking.
 
-    Raises (all methods):
-        StoreUnavailableError: The store cannot be reached, or did not answer in time.
-        StoreFullError: There is no room; nothing usable was left behind.
-        PayloadMissingError: A payload to read is not there.
-        PayloadCorruptError: A payload is shorter than its reference says.
+    All methods raise StoreUnavailableError (unreachable, or no answer in time), StoreFullError
+    (nothing usable is left behind), PayloadMissingError, and PayloadCorruptError (too short).
     """
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
-        """Write payloads, each given as the buffers that joined are its bytes; return references.
-
-        Nobody sees a payload half-written. Each is unannounced: it expires after the store's
-        `unannounced_s` unless the server confirms it.
-        """
+        """Write payloads, each given as buffers to join; return references. Each appears whole."""
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
-        """Receive payloads straight into the memory that `receiver` names.
-
-        Bytes that no segment wants are not copied, and not moved where the store can help it.
-        """
+        """Receive payloads straight into `receiver`'s memory; unwanted bytes are not copied."""
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
-        """Return views of payloads in the store's own memory, or None if it is on another host.
-
-        A view outlives its payload. Pages that are written to are copied first.
-        """
+        """Return copy-on-write views, which outlive the payloads, or None on another host."""
 
     def delete_many(self, references: Sequence[PayloadReference]) -> None:
         """Delete payloads that were written but will not be announced; missing ones are fine."""
 
     def within(self, deadline: Deadline) -> "PayloadStore":
-        """Return the same store, for calls that end with StoreUnavailableError at a deadline.
-
-        Without one they allow the silence that the store was opened with. A directory knows no
-        silence: the kernel waits for its disk.
-        """
+        """Return the same store, for calls that end at a deadline (a directory keeps none)."""
 
     def close(self) -> None:
         """Close connections. Idempotent."""
@@ -170,22 +144,13 @@ class Part(NamedTuple):
 
 
 class PayloadParts(Protocol):
-    """The store's interface for a gateway, which moves payloads of clients. Thread-safe.
-
-    Bytes are moved part by part, so that nobody has to hold a whole payload.
-
-    Raises (all methods): as PayloadStore.
-    """
+    """Move payloads of clients part by part, so that no gateway holds a whole one. Thread-safe."""
 
     def new_reference(self, size_bytes: int) -> PayloadReference:
         """Name a payload of so many bytes, of which nothing is written yet."""
 
     def write_parts(self, parts: Sequence[Part]) -> None:
-        """Write parts of payloads that `new_reference` has named, those of each in order.
-
-        Each begins where the one before it ended, at a multiple of the payload's pieces. Nobody
-        sees a payload before its last byte is written. What is not finished expires.
-        """
+        """Write parts of payloads in order, from multiples of their pieces; seen once complete."""
 
     def discard_parts(self, references: Sequence[PayloadReference]) -> None:
         """Delete what is written of payloads, if anything is."""
@@ -203,18 +168,13 @@ class PayloadParts(Protocol):
 class PayloadCustodian(Protocol):
     """Where payload bytes live, as the server sees it. On one event loop.
 
-    Raises (all methods):
-        StoreUnavailableError: The store cannot be reached, or did not answer in time.
-        StoreTakenError: The same journal has come with a later epoch; from what confirms and
-            deletes. The store compares epochs in the same step, so that a server that was replaced
-            can change nothing, however late its command arrives.
+    All methods raise StoreUnavailableError. Those that confirm and delete raise StoreTakenError if
+    the journal has come with a later epoch, compared in the same step: replaced servers write
+    nothing.
     """
 
     async def take(self, custody: Custody) -> None:
-        """Confirm and delete on behalf of this from now on, and record it in the store.
-
-        The epoch is read again for each call.
-        """
+        """Confirm and delete on behalf of this, and record it; the epoch is read for each call."""
 
     async def journals(self) -> set[str]:
         """Return the identities of the journals that are recorded here."""
@@ -241,21 +201,13 @@ class PayloadCustodian(Protocol):
         """Return whether each payload is completely there."""
 
     async def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
-        """Return those of very many payloads that are not completely there, in no order.
-
-        A payload of another size than its reference says may pass for present.
-        """
+        """Return those of very many payloads that are not there; sizes may go unchecked."""
 
     def confirmed(self) -> AsyncIterator[str]:
         """Yield the id of every confirmed payload, in no order, for sweeping and fsck."""
 
     async def delete_ids(self, payload_ids: Iterable[str]) -> None:
-        """Delete payloads of which only the id is known.
-
-        Raises:
-            StoreSharedError: Other journals than the custody's are recorded here; some of the
-                payloads may be deleted.
-        """
+        """Delete payloads by id; StoreSharedError, perhaps midway, if it has other journals."""
 
     async def sweep_unannounced(self) -> int:
         """Delete unannounced payloads past their time, if the store does not; return how many."""
@@ -310,7 +262,6 @@ class AbstractStore:
         """Close connections; called once."""
 
     def _begin(self) -> Deadline:
-        """Return the deadline of a call that begins, or raise ClosedError."""
         if self._closed.is_set():
             raise ClosedError("the payload store is closed")
         return self._deadline or Deadline(self._silence_s)

@@ -1,8 +1,4 @@
-"""How long a store may keep silent: one object, from a caller's call down to each socket.
-
-Silence ends a call, not slowness: a large payload may take as long as its bytes move. A peer that
-accepts connections, or greets, and then says nothing more is silent.
-"""
+"""How long a store may keep silent: silence ends a call, not slowness."""
 
 import math
 import time
@@ -18,14 +14,10 @@ GAP_S: Final = 0.4
 
 
 class Deadline:
-    """The instant at which one attempt at a store call ends if nothing moves.
+    """The instant at which one attempt at a store call ends if nothing moves. Threads may share it.
 
-    Threads may share it: each connection reports when it last received bytes.
-
-    Args:
-        silence_s: Longest silence, in seconds.
-        ends_at: From this instant on, in seconds of `now`, silence ends the call within `GAP_S`.
-        now: Seconds on a clock that never goes back.
+    From `ends_at` on, in seconds of `now`, silence ends the call within `GAP_S`; `silence_s` is the
+    longest silence. `now` never goes back.
     """
 
     def __init__(
@@ -50,10 +42,7 @@ class Deadline:
         self._heard_at = max(self._heard_at, at)
 
     def left_s(self, heard_at: float | None = None) -> float:
-        """Return the seconds until the call ends if nothing moves, 0 or less if it is over.
-
-        `heard_at` is when bytes moved on the connection that asks, or None for any connection.
-        """
+        """Return the seconds left, from `heard_at` of one connection, or of any if it is None."""
         heard_at = self._heard_at if heard_at is None else heard_at
         over_at = heard_at + self.silence_s
         if over_at > self._ends_at:

@@ -1,11 +1,8 @@
 """Directories and files of this user alone, and how much of a disk payloads may take.
 
-A directory such as /dev/shm lets every user make entries under names that are easy to foresee. So
-what is found there is checked before it is used: its owner, who else may write it, and whether it
-is a link. What is refused is an `UnsafePathError`.
-
-Journal and payloads may be on one file system, and payloads are deleted only by way of the journal.
-So writers of payloads stop while there is still some room.
+In /dev/shm every user can make entries under foreseeable names, so owner, writers and links are
+checked (`UnsafePathError`). Payloads are deleted only by way of the journal, which may be on the
+same file system, so writers stop while there is some room.
 """
 
 import errno
@@ -25,10 +22,7 @@ class UnsafePathError(PermissionError):
 
 
 def make_private_directory(path: Path, *, has_parents: bool = False) -> None:
-    """Make a directory, and parents if asked, for this user alone, or check the one that is there.
-
-    Of a link that this user made, the directory that it leads to counts.
-    """
+    """Make a directory for this user alone, or check the one there; follow this user's links."""
     path.mkdir(mode=0o700, parents=has_parents, exist_ok=True)
     check_private_directory(path)
 
@@ -47,10 +41,7 @@ def check_private_directory(path: Path) -> None:
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """Open a file of a private directory, mode 0600, and return its descriptor.
-
-    It is never truncated, a link is never followed, and others lose the right to read it.
-    """
+    """Open a file of a private directory, mode 0600; never truncate it or follow a link."""
     # Non-blocking, or a pipe in its place would hold us up.
     flags = (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -69,10 +60,7 @@ def open_private(path: str | Path, flags: int) -> int:
 
 
 def check_private(path: str | Path) -> None:
-    """Check a file of a private directory as `open_private` does, by its name.
-
-    For files that this process holds POSIX locks on: closing any descriptor gives them up.
-    """
+    """Check a file by name, as `open_private` does, where POSIX locks forbid closing it."""
     if _is_for_others(os.lstat(path), path):
         os.chmod(path, 0o600)
 
@@ -181,11 +169,7 @@ class DiskRoom:
 
     @property
     def capacity_bytes_max(self) -> int:
-        """Bytes that a buffer can be promised.
-
-        The rest is for unannounced payloads, partly filled blocks, journal and snapshots, and what
-        stays free.
-        """
+        """Bytes that buffers can be promised; the rest is for unannounced payloads and journal."""
         return max(1, self.size_bytes - min(self.size_bytes // 2, OUTSIDE_CAPACITY_BYTES_MAX))
 
     def has_room_for(self, size_bytes: int, file_count: int) -> bool:

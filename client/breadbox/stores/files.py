@@ -53,23 +53,20 @@ from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
 from breadbox.stores.reading import drop, head_bytes_of
 
 _DIRECTORIES: Final = 256
-"""Directories of confirmed payloads, by the first two characters of their ids."""
 _EPOCH_DIGITS: Final = 20
 _BUFFERS_PER_CALL: Final = 1024
-"""IOV_MAX of Linux."""
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 _FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
 
 _GAP: Final = memoryview(bytearray(4096))
-"""Takes bytes that are not wanted, from all threads."""
 
 _BYTES_AT_ONCE: Final = 512 * 1024
 """Read before they are verified: what stays in a core's own cache."""
 
 _HEAD_GUESS_BYTES: Final = 16 * 1024
-"""First read of a payload; holds the head of nearly all."""
+"""First read of a payload; holds most heads."""
 
 
 class PayloadDirectory:
@@ -82,7 +79,6 @@ class PayloadDirectory:
         self.journals = self.root / "journals"
 
     def make(self) -> None:
-        """Make the directories that are missing."""
         with _translated_errors():
             make_private_directory(self.root, has_parents=True)
             make_private_directory(self.unannounced)
@@ -91,7 +87,6 @@ class PayloadDirectory:
                 make_private_directory(self.payloads / f"{number:02x}")
 
     def check(self) -> None:
-        """Check that the directories exist."""
         with _translated_errors():
             try:
                 for path in (self.root, self.unannounced, self.payloads):
@@ -107,7 +102,6 @@ class PayloadDirectory:
         return f"{self.payloads}/{payload_id[:2]}/{payload_id}"
 
     def unannounced_path(self, payload_id: str) -> str:
-        """Return the path of an unconfirmed payload."""
         return f"{self.unannounced}/{payload_id}"
 
     def hidden_path(self, payload_id: str) -> str:
@@ -121,7 +115,6 @@ class PayloadDirectory:
 
     @contextmanager
     def open(self, reference: PayloadReference) -> Iterator[int]:
-        """Open a payload for reading, confirmed or not."""
         check_sound((reference,))
         with _translated_errors():
             descriptor = self._open(reference)
@@ -212,7 +205,6 @@ class FileStore(PartsStore):
         _delete(self._directory, [reference.payload_id for reference in references])
 
     def within(self, deadline: Deadline) -> Self:
-        """The kernel answers, sooner or later."""
         del deadline
         return self
 
@@ -222,7 +214,6 @@ R = TypeVar("R")
 
 
 def _in_thread(method: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Have a blocking method run in a thread, so that a slow disk does not hold up the loop."""
 
     @wraps(method)
     async def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -237,7 +228,6 @@ class FileCustodian:
     def __init__(
         self, directory: str, *, unannounced_s: float, wall_clock: Callable[[], float] = time.time
     ) -> None:
-        """Look after a directory, made if missing, and sweep unconfirmed files of that age."""
         self._directory = PayloadDirectory(directory)
         self._directory.make()
         self._unannounced_s = unannounced_s
@@ -366,24 +356,18 @@ class FileCustodian:
 
     @_in_thread
     def incarnation(self) -> str:
-        """Another directory of the same name is another store."""
         with _translated_errors():
             seen = os.stat(self._directory.payloads)
         return f"{seen.st_dev}:{seen.st_ino}"
 
     async def concerns(self) -> tuple[str, ...]:
-        """A directory has no such settings."""
         return ()
 
     async def close(self) -> None:
         """The files stay."""
 
     def _check_custody(self) -> None:
-        """Compare the custody's epoch with the recorded one, and record it.
-
-        Not in one step with what follows, as in Redis: the directory's lock keeps a second server
-        away, and this is for a lock that was deleted.
-        """
+        """Compare and record the epoch: not atomic, but for a deleted lock of the directory."""
         custody = self._custody
         if custody is None or not custody.epoch:
             return
@@ -438,7 +422,7 @@ class FileCustodian:
 
 
 def _check_room(directory: PayloadDirectory, size_bytes: int, file_count: int) -> None:
-    """Refuse what would take the room that the journal needs to delete payloads."""
+    """Refuse what takes the room that the journal needs to delete payloads."""
     with _translated_errors():
         room = DiskRoom.of(directory.unannounced)
     if not room.has_room_for(size_bytes, file_count):
@@ -456,7 +440,6 @@ def _write(
     buffers: Sequence[memoryview],
     path: str,
 ) -> None:
-    """Write a part of a payload; after its last byte move it to `path`."""
     hidden = directory.hidden_path(reference.payload_id)
     begins = os.O_CREAT | os.O_EXCL if not offset_bytes else 0
     descriptor = os.open(hidden, os.O_WRONLY | begins | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -479,10 +462,7 @@ def _write(
 def _read(
     descriptor: int, position: int, reference: PayloadReference, receiver: PayloadReceiver
 ) -> None:
-    """Read the head, then the segments straight into their destinations.
-
-    Not by way of a mapping, which costs as much, and makes an error of the disk a signal.
-    """
+    """Read the head, then the segments into place: a mapping makes a disk error a signal."""
     guess = memoryview(bytearray(min(_HEAD_GUESS_BYTES, reference.size_bytes)))
     _read_fully(descriptor, [guess], 0, reference)
     head_bytes = head_bytes_of(position, reference, guess[:PRELUDE_BYTES], receiver)
@@ -517,7 +497,6 @@ def _read(
 def _read_fully(
     descriptor: int, destinations: Sequence[memoryview], offset: int, reference: PayloadReference
 ) -> None:
-    """Fill destinations one after another from successive bytes of the file."""
     rest = [destination for destination in destinations if len(destination)]
     with _translated_errors():
         while rest:
@@ -529,7 +508,6 @@ def _read_fully(
 
 
 def _is_file(path: str, size_bytes: int) -> bool:
-    """Whether it is a file of this size, not a link to one."""
     seen = os.lstat(path)
     return seen.st_size == size_bytes and stat.S_ISREG(seen.st_mode)
 
@@ -550,7 +528,6 @@ def _delete(directory: PayloadDirectory, payload_ids: Iterable[str]) -> None:
 
 @contextmanager
 def _translated_errors() -> Iterator[None]:
-    """Turn what the file system raises into our own errors; the cause is chained."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,4 @@
-"""Pack and take apart messages that carry payload bytes, without copying more than gRPC does.
-
-protobuf would copy the bytes twice each way. `data`, field 1 of WritePayloadsRequest and of
-ReadPayloadsResponse, comes first, as a serializer writes it, and other fields behind it.
-"""
+"""Pack and take apart messages that carry payload bytes, without protobuf's two copies."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -10,7 +6,6 @@ from typing import Final, NamedTuple
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 
 _DATA_TAG: Final = 0x0A
-"""Field 1, with its length behind it."""
 
 
 class Written(NamedTuple):
@@ -48,7 +43,6 @@ def unpack_read(raw: bytes) -> memoryview:
 
 
 def _split(raw: bytes) -> tuple[memoryview, bytes]:
-    """Return the `data` that a message begins with, or none, and the rest."""
     size_bytes, shift, at = 0, 0, 1
     if raw[:1] == b"\x0a":
         for byte in raw[1:6]:

@@ -1,8 +1,4 @@
-"""Move payloads through the server, for clients that must not see the store.
-
-It has its own connection to the server, so that no call waits behind a payload. Beyond what gRPC
-does, bytes are copied once: into a message, or out of one to their destination.
-"""
+"""Move payloads through the server, over a connection of its own, for clients without the store."""
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -38,7 +34,6 @@ from breadbox.wire.status import from_rpc_error
 
 _SERVICE: Final = f"/{pb.DESCRIPTOR.services_by_name['ReplayBufferService'].full_name}/"
 _MESSAGE_BYTES: Final = 512 * 1024
-"""Most bytes of payloads in a message."""
 _PAYLOADS_MAX: Final = 4096
 """Payloads of one call that writes or discards: the server takes no more."""
 _RANGES_MAX: Final = 512
@@ -46,14 +41,13 @@ _RANGES_MAX: Final = 512
 
 
 class GatewayStore(AbstractStore):
-    """A `PayloadStore` behind the server. See `breadbox.stores.base` for the contract.
+    """A `PayloadStore` behind the server.
 
     Until it is announced, only this token can read a payload; then, every token that may read the
     buffer. Producers may read weights too.
     """
 
     def __init__(self, route: Route, options: ClientOptions) -> None:
-        """Use the client's route, so that both find the leader, and its options."""
         super().__init__(options.deadline_s)
         self._route = route
         self._options = options
@@ -65,7 +59,6 @@ class GatewayStore(AbstractStore):
         self._watch = _Watch()
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
-        """On failure the server deletes what it has, or it expires."""
         deadline = self._begin()
         references: list[PayloadReference] = []
         for first in range(0, len(payloads), _PAYLOADS_MAX):
@@ -111,7 +104,7 @@ class GatewayStore(AbstractStore):
 
     @contextmanager
     def _line(self) -> Iterator["_Line"]:
-        """Yield the server to call, and turn errors of gRPC into those of a store."""
+        """Yield the server to call, and turn gRPC's errors into a store's."""
         place = self._route.place
         line = self._lines[place]
         try:
@@ -138,8 +131,6 @@ class GatewayStore(AbstractStore):
 
 
 class _Line:
-    """A connection to one address, and the calls that are made over it."""
-
     def __init__(self, address: str, options: ClientOptions, *, is_one_of_many: bool) -> None:
         self.address = address
         # Not the connection that others of this process have to the same address.
@@ -162,8 +153,6 @@ class _Line:
 
 
 class _Answers:
-    """A `ByteStream` of ranges, as the server sends them."""
-
     def __init__(
         self, ask: Callable[[Sequence[Range]], Iterator[Any]], ranges: Iterable[Range]
     ) -> None:
@@ -185,7 +174,7 @@ class _Answers:
                 filled(done)
 
     def skip(self, count: int) -> None:
-        """The bytes come: they were asked for."""
+        """Bytes that were asked for come, wanted or not."""
         while count:
             count -= len(self._next(count))
 
@@ -210,7 +199,7 @@ class _Watch:
         self._closed = False
 
     def answers(self, call: Any, deadline: Deadline) -> Generator[Any, None, None]:
-        """Yield the answers of a call; each answer extends the deadline."""
+        """Yield the answers of a call; each extends the deadline."""
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -235,7 +224,6 @@ class _Watch:
             call.cancel()
 
     def close(self) -> None:
-        """End the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -283,7 +271,6 @@ def _messages(payloads: Sequence[Sequence[memoryview]], deadline: Deadline) -> I
 
 
 def _as_of_store(error: ReplayBufferError) -> ReplayBufferError:
-    """Return what a store would have raised."""
     if isinstance(error, BackpressureError):
         return StoreFullError(error.what, error.retry_delay_s)
     if isinstance(error, UnavailableError | DeadlineExceededError):

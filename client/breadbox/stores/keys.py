@@ -1,11 +1,8 @@
 """How payloads are named and cut in a store: the one place that knows.
 
-A payload id is 32 lower-case hexadecimal digits, chosen at random by the writer. In Redis, piece k
-of it is the value of `breadbox:{<payload id>}:<k>`; the hash tag in braces keeps all pieces on one
-node of a cluster. In a directory it is one file of that name.
-
-The hash `breadbox:{store}:journals` has the latest epoch of each journal whose payloads are kept
-here. A cluster has such a hash for every slot, since a script sees one slot.
+A payload id is 32 random lower-case hexadecimal digits. In Redis, piece k is `breadbox:{<id>}:<k>`,
+all on one node by the hash tag; in a directory, one file of that name. The hash
+`breadbox:{store}:journals` (one per slot of a cluster) has the latest epoch of each journal.
 """
 
 import binascii
@@ -102,8 +99,7 @@ def cut(
 
 
 JOURNALS_PATTERN = "breadbox:{s*}:journals"
-"""Matches every hash of journals, as Redis SCAN takes it. Payload ids are hexadecimal: none begins
-with an s."""
+"""Matches every hash of journals for SCAN: no payload id, being hexadecimal, begins with an s."""
 
 JOURNALS_KEY = b"breadbox:{store}:journals"
 """Hash of journals, where one is for all payloads."""
@@ -124,7 +120,7 @@ def _slot(hash_tag: bytes) -> int:
 
 @lru_cache(maxsize=1)
 def _tags_by_slot() -> dict[int, bytes]:
-    """Return a hash tag for each slot; found by trying, which takes some tens of milliseconds."""
+    """Return a hash tag for each slot; found by trying, in some tens of ms."""
     tags: dict[int, bytes] = {}
     number = 0
     while len(tags) < _SLOTS:

@@ -1,7 +1,4 @@
-"""Feed receivers from a stream of byte ranges, and from inline payloads.
-
-A store that answers byte ranges one behind another needs no more: Redis, and a gateway.
-"""
+"""Feed receivers from a stream of byte ranges (Redis, gateway), and from inline payloads."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
@@ -12,10 +9,9 @@ from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, PayloadStore, S
 from breadbox.stores.deadline import Deadline
 
 _RANGE_GUESS_BYTES: Final = 4 * 1024
-"""First read of a payload that is wanted in parts; holds most heads."""
 
 _WHOLE_BYTES_MAX: Final = 64 * 1024
-"""Payloads up to this size are read whole, whatever is wanted of them: one round trip, not two."""
+"""Payloads up to this size are read whole: one round trip, not two."""
 
 Range = tuple[PayloadReference, int, int]
 """(payload, first byte, bytes)."""
@@ -42,10 +38,7 @@ def read(
     part: Sequence[tuple[int, PayloadReference]],
     receiver: PayloadReceiver,
 ) -> None:
-    """Read payloads, with the receiver's positions: in one pass, or by ranges if parts are wanted.
-
-    A stream is opened once the one before has been read to its end.
-    """
+    """Read payloads in one pass, or only the ranges wanted; one stream is open at a time."""
     whole: list[tuple[int, PayloadReference]] = []
     ranged: list[tuple[int, PayloadReference]] = []
     for item in part:
@@ -203,10 +196,7 @@ class StoreOnUse:
 
 
 class InlineStore(StoreOnUse):
-    """A store before which inline payloads are looked for, by id; for reading.
-
-    The bodies came from the network: nothing is known of them.
-    """
+    """Read inline payloads by id, unverified, before a store."""
 
     def __init__(self, bodies: Mapping[str, bytes], store: PayloadStore) -> None:
         super().__init__(lambda _: store)
@@ -253,8 +243,6 @@ def bodies_at_hand(
 
 
 class _Renumbered:
-    """A receiver, for some of its payloads."""
-
     def __init__(self, receiver: PayloadReceiver, positions: Sequence[int]) -> None:
         self._receiver = receiver
         self._positions = positions
@@ -276,7 +264,6 @@ class _Renumbered:
 def _give(
     position: int, reference: PayloadReference, body: memoryview, receiver: PayloadReceiver
 ) -> None:
-    """Hand a payload that is here to its receiver."""
     _check_size(reference, body)
     head_bytes = head_bytes_of(position, reference, body[:PRELUDE_BYTES], receiver)
     for offset, destination, _ in receiver.segments(position, body[:head_bytes]):

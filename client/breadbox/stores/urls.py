@@ -29,8 +29,7 @@ _MANY_HOSTS = re.compile(
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+))(?::([0-9]{1,5}))?")
 """One of these hosts: an address of version 6 in brackets, or a name; and a port."""
 _CUT_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]+[/?#].*@(.*)", re.DOTALL)
-"""A URL with an @ behind its host: a password with / ? or # in it was cut there, and the rest
-follows."""
+"""A URL with an @ behind its host, where a password with / ? or # was cut."""
 _HAS_PLACE = re.compile(r"(?i:file|unix):|/|[A-Za-z][A-Za-z0-9+.-]*://[^/?#]")
 """Beginning of a file's name, in which an @ may be, or of a URL with credentials in their place."""
 _REDIS_OPTIONS = {
@@ -41,8 +40,7 @@ _REDIS_OPTIONS = {
     **dict.fromkeys(("ssl_password", "ssl_check_hostname", "ssl_ciphers"), ".+"),
     "ssl_cert_reqs": "none|optional|required",
 }
-"""Options of redis-py that a URL may have, and the form of their values. Others take objects, or
-change what replies are; and the party that names a URL may not be trusted."""
+"""Options of redis-py that a URL may have, and their form: its author may not be trusted."""
 _HIDDEN = "***"
 _CLUSTER_PORT = 6379
 _SENTINEL_PORT = 26379
@@ -71,10 +69,7 @@ class StoreUrl:
 
 
 def redact(url: str) -> str:
-    """Return `url` with every password in it replaced, fit for logs, errors and metrics.
-
-    Never fails: of text that is no URL at all only the scheme is shown.
-    """
+    """Return `url` with every password replaced, for logs and errors. Never fails."""
     if url == GATEWAY_URL:
         return url
     if (cut := _CUT_CREDENTIALS.fullmatch(url)) is not None:
@@ -106,11 +101,7 @@ def has_secret(url: str) -> bool:
 
 
 def parse_store_url(url: str) -> StoreUrl:
-    """Take a store URL apart.
-
-    Raises:
-        StoreUrlError: The URL is malformed or of an unknown kind; the message hides passwords.
-    """
+    """Parse a store URL, or raise StoreUrlError, which hides passwords."""
     if _CUT_CREDENTIALS.fullmatch(url) is not None:
         raise StoreUrlError(
             f"store URL {redact(url)!r} has an @ behind its host; write / ? # and @ in a user, "
@@ -219,5 +210,5 @@ def _redact_netloc(netloc: str) -> str:
 
 
 def _reason(error: ValueError) -> str:
-    """Say what is wrong without quoting the URL, whose password urllib may repeat."""
+    """Return what is wrong without the URL, whose password urllib may repeat."""
     return "its port is not a number" if "ort" in str(error) else "it cannot be read as a URL"

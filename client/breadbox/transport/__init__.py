@@ -1,4 +1,1 @@
-"""How effects are carried out by threads: interpreter, background work.
-
-Callers: the blocking client. `transport.aio` is the same for asyncio.
-"""
+"""Carry out effects in threads, for the blocking client; `transport.aio` for the asyncio client."""

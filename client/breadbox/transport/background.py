@@ -1,7 +1,4 @@
-"""Run operations in background threads that mostly sleep, such as renewals of leases.
-
-`breadbox.transport.aio.interpreter` uses tasks instead.
-"""
+"""Run operations in background threads that mostly sleep, such as renewals of leases."""
 
 import math
 import threading
@@ -22,12 +19,10 @@ class Kept:
     """An operation that runs in the background until it returns, or is ended."""
 
     def __init__(self, keeper: "Keeper", operation: Operation[None]) -> None:
-        """Use `Keeper.keep` instead."""
         self._keeper = keeper
         self._operation = operation
         self._turn = threading.Lock()
         self.has_ended = False
-        """True after `end` was called."""
 
     def end(self) -> None:
         """End the operation. If it is running, wait for it, for at most `END_S`."""
@@ -59,8 +54,8 @@ class Kept:
 class Keeper:
     """Run operations in daemon threads, started with the first of them. Thread-safe.
 
-    One thread waits until an operation is due. Before it runs that one, it starts another thread
-    to wait, so that a slow server delays no other operation. At most `AT_ONCE_MAX` run at a time.
+    One thread waits until an operation is due, and starts another to wait before it runs that one,
+    so that a slow server delays no other. At most `AT_ONCE_MAX` run at a time.
     """
 
     def __init__(
@@ -70,12 +65,10 @@ class Keeper:
         self._clock = clock
         self._wake = threading.Condition()
         self._due_at: dict[Kept, float] = {}
-        """End of its sleep, by operation."""
         self._wakes_at = -math.inf
         """Time at which the waiting thread wakes by itself; an operation due earlier wakes it."""
         self._threads: set[threading.Thread] = set()
         self._is_watched = False
-        """True if a thread waits until the next operation is due, or is about to."""
         self._closed = False
 
     def keep(self, operation: Operation[None]) -> Kept:
@@ -132,7 +125,6 @@ class Keeper:
                 self._threads.discard(threading.current_thread())
 
     def _next_due(self) -> Kept | None:
-        """Wait until an operation is due and return it, or None if the keeper is closed."""
         with self._wake:
             while not self._closed:
                 kept = min(self._due_at, key=self._due_at.__getitem__, default=None)

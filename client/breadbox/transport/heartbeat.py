@@ -1,8 +1,7 @@
 """Show a container's health check that a worker's or a learner's loop is running.
 
-The loop calls `Heartbeat.beat`; the check runs `python -m breadbox.transport.heartbeat`. That exits
-with 0 while the last beat is younger than BREADBOX_HEARTBEAT_S (default 120 s: above the longest
-iteration, such as an update of a large policy), and otherwise with 1 and a line that names its age.
+`python -m breadbox.transport.heartbeat` exits with 0 while the last `Heartbeat.beat` is younger
+than BREADBOX_HEARTBEAT_S (default 120 s, above the longest iteration), else with 1.
 """
 
 import contextlib

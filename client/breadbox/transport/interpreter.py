@@ -131,7 +131,6 @@ class Interpreter:
 
     @contextmanager
     def _translated(self, method: str, place: int) -> Iterator[None]:
-        """Translate gRPC's errors of a call to one of the addresses into the library's."""
         try:
             yield
         except grpc.RpcError as error:

@@ -22,11 +22,9 @@ def run_ahead(
 ) -> Generator[Result, None, None]:
     """Run jobs in threads, ahead of the caller that iterates over their results.
 
-    At most `depth` results are ready or in progress beside the one yielded; 0 runs each job on
-    request, in the iterating thread, and so does a single job. The first error of a job is raised
-    in place of its result, and ends the generator. `close()`, which leaving a `for` loop calls,
-    cancels jobs that have not begun and waits for those that have. Raises ClosedError while the
-    process exits.
+    At most `depth` results are ready or in progress beside the one yielded; 0, or a single job,
+    runs in the iterating thread. A job's error ends the generator. `close()` cancels jobs that have
+    not begun and waits for those that have. Raises ClosedError while the process exits.
     """
     if depth == 0 or (isinstance(jobs, Sized) and len(jobs) == 1):
         yield from map(run, jobs)
@@ -65,7 +63,6 @@ def _submit(executor: ThreadPoolExecutor, run: Callable[[Job], Result], job: Job
 
 
 def _move_completed_to_front(pending: deque[Future[Result]]) -> None:
-    """Wait until a future is done, and move the first done one to the front."""
     wait(pending, return_when=FIRST_COMPLETED)
     position = next(i for i, future in enumerate(pending) if future.done())
     completed = pending[position]

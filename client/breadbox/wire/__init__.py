@@ -1,4 +1,1 @@
-"""Protobuf messages to values and back, statuses to errors, the choice of a server.
-
-Callers: `operations`, `transport`, `payload`, `stores`.
-"""
+"""Protobuf messages to values and back, statuses to errors, the choice of a server."""

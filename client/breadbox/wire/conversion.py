@@ -1,4 +1,4 @@
-"""Between the wire and the library: protobuf messages and the plain types, both ways, total.
+"""Convert between protobuf messages and the plain types, both ways, total.
 
 Invariants:
     W1  No protobuf type leaves this module but inside a request that is about to be sent.
@@ -32,11 +32,7 @@ ValueT = TypeVar("ValueT")
 
 
 def build(message_type: type[MessageT], **fields: Any) -> MessageT:
-    """Make a message; None leaves a field absent.
-
-    Raises:
-        InvalidRequestError: A value does not fit its field; names the field.
-    """
+    """Make a message (None: field absent), or raise InvalidRequestError that names the field."""
     try:
         return message_type(**fields)
     except (TypeError, ValueError):
@@ -49,11 +45,7 @@ def build(message_type: type[MessageT], **fields: Any) -> MessageT:
 
 
 def duration(name: str, seconds: float | None) -> Duration | None:
-    """Say a span on the wire, for a message to copy; None stays None.
-
-    Raises:
-        InvalidRequestError: It is negative, NaN, infinite or not a number.
-    """
+    """Return a span for a message; raise InvalidRequestError unless finite and at least 0."""
     if seconds is None:
         return None
     return _usual_duration(name, seconds) if type(seconds) is float else _duration(name, seconds)
@@ -74,11 +66,7 @@ _usual_duration = lru_cache(maxsize=64)(_duration)
 
 
 def to_wire(form: Form[MessageT, ValueT], value: ValueT) -> MessageT:
-    """Return the message for a value.
-
-    Raises:
-        InvalidRequestError: A value does not fit its field; names the field.
-    """
+    """Return the message for a value, or raise InvalidRequestError that names the field."""
     try:
         return form.message(value)
     except (InvalidRequestError, ArithmeticError, LookupError, TypeError, ValueError):
@@ -98,7 +86,6 @@ def _put_span(seconds: float, message: Duration) -> None:
 
 
 def _read_only(read: Callable[[Any], Any]) -> Functions:
-    """Return a part of what only servers send."""
     return Functions(read, lambda value, message: message.CopyFrom(value))
 
 
@@ -241,10 +228,7 @@ def config_from_wire(message: buffer_pb2.BufferConfig) -> types.BufferConfig:
 
 
 def update_mask(config: types.BufferConfig, reset: Iterable[str]) -> FieldMask | None:
-    """Return which limits change: those that are given, and those that get their default again.
-
-    None stands for those that are given.
-    """
+    """Return the limits that change, given or reset to defaults, or None for just those given."""
     given = [name for name in CONFIG.fields if getattr(config, name) is not None]
     back = list(reset)
     for name in back:

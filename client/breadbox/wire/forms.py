@@ -1,9 +1,8 @@
 """One table for a message and the plain value that it stands for; both conversions follow from it.
 
-A `Form` pairs the fields of a protobuf message with those of a dataclass or named tuple. Fields of
-one name are a pair, as are `x_duration` or `x_seconds` on the wire and a value's `x_s`, and members
-of enums of one name; a table names what differs. The conversions are compiled at their first use
-into the functions that one would write by hand: every fragment passes through some of them.
+A `Form` pairs fields of one name, `x_duration` or `x_seconds` with `x_s`, and enum members of one
+name; a table names the rest. The conversions are compiled at their first use into the functions one
+would write by hand: every fragment passes through some of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +75,6 @@ class Form(Generic[M, V]):
             for field in fields
             if field.name not in taken
         }
-        """Fields of the message, by the attributes that they stand for."""
         wanted = {*self._attributes} - {*beside, *within}
         assert wanted == {*self.fields}, (value_type, wanted ^ {*self.fields})
 
@@ -86,7 +84,6 @@ class Form(Generic[M, V]):
         return tuple(getattr(kind, "_fields", None) or kind.__dataclass_fields__)
 
     def _kinds(self, attribute: str) -> tuple[Any, ...]:
-        """List the types that an attribute may have."""
         annotation = self.value_type.__annotations__[attribute]
         return get_args(annotation) or (annotation,)
 
@@ -129,10 +126,7 @@ class Form(Generic[M, V]):
 
     @cached_property
     def put(self) -> Callable[[V, M], None]:
-        """Function that fills a message, its second argument, with a value.
-
-        In place: a message that is handed to another one's constructor is copied, at each level.
-        """
+        """Function that fills a message, its second argument, in place: constructors copy."""
         known: dict[str, Any] = {}
         lines = [self._putting(name, known) for name in (*self.fields, *self._within)]
         put: Callable[[V, M], None] = _compiled(
@@ -162,7 +156,7 @@ class Form(Generic[M, V]):
         return f" {condition}{place} = {f'{name}_({term})' if part else term}"
 
     def _part(self, name: str) -> Any:
-        """Find how a field's value, or each of them, is converted, or None if it is the same."""
+        """Find how a field's value, or each, is converted, or None if it is the same."""
         field = self.fields[name]
         if name in self._parts:
             return self._parts[name]
@@ -195,11 +189,7 @@ class Form(Generic[M, V]):
         raise AssertionError("a value that does not fit has an attribute that does not")
 
     def given(self, message: M) -> dict[str, Any]:
-        """Return what a message has, by attribute.
-
-        An enum that is unspecified counts as absent; None stands for an enum's value, or a choice,
-        that this program does not know.
-        """
+        """Return what a message has, by attribute; unspecified enums are absent, unknown None."""
         found = {}
         for name, field in self.fields.items():
             value = getattr(message, field.name)
@@ -230,11 +220,7 @@ DURATION = Functions(seconds, put_seconds)
 
 
 class Choice(Functions):
-    """A message with nothing but a `oneof`, and forms of what its fields hold.
-
-    Args:
-        forms: By field; one that holds an empty message stands for its own name, as a text.
-    """
+    """A message with only a `oneof`, and forms by field; an empty message is its name."""
 
     def __init__(self, oneof: str, forms: Mapping[str, Form[Any, Any]] = NOTHING) -> None:
         def read(message: Message) -> Any:
@@ -294,7 +280,6 @@ class Columns(Generic[V]):
             *own,
             *(field for each in within.values() for field in each.fields),
         )
-        """The fields that they take."""
 
     def put(self, rows: Sequence[V], message: Any) -> None:
         """Fill a message with rows."""

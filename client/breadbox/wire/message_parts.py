@@ -1,9 +1,7 @@
 """Bounds what a protobuf message expands to, before it is parsed.
 
-An empty item of a repeated field is two bytes on the wire and up to a hundred in memory, so that a
-message of 4 MiB could take 200 MiB. Its bytes are walked through first, and its parts counted:
-fields and items at every level that can hold repeated ones. What is at other levels takes about
-its own size.
+An empty item of a repeated field is two bytes on the wire and up to a hundred in memory: 4 MiB
+could take 200 MiB. So fields and items are counted at levels that can hold repeated ones.
 """
 
 from collections.abc import Iterator
@@ -18,18 +16,12 @@ _VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
 
 
 class _Level:
-    """A kind of message, and the fields whose messages are walked through as well."""
-
     def __init__(self) -> None:
         self.below: dict[int, _Level] = {}
 
 
 def require_few_parts(raw: bytes, kind: Descriptor, parts_max: int) -> None:
-    """Check that a message has few parts; costs nothing where it is too short for more.
-
-    Raises:
-        ValueError: It has more, or is no message; says which.
-    """
+    """Raise ValueError if a message has too many parts, or is none; short ones cost nothing."""
     if len(raw) < parts_max * _BYTES_PER_PART_MIN:
         return
     try:
@@ -81,7 +73,7 @@ def _walk(raw: bytes, level: _Level, parts_max: int) -> None:
 
 
 def _varint(raw: bytes, position: int) -> tuple[int, int]:
-    """A number, and the position behind it."""
+    """Return a number, and the position behind it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = raw[position]
@@ -94,7 +86,6 @@ def _varint(raw: bytes, position: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def _level_of(kind: Descriptor) -> _Level:
-    """Find out once which fields of a message, and of those below, are walked through."""
     levels: dict[str, _Level] = {}
 
     def level_of(each: Descriptor) -> _Level:
@@ -110,7 +101,6 @@ def _level_of(kind: Descriptor) -> _Level:
 
 
 def _messages(kind: Descriptor) -> list[tuple[int, Descriptor]]:
-    """The fields that hold messages: number and kind."""
     return [(each.number, each.message_type) for each in kind.fields if each.message_type]
 
 
@@ -121,7 +111,6 @@ def _has_repeated(kind: Descriptor) -> bool:
 
 
 def _reachable(kind: Descriptor) -> Iterator[Descriptor]:
-    """A kind of message, and all that it may hold."""
     seen: set[str] = set()
     left = [kind]
     while left:

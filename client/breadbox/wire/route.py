@@ -12,14 +12,7 @@ from breadbox.model.options import split_addresses
 
 
 class Route:
-    """Addresses, and which of them is called now. Thread-safe.
-
-    No server is asked for the leader: if the called one refuses, is unreachable or silent, the next
-    one is called.
-
-    Args:
-        addresses: As `connect` takes them.
-    """
+    """Addresses, and the one called now: the next one after a failure. Thread-safe."""
 
     def __init__(self, addresses: str) -> None:
         self.addresses = split_addresses(addresses)
@@ -32,10 +25,9 @@ class Route:
         return self._place
 
     def failed(self, place: int, error: ReplayBufferError) -> None:
-        """Note that a call to an address failed: the next goes to the next address, if that helps.
+        """Note a failed call, so that the next uses the next address; of concurrent ones once.
 
-        One that lacks its journal, and says so, may have been replaced without knowing it. Of many
-        calls that fail at a time at one address, one counts.
+        A server that reports its journal missing may have been replaced without knowing it.
         """
         if not isinstance(error, UnavailableError | DeadlineExceededError | StoreUnavailableError):
             return

@@ -1,8 +1,7 @@
-"""From a failed call to the library's own error: one table, keyed by the reason on the wire.
+"""Turn a failed call into the library's own error: one table, keyed by the reason on the wire.
 
-The server's errors carry `google.rpc.ErrorInfo`; identity is (domain, reason), never the text. A
-failure without one (a dead server, a proxy, gRPC itself) is read by its status code. Both ways are
-total: every failure becomes a `ReplayBufferError`.
+Identity is (domain, reason) of `google.rpc.ErrorInfo`, never the text; a failure without one (a
+dead server, a proxy, gRPC itself) is read by its status code. Both ways are total.
 """
 
 import re
@@ -52,12 +51,10 @@ _Maker = Callable[[Failure], errors.ReplayBufferError]
 
 
 def _said(kind: Callable[[str], errors.ReplayBufferError]) -> _Maker:
-    """Return an error with the server's own text."""
     return lambda failure: kind(failure.text)
 
 
 def _naming(kind: Callable[..., errors.ReplayBufferError], *fields: str) -> _Maker:
-    """Return an error made of fields of the failure."""
     return lambda failure: kind(*map(failure.text_of, fields))
 
 
@@ -158,7 +155,7 @@ def _unknown(failure: Failure) -> errors.ReplayBufferError:
 
 
 def _exhausted(failure: Failure) -> errors.ReplayBufferError:
-    """From gRPC itself, ours or a proxy's: it gets better, unless it is about a size."""
+    """Return the error of gRPC's own limit: it passes, unless it is about a size."""
     if re.search(r"(larger|bigger) than|size exceeds|exceeds .*limit \(", failure.text):
         return errors.LimitExceededError(f"{failure.text}; send less at a time")
     if failure.retry_delay_s is None:
@@ -198,10 +195,7 @@ def error_of(failure: Failure) -> errors.ReplayBufferError:
 def read_failure(
     code: grpc.StatusCode, text: str, trailing: Mapping[str, str | bytes] | None
 ) -> Failure:
-    """Read what a failed call left: status code, text and trailing metadata.
-
-    Details that cannot be read are ignored: then the code decides.
-    """
+    """Read a failed call's code, text and trailing metadata; ignore details that cannot be read."""
     details = (trailing or {}).get(_DETAILS_KEY)
     if not isinstance(details, bytes):
         return Failure(code, text)
@@ -225,15 +219,7 @@ def read_failure(
 def from_rpc_error(
     error: grpc.RpcError, address: str, *, encrypted: bool, is_one_of_many: bool = False
 ) -> errors.ReplayBufferError:
-    """Read a failure of gRPC, blocking or asyncio.
-
-    Args:
-        error: What a call raised; one that is not of a call (gRPC promises none) is an
-            `InternalError`.
-        address: Named when nobody answers there.
-        encrypted: Whether the connection was to be encrypted.
-        is_one_of_many: Whether the client has other addresses, too.
-    """
+    """Read a failure of gRPC, blocking or asyncio; what is not of a call is an `InternalError`."""
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return errors.InternalError(f"gRPC failed without a status: {error!r}")
     trailing = {key.lower(): value for key, value in error.trailing_metadata() or ()}
@@ -306,11 +292,7 @@ _OTHER = (
 
 
 def unreachable(details: str, address: str, *, encrypted: bool) -> errors.UnavailableError:
-    """Return the error for a call that no server answered, in words that name the remedy.
-
-    gRPC says why in a text only, whose wording differs between versions: what is recognised is said
-    in our words, the rest is handed on as it came.
-    """
+    """Return the error for a call that no server answered; known texts of gRPC in our words."""
     for pattern, meaning in _OTHER:
         if re.search(pattern, details):
             return errors.UnavailableError(f"no answer from {address}: {meaning}")
@@ -325,7 +307,6 @@ def unreachable(details: str, address: str, *, encrypted: bool) -> errors.Unavai
 
 
 def _cause(details: str) -> str:
-    """The end of gRPC's text, which says what was found."""
     found = re.search(r"OPENSSL_internal:(.*)", details) or re.search(
         r"last error: \w+: (?:\S+:\d+: )?(.*)", details
     )
@@ -333,7 +314,7 @@ def _cause(details: str) -> str:
 
 
 def _hint(encrypted: bool) -> str:
-    """What a connection that is closed without a word may mean."""
+    """Return what a silently closed connection may mean."""
     if encrypted:
         return (
             "; a server that asks for certificates (--tls-client-ca) closes connections of clients "

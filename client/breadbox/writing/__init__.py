@@ -1,4 +1,1 @@
-"""Cut steps into fragments, append them in the background, estimate advantages.
-
-Callers: producers, by `breadbox`.
-"""
+"""Cut steps into fragments, append them in the background, estimate advantages."""

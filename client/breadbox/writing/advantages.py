@@ -240,8 +240,6 @@ def estimate_advantages_torch(
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Checked inputs, [B, T] each, float64 or bool."""
-
     value: NDArray[np.float64]
     reward: NDArray[np.float64]
     terminated: NDArray[np.bool_]
@@ -286,7 +284,6 @@ class _Steps:
 
 
 def _valid(values: NDArray[np.float64], step_count: ArrayLike | None) -> NDArray[np.bool_]:
-    """Return bool[B, T]: True for steps, False for padding."""
     if step_count is None:
         return np.ones(values.shape, dtype=np.bool_)
     counts = np.asarray(step_count, dtype=np.intp)
@@ -301,7 +298,6 @@ def _valid(values: NDArray[np.float64], step_count: ArrayLike | None) -> NDArray
 def _require_bootstrap(
     steps: _Steps, bootstrap: NDArray[np.float64], follows: NDArray[np.intp]
 ) -> None:
-    """Raise ValueError if a value that A4 needs is NaN."""
     last = steps.valid.sum(axis=1) - 1
     ended_last = steps.ended[np.arange(len(last)), last]
     missing = np.flatnonzero(np.isnan(bootstrap) & (follows < 0) & ~ended_last)
@@ -315,7 +311,7 @@ def _require_bootstrap(
 def _weights(
     steps: _Steps, correction: VTrace | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return weights of each step's own and of later differences; float64[B, T], 1 for GAE."""
+    """Return weights of own and later differences; float64[B, T], 1 for GAE."""
     if correction is None:
         return np.ones_like(steps.value), np.ones_like(steps.value)
     ratio = np.asarray(correction.ratio, dtype=np.float64)
@@ -333,7 +329,7 @@ def _weights(
 
 
 def _passes(follows: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """Return rows grouped by distance from the end of their chain, nearest first."""
+    """Return rows grouped by distance from their chain's end, nearest first."""
     if follows.size and not -1 <= int(follows.min()) <= int(follows.max()) < len(follows):
         raise ValueError("successor points outside the batch")
     passes: list[NDArray[np.intp]] = []
@@ -357,16 +353,11 @@ def _sweep(
     weights: tuple[NDArray[np.float64], NDArray[np.float64]],
     decay: tuple[float, float],
 ) -> None:
-    """Write the advantages of *rows*, from the last step to the first.
+    """Write the advantages of *rows*, whose followers are done, from the last step to the first.
 
-    Args:
-        steps: The batch.
-        rows: Fragments to compute; those that follow them are computed already.
-        written: float64[B, T] each, at *rows*: target - value, and what V-trace calls advantage.
-        carry: float64[R]; target - value of the step after the last one of each row.
-        after: float64[R]; value of the step after the last one.
-        weights: float64[R, T] each; weights of a step's own difference, and of later ones.
-        decay: gamma, and gamma times lambda.
+    *written* (target - value, and V-trace's advantage) is float64[B, T] each; *carry* (target -
+    value) and *after* (value) are those of the step after each row's last, float64[R]; *weights*
+    are of own and later differences, float64[R, T]; *decay* is gamma, and gamma * lambda.
     """
     discount, carry_decay = decay
     # Time first: each step of the loop then reads whole contiguous rows.

@@ -128,8 +128,6 @@ class AppenderCounts:
 
 
 class _Held(NamedTuple):
-    """A fragment without a final answer."""
-
     fragment: Fragment
     size_bytes: int
     given_at: float
@@ -192,14 +190,13 @@ class Appender:
         self._clock = clock
         self._changed = threading.Condition()
         self._queue: deque[_Held] = deque()
-        """Fragments in the order given. Those being sent stay at the head until they are answered,
-        so that they count against the bounds and none is lost."""
+        """Fragments in the order given; those being sent stay at the head, and count."""
         self._held_bytes = 0
         self._given = 0
         self._singly_count = 0
-        """Number of fragments at the head to send one by one, because one of them was refused."""
+        """Number of fragments at the head to send one by one after a refusal."""
         self._refused_since: float | None = None
-        """Time of the first refusal since the last answer, or None if there was none."""
+        """Time of the first refusal since the last answer, or None."""
         self._outcomes: Counter[AdmissionOutcome] = Counter()
         self._dropped: Counter[str] = Counter()
         self._admitted = 0
@@ -209,7 +206,6 @@ class Appender:
         self._is_error_raised = False
         self._unsent: list[Fragment] = []
         self._flush_until = 0
-        """Number of answered fragments up to which batches are sent although they are not full."""
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="breadbox-appender", daemon=True)
         self._thread.start()
@@ -272,7 +268,6 @@ class Appender:
 
     @property
     def _answered(self) -> int:
-        """Number of fragments with a final answer: the first so many of all given."""
         return self._given - len(self._queue)
 
     @property
@@ -359,11 +354,7 @@ class Appender:
             self._stop(error)
 
     def _send_next(self) -> bool:
-        """Send the next batch; return False when the thread is to end.
-
-        One call for each batch, so that no fragment of it is referenced while the thread waits for
-        the next one.
-        """
+        """Send the next batch and drop references to it; return False if the thread is to end."""
         fragments = self._next_batch()
         if not fragments:
             return False
@@ -395,7 +386,6 @@ class Appender:
         return True
 
     def _next_batch(self) -> list[Fragment]:
-        """Wait until a batch is due and return it, or [] if the appender closes and is empty."""
         with self._changed:
             while (wait_s := self._due_in_s()) > 0:
                 self._changed.wait(None if wait_s == math.inf else wait_s)
@@ -412,7 +402,6 @@ class Appender:
             return batch
 
     def _due_in_s(self) -> float:
-        """Return seconds until a batch is due; 0 or less if one is due now."""
         if self._closing or self._is_batch_due():
             return 0.0
         if not self._queue:
@@ -426,7 +415,6 @@ class Appender:
         return len(self._queue) >= options.batch_count or self._held_bytes >= options.batch_bytes
 
     def _settle(self, fragments: list[Fragment], results: Sequence[AppendResult]) -> None:
-        """Remove the first fragments, which the server has judged, and count their outcomes."""
         outcomes = [result.outcome for result in results]
         if AdmissionOutcome.DUPLICATE in outcomes and not self._outcomes.get(
             AdmissionOutcome.DUPLICATE
@@ -449,7 +437,6 @@ class Appender:
             )
 
     def _drop(self, reasons: Sequence[str | None]) -> None:
-        """Remove those of the first fragments for which there is a reason."""
         with self._changed:
             kept = []
             for reason in reasons:
@@ -462,16 +449,11 @@ class Appender:
             self._changed.notify_all()
 
     def _remove_first(self) -> None:
-        """Remove the first fragment; the lock is held."""
         self._held_bytes -= self._queue.popleft().size_bytes
         self._singly_count = max(0, self._singly_count - 1)
 
     def _refuse(self, fragments: Sequence[Fragment], error: ReplayBufferError) -> bool:
-        """Drop a fragment that was refused for good; of several, send each alone to find out which.
-
-        Returns False if every fragment was refused for `REFUSED_S_MAX`: the error stops the
-        appender.
-        """
+        """Drop a refused fragment, singled out first; return False to end after `REFUSED_S_MAX`."""
         if len(fragments) > 1:
             self._singly_count = len(fragments)
             return True
@@ -494,10 +476,7 @@ class Appender:
         return True
 
     def _goes_on_after(self, error: ReplayBufferError, full_s: float | None = None) -> bool:
-        """Wait a little before a retry; return False if the error stops the appender.
-
-        `full_s` is the time to wait for room if buffer or store is full, or None on an outage.
-        """
+        """Wait before a retry (*full_s* if full); return False if the error stops the appender."""
         with self._changed:
             is_over = isinstance(error, ClosedError) or (self._closing and full_s is None)
             waits = self._options.on_failure == "persist" or (

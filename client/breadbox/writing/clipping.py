@@ -10,12 +10,7 @@ from breadbox.model.fragment import Tree
 
 
 def clipped(space: "gymnasium.Space[Any]", action: Tree) -> Tree:
-    """Return a copy of an action, with boxes clipped to their bounds.
-
-    Args:
-        space: Action space of one environment.
-        action: Action of one environment, or of several with a leading axis.
-    """
+    """Return a copy of an action, of one or several environments, boxes clipped to their bounds."""
     if isinstance(space, spaces.Box):
         return np.clip(action, space.low, space.high)
     if isinstance(space, spaces.Dict):

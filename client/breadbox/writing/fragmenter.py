@@ -60,7 +60,7 @@ class Step:
 
 
 class _OpenFragment:
-    """The fragment being filled: T + 1 rows, of which the last may be unanswered."""
+    """The fragment being filled: T + 1 rows; the last may be unanswered."""
 
     def __init__(self, step_count: int, where: str) -> None:
         row_count = step_count + 1
@@ -84,7 +84,7 @@ class _OpenFragment:
         self.answered_count = 0
 
     def write(self, step: Step) -> None:
-        """Append a step; on an error the count stays, so that no half-written step is kept."""
+        """Append a step; after an error no half-written step is kept."""
         row = self.count
         self.obs.write(row, step.obs)
         self.action.write(row, step.action)
@@ -106,12 +106,10 @@ class _OpenFragment:
         self.count += 1
 
     def end_with(self, row: int, final_obs: Tree) -> None:
-        """Keep the true last observation of the episode that ended with *row*."""
         self.final_obs.write(len(self.final_steps), final_obs)
         self.final_steps.append(row)
 
     def ended(self, row: int) -> bool:
-        """Return True if an episode ends with *row*."""
         return bool(self.terminated[row] or self.truncated[row])
 
 
@@ -122,8 +120,7 @@ def _column_for(value: float | None, row_count: int) -> NDArray[np.float32] | No
 class Fragmenter:
     """Cut one worker's steps into fragments of `step_count` steps, at least 1.
 
-    If `staleness_max` is set, the server would refuse fragments whose oldest step is more versions
-    behind: their steps are dropped as soon as a newer version is pushed.
+    With `staleness_max`, steps of a fragment that the server would refuse are dropped on a push.
     """
 
     def __init__(
@@ -134,7 +131,6 @@ class Fragmenter:
         self.worker_id = worker_id
         self.staleness_max = staleness_max
         self.dropped_step_count = 0
-        """Number of answered steps that never reached a fragment, over the whole life."""
         self._step_count = step_count
         self._session_id = ""
         self._fragment_index = 0
@@ -154,11 +150,10 @@ class Fragmenter:
         )
 
     def push(self, step: Step) -> Fragment | None:
-        """Add a step whose action is being sent to the environment.
+        """Add a step whose action is being sent to the environment; the one before has its answer.
 
-        The step before it was answered or aborted. Returns the fragment that this step completes,
-        whose arrays the caller owns, or None. If it raises TreeMismatchError the step was not
-        added; call `abort` next.
+        Returns the fragment that this step completes, whose arrays the caller owns, or None. After
+        TreeMismatchError the step was not added; call `abort`.
         """
         assert self._open.count == self._open.answered_count, "the last step has no answer yet"
         assert step.session_id, "steps are only taken within a session"
@@ -182,10 +177,7 @@ class Fragmenter:
         return self._open.answered_count
 
     def cut(self, next_obs: Tree) -> Fragment | None:
-        """Return the steps answered so far as a fragment of at most T steps, or None without any.
-
-        `next_obs` is copied. Where the last step ended an episode, its final observation will do.
-        """
+        """Return the answered steps, at most T, as a fragment, or None. Copies `next_obs`."""
         open_ = self._open
         assert open_.count == open_.answered_count, "the last step has no answer yet"
         if open_.count == 0:
@@ -196,10 +188,7 @@ class Fragmenter:
     def answer(
         self, reward: float, *, terminated: bool, truncated: bool, final_obs: Tree = None
     ) -> None:
-        """Add the environment's answer to the last pushed step.
-
-        `final_obs` is what the last action of an ended episode led to, or None if it is not known.
-        """
+        """Add the environment's answer to the last step; `final_obs` is None if unknown."""
         open_ = self._open
         assert open_.count == open_.answered_count + 1, "no step waits for an answer"
         row = open_.answered_count
@@ -218,10 +207,9 @@ class Fragmenter:
     def abort(self, next_obs: Tree = None) -> None:
         """End the episode because the environment failed; the next pushed step starts a new one.
 
-        An unanswered step is dropped, because its result is unknown. The last answered step keeps
-        its reward and, if it did not end the episode, becomes truncated, with the observation after
-        it as its final one: `next_obs`, where no step was pushed on it. If the dropped step was the
-        first of a fragment, that fragment is a discontinuity.
+        An unanswered step is dropped. The last answered step becomes truncated unless it ended the
+        episode; `next_obs`, or the dropped step's observation, is its final one. If the dropped
+        step was the first of a fragment, that fragment is a discontinuity.
         """
         open_ = self._open
         if open_.count > open_.answered_count:
@@ -253,13 +241,11 @@ class Fragmenter:
         self._open = self._new_open()
 
     def _is_stale(self, model_version: int) -> bool:
-        """Return True if the server would refuse the fragment being filled at this version."""
         if self.staleness_max is None or self._open.count == 0:
             return False
         return model_version - int(self._open.model_version[0]) > self.staleness_max
 
     def _emit(self, end: int, next_obs: Tree) -> Fragment:
-        """Return the first rows as a fragment."""
         done = self._open
         versions = done.model_version[:end]
         final_count = len(done.final_steps)

@@ -207,7 +207,6 @@ class StepWriter:
         self._buffer = buffer
         self._clock = clock
         self.worker_id = worker_id or _fresh_worker_id()
-        """Prefix of the names of its workers."""
         self._follows = session_id is None
         described = client.get_buffer(buffer)
         self._is_ragged = described.config.schema in (SchemaPolicy.RAGGED, SchemaPolicy.ANY)
@@ -466,7 +465,6 @@ class StepWriter:
         )
 
     def _end_episode(self, index: int, next_obs: Tree) -> None:
-        """End the episode of an environment early; its last step becomes truncated."""
         self._fragmenters[index].abort(next_obs)
         if not self._first[index]:
             self._first[index] = True
@@ -493,11 +491,9 @@ class StepWriter:
             )
 
     def _after(self, index: int) -> Tree:
-        """Return the `next_obs` of an environment's last step, or None before the first."""
         return None if self._next_obs is None else tree_row(self._next_obs, index)
 
     def _remember(self, next_obs: Tree, acting: NDArray[np.bool_]) -> None:
-        """Keep the `next_obs` of the steps that were added."""
         if self._next_obs is None or acting.all():
             self._next_obs = map_tree(np.array, next_obs)
             return
@@ -508,7 +504,6 @@ class StepWriter:
         map_tree(write, self._next_obs, next_obs)
 
     def _cut(self, is_due: Callable[[Fragmenter], bool]) -> None:
-        """Send the fragments that are due; the lock is held."""
         for index, fragmenter in enumerate(self._fragmenters):
             if fragmenter.answered_count == 0 or not is_due(fragmenter):
                 continue
@@ -525,7 +520,6 @@ class StepWriter:
             self._oldest_at = math.inf
 
     def _cut_all(self) -> None:
-        """Send all fragments that the buffer takes; the lock is held."""
         self._cut(lambda each: self._is_ragged or each.answered_count == self._step_count)
 
     def _waiting(self) -> int:
@@ -544,7 +538,6 @@ class StepWriter:
             )
 
     def _run(self) -> None:
-        """Send steps that have waited for `flush_s`."""
         with self._changed:
             while not self._closing:
                 wait_s = self._oldest_at + self._flush_s - self._clock()
@@ -559,11 +552,7 @@ class StepWriter:
     # Sessions ----------------------------------------------------------------------------------
 
     def _current(self, max_wait_s: float) -> ModelState:
-        """Return the current session and version, waiting for a session if none is current.
-
-        Raises:
-            WaitElapsedError: No session was current within `max_wait_s`.
-        """
+        """Return the current session and version; wait for a session at most `max_wait_s`."""
         began_at = self._clock()
         state = self._client.watch_model(None, buffer=self._buffer)
         if max_wait_s > 0 and (state is None or not state.session_id):
@@ -582,7 +571,7 @@ class StepWriter:
         return state
 
     def _look_at_session(self) -> None:
-        """Find out from the appender's outcomes if the session ended; the lock is held."""
+        """Learn from the appender's outcomes if the session ended; the lock is held."""
         if not self._is_unanswered:
             return
         counts = self._appender.counts
@@ -630,7 +619,6 @@ _unclosed: weakref.WeakSet[StepWriter] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """Send waiting steps as the process exits, or warn that they may be lost."""
     for writer in list(_unclosed):
         try:
             writer.close(max_wait_s=EXIT_WAIT_S)
@@ -675,7 +663,7 @@ def true_next_obs(next_obs: Tree, infos: Mapping[str, Any]) -> Tree:
 
 
 def _of_row(finals: Any, row: int) -> Tree:
-    """Return the final observation of a row; finals are an array of trees or a tree of arrays."""
+    """Return a row's final observation; finals: an array of trees or a tree of arrays."""
     if isinstance(finals, dict):
         return {key: _of_row(part, row) for key, part in finals.items()}
     if isinstance(finals, tuple):
@@ -718,12 +706,12 @@ def _require_same_kind(obs: Any, next_obs: Any) -> None:
 
 
 def _is_same(one: Tree, other: Tree) -> bool:
-    """Return True if both observations are single arrays and equal, which is the common case."""
+    """Return True if both are single arrays and equal, the common case."""
     return type(one) is np.ndarray and type(other) is np.ndarray and np.array_equal(one, other)
 
 
 def _same_rows(one: Tree, other: Tree, count: int) -> NDArray[np.bool_]:
-    """Return bool[n]: rows that are equal in every leaf, in bits or as numbers; NaN equals NaN."""
+    """Return bool[n]: rows equal in every leaf, in bits or as numbers; NaN equals NaN."""
     same = np.ones(count, np.bool_)
 
     def compare(left: Any, right: Any) -> None:

@@ -1,4 +1,1 @@
-"""The commands of the light client, one module each.
-
-Callers: `cli/main.py`, by name.
-"""
+"""The commands of the light client, one module each, loaded by name."""

@@ -227,11 +227,7 @@ class EndingSettings(Target):
             self.ask(f"{what} with its {held}?")
 
     def ask(self, question: str) -> None:
-        """Ask, and end where the answer is no.
-
-        Raises:
-            Unusable: Nobody can answer.
-        """
+        """Ask, and end if the answer is no; raise Unusable if no terminal can answer."""
         try:
             is_agreed = click.confirm(question, err=True)
         except click.Abort as error:

@@ -100,10 +100,7 @@ def doctor(target: Target) -> int:
 
 
 def examine(client: breadbox.Client, store_url: str | None) -> Iterator[Finding]:
-    """Run all checks, in the order of their dependence; stop where none can follow.
-
-    *store_url* is the payload store's URL as seen from here, or None for the server's.
-    """
+    """Run all checks in the order of their dependence; *store_url* None is the server's store."""
     yield _this_side()
     address = _checked("address", lambda: _address(client))
     yield address
@@ -147,7 +144,6 @@ def _buffers(client: breadbox.Client) -> dict[str, BufferDescription]:
 
 
 def _checked(check: str, examine_it: Callable[[], Finding]) -> Finding:
-    """Run a check; an error of the library is its finding."""
     try:
         return examine_it()
     except errors.ReplayBufferError as error:
@@ -247,7 +243,6 @@ def _address(client: breadbox.Client) -> Finding:
 
 
 def _outage(client: breadbox.Client) -> Finding:
-    """Check that the server's own dependencies answer it."""
     outage = next((buffer.state.outage for buffer in client.list_buffers()), "")
     if outage:
         return Finding("journal and store", Verdict.BAD, outage, _OUTAGE_REMEDY)
@@ -298,7 +293,7 @@ def _versions(server_version: str) -> Finding:
 
 
 def _clock(client: breadbox.Client) -> Finding:
-    """Compare wall clocks, half a round trip accounted for."""
+    """Compare wall clocks, less half a round trip."""
     before_s = time.time()
     server_s = client.get_store_config().server_unix_s
     after_s = time.time()
@@ -314,7 +309,6 @@ def _clock(client: breadbox.Client) -> Finding:
 
 
 def _store(client: breadbox.Client, store_url: str) -> Finding:
-    """Write a payload, read it back, compare, delete it."""
     store = client.store
     fragment = _probe_fragment()
     write_s, read_s = _round_trip(store, fragment)
@@ -356,7 +350,6 @@ def _probe_fragment() -> Fragment:
 
 
 def _round_trip(store: PayloadStore, fragment: Fragment) -> tuple[float, float]:
-    """Return the seconds to write and to read a payload, which is deleted afterwards."""
     started_at = time.perf_counter()
     (payload,) = write_fragments(store, [fragment])
     written_at = time.perf_counter()

@@ -1,4 +1,1 @@
-"""A mirror in a process of its own, and its shared memory.
-
-Callers: `mirror/replay.py`.
-"""
+"""A mirror in a process of its own, and its shared memory."""

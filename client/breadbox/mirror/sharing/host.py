@@ -1,14 +1,13 @@
 """The process of a mirror: `python -m breadbox.mirror.sharing.host LIFE MEMORY`.
 
-Its arguments are descriptors of a socket, which stays open as long as its owner lives, and of the
-memory that it fills. The owner first sends the configuration over the socket; back go lines of the
-log. Other processes of the host reach it at an address, with one of these requests:
+LIFE and MEMORY are descriptors: a socket, open as long as its owner lives, over which configuration
+comes and log lines go, and the memory to fill. Other processes send requests:
 
-    attach   return the shape of the memory and its descriptor; the connection stays open
-    target   return the point that stands for all that the buffer holds now
-    why      return what keeps steps from coming
-    failure  return the error that ended the follower
-    clear    remove all steps
+attach   return the shape of the memory and its descriptor; the connection stays open
+target   return the point that stands for all that the buffer holds now
+why      return what keeps steps from coming
+failure  return the error that ended the follower
+clear    remove all steps
 """
 
 import errno
@@ -44,8 +43,6 @@ BIND_RETRY_S: Final = 0.05
 
 
 class _ToOwner(logging.Handler):
-    """Send lines of the log to the owner, which logs them as configured there."""
-
     def __init__(self, life: socket.socket) -> None:
         super().__init__()
         self._life = life
@@ -57,10 +54,7 @@ class _ToOwner(logging.Handler):
 
 
 class Host:
-    """Fill the memory, and answer the processes that read it.
-
-    *config* is that of `OwnedSource`, and *memory* the descriptor of the memory.
-    """
+    """Fill the memory (a descriptor), and answer the processes that read it."""
 
     def __init__(self, config: dict[str, Any], memory: int) -> None:
         self._shape = {

@@ -1,8 +1,4 @@
-"""Talk to a mirror's process, from its owner or from an attached process.
-
-Sockets keep messages apart; each message is one line of JSON. Before the first, each end checks
-that the other is of the same user.
-"""
+"""Talk to a mirror's process of this user, from its owner or an attached one, in JSON lines."""
 
 import json
 import logging
@@ -74,11 +70,7 @@ def encode(message: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Decode a message.
-
-    Raises:
-        ReplayBufferError: The message is this error.
-    """
+    """Decode a message, or raise the error that it is."""
     message = json.loads(data)
     if isinstance(message, dict) and "error" in message:
         raise _remade(message["error"])
@@ -95,7 +87,6 @@ def _described(error: BaseException) -> dict[str, Any]:
 
 
 def _remade(described: dict[str, Any]) -> ReplayBufferError:
-    """Return an error of this library as it was, or any other by its name and text."""
     kind = getattr(errors, described["kind"], None)
     if not (isinstance(kind, type) and issubclass(kind, ReplayBufferError)):
         return ReplayBufferError(f"{described['kind']}: {described['text']}")
@@ -106,7 +97,6 @@ def _remade(described: dict[str, Any]) -> ReplayBufferError:
 
 
 def _connected(address: str, within_s: float) -> socket.socket:
-    """Connect to a mirror's process of this user, or raise ClosedError if there is none."""
     over_at = time.monotonic() + within_s
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -173,7 +163,6 @@ class ProcessSource:
         self._ask("clear")
 
     def _ask(self, what: str) -> Any:
-        """Send the process a request and return its answer, or raise the error that it is."""
         with _connected(self.address, START_S) as connection:
             data = b""
             with suppress(ConnectionError):  # A killed process resets its open connections.
@@ -184,13 +173,12 @@ class ProcessSource:
         return decode(data)
 
     def _lose(self, error: ReplayBufferError) -> None:
-        """Make the next call that draws or waits raise an error."""
         with self.held.changed:
             self._failure = error
             self.held.changed.notify_all()
 
     def _look_at_once_filled(self, descriptor: int) -> None:
-        """Switch to another memory once it has as many steps, or those that replaced them."""
+        """Switch to another memory once it has as many steps, or what replaced them."""
         there = SharedHoldings(0, {}, os.dup(descriptor), self.clear)
         while not self._closing.is_set():
             there.peek()
@@ -254,17 +242,13 @@ class AttachedSource(ProcessSource):
             self._lose(ClosedError("the process that made the mirror has closed it, or has ended"))
 
     def _has_said_goodbye(self) -> bool:
-        """Wait until the process ends; return True if it ended on purpose."""
         with self._life, suppress(OSError):
             return bool(self._life.recv(MESSAGE_BYTES_MAX))
         return False
 
 
 class OwnedSource(ProcessSource):
-    """A mirror's process that this process starts, and that ends with it.
-
-    A process that dies is replaced. Draws use the old memory until the new one has as much.
-    """
+    """A mirror's process that this one starts and replaces; old steps serve until refilled."""
 
     def __init__(
         self,
@@ -294,7 +278,6 @@ class OwnedSource(ProcessSource):
     def _started(
         self, descriptor: int, **more: Any
     ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """Start a process that fills a memory."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "breadbox.mirror.sharing.host"]
@@ -320,7 +303,7 @@ class OwnedSource(ProcessSource):
         self._watcher.join()
 
     def _watch(self) -> None:
-        """Log the process's messages until it ends, and replace it if that was not on purpose."""
+        """Log the process's messages; replace it unless it ended on purpose."""
         deaths: list[float] = []
         while True:
             ending = self._log_until_end()
@@ -353,7 +336,6 @@ class OwnedSource(ProcessSource):
             ).start()
 
     def _log_until_end(self) -> str:
-        """Log the process's messages until it has ended; return how it did."""
         with self._life, suppress(OSError):
             while data := self._life.recv(MESSAGE_BYTES_MAX):
                 line = decode(data)
@@ -367,7 +349,6 @@ class OwnedSource(ProcessSource):
 
 
 def _ending(status: int) -> str:
-    """Return how a process ended, for messages."""
     if status == -signal.SIGKILL:
         return "by SIGKILL: the system may have had no memory for capacity_steps"
     if status < 0:

@@ -1,14 +1,12 @@
 """Share memory between one process that fills it and others that read it, mostly without locks.
 
-All of it is one anonymous file, which the kernel frees when no process has it open or mapped, so
-that a killed process leaves nothing behind. It begins with a head: numbers that say what there is,
-and where. Arrays follow, each mapped by itself; no range of the file is ever reused for another.
+All of it is one anonymous file, freed by the kernel with its last user. It begins with a head of
+numbers; arrays follow, each mapped by itself; no range is ever reused for another.
 
-A number at the front is odd while the head changes. A reader reads the head again until that number
-is even, and the same before and after. The writer announces in the head what it is about to
-overwrite. So a reader chooses by a head, copies, and checks in the newer head that its choice was
-still there. After vain attempts a reader takes a shared lock on the file, for which the writer
-waits before it overwrites anything; the kernel releases the lock of a process that dies.
+The number at the front is odd while the head changes; a reader repeats until it is even, and the
+same before and after. The writer announces in the head what it will overwrite, so a reader chooses
+by a head, copies, and checks the choice in the newer head. After vain attempts it takes a shared
+lock on the file, for which the writer waits; the kernel releases a dead process's lock.
 """
 
 import contextlib
@@ -45,12 +43,10 @@ from breadbox.payload.format import decode_tree, encode_tree
 HEAD_BYTES: Final = 8192
 _SESSION_AT: Final = 4096
 _ODD_S_MAX: Final = 0.2
-"""Seconds after which a changing head means that its writer was stopped in the middle."""
+"""Seconds after which a changing head means a stopped writer."""
 _POLL_S: Final = 0.002
-"""Seconds between two looks of a reader that waits."""
 _BYTE: Final = np.dtype(np.uint8)
 _UNREAD: Final = -2
-"""A cursor before the first read."""
 
 
 class RingHead(NamedTuple):
@@ -90,9 +86,7 @@ class Head(NamedTuple):
 
 _SCALARS: Final = len(Head._fields) - 1
 _NUMBERS: Final = 1 + _SCALARS + 4 * len(RingHead._fields)
-"""Numbers at the front: the count of changes, then those of the head."""
 _AT: Final = {name: 1 + place for place, name in enumerate(Head._fields)}
-"""Place of each number of the head."""
 _EPISODES_FIRST_AT: Final = _AT["rings"] + len(RingHead._fields)
 
 
@@ -202,7 +196,7 @@ class Publisher:
         self._step()
 
     def _step(self) -> None:
-        """Count up: odd at first, then even; what was written before is seen before."""
+        """Count up, odd then even, ordering what was written before."""
         # Orders what comes before and after, on processors that would order it otherwise.
         with self._between:
             self._numbers[0] += 1
@@ -222,10 +216,7 @@ class Publisher:
 
 
 class SharedHoldings(Holdings):
-    """Steps that another process fills, as this one sees them.
-
-    The descriptor of its memory is closed with this; *clear* removes all steps in the other.
-    """
+    """Steps that another process fills. Closes the memory's descriptor; *clear* empties both."""
 
     def __init__(
         self,
@@ -237,7 +228,6 @@ class SharedHoldings(Holdings):
         super().__init__(capacity_steps)
         self._frame_stack = frame_stack
         self.head = Head()
-        """The head at the last `refresh`."""
         self.session_id = ""
         self._clear = clear
         self._process_id = os.getpid()
@@ -272,10 +262,7 @@ class SharedHoldings(Holdings):
             self.head = read[1]
 
     def is_no_newer_than(self, other: "SharedHoldings") -> bool:
-        """Return True if another memory of the same buffer has as much as this one, or has failed.
-
-        After another session, or a buffer that was set back, it has what replaced these steps.
-        """
+        """Return True if another memory has as much as this one, what replaced it, or failed."""
         ours, theirs = self.progress(), other.progress()
         if other.head.has_failed or theirs.cursor is None:
             return bool(other.head.has_failed)
@@ -283,7 +270,6 @@ class SharedHoldings(Holdings):
         return not is_same or ours.cursor is None or theirs.cursor >= ours.cursor
 
     def _begin_anew(self, head: Head) -> None:
-        """Drop everything that was seen."""
         self.head = head
         self._columns = None
         self.index = StepIndex(head.low)
@@ -321,7 +307,7 @@ class SharedHoldings(Holdings):
         return still_has
 
     def _read_head(self) -> tuple[int, Head] | None:
-        """Return the head and its count, or None if its writer was stopped in the middle."""
+        """Return the head and its count, or None if its writer was stopped midway."""
         numbers = self._numbers
         began_at = time.monotonic()
         while True:
@@ -363,7 +349,6 @@ class SharedHoldings(Holdings):
         self.head = head
 
     def _learn(self, head: Head) -> None:
-        """Map the arrays of another layout."""
         self._columns = None
         self.index.states = None
         if head.layout_place != NOWHERE:

@@ -1,4 +1,1 @@
-"""Steps in memory: arrays, index, priorities, samples.
-
-Callers: `mirror`.
-"""
+"""Steps in memory: arrays, index, priorities, samples."""

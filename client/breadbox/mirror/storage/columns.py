@@ -1,8 +1,4 @@
-"""Keep the small arrays of a step in one row, and large ones as frames.
-
-A row holds all small arrays of a step side by side, those of its next observation too, so that
-drawing steps is one gathering of rows however many arrays there are.
-"""
+"""Keep the small arrays of a step in one row, drawn in one gathering, and large ones as frames."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -98,12 +94,7 @@ class Layout:
 
     @classmethod
     def of(cls, trees: Mapping[str, Tree], frame_stack: Mapping[str, int]) -> "Layout":
-        """Lay out steps like those of which the trees are given by name.
-
-        Raises:
-            InvalidRequestError: `frame_stack` names no array of the observations, or no axis of it.
-            UnsupportedArrayError: An array cannot be kept.
-        """
+        """Lay out steps like these trees; raise InvalidRequestError for a bad `frame_stack`."""
         structures: dict[str, Structure] = {}
         every: dict[str, list[Leaf]] = {}
         for name in TREES:
@@ -134,13 +125,7 @@ class Layout:
 
 
 class Columns:
-    """The memory of *capacity* steps of one layout.
-
-    Args:
-        layout: Layout of the steps.
-        capacity: Number of steps that there is room for.
-        array_for: Returns memory for "rows", or for the path of frames.
-    """
+    """The memory of *capacity* steps; `array_for` gives that of "rows" or of a frame's path."""
 
     def __init__(self, layout: Layout, capacity: int, array_for: ArrayFor) -> None:
         self.row_bytes = layout.row_bytes
@@ -170,11 +155,7 @@ class Columns:
     # Writing -----------------------------------------------------------------------------------
 
     def leaves_of(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a fragment by path, like those that there is room for.
-
-        Raises:
-            TreeMismatchError: They differ from the first fragment's in structure, type or shape.
-        """
+        """Return a fragment's arrays by path, or raise TreeMismatchError if unlike the first's."""
         where = f"fragment {fragment.fragment_index} of worker {fragment.worker_id!r}"
         arrays: dict[str, NDArray[Any]] = {}
         for name in TREES:
@@ -209,11 +190,7 @@ class Columns:
         return found
 
     def write(self, positions: Sequence[slice], values: Mapping[str, Any]) -> None:
-        """Write values [T, ...] of all columns, or one for all steps, to their rows.
-
-        They are written to rows beside the ring first, which are then copied once: columns are
-        strided views, and those of as many steps as the last fragment had exist already.
-        """
+        """Write values [T, ...] of all columns, or one for all, by way of spare rows."""
         count = sum(each.stop - each.start for each in positions)
         if count != len(self._scratch):
             self._scratch = np.zeros((count, self.row_bytes), np.uint8)
@@ -229,19 +206,7 @@ class Columns:
     def outcomes(
         self, fragment: Fragment, arrays: Mapping[str, NDArray[Any]], ends: Mapping[int, End]
     ) -> tuple[dict[str, NDArray[Any]], dict[str, FramePlan]]:
-        """Return the small arrays of a fragment and of its next observations, and its frames.
-
-        Args:
-            fragment: Fragment whose steps they are.
-            arrays: Its arrays by path.
-            ends: Ends of episodes in it, by step.
-
-        Returns:
-            Arrays by column, and plans of the frames by path.
-
-        Raises:
-            TreeMismatchError: The observations behind them differ from the others.
-        """
+        """Return a fragment's arrays and next observations by column, and frame plans by path."""
         where = f"fragment {fragment.fragment_index} of worker {fragment.worker_id!r}"
         count = fragment.step_count
         tails = {
@@ -368,7 +333,6 @@ def laid_out(
 def _require_like(
     leaf: Leaf, array: NDArray[Any], shape: tuple[int, ...], where: str, type_name: str = ""
 ) -> None:
-    """Raise TreeMismatchError if an array of steps of this shape is not like a leaf."""
     is_same_type = array.dtype == leaf.dtype and type_name in ("", leaf.type_name)
     if not is_same_type or shape != leaf.shape:
         wanted, got = f"{leaf.dtype}{[*leaf.shape]}", f"{array.dtype}{[*shape]}"

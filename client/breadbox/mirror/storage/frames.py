@@ -77,9 +77,8 @@ class FrameLayout(NamedTuple):
     def continues(self, before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
         """Return True for each stack that is the one before it moved on by a frame; both [T, ...].
 
-        Elements of one stack lie one behind the other, so moving on by a frame is moving by as many
-        elements as there are behind the axis of frames; where frames are not the first axis, the
-        elements at their seams do not count.
+        Elements of a stack are contiguous, so it moves by as many as are behind the axis of frames;
+        where that is not the first, the elements at the seams do not count.
         """
         count = len(before)
         if self.axis is None or self.depth == 1 or count == 0:
@@ -109,9 +108,8 @@ class Piece(NamedTuple):
 class FrameRing:
     """Frames of one leaf of the observations, for at most *capacity_steps* steps.
 
-    Fragments lie in it side by side, in the order of arrival; the oldest go first. It takes memory
-    as it fills. It grows to a little more than what the kept steps need, since ends of episodes and
-    fragments need frames of their own.
+    Fragments lie side by side in order of arrival; the oldest go first. Memory grows to a little
+    more than the steps need, since ends of episodes and fragments need frames of their own.
     """
 
     def __init__(
@@ -123,7 +121,7 @@ class FrameRing:
         self.layout = layout
         self._size_max = capacity_steps * (layout.depth + 2) + layout.depth + 2
         self._top = 0
-        """End of the frames in use; the next ones after these are at the front again."""
+        """End of the frames in use; the next are at the front again."""
         self._head = 0
         self._regions: deque[Region] = deque()
         element_count = int(np.prod(layout.frame_shape, dtype=np.int64))
@@ -146,11 +144,7 @@ class FrameRing:
             self._head = self._regions.pop().start
 
     def place(self, frame_count: int, *, may_grow: bool) -> int | None:
-        """Return a position for so many frames, or None if older fragments must be dropped first.
-
-        Raises:
-            InvalidRequestError: They never fit.
-        """
+        """Return a position for the frames, or None to drop older fragments; raise if too many."""
         if frame_count > self._size_max:
             raise InvalidRequestError("capacity_steps", "is less than a fragment needs")
         if not self._regions:
@@ -191,12 +185,10 @@ class FramePlan:
     def __init__(
         self, layout: FrameLayout, observations: NDArray[Any], pieces: list[Piece]
     ) -> None:
-        """Lay frames side by side: all of a piece's first observation, then one for each step."""
         step_count, depth = len(observations), layout.depth
         self.at = np.empty(step_count, dtype=np.int64)
         """Position of the newest frame of each step's observation, from the fragment's first."""
         self.next_at = np.empty(step_count, dtype=np.int64)
-        """The same of the step's next observation."""
         self._copies: list[tuple[int, NDArray[Any]]] = []
         frames = layout.frames(observations)
         count = 0

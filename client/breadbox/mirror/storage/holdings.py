@@ -22,21 +22,14 @@ CHUNK_STEP_BITS: Final = 24
 STATE: Final = "in_state"
 """Name of the recurrent state in an example."""
 SPARE_PART: Final = 16
-"""Part of the capacity for which there are rows beyond it.
-
-A step's memory is reused only some time after the step was removed: a draw that chose it before may
-still copy it.
-"""
+"""Part of the capacity for which there are rows beyond it: a draw may still copy a removed step."""
 
 Check = Callable[[int], bool]
 """Function that returns True while what was seen of a step, and of all after it, is unchanged."""
 
 
 class Holdings:
-    """Columns, index and priorities of the latest steps: step s is in row s % row_count.
-
-    Methods without another word are called under the lock.
-    """
+    """Columns, index, priorities; step s is in row s % row_count. Called under the lock."""
 
     index: StepIndex
     priorities: StepPriorities
@@ -48,7 +41,7 @@ class Holdings:
         """Guards everything but the columns' contents; notified of every change."""
         self.inserted_count = 0
         self.size_bytes = 0
-        """Bytes of memory for steps: all of the rows, and the frames that were written to."""
+        """Bytes of memory for steps: all rows, and the frames written to."""
         self._columns: Columns | None = None
 
     @property
@@ -80,7 +73,6 @@ class Holdings:
         return tree
 
     def _keep_priorities_up(self) -> None:
-        """Give priorities to the steps that came, and take them from those that went."""
         known, low, high = self.priorities, self.index.low, self.index.high
         if known.are_kept:
             known.drop(self.slices(known.low, min(low, known.high) - known.low))
@@ -138,9 +130,7 @@ class FilledHoldings(Holdings):
         self.on_change: Callable[[], None] = lambda: None
         """Called under the lock with every change that readers can see."""
         self.example: dict[str, Tree] = {}
-        """Trees of a step, and the first recurrent state; empty before the first."""
         self.places: dict[str, int] = {}
-        """Places of the columns' memory, by name."""
         self.generation = 0
         self.layout_count = 0
         self._frame_stack = dict(frame_stack)
@@ -148,7 +138,6 @@ class FilledHoldings(Holdings):
         self._writing = threading.Lock()
         self._next_handle = 0
         self._chunk_offset = 0
-        """Number that is added to ids of chunks in handles."""
         self._forget(0)
 
     def _forget(self, next_number: int) -> None:
@@ -226,7 +215,6 @@ class FilledHoldings(Holdings):
         return handle
 
     def _begin(self, example: dict[str, Tree]) -> None:
-        """Make the columns for steps like this one."""
 
         def array_for(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
             array, place = self._memory.array(shape, dtype)
@@ -239,7 +227,6 @@ class FilledHoldings(Holdings):
             self.layout_count += 1
 
     def _state_of(self, fragment: Fragment) -> list[NDArray[Any]] | None:
-        """Return the arrays of a fragment's recurrent state, or None if it has none."""
         if fragment.in_state is None:
             return None
         if self.index.states is None:
@@ -254,7 +241,6 @@ class FilledHoldings(Holdings):
         return states.checked(fragment.in_state, where)
 
     def _handle_for(self, chunk_id: int | None, count: int) -> int:
-        """Return the handle of a fragment's first step."""
         unused = -(-self._next_handle >> CHUNK_STEP_BITS)
         if chunk_id is None:
             chunk_id = unused
@@ -275,7 +261,6 @@ class FilledHoldings(Holdings):
     def _make_room(
         self, columns: Columns, plans: Mapping[str, FramePlan], count: int
     ) -> dict[str, int]:
-        """Evict the oldest steps that are in the way, and return the positions of frames."""
         index = self.index
         number = index.fragments.end
         is_filling = index.high - index.floor + count <= self.row_count
@@ -292,7 +277,6 @@ class FilledHoldings(Holdings):
         return places
 
     def _evict(self, columns: Columns, floor: int) -> None:
-        """Reuse the memory of the steps that are older than *floor*."""
         index = self.index
         if floor <= index.floor:
             return

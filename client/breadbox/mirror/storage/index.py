@@ -55,22 +55,17 @@ class StepIndex:
 
     def __init__(self, start: int) -> None:
         self.low = start
-        """Number of the oldest step that is shown."""
         self.floor = start
-        """Number of the oldest step whose memory is not used again yet; at most `low`."""
+        """Oldest step whose memory is not used again yet; at most `low`."""
         self.high = start
         self.unusable_count = 0
-        """Number of shown steps whose next observation is unknown: never drawn by themselves."""
+        """Shown steps whose next observation is unknown: never drawn."""
         self.fragment_low = 0
-        """Number of the oldest fragment of which a step is shown."""
         self.fragments = Table("start", "count", "handle", "next", "episode")
         self.episodes = Table("fragment", "offset", "start", "count")
         self.whole = Table("episode")
-        """Episodes of which all steps came, in the order in which they ended."""
         self.states: States | None = None
-        """Recurrent states at the beginning of fragments, or None before the first."""
         self.state_count = 0
-        """Number of recurrent states of fragments with a step that can be drawn."""
 
     @property
     def rings(self) -> tuple[Ring | None, ...]:
@@ -104,15 +99,9 @@ class StepIndex:
     def onwards(
         self, starts: Numbers, owners: Numbers, offsets: Numbers
     ) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Return numbers [B, L] of the steps at offsets from each start, of the same worker.
+        """Return numbers [B, L] of steps at offsets from each start, of one worker, and their mask.
 
-        Args:
-            starts: Numbers [B] of steps that are kept.
-            owners: Numbers [B] of their fragments.
-            offsets: [B, L], each at least 0.
-
-        Returns:
-            The numbers; where there are none, the start's, and False in the mask.
+        `owners` are the fragments of `starts`. Without a step: the start's number, and False.
         """
         fragments = self.fragments
         owner = np.broadcast_to(owners[:, None], offsets.shape).copy()
@@ -146,14 +135,7 @@ class StepIndex:
 
 
 class FilledIndex(StepIndex):
-    """An index that one thread fills.
-
-    Args:
-        start: Number of the first step.
-        memory: Memory of its rings.
-        lock: Taken by methods that are not called under it.
-        notify: Called under the lock, before memory is reused that others may read.
-    """
+    """An index that one thread fills; *notify* runs, locked, before memory is reused."""
 
     def __init__(
         self, start: int, memory: Memory, lock: threading.Condition, notify: Callable[[], None]
@@ -196,7 +178,6 @@ class FilledIndex(StepIndex):
     def _number_episodes(
         self, arrival: Arrival, fragment: Fragment, usable: NDArray[np.bool_]
     ) -> None:
-        """Number the steps of episodes whose beginning is known."""
         stream, ended = arrival.stream, fragment.ended
         begins = fragment.first.copy()
         begins[1:] |= ended[:-1]
@@ -219,7 +200,7 @@ class FilledIndex(StepIndex):
                 stream.episode, stream.ordinal = NONE, 0
 
     def _new_episode(self, arrival: Arrival, offset: int, floor: int) -> int:
-        """Number an episode; *floor* is the lowest number of those that begin in its fragment."""
+        """Number an episode; *floor*: lowest number that begins in its fragment."""
         episodes = self.episodes
         with self._lock:
             if episodes.is_at_size:
@@ -274,7 +255,6 @@ class FilledIndex(StepIndex):
             self.whole.append(self._memory, episode=episode)
 
     def _drop_whole(self) -> None:
-        """Drop the episodes at the front that are not whole any more."""
         are_held = self._are_held_whole(self.whole.kept("episode"))
         oldest = int(are_held.argmax()) if are_held.any() else len(are_held)
         self.whole.drop_before(self.whole.first + oldest)

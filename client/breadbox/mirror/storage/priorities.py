@@ -12,9 +12,7 @@ _BITS = 4
 class SumTree:
     """Weights of the numbers 0 to *size* - 1, each 0 at first. Not thread-safe.
 
-    Sums are added anew whenever a child changes, so that no error of rounding adds up. Drawing and
-    changing b numbers cost a few array operations of b * 16 items for each level; there are five
-    levels for a million.
+    Sums are added anew at each change, so that no rounding adds up; each level costs b * 16 items.
     """
 
     def __init__(self, size: int) -> None:
@@ -53,10 +51,7 @@ class SumTree:
             upper.reshape(-1)[start:stop] = lower[start:stop].sum(axis=1)
 
     def draw(self, points: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the number at each point, 0 to below 1, of the weights side by side.
-
-        The total must be above 0.
-        """
+        """Return the number at each point, 0 to below 1; the total of weights must be above 0."""
         nodes = np.zeros(len(points), dtype=np.int64)
         rest = points * self.total
         rows = np.arange(len(points))
@@ -77,14 +72,11 @@ class StepPriorities:
     def __init__(self, size: int, start: int) -> None:
         self._size = size
         self.alpha = Prioritised().alpha
-        """Exponent of the latest draw."""
         self._tree: SumTree | None = None
         self._values: NDArray[np.float64] | None = None
         self._max = 1.0
         self.low = start
-        """Number of the oldest step that has a priority."""
         self.high = start
-        """Number of the first step that has none yet."""
 
     @property
     def are_kept(self) -> bool:

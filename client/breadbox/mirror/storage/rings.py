@@ -27,11 +27,7 @@ _IS_THERE = ""
 
 
 def _no_reserve() -> int:
-    """Return the flag by which Linux promises address space beyond what memory there is.
-
-    Python has the constant from 3.13 on. Linux has it alike wherever its generic headers apply;
-    elsewhere nothing is asked for, as no other value is safe.
-    """
+    """Return Linux's flag for address space beyond memory (Python has it from 3.13 on), or 0."""
     is_generic = platform.machine() in ("x86_64", "aarch64", "arm64", "riscv64", "s390x")
     known = 0x4000 if sys.platform == "linux" and is_generic else 0
     return getattr(mmap, "MAP_NORESERVE", known)
@@ -44,11 +40,7 @@ class Memory:
     """The arrays of a mirror: here those of this process alone, whose threads agree by a lock."""
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[NDArray[Any], int]:
-        """Return an array of zeros that takes memory as it is written to, and its place.
-
-        Raises:
-            MemoryError: The system grants no address space of that size.
-        """
+        """Return zeros that take memory once written, and their place, or raise MemoryError."""
         size = size_bytes_of(shape, dtype)
         try:
             memory = mmap.mmap(-1, size, flags=_PRIVATE)
@@ -80,15 +72,14 @@ def array_in(memory: mmap.mmap, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
 class Ring:
     """Records in the order of their numbers: appended at one end, dropped at the other.
 
-    Record n is in row n modulo the size, a power of two, of an array. It grows into other memory,
-    so that readers of the old one are not disturbed. Numbers are never used again. Not thread-safe.
+    Record n is in row n modulo the size. It grows into other memory, so that readers of the old are
+    not disturbed; numbers are never used again. Not thread-safe.
     """
 
     dtype: np.dtype[Any]
 
     def __init__(self, width: int, first: int = 0) -> None:
         self.first = first
-        """Number of the oldest record that is kept."""
         self.end = first
         self.place = NOWHERE
         self._width = width
@@ -124,7 +115,6 @@ class Ring:
             self._rows[numbers & self._mask] = kept
 
     def _new_row(self, memory: Memory) -> NDArray[Any]:
-        """Count the next record, and return its row."""
         if self.is_at_size:
             self.grow(memory)
         self.end += 1
@@ -175,10 +165,7 @@ class Table(Ring):
         return values
 
     def last_at_most(self, name: str, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return numbers of the last record with a value no higher, in an ascending column.
-
-        Without such a record, the number before the first.
-        """
+        """Return the last record at or below each value of an ascending column, or first - 1."""
         if not len(self):
             return np.full(len(values), self.first - 1)
         column, start, end = self._columns[name], self.first & self._mask, self.end & self._mask
@@ -204,11 +191,7 @@ class StateLayout:
 
     @classmethod
     def of(cls, state: Tree) -> "StateLayout":
-        """Lay out states like this one.
-
-        Raises:
-            UnsupportedArrayError: An array cannot be kept.
-        """
+        """Lay out states like this one, or raise UnsupportedArrayError."""
         structure, pairs = flatten(state)
         small: dict[str, tuple[np.dtype[Any], tuple[int, ...], str]] = {
             _IS_THERE: (np.dtype(np.bool_), (), "|b1")
@@ -222,12 +205,7 @@ class StateLayout:
 
 
 class States(Ring):
-    """Recurrent states at the beginning of fragments, by the number of their fragment.
-
-    Args:
-        layout: Layout of all of them.
-        first: Number of the first fragment that may have one.
-    """
+    """Recurrent states at the beginning of fragments, by their number, *first* or above."""
 
     dtype = np.dtype(np.uint8)
 
@@ -244,11 +222,7 @@ class States(Ring):
             column.of(row)[...] = array
 
     def checked(self, state: Tree, where: str) -> list[NDArray[Any]]:
-        """Return the arrays of a state.
-
-        Raises:
-            TreeMismatchError: It differs from the others in structure, type or shape.
-        """
+        """Return the arrays of a state; raise TreeMismatchError if it differs from the others."""
         structure, pairs = flatten(state)
         require_alike(self._structure, structure, path="in_state", where=where)
         arrays = []

@@ -1,4 +1,1 @@
-"""Payloads in Redis, for clients and for the server.
-
-Callers: `stores`, and the server's journal for connections.
-"""
+"""Payloads in Redis, for clients and for the server, whose journal connects by it too."""

@@ -29,10 +29,10 @@ from breadbox.stores.keys import (
 from breadbox.stores.redis.errors import kept_cancellation, translated_errors
 
 _SCAN_COUNT: Final = 1000
-"""Keys that Redis looks at per SCAN call: short enough not to hold up other clients."""
+"""Keys per SCAN call: few enough not to hold up other clients."""
 
 _KEYS_PER_SCRIPT: Final = 1000
-"""Keys that one script call works on, for the same reason: well under a millisecond."""
+"""Keys per script call: well under a millisecond."""
 
 _LOOP: Final = """
 local flags = {}
@@ -52,9 +52,8 @@ if ours > 0 then
 end
 """
 """The epoch check, with which every script that confirms or deletes begins: KEYS[1] is the hash of
-journals. The first script of an epoch raises it here, so each node, and each slot of a cluster,
-knows the epoch before a payload of it is confirmed there. The HDEL of a field that is never there
-counts as a write, after which Redis lets the script go on although it has reached maxmemory."""
+journals. The first script of an epoch raises it here, on each node and slot. The HDEL of a field
+that is never there counts as a write, after which Redis lets the script go on at maxmemory."""
 _ALONE: Final = (
     _OURS
     + """
@@ -77,8 +76,7 @@ local function differs(key, expected)
 end
 """
 )
-"""Returns why a key is not to be kept, or nil. STRLEN of what is no string is an error, which must
-not end the script for the other keys."""
+"""Returns why a key is not to be kept, or nil; STRLEN's error must not end the script."""
 _CONFIRM: Final = (
     _LENGTHS
     + """
@@ -92,7 +90,7 @@ end
 return table.concat(flags)
 """
 )
-"""For payloads of one piece. One argument has their sizes: one each would cost the loop most."""
+"""For payloads of one piece; one argument has all sizes, for the loop's sake."""
 _CONFIRM_WHOLE: Final = (
     _LENGTHS
     + """
@@ -130,8 +128,7 @@ for id in string.gmatch(ARGV[1], '%x+') do
 end
 return table.concat(flags)
 """
-"""For payloads of one piece, by their ids with a space between: at a restart one argument costs the
-server a sixth of a thousand keys. Not for a cluster, which needs the keys as arguments."""
+"""For payloads of one piece, ids joined by spaces: one argument, for a quick restart."""
 _CONFIRMATIONS: Final = {b"": Confirmation.MISSING} | {
     str(each.value).encode(): each for each in Confirmation
 }
@@ -146,15 +143,13 @@ def _answers() -> Iterator[None]:
 
 
 _CAPACITY_SHARE: Final = 0.7
-"""Share of maxmemory that buffers can be promised; the rest is for keys, the journal, payloads that
-are being written, and fragmentation."""
+"""Share of maxmemory that buffers can be promised; keys, journal and writes need the rest."""
 
 
 class RedisCustodian:
     """A `PayloadCustodian` in Redis. See `breadbox.stores.base` for the contract."""
 
     def __init__(self, client: Any, *, is_cluster: bool = False) -> None:
-        """Use an asyncio client of redis-py, Redis or RedisCluster; it is closed with this."""
         self._client = client
         self._is_cluster = is_cluster
         """Keys may be on different nodes: one script call for each payload, not for all."""
@@ -179,7 +174,6 @@ class RedisCustodian:
                     await self._client.hdel(key, *journals)
 
     async def _journals(self) -> AsyncIterator[tuple[bytes, set[str]]]:
-        """Each hash of journals, with those in it."""
         keys = [JOURNALS_KEY]
         if self._is_cluster:
             keys = [key async for key in self._client.scan_iter(JOURNALS_PATTERN, _SCAN_COUNT)]
@@ -351,12 +345,10 @@ class RedisCustodian:
         ]
 
     async def _info(self, section: str) -> list[Mapping[str, Any]]:
-        """Return a section of INFO, of each primary."""
         with _answers():
             return await self._ask_primaries("INFO", section)
 
     async def _ask_primaries(self, *command: str) -> list[Mapping[str, Any]]:
-        """Return each primary's answer, of names and values, to a command."""
         if not self._is_cluster:
             return [await self._client.execute_command(*command)]
         found = await self._client.execute_command(*command, target_nodes="primaries")
@@ -370,10 +362,7 @@ class RedisCustodian:
     async def _ask(
         self, script: str, groups: Sequence[Sequence[bytes]], sizes: Sequence[str] = ()
     ) -> list[bytes]:
-        """Run a script on the keys of payloads; return its flags, one per key, by payload.
-
-        A script that compares sizes is given them; then each payload has one key at most.
-        """
+        """Run a script on the keys of payloads; return its flags, one per key, by payload."""
         if self._is_cluster:
             return await self._ask_each(script, groups, sizes)
         keys = [key for group in groups for key in group]
@@ -392,7 +381,6 @@ class RedisCustodian:
     async def _ask_each(
         self, script: str, groups: Sequence[Sequence[bytes]], sizes: Sequence[str] = ()
     ) -> list[bytes]:
-        """Run a script once for each group of keys; return the answers, b"" for an empty group."""
         calls = [
             (keys, [size] if size else ())
             for keys, size in zip(groups, sizes or [""] * len(groups), strict=True)
@@ -404,7 +392,6 @@ class RedisCustodian:
     async def _run(
         self, script: str, calls: Sequence[tuple[Sequence[bytes], Sequence[str | bytes]]]
     ) -> list[bytes]:
-        """Call a script with each of these keys and values, in one trip."""
         if len(calls) == 1:
             return [_checked(await self._eval(self._client, script, *calls[0]))]
         pipeline = self._pipeline()
@@ -421,7 +408,6 @@ class RedisCustodian:
     def _eval(
         self, client: Any, script: str, keys: Sequence[bytes], sizes: Sequence[str | bytes] = ()
     ) -> Any:
-        """Call a script for keys, of one slot if it is a cluster, on behalf of the custody."""
         journals = journals_key(keys[0]) if self._is_cluster and keys else JOURNALS_KEY
         custody = self._custody
         values: tuple[object, ...] = () if custody is None else (custody.journal, custody.epoch)
@@ -441,13 +427,12 @@ class RedisCustodian:
 
 
 def _rules(user: Mapping[str, Any]) -> set[str]:
-    """Return what a user may do, as redis-py reads ACL GETUSER; keys as rules are written."""
+    """Return a user's rules of ACL GETUSER; keys as rules are written."""
     keys = [key.decode() if isinstance(key, bytes) else key for key in user["keys"]]
     return {f"~{key.removeprefix('~')}" for key in keys} | {*user["categories"], *user["commands"]}
 
 
 def _checked(answer: bytes) -> bytes:
-    """Return a script's answer, or raise what it refused with."""
     if answer == b"TAKEN":
         raise StoreTakenError
     if answer == b"SHARED":

@@ -18,7 +18,6 @@ REDIS_ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException,
 _IN_SCRIPT: Final = re.compile(r"^Error running script .*?: -|\.? script: [0-9a-f]{40}, on .*$")
 
 _ANSWER_LENGTH: Final = 400
-"""Most characters of an error of Redis: that of a full disk has 300."""
 
 
 class NoTlsError(redis.exceptions.TimeoutError):
@@ -93,12 +92,7 @@ def raise_reply_error(line: bytes) -> None:
 
 @contextmanager
 def kept_cancellation() -> Iterator[None]:
-    """Raise `asyncio.CancelledError` at the end of a block in which a cancellation was swallowed.
-
-    Before Python 3.12 `asyncio.wait_for` returns its result instead, if that arrives in the same
-    tick as the cancel, and redis-py sends every command through it: a job that is to end would
-    then go on for ever.
-    """
+    """Raise at the block's end the `CancelledError` that `asyncio.wait_for` swallowed in it."""
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
     try:

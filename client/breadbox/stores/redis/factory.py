@@ -1,7 +1,4 @@
-"""Makes clients of Redis, and stores over them: the one place that sets redis-py's options.
-
-Loaded when a URL names a Redis, since redis-py takes long to load.
-"""
+"""Make clients of Redis and stores over them. Loaded on use, since redis-py loads slowly."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,7 +25,7 @@ from breadbox.stores.urls import StoreUrl, parse_store_url, redact
 CONNECT_S_MAX: Final = 5.0
 """Longest making of a connection: an address that swallows packets is not there."""
 _SOCKET_TIMEOUT_S: Final = 30.0
-"""For what keeps to no deadline: a server that reads its journal while it starts."""
+"""For what has no deadline: a server that reads its journal at the start."""
 _HEALTH_CHECK_S: Final = 30
 _CONNECTIONS_MAX: Final = 16
 _CONNECT_RETRIES: Final = 3
@@ -97,7 +94,6 @@ def _parse_redis_url(url: str) -> StoreUrl:
 
 @contextmanager
 def _url_errors(parsed: StoreUrl) -> Iterator[None]:
-    """Turn redis-py's complaints about a URL's options into a StoreUrlError."""
     try:
         yield
     except redis.RedisError:
@@ -130,7 +126,7 @@ def _blocking_client(parsed: StoreUrl, retry: Retry) -> Any:
 
 
 def _require_known_options(pool: Any) -> None:
-    """Make a connection object, without connecting: redis-py checks options only then."""
+    """Make a connection object without connecting: redis-py checks options only then."""
     pool.connection_class(**pool.connection_kwargs)
 
 
@@ -159,7 +155,6 @@ def _open_cluster_store(
 
 
 def _cluster_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> Any:
-    """Make a client that starts with whichever of the URL's nodes answers."""
     if module is redis:
         options["connection_pool_class"] = BoundedPool
     others = [module.cluster.ClusterNode(host, port) for host, port in parsed.addresses[1:]]
@@ -193,7 +188,6 @@ def _sentinel_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> 
 
 
 def _close_together(client: Any, others: Sequence[Any]) -> None:
-    """Let the client's close take other clients with it, which redis-py forgets."""
     is_async = hasattr(client, "aclose")
     name = "aclose" if is_async else "close"
     close_client = getattr(client, name)
@@ -269,7 +263,6 @@ def bounded(connection_class: Any) -> Any:
 
 @cache
 def _explaining_tls(connection_class: Any) -> Any:
-    """Return a kind of connection that says what silence at an encrypted greeting may mean."""
 
     class Explaining(connection_class):  # type: ignore[misc]
         async def connect(self) -> None:
@@ -282,7 +275,6 @@ def _explaining_tls(connection_class: Any) -> Any:
 
 
 def _answer_s() -> float | None:
-    """Return the seconds that the next answer may take, or None for the connection's default."""
     deadline = current()
     if deadline is None:
         return None

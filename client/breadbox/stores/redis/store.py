@@ -27,18 +27,15 @@ PIECE_SIZE_BYTES_DEFAULT: Final = 1024 * 1024
 """Measured best on unix sockets."""
 
 _ATTEMPTS_MAX: Final = 3
-"""Tries of one call on fresh connections, where one breaks. Writes and reads repeat without harm.
-A connection that is silent has used up the call's time: trying again is for the caller."""
+"""Tries of one call on fresh connections where one breaks; a silent one has used up the time."""
 
 _COMMANDS_IN_FLIGHT_MAX: Final = 256
-"""Writes sent before their replies are read: keeps replies (5 bytes each) within socket buffers."""
+"""Writes sent before replies (5 bytes each) are read: these fit socket buffers."""
 
 _BYTES_IN_FLIGHT_MAX: Final = 2 * 1024 * 1024
-"""Values asked for before they are received: bounds what Redis must hold in reply buffers.
-Measured best: with more, Redis pays for fresh memory; with less, it waits for us."""
+"""Values asked for before they are received: bounds Redis's reply buffers. Measured best."""
 
 _BYTES_AT_ONCE: Final = 512 * 1024
-"""Received before they are looked at: what stays in a core's own cache."""
 
 CONNECTIONS_MAX: Final = 16
 """Connections of one store at a time; further threads wait for one."""
@@ -60,16 +57,6 @@ class RedisStore(PartsStore):
         silence_s: float,
         refresh: Callable[[Deadline], None] = lambda _: None,
     ) -> None:
-        """Open a store.
-
-        Args:
-            client: A redis-py client for small commands; closed with the store.
-            router: Finds the connection pool for a payload.
-            unannounced_s: Seconds until an unconfirmed payload expires.
-            piece_size_bytes: Payloads beyond this are cut into pieces of it.
-            silence_s: Seconds of silence that end a call, unless `within` says otherwise.
-            refresh: Finds out anew which node has which keys, before another try.
-        """
         super().__init__(silence_s)
         self._client = client
         self._router = router
@@ -78,7 +65,7 @@ class RedisStore(PartsStore):
         self._piece_size_bytes = piece_size_bytes
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._doubted = threading.Event()
-        """Set where a node was silent: another one may have its keys when it is asked again."""
+        """Set where a node was silent, so that a new lookup may find another."""
 
     def new_reference(self, size_bytes: int) -> PayloadReference:
         piece_size_bytes = self._piece_size_bytes if size_bytes > self._piece_size_bytes else 0
@@ -126,7 +113,7 @@ class RedisStore(PartsStore):
         act: Callable[[Wire, Sequence[Any]], None],
         deadline: Deadline,
     ) -> None:
-        """Do the work of all nodes at once, each on one connection; on fresh ones if one breaks."""
+        """Do each node's work at once, on fresh connections if one breaks."""
 
         def act_on(pool: redis.ConnectionPool, part: Sequence[Any]) -> None:
             with borrowed_wire(pool, self._slots, deadline) as wire:
@@ -158,7 +145,6 @@ class RedisStore(PartsStore):
                 return
 
     def _write(self, wire: Wire, parts: Sequence[Part]) -> None:
-        """Send all pieces, reading replies at least every so many commands."""
         commands: list[memoryview | bytes] = []
         pending = 0
         failure: bytes | None = None
@@ -180,7 +166,6 @@ class RedisStore(PartsStore):
     def _set_command(
         self, payload_id: str, piece: int, length: int, cut: Sequence[memoryview]
     ) -> list[memoryview | bytes]:
-        """Pack `SET key value PX expiry` around the value's own memory."""
         key = piece_key(payload_id, piece)
         expiry = b"%d" % self._expiry_ms
         head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, length)
@@ -189,7 +174,6 @@ class RedisStore(PartsStore):
 
 
 def _exchange(wire: Wire, commands: Sequence[memoryview | bytes], count: int) -> bytes | None:
-    """Send `count` commands, read all their replies; the first error, if any."""
     wire.send(commands)
     failure = None
     for _ in range(count):
@@ -207,13 +191,9 @@ def _read_parts(wire: Wire, parts: Sequence[Part]) -> None:
 
 
 class _Stream:
-    """The bytes of bulk replies, expected in a known order and of known length, as one stream.
-
-    Commands are sent ahead of the replies, up to a bound of bytes.
-    """
+    """The bytes of bulk replies in a known order, as one stream; commands are sent ahead."""
 
     def __init__(self, wire: Wire, ranges: Iterable[Range]) -> None:
-        """Prepare to ask for `ranges`."""
         self._wire = wire
         self._requests = list(_requests(ranges))
         self._asked = 0
@@ -224,7 +204,6 @@ class _Stream:
     def receive_into(
         self, destination: memoryview, filled: Callable[[int], None] | None = None
     ) -> None:
-        """Fill `destination` with the next bytes of the stream; call `filled` for each part."""
         wanted, done = len(destination), 0
         while done < wanted:
             if not self._left:
@@ -237,7 +216,6 @@ class _Stream:
             self._took(count)
 
     def skip(self, count: int) -> None:
-        """Drop the next bytes of the stream."""
         while count:
             if not self._left:
                 self._next_reply()
@@ -282,7 +260,7 @@ class _Stream:
 
 
 def _requests(ranges: Iterable[Range]) -> Iterator[tuple[bytes, int, str]]:
-    """What to ask for, piece by piece: (packed command, bytes of the reply, payload id)."""
+    """List by piece: (packed command, bytes of the reply, payload id)."""
     for reference, offset_bytes, length_bytes in ranges:
         piece_size_bytes = reference.piece_size_bytes or reference.size_bytes
         for piece, start, length in piece_ranges(reference, offset_bytes, length_bytes):
@@ -308,10 +286,7 @@ Work = TypeVar("Work")
 
 
 def _on_all_nodes(parts: Mapping[Node, Work], act: Callable[[Node, Work], None]) -> None:
-    """Do each node's part in a thread of its own, the first one's in this; wait for all.
-
-    Threads last for one call: they would not survive a fork, and cost little beside a round trip.
-    """
+    """Do each node's part in a thread that lasts for one call (it would not survive a fork)."""
     if not parts:
         return
     (first, *others) = parts.items()
@@ -326,7 +301,7 @@ def _on_all_nodes(parts: Mapping[Node, Work], act: Callable[[Node, Work], None])
 
 
 class _InTurns:
-    """A `PayloadReceiver` that plans one payload at a time, while bytes arrive from many nodes."""
+    """A `PayloadReceiver` that plans one payload at a time, for many nodes."""
 
     def __init__(self, receiver: PayloadReceiver) -> None:
         self._receiver = receiver

@@ -1,11 +1,8 @@
-"""Move large values to and from Redis without copies: the one module that speaks RESP.
+"""Move large values to and from Redis without copies: the one module that speaks RESP (RESP2 only).
 
-redis-py makes the connections (pools, TLS, authentication, health checks, Sentinel, Cluster). While
-one is borrowed from its pool, this module packs SET commands around the caller's own memory and
-receives bulk replies straight into their destination. After an error in the middle of a value the
-connection is closed, so a value of one reply is never taken for another's.
-
-Only RESP2 is spoken: with it, a server sends nothing that was not asked for.
+redis-py makes the connections. While one is borrowed, SET commands are packed around the caller's
+own memory and bulk replies received straight into place. After an error in a value the connection
+is closed, so one reply's value is never taken for another's.
 """
 
 import errno
@@ -28,25 +25,22 @@ from breadbox.stores.reading import drop
 from breadbox.stores.redis.errors import raise_reply_error, translated_errors
 
 _BUFFERS_PER_CALL: Final = 1024
-"""IOV_MAX of Linux: what one sendmsg or recvmsg takes."""
 
 _LOOKAHEAD_BYTES: Final = 64 * 1024
-"""Received beyond what was asked for: reply headers, and values too small for their own call."""
+"""Received ahead: reply headers, and values too small for a call."""
 
 _LINE_AHEAD_BYTES: Final = 128
-"""The same behind a large value: its line end, and the header of the next reply."""
+"""The same behind a large value."""
 
 _LINE_BYTES_MAX: Final = 16 * 1024
-"""A longer reply line is not Redis."""
 
 _JOIN_BYTES: Final = 16 * 1024
 """On TLS, buffers up to this size are joined before they are sent, to fill records."""
 
 _DIRECT_BYTES: Final = 4 * 1024
-"""Smaller destinations are filled by way of the lookahead, which saves system calls."""
+"""Smaller destinations are filled by way of the lookahead: fewer system calls."""
 
 _LOOK: Final = struct.pack("@ll", int(LOOK_S), int(LOOK_S % 1.0 * 1e6))
-"""`LOOK_S` as the kernel takes time limits."""
 
 
 @contextmanager
@@ -91,7 +85,6 @@ class Wire:
         self._deadline = deadline
         self._heard_at = deadline.heard_at
         self._has_moved = False
-        """True if bytes moved since the silence was last measured."""
         if self._is_tls:
             self._socket.settimeout(LOOK_S)
         else:
@@ -101,7 +94,6 @@ class Wire:
         self._end = 0
         self._is_large = False
         self._reply_left = 0
-        """Bytes of the current bulk reply that are not read yet."""
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
@@ -169,7 +161,6 @@ class Wire:
                 filled += self._receive(destination[filled:], flags)
 
     def skip(self, count: int) -> None:
-        """Drop the next bytes of a bulk reply."""
         self._reply_left -= count
         while count:
             if self._start == self._end:
@@ -179,7 +170,6 @@ class Wire:
             count -= dropped
 
     def end_bulk(self) -> None:
-        """Read the line end behind a bulk reply's bytes."""
         if self._end - self._start < 2:
             self._fill(at_least=2)
         if bytes(self._lookahead[self._start : self._start + 2]) != b"\r\n":
@@ -187,11 +177,7 @@ class Wire:
         self._start += 2
 
     def _let_kernel_wait(self) -> None:
-        """Make the socket block, for a moment at a time.
-
-        With Python's own timeouts a socket polls before each call, which then moves no more than a
-        socket buffer: hundreds of calls for what the kernel does in one.
-        """
+        """Make the socket block a moment at a time: Python's timeouts move too little a call."""
         self._socket.settimeout(None)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LOOK)
@@ -240,7 +226,6 @@ class Wire:
             rest = rest[sent:]
 
     def _line(self) -> bytes:
-        """Read one line, without its end."""
         line = b""
         while True:
             ready = bytes(self._lookahead[self._start : min(self._end, self._start + 64)])
@@ -266,7 +251,7 @@ class Wire:
             self._end += self._receive(self._lookahead[self._end : self._end + self._ahead_bytes()])
 
     def _ahead_bytes(self) -> int:
-        """How much to take ahead: what belongs to large values has to be copied once more."""
+        """Return how much to take ahead: little, as parts of large values are copied again."""
         if self._reply_left > _LOOKAHEAD_BYTES:
             return _DIRECT_BYTES
         if self._is_large and self._reply_left <= 0:
@@ -275,7 +260,6 @@ class Wire:
 
 
 def _join_small(buffers: Sequence[memoryview | bytes]) -> Iterator[memoryview | bytes]:
-    """Join neighbours that are small; pass large buffers on as they are."""
     small: list[memoryview | bytes] = []
     small_bytes = 0
     for buffer in buffers:

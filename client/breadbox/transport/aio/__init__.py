@@ -1,4 +1,1 @@
-"""How effects are carried out on an event loop.
-
-Callers: the asyncio client.
-"""
+"""Carry out effects on an event loop, for the asyncio client."""

@@ -9,10 +9,7 @@ E = TypeVar("E", bound=AbstractAsyncContextManager[Any])
 
 
 class Entering(Coroutine[Any, Any, E]):
-    """The pending result of a call; `async with` awaits and enters it in one step.
-
-    A coroutine like that of an `async def`: it can be awaited once, or made a task.
-    """
+    """The pending result of a call, awaited once; `async with` awaits and enters it."""
 
     __slots__ = ("_coroutine", "_entered")
 

@@ -1,8 +1,7 @@
-"""Run operations on the running loop; see `breadbox.operations.operations`.
+"""Run operations on the running loop; payloads move in threads.
 
-Payloads move in threads, so that the loop never blocks on the store. Cancelling a call cancels it
-on the server. A thread that is moving a payload at that moment finishes it, and a payload that was
-not announced expires by itself.
+Cancelling a call cancels it on the server; a thread that is moving a payload finishes it, and a
+payload that was not announced expires.
 """
 
 import asyncio
@@ -49,11 +48,7 @@ def open_channel(
 
 
 async def _in_thread(threads: Executor, function: Callable[[Deadline], T], deadline: Deadline) -> T:
-    """Run a function in a thread; raise StoreUnavailableError if none is free by the deadline.
-
-    A function that has begun keeps the deadline itself, and is awaited: it may be writing into the
-    caller's memory.
-    """
+    """Run a function in a thread; StoreUnavailableError if none is free by the deadline."""
     claim = threading.Lock()
 
     def run() -> T | None:
@@ -78,7 +73,6 @@ class Kept:
     """An operation that runs in the background until it returns, or is ended."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
-        """Use `Interpreter.keep` instead."""
         self._task = task
 
     async def end(self) -> None:
@@ -87,10 +81,7 @@ class Kept:
 
 
 class Interpreter:
-    """Run the operations of one client, over a connection to each address.
-
-    For use in the loop that it was created in.
-    """
+    """Run the operations of one client, in the loop that it was created in."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -105,7 +96,6 @@ class Interpreter:
         self._metadata = context.options.metadata()
         self._kept: set[asyncio.Task[None]] = set()
         self.closed = False
-        """True after `close` was called."""
 
     async def close(self) -> None:
         """Close connections and end background operations. Idempotent. Running operations fail."""

@@ -20,11 +20,7 @@ async def run_ahead(
     depth: int,
     in_order: bool,
 ) -> AsyncGenerator[Result, None]:
-    """Run jobs in tasks, ahead of the caller that iterates over their results.
-
-    Arguments as of `breadbox.transport.run_ahead`. Closing it, or cancelling the task that waits
-    for it, cancels all jobs that have not ended.
-    """
+    """Run jobs in tasks ahead of the caller, as `transport.run_ahead` does; closing cancels all."""
     if depth == 0:
         for job in jobs:
             yield await run(job)
