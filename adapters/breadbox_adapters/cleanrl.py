@@ -64,10 +64,7 @@ class ReplayBufferSamples(NamedTuple):
 
 
 class ReplayBuffer(SpacedReplay):
-    """`cleanrl_utils.buffers.ReplayBuffer`.
-
-    `close()` it, or let it be forgotten, or let the process end.
-    """
+    """`cleanrl_utils.buffers.ReplayBuffer`; `close()` it, forget it, or let the process end."""
 
     _prefix = "cleanrl"
 
@@ -77,11 +74,7 @@ class ReplayBuffer(SpacedReplay):
             self.add(*step)
 
     def sample(self, batch_size: int) -> ReplayBufferSamples:
-        """Draw steps uniformly, with replacement.
-
-        Where nothing is here yet, or too many own steps are on their way, it waits for them for at
-        most about `arrival_wait_s`, and then raises `WaitElapsedError`.
-        """
+        """Draw steps uniformly, with replacement; `WaitElapsedError` after `arrival_wait_s`."""
         self.replay.make_ready()
         return ReplayBufferSamples(**self._values(self.replay.mirror.sample(batch_size)))
 
@@ -104,8 +97,7 @@ class PrioritizedBatch(NamedTuple):
     weights: torch.Tensor
     """float32[B, 1]; importance weights over the largest of the batch."""
     discounts: torch.Tensor
-    """float32[B, 1]; gamma to the steps of the window, which has fewer than n where an episode
-    was cut off, or at a worker's newest step."""
+    """float32[B, 1]; gamma to the window's steps: fewer than n at cuts and newest steps."""
 
 
 class PrioritizedReplayBuffer(SpacedReplay):
@@ -162,10 +154,7 @@ class PrioritizedReplayBuffer(SpacedReplay):
         super().add(np.asarray(obs), np.asarray(next_obs), action_, reward_, done_, infos)
 
     def sample(self, batch_size: int) -> PrioritizedBatch:
-        """Draw windows in proportion to the priorities of their first steps, with replacement.
-
-        It waits as `ReplayBuffer.sample`.
-        """
+        """Draw windows by the priorities of their first steps; wait as `ReplayBuffer.sample`."""
         self.replay.make_ready()
         batch = self.replay.mirror.sample(
             batch_size,

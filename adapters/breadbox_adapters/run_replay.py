@@ -1,9 +1,4 @@
-"""A run's buffer, filled here and elsewhere, for adapters of in-process replay buffers.
-
-Own steps take the same way as all others: a `StepWriter` appends them, and the mirror brings them
-back. So what is learned from is what the service has admitted, and is there again after a restart.
-A sample waits, for a bounded time, only where too many own steps are still on that way.
-"""
+"""A run's buffer for adapters: own steps come back by the mirror, as they were admitted."""
 
 import logging
 import weakref
@@ -46,10 +41,7 @@ CHUNKS_MAX = 2**31 - 1
 
 
 class RunReplay:
-    """A run's buffer in the service, its mirror here, and a writer once there is something to add.
-
-    `close` it, or let the process end. Not thread-safe but for sampling from `mirror`.
-    """
+    """A run's buffer, its mirror and a writer. `close` it; only `mirror` samples thread-safely."""
 
     def __init__(
         self,
@@ -67,24 +59,15 @@ class RunReplay:
         must_exist: bool = False,
         arrays: Mapping[str, ArrayType] | None = None,
     ) -> None:
-        """Find or make the buffer, enter the session, and begin to mirror it.
+        """Find or make the buffer, enter the session, and begin to mirror it; log where steps go.
 
-        Logs where the steps go, and for a named run how many were there, counted for at most a
-        second. `SpacedReplay` explains `server`, `run`, `buffer`, `frame_stack`, `arrival_wait_s`
-        and `process`. Token and certificates are the environment's (see `breadbox.environment`), so
-        that none of them is written into a model's file.
+        `SpacedReplay` explains the shared arguments; token and certificates are the environment's,
+        so that no model's file holds them. `capacity_steps` bounds this memory and a new buffer.
+        `must_exist`: the buffer and the run's session have to be there. `arrays` are types and
+        shapes of single steps by path.
 
-        About `capacity_steps` are kept here, and in a buffer that is made; each `add` brings a step
-        of `env_count` environments. `prefix` begins names that are made up, `seed` is of the draws.
-        With `must_exist` the buffer has to be there, with a session of the run, as where a
-        checkpoint is loaded. `arrays` are type and shape, in a single step, at each path of
-        observations and actions.
-
-        Raises:
-            InvalidRequestError: Another run's session is current in the buffer.
-            SessionEndedError: The run's session ended; it needs another name.
-            SchemaMismatchError: The run's steps have other arrays than these.
-            BufferNotFoundError: It must exist, or cannot be made with this token.
+        InvalidRequestError: another run's session is current. SessionEndedError: the run's ended.
+        SchemaMismatchError: other arrays. BufferNotFoundError: it must exist, or cannot be made.
         """
         self.is_own = run is None and buffer is None
         made_up = f"{prefix}-{uuid4().hex[:8]}"
@@ -271,8 +254,7 @@ class RunReplay:
     def catch_up(self) -> None:
         """Wait until all that the buffer holds now is here, own steps above all.
 
-        Blocks for at most about twice `arrival_wait_s`, and then raises `WaitElapsedError`; what
-        ended the sending, or the mirroring, is raised too.
+        `WaitElapsedError` after about twice `arrival_wait_s`; errors of sending are raised.
         """
         if self._writer is not None:
             try:

@@ -49,10 +49,7 @@ __all__ = [
 
 
 class BreadboxReplayBuffer(SpacedReplay, ReplayBuffer):
-    """`ReplayBuffer`, and `DictReplayBuffer` where observations are dicts.
-
-    `close()` it, or let it be forgotten, or let the process end.
-    """
+    """`ReplayBuffer` or `DictReplayBuffer`; `close()` it, forget it, or let the process end."""
 
     _prefix = "sb3"
 

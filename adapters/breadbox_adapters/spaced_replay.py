@@ -162,7 +162,6 @@ class SpacedReplay:
         return np.dtype(np.float32) if is_wide else dtype
 
     def _arrays(self, space: spaces.Space[Any], path: str) -> dict[str, ArrayType]:
-        """Return the type of each array of a space in a single step, by path."""
         if isinstance(space, spaces.Dict):
             parts = [self._arrays(part, child_path(path, key)) for key, part in space.items()]
             return {name: array for part in parts for name, array in part.items()}
@@ -171,7 +170,6 @@ class SpacedReplay:
     # Steps out ---------------------------------------------------------------------------------
 
     def _kept(self) -> StepBatch:
-        """Read all steps that are kept, oldest first, in whole rows; waits as `size`."""
         row_count = self.size()
         return self.replay.mirror.at(np.arange(row_count * self.n_envs))
 
@@ -220,7 +218,6 @@ class SpacedReplay:
         return self._in_rows(self._kept().truncated.astype(np.float32))
 
     def _values(self, batch: StepBatch, env: Any = None) -> dict[str, Any]:
-        """Make tensors by name; `env` normalises observations and rewards."""
         reward = batch.reward if env is None else env.normalize_reward(batch.reward)
         return {
             "observations": self._observations(batch.obs, env),

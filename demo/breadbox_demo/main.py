@@ -32,10 +32,7 @@ INTERRUPTED = 130
 
 
 class DemoSettings(Settings):
-    """The options of the demo.
-
-    None has a variable: a demo is of its own, however the environment sets other processes.
-    """
+    """Options of the demo; none has a variable: the environment is for other processes."""
 
     env: str = setting("CartPole-v1", environment=False)
     """Gymnasium environment to learn."""
@@ -64,7 +61,6 @@ class Interrupted(Exception):  # noqa: N818
 
 
 def _child_environment() -> dict[str, str]:
-    """Give each process one thread: the machine's cores are shared by all of them."""
     settings = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BREADBOX_")}
     return {**kept, **settings}
@@ -147,7 +143,6 @@ class Demo:
     def _open_console(
         self, processes: ProcessGroup, address: str, environment: dict[str, str]
     ) -> None:
-        """Start the console, and show its page where there is a browser."""
         arguments = ("console", "--server", address, "--console-listen", "127.0.0.1:0")
         processes.start("console", arguments, environment)
         give_up_at = time.monotonic() + START_LIMIT_S
@@ -225,7 +220,6 @@ class Demo:
         )
 
     def _finish(self) -> None:
-        """Leave the picture, and say where it is."""
         self._log.poll()
         options = self._options
         if not self._log.records:

@@ -22,11 +22,7 @@ class ExitedProcess:
 
 
 class ProcessGroup:
-    """Starts `breadbox` commands and stops them in reverse order. For the main thread alone.
-
-    Each child runs in a session of its own, so that Ctrl-C in the terminal reaches only the
-    parent, which then stops the children in order instead of all at once.
-    """
+    """Start `breadbox` commands, stop them in reverse; Ctrl-C reaches only the parent."""
 
     def __init__(self, log_folder: Path) -> None:
         self._log_folder = log_folder

@@ -20,10 +20,7 @@ from breadbox.model.types import BufferDescription
 
 @dataclass(slots=True)
 class ProgressLog:
-    """Follows a learner's `progress.jsonl`: one JSON object per update, appended.
-
-    A line still being written is left for the next `poll`.
-    """
+    """Follow a learner's `progress.jsonl`; an unfinished line is left for the next `poll`."""
 
     path: Path
     records: list[dict[str, Any]] = field(default_factory=list)

@@ -68,10 +68,7 @@ def build_policy(settings: LearnSettings) -> PolicyModule:
 
 
 def build_reference(settings: LearnSettings) -> PolicyModule | None:
-    """Make the policy that `kl_coefficient` pulls towards, or None when nothing does.
-
-    A file that is named is read and checked even then.
-    """
+    """Make the policy that `kl_coefficient` pulls towards, or None. Check a named file anyway."""
     path = settings.reference_policy
     if path is None:
         if settings.kl_coefficient:
@@ -126,11 +123,7 @@ def run(
     stopped: Callable[[], bool],
     told_to_end: threading.Event | None = None,
 ) -> Outcome:
-    """Train until there is a reason to end.
-
-    `stopped` is asked at least once a second; true ends the run in good order. When `told_to_end`
-    is set, what a server that is away does not answer is given up after `OUTAGE_S_MAX`.
-    """
+    """Train to an end; ask `stopped` each second. Once `told_to_end`, outages end the run."""
     membership = membership_from_environment()
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -159,10 +152,7 @@ def run(
 
 @contextmanager
 def _given_up_in_time(client: Client, told_to_end: threading.Event) -> Iterator[None]:
-    """Close a client that meets nothing but an outage while its run is to end.
-
-    Whatever waits for an answer then, the end of the session too, waits no more.
-    """
+    """Close a client that meets only an outage while its run is to end: every wait ends then."""
     over = threading.Event()
 
     def watch() -> None:
@@ -186,8 +176,6 @@ def _given_up_in_time(client: Client, told_to_end: threading.Event) -> Iterator[
 
 @dataclass(slots=True)
 class _Run:
-    """One run, once everything it works with is there."""
-
     settings: LearnSettings
     ranks: Ranks
     client: Client
@@ -253,7 +241,6 @@ class _Run:
         return outcome
 
     def _publisher(self, session: SessionState, stack: ExitStack) -> Publisher | Follower:
-        """Start the session, on rank 0, and give the others its name."""
         if not self.ranks.membership.is_main:
             return Follower(self.ranks.from_main(b"").decode(), session.model_version)
         publisher = Publisher(
@@ -265,7 +252,6 @@ class _Run:
         return publisher
 
     def _evaluator(self) -> Evaluator | None:
-        """Make the evaluator for all ranks, on rank 0, if so wished."""
         settings = self.settings
         if not (settings.evaluate_every and self.ranks.membership.is_main):
             return None
@@ -334,7 +320,6 @@ class _Run:
         self.folder.write_checkpoint(data)
 
     def _sinks(self, session_id: str) -> list[Sink]:
-        """List where records go: nowhere on other ranks than 0."""
         settings, folder = self.settings, self.folder
         if folder is None:
             return []

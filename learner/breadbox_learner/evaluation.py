@@ -1,8 +1,4 @@
-"""Evaluation beside training: the learner hands weights over, and finds out later what they did.
-
-Episodes are played by a process of their own (`playing`), so that neither the ranks nor a lease
-wait for an environment, and an environment that fails or hangs ends no training.
-"""
+"""Evaluation beside training, in a process: neither waits for, nor fails with, an environment."""
 
 import json
 import logging
@@ -72,11 +68,7 @@ def evaluated(answer: Mapping[str, Any], seconds: float) -> dict[str, float | in
 
 
 class Evaluator:
-    """Evaluates versions, one after another. No method but `finish` and `close` waits.
-
-    While one is evaluated one more waits; a newer one takes its place, which is counted and logged
-    once. A failure is logged, and the next evaluation tries again, in a new process.
-    """
+    """Evaluate versions in order, the newest waiting; only `finish` and `close` block."""
 
     def __init__(self, task: EvaluationTask) -> None:
         self._task = task
@@ -163,7 +155,6 @@ class Evaluator:
                 self._changed.notify_all()
 
     def _ask(self, weights: bytes) -> dict[str, Any]:
-        """Have the process play; return its answer."""
         process = self._process_running()
         assert process.stdin is not None
         assert process.stdout is not None

@@ -1,6 +1,6 @@
 """Plays episodes greedily, in a process: `python -m breadbox_learner.playing`.
 
-Started by `breadbox_learner.evaluation`. Messages:
+Messages:
 
     learner to process   8 bytes of length, little-endian, then so many bytes: first the JSON of an
                          `EvaluationTask`, then weights in safetensors format, once per evaluation
@@ -87,7 +87,6 @@ def play(
 
 
 def _map_space(function: Callable[[Any, Any], Any], space: Any, tree: Tree) -> Tree:
-    """Apply a function to each part of a space and the leaf there."""
     if isinstance(space, spaces.Dict):
         return {key: _map_space(function, part, tree[key]) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
@@ -112,7 +111,6 @@ def write_message(file: IO[bytes], data: bytes) -> None:
 
 
 def _read_message(file: IO[bytes]) -> bytes | None:
-    """Return the next message, or None at the end."""
     head = file.read(_LENGTH_BYTES)
     data = file.read(int.from_bytes(head, "little"))
     whole = len(head) == _LENGTH_BYTES and len(data) == int.from_bytes(head, "little")

@@ -1,8 +1,6 @@
-"""The processes of one learner, and the few words they exchange.
+"""The processes of one learner and what they exchange: gradients, sums, whether to go on.
 
-Batches need none: ranks ask the server with the same request ids and get their shares (B12). What
-is exchanged over `torch.distributed` are gradients, a handful of sums, and once per update whether
-to go on. Every exchange has a deadline, so that a rank that dies ends the others with an error.
+Batches need nothing: ranks get shares by equal request ids (B12). Every exchange has a deadline.
 """
 
 import time
@@ -35,10 +33,7 @@ class RankLostError(ReplayBufferError):
 
 
 class Ranks:
-    """What a learner says to its peers; this one is alone and has none.
-
-    Calls are made by all ranks, in the same order.
-    """
+    """What a learner says to its peers, by all ranks in the same order; this one is alone."""
 
     membership = Membership()
 
@@ -143,15 +138,9 @@ class _Distributed(Ranks):
 
 
 def meeting_of(store: Any, membership: Membership, limit_s: float) -> str:
-    """Agree with the other ranks on a name that no earlier start of them had.
+    """Agree with the other ranks on a new name, or raise RankLostError after `limit_s`.
 
-    The store of torchrun outlives its ranks: after a restart it still says where the dead ones
-    could be reached, and the living would wait for those. So each rank leaves a new name of its
-    own; rank 0 answers the names that it finds, old ones too, until all ranks have had an answer.
-
-    Raises:
-        RankLostError: Some rank did not come within `limit_s`.
-        RuntimeError: On another rank than 0: rank 0 did not come.
+    torchrun's store outlives its ranks and names the dead; rank 0 answers all names.
     """
     if not membership.is_main:
         name = uuid4().hex
@@ -177,10 +166,7 @@ def meeting_of(store: Any, membership: Membership, limit_s: float) -> str:
 
 @contextmanager
 def joined(membership: Membership, *, device: torch.device, limit_s: float) -> Iterator[Ranks]:
-    """Meet the other ranks within the deadline `limit_s`, and part from them at the end.
-
-    gloo exchanges tensors of the CPU, nccl those of CUDA devices. Alone, nothing is set up.
-    """
+    """Meet other ranks within `limit_s`, part at the end; gloo for the CPU, nccl for CUDA."""
     if membership.world_size == 1:
         yield Ranks()
         return

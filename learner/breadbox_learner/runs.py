@@ -95,10 +95,7 @@ class RunFolder:
                 os.close(folder)
 
     def drop_records_after(self, update: int) -> None:
-        """Delete the records of updates that are about to be made again.
-
-        A run that was killed has written records of updates which its checkpoint does not hold.
-        """
+        """Delete records of updates to be made again: a killed run wrote beyond its checkpoint."""
         with _named(self.progress):
             if not self.progress.is_file():
                 return
@@ -113,7 +110,6 @@ class RunFolder:
 
 
 def _new_folder(wanted: Path) -> Path:
-    """Make a folder of our own, named after *wanted*."""
     path, number = wanted, 1
     with _named(wanted):
         while True:
@@ -159,11 +155,7 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """Appends one JSON object a line, immediately, so that another process can follow.
-
-    Numbers that JSON has no word for (NaN, infinities) become null. A line is there whole or not at
-    all, unless the process is killed while writing it. Without room, `write` raises `OSError`.
-    """
+    """Append one JSON object a line, immediately and whole; NaN is null, no room is `OSError`."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -194,10 +186,7 @@ class JsonLines:
 
 
 class Lines:
-    """A line for people every few seconds: what `docker logs` or a terminal shows of a run.
-
-    The first record is always shown.
-    """
+    """Log a line for people every few seconds; the first record always."""
 
     def __init__(
         self,
@@ -253,10 +242,7 @@ class Lines:
 
 
 class TensorBoard:
-    """Event files in a folder, over environment steps.
-
-    What earlier files say of steps beyond `environment_steps` is not shown any more.
-    """
+    """Write event files over environment steps; hide earlier files' later steps."""
 
     def __init__(self, folder: Path, environment_steps: int = 0) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
@@ -326,7 +312,6 @@ class WeightsAndBiases:
 
 
 def _evaluation_of(record: Record) -> Record:
-    """Name an evaluation's results without the prefix."""
     prefix = "evaluation_"
     return {
         name.removeprefix(prefix): value
@@ -341,11 +326,7 @@ def wandb_installed() -> bool:
 
 
 class Progress:
-    """All sinks of a run, as one. Use it as a context manager, or call `close`.
-
-    A sink that the operating system refuses, such as for want of room, loses records, logged once,
-    until it works again: what is trained is worth more than what is written about it.
-    """
+    """All sinks of a run, as a context manager; a failing one loses records, logged once."""
 
     def __init__(self, sinks: list[Sink]) -> None:
         self._sinks = sinks

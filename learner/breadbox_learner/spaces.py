@@ -37,7 +37,6 @@ def spaces_of(env: str, options: Mapping[str, Any]) -> Spaces:
 
 
 def _factory(env: str) -> Any:
-    """Return what makes it: `module:factory`, or Gymnasium for an id with or without a module."""
     module, separator, attribute = env.partition(":")
     if separator:
         made_by = getattr(importlib.import_module(module), attribute, None)

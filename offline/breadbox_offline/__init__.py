@@ -1,7 +1,4 @@
-"""Offline data: recorded episodes to training batches, without executing anything in them.
-
-Nothing here imports torch, but `breadbox_offline.training.cloning`.
-"""
+"""Offline data: recorded episodes to batches, nothing in them executed; torch only in `cloning`."""
 
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.episode_buffer import AddOutcome, EpisodeBuffer

@@ -10,11 +10,7 @@ _PROBLEM_CHARACTERS_MAX = 500
 
 
 def named(value: object) -> str:
-    """A name that data brought, for an error: short text as it is; of anything else, what it is.
-
-    Values are never shown: they may be secret, and what `repr` makes of nested ones that are
-    shared may be longer than any memory.
-    """
+    """Return a name from data for an error: short text as it is, else its kind, never a value."""
     if isinstance(value, str | bytes) and len(value) <= _NAME_CHARACTERS_MAX:
         return repr(value)
     return f"a {type(value).__name__}"
@@ -23,9 +19,7 @@ def named(value: object) -> str:
 class OfflineDataError(ReplayBufferError, ValueError):
     """Recorded data cannot be used; `str` names the file, row and column as far as known.
 
-    Raised before anything is kept of what it complains about. A reader that knows more of the
-    place than the code that raised adds it with `add_place`. No value of the data is in it, and
-    what other libraries say is cut to a few lines.
+    Raised before anything it complains about is kept; holds no value of the data.
     """
 
     def __init__(

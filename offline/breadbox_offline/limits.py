@@ -24,8 +24,7 @@ class DataLimits:
     row_group_bytes_max: int = 1 << 33
     """Decompressed bytes that a row group of a Parquet file may state."""
     batch_bytes: int = 1 << 28
-    """Decoded bytes of the rows that are read at a time, unless a single row has more; and what a
-    Parquet file may hold in any case, beyond 256 bytes for each of its own."""
+    """Decoded bytes read at a time, or one row's; a Parquet file's beyond 256 x its own."""
     json_block_bytes: int = 1 << 24
     """Bytes of JSON lines read at a time; a line must fit."""
     depth_max: int = 64
@@ -72,11 +71,7 @@ def nested_at_most() -> Iterator[None]:
 
 @contextmanager
 def bounded_memory(memory_bytes: int, file: str) -> Iterator[None]:
-    """Let this process have so much more memory than it has, for as long as this lasts.
-
-    The last bound, for files that lie about their sizes; for programs of their own only, since all
-    threads share it. It holds where the system counts what was written to (Linux).
-    """
+    """Bound this process's memory growth (Linux): the last bound, for whole programs only."""
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     held_bytes = _data_bytes()
     limit = (held_bytes or 0) + memory_bytes

@@ -13,15 +13,10 @@ class FindingKind(StrEnum):
     """What can be wrong with an episode."""
 
     MALFORMED = "malformed"
-    """It cannot be read at all."""
     EMPTY = "empty"
-    """It has no steps."""
     UNFINISHED = "unfinished"
-    """Nothing ended it."""
     GAP = "gap"
-    """Timesteps are missing."""
     REPEATED_STEP = "repeated_step"
-    """A timestep occurs more than once."""
     SEAM = "seam"
     """A step leads to another observation than the next one starts from."""
     NOT_FINITE = "not_finite"
@@ -38,13 +33,11 @@ class FindingPolicy(StrEnum):
     """What to do about a finding. It is counted and reported in any case."""
 
     RAISE = "raise"
-    """Refuse the whole call."""
     SKIP = "skip"
     """Leave the episode (for REPEATED_STEP: the later row) out."""
     TRUNCATE = "truncate"
     """Treat it as cut off: UNFINISHED as it stands, GAP and SEAM where they are."""
     KEEP = "keep"
-    """Use it as it is."""
 
 
 _SPECIAL: Mapping[FindingKind, tuple[FindingPolicy, ...]] = {
@@ -58,11 +51,7 @@ _SPECIAL: Mapping[FindingKind, tuple[FindingPolicy, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ValidationPolicy:
-    """A policy for every kind of finding.
-
-    Raises:
-        ValueError: on construction, if a policy makes no sense for its kind.
-    """
+    """A policy for every kind of finding; `ValueError` on construction if one makes no sense."""
 
     overrides: Mapping[FindingKind, FindingPolicy] = field(default_factory=dict)
     """What differs from the default: skip what cannot be used, truncate what was not ended."""
@@ -95,7 +84,6 @@ class Finding:
     kind: FindingKind
     why: str
     policy: FindingPolicy
-    """What was done about it."""
     episode_id: str | None = None
     agent_id: str | None = None
     t: int | None = None
@@ -127,18 +115,13 @@ class ValidationReport:
     row_offset: int = 0
     """Row of that file that readers call row 0; added to the rows of findings."""
     accepted_count: int = 0
-    """Episodes that passed."""
     counts: Counter[FindingKind] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
 
     def note(
         self, kind: FindingKind, why: str, *, row: int | None = None, **place: Any
     ) -> FindingPolicy:
-        """Record a finding at a place (see `Finding`); the caller must then do what is returned.
-
-        Raises:
-            ValidationError: the policy for this kind is to raise.
-        """
+        """Record a finding and return what to do; `ValidationError` if the policy is to raise."""
         row = None if row is None else row + self.row_offset
         policy = self.policy.of(kind)
         finding = Finding(kind=kind, why=why, policy=policy, row=row, file=self.file, **place)

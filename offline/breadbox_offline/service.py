@@ -1,11 +1,8 @@
-"""Episodes into a buffer of the service, and out of one; fragments cut from them and read back.
+"""Episodes into a buffer of the service and out of one; fragments cut from them and read back.
 
-Keeps:
-  F1  A fragment has exactly `step_count` steps; those of one worker, in order of their index, hold
-      the episodes one after the other without loss, but for a tail too short for a fragment.
-  F2  The true final observation of every episode that ended is in a fragment, and comes back.
-  F3  The recurrent state before a fragment's first step goes with it in both directions. The
-      fragments of one cutter have one each, or none has: batches are of fragments of one kind.
+F1 Fragments have exactly `step_count` steps; in index order nothing is lost but a short tail. F2
+Final observations of ended episodes survive. F3 So does the recurrent state before a fragment's
+first step; all fragments of a cutter have one, or none.
 """
 
 import uuid
@@ -43,13 +40,7 @@ _VALUE_NAMES = (VALUE, "vf_preds")
 
 @dataclass(slots=True, kw_only=True)
 class FragmentCutter:
-    """Cuts episodes into fragments of one worker.
-
-    Attributes:
-        dropped_step_count: Steps at the end that did not fill a fragment, once `finish` was called.
-        assumed_state_count: Fragments that start within an episode at a step before which no
-            recurrent state was recorded, and say zeros, though others of the data have theirs.
-    """
+    """Cut episodes into fragments of one worker; the counts are those of `ImportCounts`."""
 
     step_count: int
     """Steps of a fragment, T."""
@@ -159,16 +150,11 @@ class FragmentCutter:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Steps of one episode that go into one fragment, or wait for it."""
-
     number: int
-    """The episode's number within the worker."""
     steps: Episode
     is_start: bool
-    """Whether the episode starts here."""
 
     def split(self, size: int) -> tuple["_Stretch", "_Stretch | None"]:
-        """The first `size` steps, and the rest if there is one."""
         if size == len(self.steps):
             return self, None
         return (
@@ -178,7 +164,6 @@ class _Stretch:
 
 
 def _zeros_like_states_of(episode: Episode) -> Tree:
-    """Zeros in the shape of an episode's recurrent states; None when it has none."""
     known = (recorded_state(episode, 0), *episode.in_states.values())
     state = next((each for each in known if each is not None), None)
     return None if state is None else trees.map_tree(np.zeros_like, state)
@@ -191,10 +176,7 @@ def _flags(count: int, ends: NDArray[np.int64], values: list[bool]) -> NDArray[n
 
 
 def _join_extras(parts: list[Episode]) -> dict[str, Tree]:
-    """The extra outputs of all parts, without the recurrent states of every step.
-
-    Of those, a fragment has the one before its first step.
-    """
+    """Join the parts' extra outputs but recurrent states: fragments have the one before step 0."""
     names = [name for name in parts[0].extra_model_outputs if name not in (STATE_IN, STATE_OUT)]
     for part in parts:
         missing = [name for name in names if name not in part.extra_model_outputs]
@@ -207,7 +189,6 @@ def _join_extras(parts: list[Episode]) -> dict[str, Tree]:
 
 
 def _joined(name: str, parts: list[Tree]) -> Tree:
-    """What several parts of a fragment hold, one behind the other."""
     try:
         return trees.concat(parts)
     except ValueError as error:
@@ -215,7 +196,6 @@ def _joined(name: str, parts: list[Tree]) -> Tree:
 
 
 def _take_floats(extras: dict[str, Tree], names: tuple[str, ...]) -> NDArray[np.float32] | None:
-    """Take the first of some columns out of the extras, if it is one number per step."""
     for name in names:
         held = extras.get(name)
         if isinstance(held, np.ndarray) and held.ndim == 1 and held.dtype.kind == "f":
@@ -225,11 +205,7 @@ def _take_floats(extras: dict[str, Tree], names: tuple[str, ...]) -> NDArray[np.
 
 
 class FragmentReader:
-    """Puts the fragments of any workers back together as episodes.
-
-    Fragments of one worker that follow each other are joined; where one is missing, what came
-    before ends as it is, unfinished. Feed the fragments of a worker in order of their index.
-    """
+    """Join fragments, each worker's in index order, to episodes; a gap ends what came before."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], tuple[Fragment, Episode | None]] = {}
@@ -270,7 +246,6 @@ def _continuing(pending: Episode, part: Episode) -> Episode:
 
 
 def _parts_of(fragment: Fragment) -> Iterator[Episode]:
-    """The runs of steps of one episode each that a fragment holds."""
     count = fragment.step_count
     stops = [*(np.flatnonzero(fragment.ended[:-1]) + 1).tolist(), count]
     start = 0
@@ -311,11 +286,7 @@ def _part(fragment: Fragment, start: int, stop: int) -> Episode:
 
 
 def _observation_after(fragment: Fragment, stop: int) -> Tree:
-    """The observation that step `stop - 1` led to, [1, ...].
-
-    Where an episode ended and its final observation was not recorded, the last one stands in: it is
-    only used after a truncated step, as the best guess at what came.
-    """
+    """Return what step `stop - 1` led to, [1, ...]; the last one stands in if it is unknown."""
     last = stop - 1
     if fragment.final_obs_step is not None:
         found = np.flatnonzero(fragment.final_obs_step == last)
@@ -354,7 +325,6 @@ class ImportCounts:
     episode_count: int
     step_count: int
     fragment_count: int
-    """Fragments that are in the buffer now."""
     dropped_step_count: int
     """Steps at the end that did not fill a fragment."""
     assumed_state_count: int
@@ -372,11 +342,7 @@ class Destination:
 
 
 def ensure_demo_buffer(client: Client, buffer: str, *, capacity_chunks: int) -> BufferDescription:
-    """The buffer, made if need be for data that never gets stale or used up.
-
-    It has no limit of uses or staleness; when it is full, appends wait instead of pushing out what
-    was imported before.
-    """
+    """Return the buffer, made if needed: no limit of uses or age; appends wait when full."""
     try:
         return client.get_buffer(buffer)
     except BufferNotFoundError:

@@ -1,8 +1,4 @@
-"""Torch policies that rollout workers act with and learners train: the same networks on both sides.
-
-`make_policy` builds one by name from the spaces of an environment. Importing this package imports
-torch; the rest of the library does not need it.
-"""
+"""Torch policies, the same networks for workers and learners; importing this imports torch."""
 
 from breadbox_policies.networks import make_policy, policy_names
 from breadbox_policies.protocol import (

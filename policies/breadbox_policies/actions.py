@@ -1,8 +1,4 @@
-"""Distributions over actions: from an action space to network outputs, samples and log-probs.
-
-Written with plain tensor operations rather than `torch.distributions`, whose objects cost more
-than the whole network of a small policy at each step.
-"""
+"""Action distributions, in plain tensor operations: `torch.distributions` costs too much."""
 
 import math
 from abc import abstractmethod
@@ -176,9 +172,8 @@ class _Tuple(_Joined):
 class _Gaussian(ActionHead):
     """Independent normal distributions with learned, state-independent deviations.
 
-    Where a box has bounds, inputs of -1 and 1 are its ends, so that a deviation means as much in
-    any box. Actions go beyond the ends all the same; the side that steps the environment clips
-    them, and the fragment keeps what was sampled, so that its log-prob stays right.
+    Inputs -1 and 1 are a box's ends. Actions may go beyond: the environment's side clips, the
+    fragment keeps the sample, so its log-prob stays right.
     """
 
     def __init__(

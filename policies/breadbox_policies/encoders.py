@@ -38,12 +38,7 @@ def mlp(input_count: int, hidden_sizes: Sequence[int], output_count: int, gain: 
 
 
 class VectorFlattener(nn.Module):
-    """Joins every leaf of an observation into one float vector. Without parameters.
-
-    Leading axes are whatever remains of a leaf's shape once the space's own shape is taken away, so
-    the same code serves [B, ...] and [B, T, ...]. Discrete parts become one-hot. A space with an
-    image, or without a vector, is refused.
-    """
+    """Join an observation's leaves into a float vector, [..., n]; discrete parts are one-hot."""
 
     def __init__(self, space: "gymnasium.Space[object]") -> None:
         super().__init__()
@@ -98,11 +93,7 @@ def _flatten(space: "gymnasium.Space[object]", obs: Tree, into: list[Tensor]) ->
 
 
 def image_layout(space: "gymnasium.Space[object]") -> str | None:
-    """Return "HW", "HWC" or "CHW" for a space of images, None for any other space.
-
-    An image is a uint8 box with two axes, or with three of which the last (preferred) or the first
-    is the shortest and at most 16 long: colours, or stacked frames.
-    """
+    """Return "HW", "HWC" or "CHW" for a uint8 space of images, at most 16 deep, else None."""
     return _layout_of(space) if space.dtype == "uint8" else None
 
 
@@ -119,10 +110,7 @@ def _layout_of(space: "gymnasium.Space[object]") -> str | None:
 
 
 def is_picture(space: "gymnasium.Space[object]") -> bool:
-    """Tell whether a space is of images that no vector can stand for: not a small board.
-
-    Floats count if they are brightnesses, from 0 to 1 or to 255: no matrix of measurements.
-    """
+    """Tell whether a space is of images; floats count if from 0 to 1 or 255. Not a small board."""
     layout = _layout_of(space)
     if layout is None or not isinstance(space, gymnasium.spaces.Box):
         return False
@@ -213,7 +201,6 @@ class ObservationEncoder(nn.Module):
 def _image_parts(
     space: "gymnasium.Space[object]",
 ) -> dict[str | None, tuple[gymnasium.spaces.Box, str]]:
-    """Return the images of a space by top-level key; None stands for the space itself."""
     parts = space.items() if isinstance(space, gymnasium.spaces.Dict) else [(None, space)]
     return {
         key: (part, layout)

@@ -22,11 +22,7 @@ from breadbox_policies.protocol import ActResult, Evaluation, PolicyModule, Stat
 
 
 class MlpPolicy(PolicyModule):
-    """Two tanh networks, one for the action and one for the value, without memory.
-
-    They share nothing: on small problems a value loss that shapes the actor's features does more
-    harm than the shared features do good.
-    """
+    """Two tanh networks, for action and value, without memory; sharing features does more harm."""
 
     def __init__(
         self,
@@ -69,10 +65,7 @@ class MlpPolicy(PolicyModule):
 
 
 class LstmPolicy(PolicyModule):
-    """Images through convolutions, vectors through a linear layer, then one LSTM.
-
-    The state is (hidden, cell), float32[B, memory_count] each; zeros at the start of an episode.
-    """
+    """Convolutions and linear layers, then one LSTM; state (hidden, cell), [B, memory_count]."""
 
     def __init__(
         self,
@@ -123,7 +116,6 @@ class LstmPolicy(PolicyModule):
     def _step_by_step(
         self, features: Tensor, state: State, first: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Advance over [B, T] features; the hidden state of every step, and the last state."""
         hidden_by_step = []
         for step in range(features.shape[1]):
             state = self._remember(features[:, step], state, first[:, step])
@@ -133,11 +125,7 @@ class LstmPolicy(PolicyModule):
     def _remember_stretches(
         self, features: Tensor, state: State, first: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Do the same with one fused call for each stretch in which no episode starts.
-
-        On a CPU this spares most of the cost of small operations. (cuDNN would ask for weights in
-        one piece, which a cell's are not.)
-        """
+        """Do the same, cheaper on a CPU: one fused call per stretch in which no episode starts."""
         starts = [0, *((first[:, 1:].any(0).nonzero().flatten() + 1).tolist())]
         ends = [*starts[1:], features.shape[1]]
         weights = [self.cell.weight_ih, self.cell.weight_hh, self.cell.bias_ih, self.cell.bias_hh]
@@ -155,7 +143,6 @@ class LstmPolicy(PolicyModule):
         return torch.cat(stretches, 1), state
 
     def _remember(self, features: Tensor, state: State, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Advance the memory by one step, from zeros where an episode starts."""
         keep = (~first).unsqueeze(-1)
         hidden, cell = self.cell(features, (state[0] * keep, state[1] * keep))
         return hidden, cell
@@ -186,10 +173,7 @@ class ConvLstmPolicy(LstmPolicy):
 
 
 class UniformPolicy(PolicyModule):
-    """Uniform over choices, and normal around the middle of boxes; the value is 0.
-
-    Greedy, it takes the first of each choice, and the middle (zero, where there are no bounds).
-    """
+    """Uniform over choices, normal around boxes' middles, value 0; greedy: first choice, middle."""
 
     def __init__(
         self,

@@ -145,7 +145,6 @@ def _merge(states: list[State]) -> State:
 
 
 def _batch_size(state: State) -> int:
-    """Return B of the first leaf; 0 where there is none."""
     if isinstance(state, dict | list | tuple):
         parts = state.values() if isinstance(state, dict) else state
         return max(map(_batch_size, parts), default=0)
@@ -194,10 +193,9 @@ def policy_weights(policy: nn.Module) -> dict[str, NDArray[Any]]:
 def set_policy_weights(
     policy: nn.Module, weights: Mapping[str, NDArray[Any]], *, strict: bool = True
 ) -> None:
-    """Copy *weights*, by parameter name, into the policy, on whatever device it is.
+    """Copy *weights* by name into the policy: all, or `WeightsMismatchError` and none.
 
-    Nothing is copied unless everything fits, so that a policy never runs on half a version; else
-    `WeightsMismatchError`. With *strict* False what fits is taken, and the rest ignored.
+    With *strict* False what fits is taken, and the rest ignored.
     """
     own = policy.state_dict()
     misshapen = [

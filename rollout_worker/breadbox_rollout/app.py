@@ -61,13 +61,7 @@ _SWITCH_INTERVAL_S = 0.0005
 
 
 def run(settings: RolloutSettings) -> None:
-    """Run a worker until a signal; or, for a dry run, only look whether it could.
-
-    Raises:
-        InvalidRequestError: A setting does not fit the environment, the device or the policies.
-        EnvironmentStartError: No environment starts or ever answers a step, or none is left.
-        ReplayBufferError: One of `breadbox.errors.PERMANENT`, such as for a wrong token.
-    """
+    """Run a worker until a signal, or only check for a dry run; raise what waiting cannot fix."""
     spec = EnvSpec(name=settings.env, options=settings.env_options, vectorize=settings.vectorize)
     check_environment(spec)
     if settings.record_dir is not None and settings.record_media != "none":
@@ -97,10 +91,7 @@ def run(settings: RolloutSettings) -> None:
 
 
 def check_spaces(settings: RolloutSettings, spec: EnvSpec, entries: Sequence[AgentsEntry]) -> None:
-    """Make an environment in a process of its own, and the policies for its spaces.
-
-    Takes as long as the environment does, `--build-s` at most for each of three attempts.
-    """
+    """Make an environment in a process, `--build-s` for each of 3 attempts, and the policies."""
     options = replace(_pool_options(settings, spec, entries), env_count=1, envs_per_process=1)
     with EnvProcesses(spec, options) as pool:
         while not pool.parts:
@@ -111,10 +102,7 @@ def check_spaces(settings: RolloutSettings, spec: EnvSpec, entries: Sequence[Age
 
 
 def check_service(settings: RolloutSettings, buffer: str) -> None:
-    """Ask the server once, before anything is started, whether this worker may append.
-
-    What may come yet (the server, the buffer) is said and waited for; it takes 10 s at most.
-    """
+    """Ask the server, for 10 s at most, whether this worker may append; log what is waited for."""
     with _connect(settings, buffer, reconnect_s=0.0) as client:
         try:
             client.get_buffer()
@@ -206,7 +194,6 @@ class _Chain:
             self._reporter.start()
 
     def close(self, until: float) -> None:
-        """Deliver what is finished until an instant of `time.monotonic`."""
         for thread in (self._sender, self._reporter):
             if thread is not None:
                 thread.close(max(0.0, until - time.monotonic()))
@@ -221,10 +208,7 @@ def run_worker(
     spec: EnvSpec,
     device: torch.device,
 ) -> None:
-    """Build a worker around *clients*, one for each entry, and run it until a signal comes.
-
-    Closes the clients.
-    """
+    """Run a worker on *clients*, one for each entry, until a signal comes; close the clients."""
     chains = [
         _Chain(client, entry, settings, device)
         for client, entry in zip(clients, entries, strict=True)
@@ -278,12 +262,7 @@ def run_worker(
 
 
 def share_interpreter() -> None:
-    """Let the loop have the interpreter back soon after environments have answered.
-
-    While the sender packs small fragments it gives the interpreter up only when asked, after
-    Python's switch interval of 5 ms; environments are idle that long. With 0.5 ms a CartPole worker
-    steps 1.2 to 1.4 times as fast beside its sender.
-    """
+    """Let the loop wake while the sender packs: CartPole is stepped 1.2 to 1.4 times as fast."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 

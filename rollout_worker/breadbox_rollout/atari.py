@@ -16,10 +16,7 @@ SIZE = 84
 
 
 class GreyFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Shows the maximum of the last two raw frames, made smaller by averaging.
-
-    The maximum, because the console draws some sprites in every other frame only.
-    """
+    """Show the maximum of two raw frames (some sprites blink), made smaller by averaging."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], frame_skip: int, noop_max: int) -> None:
         super().__init__(env)

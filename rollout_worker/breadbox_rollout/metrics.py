@@ -24,11 +24,7 @@ class WorkerCounts:
 
 
 class WorkerCollector:
-    """A worker's counts, for a registry of prometheus_client. Thread-safe.
-
-    Of the fragments, those of outcome `stale_before_upload` were dropped by the worker, because
-    they had become too old while they waited.
-    """
+    """A worker's counts for prometheus_client; thread-safe. `stale_before_upload`: too old."""
 
     def __init__(self, counts: Callable[[], WorkerCounts]) -> None:
         """Read what *counts* returns at every scrape."""
@@ -73,18 +69,9 @@ class WorkerCollector:
 
 @contextmanager
 def metrics_served(listen: str, *collectors: Any) -> Iterator[str]:
-    """Serve metrics over HTTP, from a thread, inside the block.
+    """Serve collectors over HTTP, from a thread, inside the block; yield the bound "HOST:PORT".
 
-    Args:
-        listen: "HOST:PORT"; port 0 takes a free one.
-        *collectors: What to serve, each with `collect` and `describe` as prometheus_client asks.
-
-    Yields:
-        The address, "HOST:PORT", with the port that was bound.
-
-    Raises:
-        InvalidRequestError: It is no such address, or cannot be listened on.
-        ImportError: prometheus-client is not installed.
+    Port 0 takes a free one. InvalidRequestError if the address cannot be listened on.
     """
     from prometheus_client import CollectorRegistry, start_http_server
 

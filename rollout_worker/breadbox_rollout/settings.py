@@ -25,11 +25,7 @@ def check_worker_name(name: str) -> None:
 
 
 def default_worker_name() -> str:
-    """Return a name that no other running worker has.
-
-    Fragment indices begin at 0 with every start, so a name must not be used twice in a session.
-    The random part alone makes names differ: hosts may be called alike, and long names are cut.
-    """
+    """Return a random name: fragment indices restart at 0, and hosts may be called alike."""
     host = re.sub(r"[^A-Za-z0-9_-]", "-", os.uname().nodename.split(".")[0])[:32]
     return f"{host}-{secrets.token_hex(8)}"
 
@@ -40,11 +36,7 @@ def random_seed() -> int:
 
 
 def mixed_seed(seed: int, worker_name: str) -> int:
-    """Return the seed of one worker, from 0 to 2^63 - 1.
-
-    Workers that were given the same *seed* make different data, and one that is given both seed
-    and name again makes the same.
-    """
+    """Return a worker's seed, from 0 to 2^63 - 1: differs by worker, repeats for the same pair."""
     digest = hashlib.blake2b(f"{seed}/{worker_name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 
@@ -148,11 +140,7 @@ class RolloutSettings(PlaySettings, Connection):
 
     @property
     def queue_fragments_max(self) -> int:
-        """Fragments that may wait to be sent: what was given, or two for each environment.
-
-        Each one that waits is older by the time in which the queue ahead of it is sent, so the
-        default only bridges the gap until the service answers.
-        """
+        """Fragments that may wait to be sent: two an environment by default, for waiting ages."""
         return self.queue_fragments or _QUEUE_FRAGMENTS_PER_ENV * self.num_envs
 
     @property

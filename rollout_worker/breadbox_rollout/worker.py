@@ -1,15 +1,9 @@
 """The rollout worker: environments, policy, fragments and sender, joined in one loop.
 
-The loop's thread owns everything but the watchers, the senders and the reporters, which have a
-thread each and meet the loop at a lock. One round: take new models if there are any; read what
-groups answered; run the policies on those that have waited longest; ask them to step; and only
-then, while they do, cut fragments.
-
-Everything that is stepped goes the same way. A *group* is a process with environments; it holds
-*rows*, each the sequence of steps of one agent of one environment, with fragments of its own. What
-a row is depends on the kind of environment and is known in its process alone (`units`). Rows of one
-pair of spaces make a *part*, and a *player* is a policy with a part: its model, its rows, its
-buffer. A worker has one player, but where agents of an environment have policies of their own.
+The loop's thread owns all but watchers, senders and reporters. A round: take new models, read
+answers, run the policies on what waited longest, ask for steps, and meanwhile cut fragments. A
+*group* is a process with environments; its *rows* are the steps of one agent of one environment.
+Rows of one pair of spaces make a *part*; a *player* is a policy with a part and a buffer.
 """
 
 import logging
@@ -62,11 +56,8 @@ class WorkerStats:
     batch_env_count: int = 0
     """Environments over all batches; by `batch_count`, the mean fill."""
     blocked_s: float = 0.0
-    """Time for which a full sender held up the environments."""
     blocked: bool = False
-    """Whether one does so now."""
     failures: Counter[str] = field(default_factory=Counter)
-    """Environment failures by kind."""
     returns: list[float] = field(default_factory=list)
     """Returns of episodes since the last log line."""
 
@@ -128,13 +119,9 @@ class RolloutWorker:
     def run(self) -> None:
         """Run until `stop`.
 
-        Raises:
-            EnvironmentStartError: No environment starts or ever answers a step, or none is left.
-            InvalidRequestError: A session that began meanwhile is of another policy.
-            PolicyOutputError: They have diverged.
-            ReplayBufferError: One of `breadbox.errors.PERMANENT`, or a minute of refusals.
-            Exception: What else ended the thread of the watcher, the sender or the reporter: a bug,
-                raised here so that it leaves no environments that wait, or report, in vain.
+        Raises EnvironmentStartError without environments, InvalidRequestError for another policy's
+        session, PolicyOutputError on divergence, an error of `PERMANENT` or after a minute of
+        refusals, and whatever bug ended a thread.
         """
         try:
             with self._pool:
@@ -255,11 +242,9 @@ class RolloutWorker:
     # Turns -------------------------------------------------------------------------------------
 
     def _patience_s(self) -> float | None:
-        """Return how long to wait for more environments, or None if none is ready."""
         return self._ready.patience_s(self._pool.live_env_count, now=self._clock())
 
     def _turn(self) -> None:
-        """Run the policies once, send their actions, then cut fragments while environments step."""
         groups = self._take_batch()
         cuts = [
             player.act(groups, [self._pool.arrays(group, part) for group in groups])
@@ -316,7 +301,6 @@ class RolloutWorker:
         self._logged_steps = steps
 
     def _fragments(self) -> dict[str, int]:
-        """Return fragments of all policies by what became of them."""
         counts: Counter[str] = Counter()
         for player in self._players:
             if player.sender is not None:

@@ -1,12 +1,9 @@
 """Between MineStudio's fragments and Breadbox's, and names of stored fragments.
 
-A Breadbox fragment holds trees of arrays with text keys, and of what belongs to its steps one row
-per step; it holds no pickles. So a value is *taken apart* into such a tree, which a learner of
-Breadbox's own can read, and a *recipe*, which says how to put it together again. What fits into no
-tree of arrays (texts that end in NUL, object arrays, bytes, numbers among the steps) lies in the
-recipe itself.
-
-A recipe is JSON: a list whose first item says what it is. Nothing in it is ever executed.
+A fragment holds trees of arrays with text keys and a row per step, and no pickles. So a value is
+*taken apart* into such a tree, which any learner can read, and a *recipe* for putting it together.
+What fits into no tree (texts that end in NUL, object arrays, bytes, numbers among the steps) lies
+in the recipe: a JSON list whose first item is its kind. Nothing in it is ever executed.
 
     ["array"]                    the tree's array as it is
     ["row"]                      the same, with a leading axis of 1 in front
@@ -91,13 +88,8 @@ def take_apart(
 ) -> tuple[Tree, Recipe]:
     """Make a tree of arrays of a value, and the recipe that undoes it.
 
-    Args:
-        value: Anything made of arrays, tensors, numbers, texts, bytes, None, and of dicts, lists,
-            tuples and sets of these; else `UnsupportedArrayError` names the path.
-        aside: Gets what fits into no tree.
-        path: Name of the value, for errors.
-        row_count: What the tree's arrays must have in their first axis; None: anything.
-        drops_axis: Whether arrays lose their first axis, which is 1 for all of them.
+    `aside` gets what fits into no tree; `UnsupportedArrayError` names `path`. `row_count` is the
+    arrays' first axis; `drops_axis` removes it where it is 1.
     """
     if is_dict(value):
         tree: dict[str, Any] = {}
@@ -234,7 +226,6 @@ def take_aside(value: Any, aside: Aside, path: str) -> Recipe:
 def _fitting_array(
     value: Any, row_count: int | None, drops_axis: bool
 ) -> tuple[Tree, Recipe] | None:
-    """Return what goes into a tree as it is, or None if it does not fit."""
     if is_tensor(value) or type(value) is np.ndarray:
         of_torch = type(value) is not np.ndarray
         if not of_torch and value.dtype.kind not in _PLAIN_KINDS:
@@ -270,7 +261,6 @@ def _take_array_aside(array: NDArray[Any], aside: Aside, path: str) -> Recipe:
 
 
 def _are_texts(items: Sequence[Any], row_count: int | None) -> bool:
-    """Tell whether a list is stored as one array of text, and comes back from it."""
     return (
         len(items) > 0
         and row_count in (None, len(items))
@@ -297,10 +287,7 @@ _STEP_DTYPES: Mapping[str, type[np.generic]] = {
 
 
 def to_fragment(sample: SampleFragment, metadata: FragmentMetadata) -> Fragment:
-    """Make a Breadbox fragment, from which `from_fragment` makes an equal one of MineStudio's.
-
-    Arrays are shared, not copied. What is stored only by pickling is refused by its path.
-    """
+    """Make a fragment, sharing arrays; what only pickling could store is refused by its path."""
     steps = {name: np.asarray(getattr(sample, name), kind) for name, kind in _STEP_DTYPES.items()}
     next_done = steps["next_done"]
     aside = Aside()

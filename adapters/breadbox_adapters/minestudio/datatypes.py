@@ -1,8 +1,4 @@
-"""MineStudio's data types (online.utils.rollout.datatypes) and functions on trees (online.utils).
-
-Each function decides by the kind of what it is given, in the order in which MineStudio does. torch
-and Ray are imported only where they are needed.
-"""
+"""MineStudio's data types and tree functions, by kind; torch and Ray only when needed."""
 
 import logging
 import operator
@@ -19,10 +15,9 @@ from breadbox.payload.dtypes import is_tensor
 
 
 def auto_stack(elems: Sequence[Any]) -> Any:
-    """Stack alike values by the kind of the first: arrays, tensors, numbers, trees.
+    """Stack alike values by the kind of the first; lists by position, dicts by the first's keys.
 
-    Lists are stacked position by position, as many as the first has; dicts key by key, those of the
-    first. Texts, numpy's booleans, and anything else come back as they were given.
+    Texts, numpy's booleans, and anything else come back as they were given.
     """
     first = elems[0]
     if isinstance(first, np.ndarray):
@@ -170,11 +165,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class FragmentIndex:
-    """The worker and number of a fragment.
-
-    Equal to, and hashed as, MineStudio's own index of the same fragment, so that either finds what
-    is kept under the other.
-    """
+    """The worker and number of a fragment; equal to, and hashed as, MineStudio's own index."""
 
     worker_uuid: str
     fid_in_worker: int

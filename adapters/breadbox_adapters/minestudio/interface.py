@@ -211,7 +211,6 @@ class ReplayBufferInterface:
         return session_id == self._model.session_id and current is not None and version <= current
 
     def _is_hopeless(self, metadata: FragmentMetadata) -> bool:
-        """Tell whether a session is over, or a version was waited for in vain already."""
         session_id = metadata.session_id
         if session_id in self._ended:
             return True
@@ -220,7 +219,6 @@ class ReplayBufferInterface:
         return (session_id, metadata.model_version) in self._awaited
 
     def _look(self, max_wait_s: float = 0.0, known: types.ModelState | None = None) -> None:
-        """Ask what is current, and whether a session has ended; with a wait, until it changes."""
         if max_wait_s and self._model.session_id:
             known = self._model
         wait_s = min(max_wait_s, WAIT_S_MAX_PER_CALL)
@@ -391,11 +389,7 @@ def _release(lease: breadbox.Lease | None) -> None:
 
 
 def limits_of(config: Mapping[str, Any]) -> types.BufferConfig:
-    """Read MineStudio's replay-buffer configuration as Breadbox's limits.
-
-    Chunks bound the buffer, as in MineStudio, and bytes only where `capacity_bytes` says so: with
-    the server's default of 8 GiB its shipped configuration would hold a tenth of its chunks.
-    """
+    """Read MineStudio's configuration as limits; bytes bound only by `capacity_bytes`."""
 
     def whole(name: str) -> int | None:
         return None if config.get(name) is None else int(config[name])

@@ -34,11 +34,7 @@ def is_minestudio_logging() -> bool:
 
 
 class FetchRecords:
-    """Records of each fetch: uses and staleness of the chunks that left the buffer.
-
-    The buffer reports how many chunks it evicted, and this learner remembers how often it was given
-    each. A chunk that was evicted for room counts as never used.
-    """
+    """Record each fetch: this learner's uses, and staleness of chunks that left the buffer."""
 
     def __init__(self) -> None:
         self._uses: dict[int, tuple[int, int]] = {}
@@ -62,7 +58,6 @@ class FetchRecords:
         return _means(avg_reuse=use_counts, avg_staleness=staleness)
 
     def _uses_of_evicted(self, description: types.BufferDescription) -> list[int]:
-        """List the uses of each chunk that left since the last time before its last use."""
         version_min = (description.model_version or 0) - (description.config.staleness_max or 0)
         stale = [chunk_id for chunk_id, (_, version) in self._uses.items() if version < version_min]
         use_counts = [self._uses.pop(chunk_id)[0] for chunk_id in stale]
@@ -85,11 +80,7 @@ def _means(**values: Sequence[int]) -> Record:
 
 
 class Reporter:
-    """Logs from a daemon thread, each time that so many fragments have come in, from all workers.
-
-    `describe` asks for the buffer, and may fail while the server is away; `log` is given each
-    record.
-    """
+    """Log from a daemon thread each time so many fragments came in; `describe` may fail."""
 
     def __init__(
         self,
@@ -127,7 +118,6 @@ class Reporter:
                 return
 
     def _record(self, description: types.BufferDescription) -> Record | None:
-        """Return the record that is due, if one is."""
         counters, now = description.state.counters, time.monotonic()
         count = counters.get("fragments_admitted", 0) + counters.get("fragments_stale", 0)
         if self._last is None:

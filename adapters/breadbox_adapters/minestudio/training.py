@@ -175,11 +175,7 @@ def _latest_first(indexes: Sequence[FragmentIndex]) -> list[FragmentIndex]:
 
 
 class GAEWorker(RayActorClass):
-    """Advantages and value targets of a batch whose ranks each know a part. Not thread-safe.
-
-    `GAEWorker(...)` is an object of this process; `GAEWorker.remote(...)` a Ray actor, as in
-    MineStudio.
-    """
+    """Advantages and targets, of ranks' parts; `.remote` is a Ray actor. Not thread-safe."""
 
     def __init__(self, discount: float, gae_lambda: float) -> None:
         """Reckon with gamma per step, and lambda: 0 one step ahead, 1 to the end."""

@@ -1,11 +1,7 @@
 """Items: structures of data, an item as a fragment and back, and signatures of tables.
 
-An item is a fragment of one step, and with one fragment to a chunk also a chunk: its `chunk_id` is
-the item's key. The whole trajectory is what that step has in `extras`, so each of its arrays has
-one more axis in front than Reverb's; trajectories of any lengths are fragments of one length.
-
-A server keeps a table's signature as the weights of the table's session, where every client finds
-it, whatever may be written into the table by then.
+An item is a fragment alone in its chunk, with its id as key; the trajectory is in `extras`. A
+signature is kept as the weights of the table's session, for every client.
 """
 
 import json
@@ -133,11 +129,7 @@ def union(one: Structure, other: Structure) -> Structure:
 
 
 def stored(tree: Structure) -> Structure:
-    """Return what a payload can hold: dicts by text, lists and tuples; see `restored`.
-
-    A named tuple becomes a dict that says of which type its fields are. Keys of dicts that are no
-    texts have to be numbers, or tuples of these.
-    """
+    """Return what a payload holds, named tuples and other keys marked; see `restored`."""
     if isinstance(tree, dict):
         if not all(isinstance(key, str) for key in tree):
             return {
@@ -330,10 +322,7 @@ class Signature:
         return cls(restored(_made(json.loads(bytes(np.asarray(weights[_NAME]))))))
 
     def require(self, table: str, item: Any, *, is_of_steps: bool) -> None:
-        """Refuse an item of other arrays; names of fields do not matter, as in Reverb.
-
-        With `is_of_steps` the signature may also be that of each of the item's steps.
-        """
+        """Refuse an item of other arrays, or with `is_of_steps` of other steps, but for names."""
         arrays = [np.asarray(leaf) for leaf in flatten(item)]
         if len(arrays) != len(self._leaves):
             raise ValueError(
@@ -375,7 +364,6 @@ def _shown(dtype: str, shape: Sequence[int | None] | None) -> str:
 
 
 def _plain(node: Any) -> Any:
-    """Write the structure as JSON can: a kind, and entries."""
     if isinstance(node, ArraySpec):
         return ["leaf", node.dtype, node.shape]
     entries = children(node)

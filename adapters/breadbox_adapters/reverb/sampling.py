@@ -26,17 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class Draws:
-    """Draws items of one table, several at a time where so many are there.
-
-    A draw is a fetch: the items are loaded, and their lease released, before the first of them is
-    given on.
-    """
+    """Draw items of one table, several at a time: loaded and released before the first is given."""
 
     def __init__(self, client: Client, table: str, *, at_once: int, wait_s: float) -> None:
-        """Draw at most `at_once` items a fetch; wait `wait_s` seconds, or for ever, for an item.
-
-        Items that were drawn and that a consumer never comes to count as drawn.
-        """
+        """Draw at most `at_once` items a fetch, waiting `wait_s` or for ever; drawn is counted."""
         if at_once < 1:
             raise ValueError(f"items drawn at a time must be at least 1, got {at_once}")
         self._client = client
@@ -61,7 +54,6 @@ class Draws:
             yield from items
 
     def _draw(self, wanted_count: int) -> list[tuple[SampleInfo, Any]]:
-        """Take as many as are there, at most `wanted_count`; wait for one."""
         while wanted_count > 1:
             try:
                 return self._fetch(wanted_count, 0.0)
@@ -104,10 +96,7 @@ def as_timesteps(info: SampleInfo, tree: Any) -> list[ReplaySample]:
 
 
 class Stream:
-    """Samples without end, or until a count or a timeout; iterated anew, they are drawn anew.
-
-    Has those methods of `tf.data.Dataset` that need no TensorFlow.
-    """
+    """Samples up to a count or a timeout, drawn anew each time; as `tf.data.Dataset`."""
 
     def __init__(self, start: Callable[[], Iterator[Any]]) -> None:
         self._start = start

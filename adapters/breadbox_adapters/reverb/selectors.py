@@ -1,7 +1,4 @@
-"""Which item is drawn, and which one goes at capacity: Reverb's `reverb.selectors`.
-
-Each serves as a table's sampler and as its remover, and names a sampler of the table's buffer.
-"""
+"""Reverb's `reverb.selectors`: which item is drawn, and which one goes at capacity."""
 
 from dataclasses import dataclass
 

@@ -36,11 +36,7 @@ def connect(address: str, options: Mapping[str, Any]) -> Client:
 
 
 class ItemSender:
-    """Appends items in whatever session is current, as Reverb does, which knows none.
-
-    A table that is reset has a new session. What was sent for the one before is sent again for the
-    new one, so a writer outlives resets, as it does in Reverb. Thread-safe.
-    """
+    """Append items in the current session, again after a table's reset. Thread-safe."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -58,11 +54,9 @@ class ItemSender:
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
     ) -> list[AppendResult]:
-        """Write items and announce them; blocks while their table has no room.
+        """Write and announce items; block while their table has no room.
 
-        Raises:
-            BackpressureError: Some found no room within `ROOM_S`; its `results` say which did.
-            SessionEndedError: The table was reset again and again meanwhile.
+        BackpressureError after `ROOM_S`, with `results`; SessionEndedError after repeated resets.
         """
         table = buffer or self._client.buffer
         results: list[AppendResult] = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)

@@ -48,11 +48,7 @@ class RateLimiterInfo:
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """A table as it was when asked.
-
-    `num_episodes`, `num_deleted_episodes`, `num_unique_samples` and `table_worker_time` of Reverb
-    are not there: a server of Breadbox knows nothing of episodes.
-    """
+    """A table as it was when asked, without Reverb's counts of episodes and workers."""
 
     name: str
     sampler_options: Selector

@@ -161,11 +161,7 @@ class ColumnHistory:
 def _column(
     cells: list[Cell | None], key: "int | slice | list[int]", path: Path
 ) -> TrajectoryColumn:
-    """Take some of a list of cells.
-
-    A slice that starts before the first step is refused, not cut: an item that is shorter than it
-    was meant to be would be found by a learner, much later.
-    """
+    """Take some cells; a slice from before the first step is refused, not cut short."""
     if isinstance(key, slice):
         if key.start is not None and key.start < -len(cells):
             return TrajectoryColumn([None] * (-key.start - len(cells)) + cells[key], path)
@@ -279,10 +275,7 @@ class TrajectoryWriter:
     def configure(
         self, path: Path, *, num_keep_alive_refs: int, max_chunk_length: int | None = None
     ) -> None:
-        """Keep another number of steps of one column, such as ("observation", "image").
-
-        `max_chunk_length` is checked, and has no effect.
-        """
+        """Keep another number of steps of one column; `max_chunk_length` has no effect."""
         if num_keep_alive_refs < 1:
             raise ValueError(
                 f"num_keep_alive_refs ({num_keep_alive_refs}) must be a positive integer"

@@ -1,9 +1,8 @@
 """TorchRL's replay buffer on Breadbox: `pip install "breadbox[torchrl]"`.
 
-`BreadboxReplayBuffer` takes the place of TorchRL's `TensorDictReplayBuffer` and
-`TensorDictPrioritizedReplayBuffer`: collectors extend it, losses take its samples, and steps may
-come from actors anywhere. docs/adapters.md lists what is different. At a sample's root flags are
-False: no step begins where an episode has ended.
+`BreadboxReplayBuffer` is for TorchRL's `TensorDictReplayBuffer` and
+`TensorDictPrioritizedReplayBuffer`; docs/adapters.md lists what is different. Root flags of a
+sample are False: no step begins where an episode has ended.
 """
 
 from breadbox_adapters.torchrl.buffer import BreadboxReplayBuffer

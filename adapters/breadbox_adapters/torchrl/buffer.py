@@ -57,7 +57,6 @@ class _FollowedMirror(ReplayMirror):
         return handle
 
     def wait_for(self, is_there: Callable[[], bool], what: str, timeout_s: float) -> None:
-        """Wait for something that changes as steps arrive, or raise `DeadlineExceededError`."""
         try:
             self._wait_for(is_there, what, timeout_s)
         except WaitElapsedError as error:
@@ -302,7 +301,6 @@ class BreadboxReplayBuffer:
                 raise SessionEndedError(fragment.session_id, self._session()[0])
 
     def _session(self) -> tuple[str, int]:
-        """Return the current session and version; start a session where none is."""
         state = self._client.watch_model(buffer=self._buffer)
         wanted = self._started_id
         if state is None or not state.session_id or (wanted and state.session_id != wanted):

@@ -1,10 +1,4 @@
-"""Steps as TorchRL's collectors lay them out, as fragments, and in slices of episodes.
-
-A step of TorchRL has what was seen and done at its root and what came of it under "next". Whatever
-is in both, but reward and flags, is part of the observation; of the rest of the root, all but the
-action is an extra. An observation that is one array is "observation"; one that is a dict of arrays
-has its entries at the root, as TorchRL has those of Gymnasium's Dict spaces.
-"""
+"""TorchRL collectors' steps as fragments, and as slices of episodes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -43,11 +37,7 @@ class Steps:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Steps":
-        """Read steps from nested dicts of tensors [N, ...], as `TensorDict.to_dict` gives them.
-
-        It refuses data without "action", "next" and "reward" in that, and rewards and flags that
-        are not one number for each step.
-        """
+        """Read nested dicts of tensors [N, ...]; refuse missing parts and misshapen rewards."""
         after = data.get("next")
         if not isinstance(after, Mapping) or "reward" not in after or "action" not in data:
             raise InvalidRequestError(
@@ -93,10 +83,7 @@ class Stream:
     """The observation after its latest step, leaves [...]."""
 
     def fragments(self, steps: Steps, step_count_max: int) -> Iterator[Fragment]:
-        """Cut steps where one does not follow the one before it, and after so many.
-
-        Steps are expected in the order in which they were played; else each step is a fragment.
-        """
+        """Cut played-in-order steps where one does not follow, and after so many."""
         count = len(steps)
         ended = steps.terminated | steps.truncated
         follows = np.ones(count, np.bool_)
@@ -151,10 +138,7 @@ class Stream:
 
 
 def as_dict(batch: StepBatch, gamma: float | None) -> dict[str, Any]:
-    """Name and shape a batch of tensors [B, ...] as TorchRL does.
-
-    `gamma` is the discount of an n-step batch, from which the windows' steps follow, or None.
-    """
+    """Name and shape a batch [B, ...] as TorchRL does; `gamma` is an n-step batch's discount."""
     ended = {
         "terminated": batch.terminated.unsqueeze(-1),
         "truncated": batch.truncated.unsqueeze(-1),
@@ -185,7 +169,6 @@ def _at_root(obs: Tree) -> dict[str, Any]:
 
 
 def _arrays(tree: Any) -> Tree:
-    """Copy tensors into arrays: collectors write over theirs."""
     if isinstance(tree, Mapping):
         return {key: _arrays(child) for key, child in tree.items()}
     if isinstance(tree, Tensor):
@@ -194,7 +177,6 @@ def _arrays(tree: Any) -> Tree:
 
 
 def _column(values: Any, name: str) -> NDArray[Any]:
-    """Return one number for each step, [N]."""
     array = np.asarray(_arrays(values))
     if array.size != len(array):
         raise InvalidRequestError(
@@ -229,10 +211,7 @@ _TREES = (
 def draw_slices(
     mirror: ReplayMirror, count: int, length: int, *, prioritised: bool | Prioritised
 ) -> StepBatch:
-    """Draw slices, with replacement, each as likely as any other; one after the other, as arrays.
-
-    The last step of each is truncated, so that no value is carried from one slice into the next.
-    """
+    """Draw equally likely slices, concatenated; the last step of each is truncated."""
     drawn: list[dict[str, Tree]] = []
     have = 0
     for _ in range(ROUNDS_MAX):

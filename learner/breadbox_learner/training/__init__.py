@@ -1,4 +1,1 @@
-"""Batches into updates: loading, PPO, publishing, checkpoints.
-
-Callers: `app.py`.
-"""
+"""Batches into updates: loading, PPO, publishing, checkpoints; for `app.py`."""

@@ -102,10 +102,7 @@ def training_batch(batch: Batch) -> TrainingBatch:
 
 
 def _truncated_only(batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp], Tree]:
-    """Find truncated episodes' known final observations.
-
-    Terminated episodes are left out: nothing comes after them, so that value is never asked for.
-    """
+    """Find truncated episodes' known final observations; nothing comes after terminated ones."""
     none = np.zeros(0, dtype=np.intp)
     row, step = batch.final_obs_row, batch.final_obs_step
     if row is None or step is None:
@@ -122,11 +119,9 @@ def _truncated_only(batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp], T
 
 @dataclass(frozen=True, slots=True)
 class ExtendedSequence:
-    """A batch with `next_obs` and final observations put in their places in time.
+    """A batch with `next_obs` and final observations in place: one pass gives every value.
 
-    One pass of a recurrent policy over it gives every value that advantage estimation asks for:
-    a final observation stands right after the step it answers, with the state of its episode, and
-    the step behind it resets the state because it is the first of an episode.
+    Final observations come after their steps, with their states; the next steps reset them.
     """
 
     obs: Tree
@@ -201,20 +196,11 @@ Ended = tuple[int, float]
 
 WINDOW_EPISODES = 100
 REMEMBERED_MAX = 65_536
-"""Episodes and unfinished runs remembered, so that a fragment delivered again is not counted again
-and a learner of many workers does not grow; beyond it the oldest is forgotten."""
+"""Episodes remembered, so that none delivered again counts twice; the oldest is forgotten."""
 
 
 class EpisodeReturns:
-    """Mean return of the last episodes. Not thread-safe.
-
-    Where several ranks train together, each finds what ended in its share of a batch, and counts
-    what ended in the shares of all: so every rank has the same mean, of the last episodes of all.
-
-    Fragments carry the return of an episode that ends in them (`extras["episode_return"]`). Where
-    they do not, rewards are added up, and an episode counts only if every step of it was seen in
-    order; that misses episodes whose fragments went elsewhere.
-    """
+    """Mean return of all ranks' last episodes; without `episode_return` rewards are summed."""
 
     def __init__(self, window: int = WINDOW_EPISODES) -> None:
         self._recent: deque[float] = deque(maxlen=window)
@@ -264,7 +250,6 @@ class EpisodeReturns:
             self.episode_count += 1
 
     def _added_up(self, batch: TrainingBatch, row: int) -> list[tuple[int, float]]:
-        """Return step and return of each episode that ends here and was seen from its start."""
         worker = (batch.session_ids[row], batch.worker_ids[row])
         index, episode, total = self._running.pop(worker, (-2, -1, math.nan))
         if index + 1 != batch.fragment_indices[row] or batch.discontinuities[row]:
@@ -312,12 +297,7 @@ def _told(batch: TrainingBatch, row: int) -> list[tuple[int, float]]:
 
 
 class EnvironmentSteps:
-    """Steps that environments have made, as far as a learner can tell. Not thread-safe.
-
-    A worker's fragments are numbered without gaps, those included that were stale, evicted or never
-    sent; so the highest number seen is how many fragments came before it. Steps since then, and
-    those dropped before they filled a fragment, are not known.
-    """
+    """Environment steps by the highest fragment numbers, which have no gaps. Not thread-safe."""
 
     def __init__(self) -> None:
         self._by_worker: OrderedDict[int, int] = OrderedDict()

@@ -1,9 +1,4 @@
-"""A run on disk: one file, written whole or not at all, read without executing anything.
-
-The file is in safetensors format: tensors, and one JSON text in its metadata for everything else.
-Order of minibatches and step size follow from the seed and the number of the update, so a resumed
-run makes the same updates of the same batches as one that was never interrupted.
-"""
+"""A run on disk: one safetensors file with a JSON text, whole or absent, never executed."""
 
 import json
 from collections.abc import Mapping
@@ -53,10 +48,7 @@ def encode(
     identity: Mapping[str, Any],
     environment: EnvironmentSteps | None = None,
 ) -> bytes:
-    """Put everything that a run needs to go on into one checkpoint.
-
-    `identity` is what a run that goes on must have in common, such as environment and policy.
-    """
+    """Encode what a run needs to go on; `identity` is what the next run must share."""
     optimizer = updater.optimizer.state_dict()
     tensors = {_POLICY + name: tensor for name, tensor in updater.policy.state_dict().items()}
     plain_state: dict[str, dict[str, Any]] = {}
@@ -92,13 +84,10 @@ def restore(
     source: str,
     environment: EnvironmentSteps | None = None,
 ) -> tuple[TrainerState, SessionState]:
-    """Put a checkpoint back; return counters, and where the run was published.
+    """Put a checkpoint into a new `returns` and `environment`; return counters and the session.
 
-    `returns` and `environment` are to be new; `source` is the checkpoint's name, for errors.
-
-    Raises:
-        CheckpointError: The data are damaged, of another format version, or of a run with another
-            identity. Nothing was changed then, but for weights that turned out not to fit.
+    CheckpointError if it is damaged or of another version or identity; nothing was changed then,
+    but for weights that did not fit.
     """
     text = _text(data, source)
     for name, wanted in identity.items():
@@ -153,7 +142,6 @@ def _array(tensor: Tensor) -> NDArray[Any]:
 
 
 def _text(data: bytes, source: str) -> dict[str, Any]:
-    """Read the JSON in a checkpoint's metadata."""
     try:
         size = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + size])

@@ -46,10 +46,7 @@ class Misfit:
 
 
 def expected_rows(spaces: Spaces, state: Tree) -> dict[str, tuple[int, ...]]:
-    """Return the shape of a step's part of each array that a policy reads, as far as spaces tell.
-
-    `state` is its recurrent state for one environment, leaves [1, ...], or None without one.
-    """
+    """Return the shape of a step of each array that a policy reads; `state` leaves are [1, ...]."""
     # Spaces of no fixed shape, such as text, are left to the policy.
     rows = {path: tuple(space.shape) for path, space in _parts(spaces) if space.shape is not None}
     _, leaves = flatten({"in_state": state})
@@ -76,7 +73,6 @@ def expected_ranges(spaces: Spaces) -> dict[str, tuple[Any, Any]]:
 
 
 def _parts(spaces: Spaces) -> Iterator[tuple[str, "gymnasium.Space[Any]"]]:
-    """Yield every part that is stored as one array, with its path."""
     yield from _parts_of(spaces.observation, "obs")
     yield from _parts_of(spaces.action, "action")
 
@@ -96,12 +92,7 @@ def _parts_of(
 
 
 class Fitting:
-    """Tells what fits from what does not, and logs once of each kind why.
-
-    Args:
-        rows: See `expected_rows`; empty: fragments have to fit one another only.
-        spaces: What goes into the policy and what comes out; None: nothing is known of it.
-    """
+    """Check what fits `rows` and `spaces` (None: unknown), and log once of each kind why not."""
 
     def __init__(
         self, rows: Mapping[str, tuple[int, ...]] | None = None, spaces: Spaces | None = None
@@ -132,10 +123,7 @@ class Fitting:
         )
 
     def faulty(self, batch: Batch) -> dict[int, Misfit]:
-        """Find the rows of a batch, whose shapes fit, that hold what would end the training.
-
-        Choices that do not exist, numbers that are none or infinite, steps that are not there.
-        """
+        """Find rows that would end the training: invalid choices, NaN, missing steps."""
         found: dict[int, Misfit] = {}
 
         def blame(wrong: Tensor, rows: Any, misfit: Misfit) -> None:
@@ -167,10 +155,7 @@ class Fitting:
     def kept(
         self, references: Sequence[FragmentReference], described: Sequence[Arrays]
     ) -> list[FragmentReference]:
-        """Keep the fragments that the policy can take and that stack with most of the others.
-
-        Of several kinds equally frequent the first is kept. The rest is counted and logged.
-        """
+        """Keep fragments that fit and stack with most others; count and log the rest."""
         misfits = [self.misfit(arrays) for arrays in described]
         kinds = [_kind_of(arrays) for arrays in described]
         usable = Counter(k for k, misfit in zip(kinds, misfits, strict=True) if misfit is None)
@@ -248,7 +233,6 @@ def _has_form(space: "gymnasium.Space[Any]", tree: Tree) -> bool:
 
 
 def _is_of_kind(path: str, type_name: str) -> bool:
-    """Tell whether a tensor of this type can stand at this path."""
     if type_name == BFLOAT16:
         return path not in _STEP_ROWS
     dtype = np.dtype(type_name)
@@ -262,7 +246,6 @@ def _is_of_kind(path: str, type_name: str) -> bool:
 
 
 def _type_name(leaf: Any) -> str:
-    """Name the type of a loaded leaf as a payload does."""
     if isinstance(leaf, Tensor):
         if leaf.dtype is torch.bfloat16:
             return BFLOAT16
@@ -277,7 +260,6 @@ def _observed(path: str) -> str:
 
 
 def _not_finite(values: Tensor) -> Tensor:
-    """Find rows that hold a number that is not finite, bool[B]."""
     rows = values.reshape(len(values), -1)
     # One pass where all is well: a sum is finite only if its parts are.
     wrong = ~rows.sum(1).isfinite()

@@ -1,10 +1,7 @@
 """One PPO update on a batch of fragments that may be a few versions old.
 
-Three policies meet in an update: the one that *acted* (its log-probabilities came with the
-fragments), the *proximal* one (the learner's at the start of the update) and the one being trained.
-The clip keeps the trained policy near the proximal one; what separates the proximal policy from
-the one that acted, staleness, enters as a bounded importance weight of its own. With fresh data the
-two coincide and this is plain PPO.
+The clip holds the policy near the *proximal* one (the learner's at the start); its staleness to the
+one that *acted* is a bounded importance weight. Fresh data make it plain PPO.
 """
 
 import math
@@ -76,11 +73,7 @@ class Evaluator(nn.Module):
 
 
 class PpoUpdater:
-    """Trains a policy in place, one batch at a time. Not thread-safe.
-
-    `seed`, the rank and the update's number decide the order of minibatches. `reference` is the
-    policy that `kl_coefficient` pulls towards; it never changes.
-    """
+    """Train a policy in place; seed, rank and number order minibatches. Not thread-safe."""
 
     def __init__(
         self,
@@ -108,11 +101,7 @@ class PpoUpdater:
     def update(
         self, batch: TrainingBatch, *, number: int = 0, train_policy: bool = True
     ) -> UpdateStatistics:
-        """Train on *batch*, of at least one fragment; every rank on as many.
-
-        `number` of updates before this one decides step size and order of minibatches. Without
-        `train_policy` the value alone is trained.
-        """
+        """Train on one fragment or more, equal on all ranks; `number` decides order and size."""
         self._set_out(number)
         prepared = self._prepare(batch.to(self.device))
         losses: list[dict[str, float]] = []
@@ -135,7 +124,6 @@ class PpoUpdater:
         )
 
     def _set_out(self, number: int) -> None:
-        """Set what depends on the number of the update alone."""
         entropy = (self._seed, self._ranks.membership.rank, number)
         seed = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
         self._order.manual_seed(int(seed >> np.uint64(1)))
@@ -258,7 +246,6 @@ class PpoUpdater:
     def _loss(
         self, prepared: _Prepared, rows: Tensor, *, train_policy: bool
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return the loss of some rows, and the statistics of its parts."""
         config = self.config
         index = rows.to(self.device)
         log_prob, entropy, value = self._evaluate(prepared.batch, rows, self._evaluator)
@@ -317,7 +304,6 @@ class PpoUpdater:
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _slices(self, row_count: int) -> list[slice]:
-        """Cut rows into pieces that fit where a minibatch fits."""
         size = self.config.minibatch_fragments
         return [slice(start, min(start + size, row_count)) for start in range(0, row_count, size)]
 

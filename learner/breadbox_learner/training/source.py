@@ -53,17 +53,13 @@ class FetchedBatch:
     waiting_reason: str
     """What the server waited for last, in its words; empty when it granted immediately."""
     release: Callable[[bool], None]
-    """Called once: with True when the batch was trained on, False to give its use back. Nothing of
-    the batch may be used after that: its memory is what a later batch is loaded into."""
+    """Call once: True: trained on; False: give the use back. The memory is reused then."""
     misfit_count: int = 0
     """Fragments left out since the batch before because they did not fit."""
 
 
 class UnusableShareError(ReplayBufferError):
-    """Nothing of this rank's share can be trained on, so no rank trains on this draw.
-
-    The share is used up; `next` may be called again, and goes on with the next draw.
-    """
+    """Nothing of this rank's share can be trained on: no rank trains, and `next` goes on."""
 
     def __init__(self, misfit_count: int) -> None:
         super().__init__(
@@ -85,12 +81,7 @@ class Share:
 
 @dataclass(eq=False)
 class LeaseSource:
-    """Batches of a buffer, each under a lease that lives until the batch is released.
-
-    The host memory of a released batch is what a later one is loaded into. All ranks of a learner
-    ask with the same request ids, so that they share each draw without a word between them; a rank
-    that is late finds its share waiting. Not thread-safe.
-    """
+    """Batches of a buffer, leased until released; equal request ids share draws among ranks."""
 
     client: Client
     fragment_count: int
@@ -99,14 +90,11 @@ class LeaseSource:
     prefetch_batches: int = 0
     """Batches fetched and loaded ahead, in a thread."""
     device: str = "cpu"
-    """Where the batch is wanted. For a CUDA device it is copied there from page-locked memory, on a
-    stream of its own, beside what is being trained."""
+    """Where the batch is wanted; CUDA copies are pinned, on a stream beside the training."""
     session_id: str = ""
     """Session that fragments must be of; empty: any."""
     fitting: Fitting = field(default_factory=Fitting)
-    """Tells which fragments can be trained on. The others are left out: the batch is smaller, or on
-    one rank of several filled up with fragments that do fit, since ranks work in step; if none
-    does, `next` raises, for all ranks to skip the draw."""
+    """Tells which fragments fit; others are left out, and a rank's share is filled up."""
     while_waiting: Callable[[], None] = lambda: None
     """Called after each wait that gave nothing, from the fetching thread."""
     wait_slice_s: float = 1.0
@@ -131,12 +119,7 @@ class LeaseSource:
         )
 
     def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
-        """Wait for a batch; return None if `stopped()` turned true first.
-
-        Raises:
-            UnusableShareError: Of one rank of several: there is nothing in its share of this draw.
-            ReplayBufferError: The buffer cannot be reached, or refuses.
-        """
+        """Wait for a batch, or None if `stopped()`; UnusableShareError if it has none."""
         self._stopped = stopped
         fetched = next(self._batches, None)
         if isinstance(fetched, UnusableShareError):
@@ -153,10 +136,7 @@ class LeaseSource:
             self._release(lease, ReleaseMode.RETURNED)
 
     def _fetch(self, number: int) -> FetchedBatch | UnusableShareError | None:
-        """Wait for batch *number* and load it, or return None if stopped first.
-
-        What cannot be used is a value here: an iterator that raises is over.
-        """
+        """Wait for batch *number*, or None if stopped; return errors: a raise ends iterators."""
         for attempt in count():
             lease, reason = self._granted(f"{self._nonce}-{number}-{attempt}")
             if lease is None:
@@ -208,7 +188,6 @@ class LeaseSource:
         return None, reason
 
     def _load(self, lease: Lease, reason: str) -> FetchedBatch | None:
-        """Load what fits of a lease, or return None when nothing does."""
         granted_at = time.monotonic()
         references: Sequence[FragmentReference] = lease.references
         while True:
@@ -246,7 +225,6 @@ class LeaseSource:
         )
 
     def _new_misfits(self) -> int:
-        """Count fragments left out since this was asked last."""
         count = self.fitting.misfit_count - self._misfits_told
         self._misfits_told += count
         return count
@@ -254,11 +232,7 @@ class LeaseSource:
     def _without_faulty(
         self, lease: Lease, references: Sequence[FragmentReference], error: ReplayBufferError
     ) -> list[FragmentReference]:
-        """Leave out what a batch could not be loaded for; fewer than there were.
-
-        The server is told with the end of the lease of what nobody can read or use. The error is
-        raised again if no fragment is at fault alone, or none is left.
-        """
+        """Leave out, and report, what kept a batch from loading; re-raise if none is at fault."""
         if isinstance(error, PayloadMissingError):
             # The server asks the store itself.
             kept = self._without(references, {error.payload_id}, error)
@@ -327,7 +301,6 @@ class LeaseSource:
         return [each for row, each in enumerate(references) if row not in faulty]
 
     def _stacked(self, references: Sequence[FragmentReference]) -> Batch:
-        """Load fragments into memory of a released batch, if there is some."""
         into = self._spare.pop() if self._spare else None
         try:
             with self._side_stream or nullcontext():

@@ -23,10 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Starts a session, publishes versions in it, ends it.
-
-    With the `session_id` and `model_version` of an interrupted run it goes on with that.
-    """
+    """Start, publish in and end a session; `session_id` and `model_version` go on with one."""
 
     def __init__(self, client: Client, *, session_id: str = "", model_version: int = 0) -> None:
         self._client = client
@@ -36,9 +33,8 @@ class Publisher:
     def start(self, policy: PolicyModule) -> None:
         """Make the session current and publish the policy as its next version.
 
-        An interrupted run goes on in its own session if that is still current, so that fragments on
-        the way are not lost; its version then goes on from the last published one, which may be
-        ahead of the checkpoint. Where the session has ended, a new one starts at the version.
+        A current interrupted session goes on from its last version, so that no fragments are lost;
+        one that ended is replaced by a new one at that version.
         """
         try:
             self._start(policy)
@@ -55,13 +51,7 @@ class Publisher:
         self.publish(policy)
 
     def keep(self, policy: PolicyModule) -> None:
-        """Make sure that the session is still current; cheap enough for once a second of waiting.
-
-        A server that came back without its memory is given the session again.
-
-        Raises:
-            SessionEndedError: Another learner has started a session of its own.
-        """
+        """Ensure the session is current, or give it again; SessionEndedError if superseded."""
         state = self._client.watch_model()
         current = "" if state is None else state.session_id
         if current == self.session_id:
@@ -148,7 +138,6 @@ class TrainerState:
     steps: int = 0
     """Trained on, by all ranks together."""
     trained_s: float = 0.0
-    """Seconds of training."""
     misfits: int = 0
     """Fragments left out because they did not fit, by all ranks together."""
     skipped_draws: int = 0
@@ -157,11 +146,7 @@ class TrainerState:
 
 @dataclass(kw_only=True, eq=False)
 class Trainer:
-    """Runs updates until there is a reason to end. Use `run` once.
-
-    With several ranks all of them run one; only rank 0's publisher, progress, checkpoint and
-    evaluations do anything.
-    """
+    """Run updates until there is a reason to end; `run` once. Only rank 0's outputs do anything."""
 
     settings: LearnSettings
     updater: PpoUpdater
@@ -187,11 +172,7 @@ class Trainer:
         self._started_at = self.clock() - self.state.trained_s
 
     def run(self) -> Outcome:
-        """Train; return the reason why it ended.
-
-        A checkpoint is left in any case: at the end, and where an error ends the run, of the last
-        whole update. Only an error within an update leaves the one before.
-        """
+        """Train; return why it ended. A checkpoint of the last whole update stays in any case."""
         try:
             outcome = self._train()
         except Exception as error:
@@ -337,7 +318,6 @@ class Trainer:
         return bool(every) and self.state.update % every == 0
 
     def _evaluate(self) -> None:
-        """Have the version that was published last evaluated."""
         self._is_evaluation_due = False
         if self.evaluations is None:
             return
@@ -354,7 +334,6 @@ class Trainer:
             self.progress.write_evaluation(record)
 
     def _of_all_ranks(self, ended: list[Ended]) -> list[Ended]:
-        """Gather the episodes that ended in the shares of all ranks."""
         identities = torch.tensor([identity for identity, _ in ended], dtype=torch.int64)
         # Returns travel as the bits of a float64, beside the identities.
         values = torch.tensor([value for _, value in ended], dtype=torch.float64)

@@ -1,4 +1,1 @@
-"""Values of recorded files, decoded without executing anything.
-
-Callers: `files`, `rows`, `episodes`.
-"""
+"""Values of recorded files, decoded without executing anything, for `files`, `rows`, `episodes`."""

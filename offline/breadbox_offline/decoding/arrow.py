@@ -23,10 +23,7 @@ _EMPTY: dict[bytes, Tree] = {b"none": None, b"dict": {}, b"tuple": ()}
 
 
 def columns_of(batch: pa.RecordBatch) -> dict[str, Any]:
-    """Every column of a batch: arrays [N, ...], lists of values, or dicts and tuples of these.
-
-    Lists of one length become another axis; lists of different lengths, an object array of arrays.
-    """
+    """Return a batch's columns: arrays [N, ...] (of objects where lengths differ), or trees."""
     columns = {}
     for field, array in zip(batch.schema, batch.columns, strict=True):
         try:
@@ -200,11 +197,7 @@ def _shaped(values: Any, field: pa.Field) -> Any:
 
 
 def to_arrow(tree: Tree, count: int, path: str) -> pa.Array:
-    """A tree with leaves [N, ...] as one Arrow column.
-
-    A tuple becomes a struct of `0`, `1` and so on, marked so that it comes back as one; so does
-    what has no leaves within another tree.
-    """
+    """Make one Arrow column of a tree [N, ...]; tuples and empty nodes are marked, to come back."""
     if isinstance(tree, dict | tuple):
         named = enumerate(tree) if isinstance(tree, tuple) else tree.items()
         metadata = dict(_TUPLE_MARK) if isinstance(tree, tuple) else {}

@@ -1,8 +1,4 @@
-"""msgpack with numpy arrays in it, in the layout that RLlib's recorders use; no code in the data.
-
-An array is a map with the keys `nd`, `type`, `kind`, `shape`, `data`. A kind of `O` would be a
-pickle and one of `V` a structured dtype: both are refused.
-"""
+"""msgpack with numpy arrays, laid out as by RLlib; kinds O (pickle) and V are refused."""
 
 from typing import Any
 

@@ -1,10 +1,8 @@
 """Packed column values: base64 of an lz4 frame of a pickled numpy array, as RLlib writes them.
 
-A pickle is a program for a small stack machine. `pickletools` takes it apart; the machine here
-knows only the instructions that numpy's own pickles need, and the "functions" they may call are six
-names, each answered by code in this module: no name in the data is ever looked up or imported.
-Everything else is refused. The form in which numpy pickles nearly every array is recognised as a
-whole, in a tenth of the time.
+The machine here knows only the instructions and the six names that numpy's own pickles need, each
+name answered by code in this module: nothing in the data is looked up or imported. The form of
+nearly every array is recognised as a whole, in a tenth of the time.
 """
 
 import binascii
@@ -78,7 +76,6 @@ _Form = tuple[np.dtype[np.generic], tuple[int, ...], Literal["C", "F"]]
 # The samples of a column end alike.
 @lru_cache(maxsize=64)
 def _form_of(tail: bytes) -> _Form | None:
-    """Return what the bytes behind the contents say, or None if they are of any other form."""
     found = _TAIL.fullmatch(tail)
     shape = None if found is None else _shape(found)
     if found is None or shape is None:
@@ -87,7 +84,6 @@ def _form_of(tail: bytes) -> _Form | None:
 
 
 def _shape(tail: re.Match[bytes]) -> tuple[int, ...] | None:
-    """Return the shape that a tail states, or None if the numbers make no tuple."""
     shape = tuple(
         int.from_bytes(byte or short or word, "little", signed=bool(word))
         for byte, short, word in _SIZE.findall(tail["sizes"])
@@ -119,8 +115,6 @@ class _PendingArray:
 
 @dataclass(slots=True)
 class _Machine:
-    """The stack and the memo of one pickle."""
-
     data: bytes
     limits: DataLimits
     stack: list[Any] = field(default_factory=list)
@@ -279,11 +273,7 @@ _INSTRUCTIONS: dict[str, _Instruction] = {
 
 
 def read_numpy_pickle(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Any:
-    """Return the array, scalar or plain value that `data` holds; arrays are read-only views of it.
-
-    Nothing in `data` is executed, imported or looked up. What is truncated or corrupt, uses any
-    other instruction or name, or asks for more than `limits` allow, raises PackedValueError.
-    """
+    """Return what `data` holds, arrays as views; PackedValueError for all but plain numpy."""
     usual = read_usual_array(data, limits)
     return run_machine(data, limits) if usual is None else usual
 
@@ -320,7 +310,6 @@ def _finished(machine: _Machine) -> Any:
 
 
 _FRAME_MAGIC_BASE64 = "BCJNG"
-"""How base64 of every lz4 frame starts."""
 _EXPANSION_MAX = 255
 """Bytes that one byte of an lz4 frame can stand for, at most."""
 

@@ -1,7 +1,4 @@
-"""Rows of recorded trees: stacked from samples, picked and compared.
-
-A list is never a container in recorded data: it is an array that was written as JSON.
-"""
+"""Rows of recorded trees: stacked, picked, compared. A list is never a container, but an array."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,11 +66,7 @@ def _stack_leaves(samples: Sequence[Any], path: str) -> NDArray[Any]:
 
 
 def _are_arrays(samples: Sequence[Any]) -> bool:
-    """Whether the samples are arrays of one length, which is the usual case and the fast one.
-
-    Joining refuses arrays that differ in another axis, so that their lengths are all there is to
-    look at.
-    """
+    """Whether the samples are arrays of one length: the usual case. Joining checks other axes."""
     first = samples[0]
     if not isinstance(first, np.ndarray) or not first.ndim:
         return False

@@ -1,9 +1,6 @@
-"""Converts values that a space wrote as JSON back to samples.
+"""Convert values that a space wrote as JSON, one sample or a batch of one, to samples.
 
-A composite space (dict, tuple) stores a batch of samples as nested lists, leaf by leaf. Both
-forms occur in recorded data, the sample itself and a batch of one; which one a value is follows
-from the shapes that the space states. Spaces are only described here, never built: a file's
-description of one is read without numpy's own loader, which can execute code.
+Spaces are described, never built: numpy's own loader can execute code.
 """
 
 from collections.abc import Mapping, Sequence

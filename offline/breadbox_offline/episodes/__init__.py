@@ -1,4 +1,1 @@
-"""Episodes, the buffer that holds them, and draws from it.
-
-Callers: any room but `decoding`.
-"""
+"""Episodes, the buffer that holds them, and draws from it; for any room but `decoding`."""

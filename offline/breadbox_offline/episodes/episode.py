@@ -1,9 +1,7 @@
 """`Episode`: what one agent saw, did and got, as stacked arrays.
 
-T actions, T rewards, T of every extra model output; T + 1 observations and infos, because the
-last action led somewhere. `lookback` more entries may stand in front of every buffer: they belong
-to earlier steps and are context only. Nothing here changes an episode in place, and slices are
-views: an episode that is shared is safe.
+T actions, rewards and extra outputs; T + 1 observations and infos. `lookback` more entries in front
+are context only. Episodes never change in place and slices are views: sharing is safe.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +23,7 @@ Info = Mapping[str, Any]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Episode:
-    """An episode, or a run of consecutive steps of one.
-
-    Raises:
-        EpisodeShapeError: on construction, if the buffers do not fit together.
-    """
+    """Hold consecutive steps of one episode; `EpisodeShapeError` if the buffers do not fit."""
 
     id: str
     observations: Tree
@@ -274,10 +268,7 @@ class Episode:
         return self if self.is_done else replace(self, truncated=True)
 
     def content_digest(self) -> bytes:
-        """16 bytes that change with any step, end flag or dtype.
-
-        Not with id, agent, infos or `in_states`.
-        """
+        """Return 16 bytes that change with steps, end flags or dtypes; not with infos or states."""
         if self._digest is not None:
             return self._digest
         digest = xxhash.xxh3_128()

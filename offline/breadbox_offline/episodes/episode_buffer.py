@@ -1,12 +1,9 @@
 """`EpisodeBuffer`: episodes up to a number of steps, whole ones leaving when there are more.
 
-Keeps:
-  E1  At most `capacity_steps` steps, unless a single episode has more; then it is alone.
-  E2  Episodes leave whole, with all of their agents, the one that came first before others, at a
-      cost of what leaves.
-  E3  Parts of one episode are joined, in whatever order they come; a part that contradicts what is
-      held is refused and nothing changes.
-  E4  A position stands for one step, in the order in which steps came; every sampling ends.
+E1 At most `capacity_steps` steps, or a single longer episode. E2 Episodes leave whole, with all
+agents, oldest first, at the cost of what leaves. E3 Parts of an episode join in any order; a
+contradicting part is refused and changes nothing. E4 A position stands for one step, in order of
+arrival; every sampling ends.
 """
 
 import json
@@ -53,11 +50,7 @@ class RandomDraws:
 
 
 class StepIndex:
-    """Lengths of segments in order, with cumulative sums.
-
-    Append and removal from the front cost O(1) amortised, finding costs O(log segments), removal
-    from elsewhere O(segments). Segments are known by the number that `append` returned.
-    """
+    """Lengths of segments in order, with cumulative sums: O(1) at the ends, O(log n) to find."""
 
     def __init__(self) -> None:
         self._numbers = np.zeros(16, dtype=np.int64)
@@ -178,8 +171,6 @@ class Moment:
 
 @dataclass(slots=True)
 class _Entry:
-    """All that is held of one episode."""
-
     parts: list[Episode] = field(default_factory=list)
     """Ascending, not touching each other."""
     segments: set[int] = field(default_factory=set)
@@ -194,10 +185,7 @@ class _Entry:
 
 
 class _Moments:
-    """Finds moments: by episode, the times at which any of its agents acted.
-
-    Times are gathered when they are asked for, those of episodes that changed since.
-    """
+    """Find moments: by episode, the times at which any agent acted, gathered when asked for."""
 
     def __init__(self, entries: dict[EpisodeKey, _Entry]) -> None:
         self._entries = entries
@@ -217,13 +205,11 @@ class _Moments:
         self._ends = None
 
     def pop_oldest(self) -> list[EpisodeKey]:
-        """Remove the episode that came first; the keys of its agents."""
         episode_id = next(iter(self.keys))
         self.forget_times(episode_id)
         return self.keys.pop(episode_id)
 
     def find(self, positions: NDArray[np.int64]) -> Iterator[tuple[str, int]]:
-        """Id and time of moments by their positions."""
         ends = self.ends()
         slots = np.searchsorted(ends, positions, side="right")
         for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
@@ -231,7 +217,6 @@ class _Moments:
             yield self._ids[slot], int(times[position - int(ends[slot]) + len(times)])
 
     def ends(self) -> NDArray[np.int64]:
-        """By episode, how many moments it and those before it have."""
         if self._ends is None:
             for episode_id, keys in self.keys.items():
                 if episode_id not in self._times:
@@ -297,11 +282,7 @@ class EpisodeBuffer:
         return [self.add(episode) for episode in episodes]
 
     def add_agents(self, episode: MultiAgentEpisode) -> dict[str, AddOutcome]:
-        """Add what each agent saw and did, with the times at which it did; outcomes by agent.
-
-        Raises:
-            As `add`; agents before the one that was refused stay.
-        """
+        """Add agents' steps and times; outcomes by agent. Raises as `add`; earlier agents stay."""
         return {
             agent_id: self.add(replace(part, step_times=episode.clocks[agent_id][:-1]))
             for agent_id, part in episode.agents.items()
@@ -434,7 +415,6 @@ class EpisodeBuffer:
 
 
 def _with_part(parts: list[Episode], new: Episode) -> list[Episode]:
-    """The parts with one more, joined where they touch."""
     joined = list(parts)
     place = 0
     while place < len(joined) and joined[place].t_started < new.t_started:

@@ -1,8 +1,4 @@
-"""`MultiAgentEpisode`: one environment's episode as seen by each of its agents.
-
-Agents may act at different times. Every agent has an `Episode` of its own, and its clock: the
-environment step at which each of its observations was made.
-"""
+"""`MultiAgentEpisode`: an `Episode` per agent, each with a clock of environment steps."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,11 +14,7 @@ from breadbox_offline.errors import EpisodeJoinError, EpisodeShapeError, Episode
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class MultiAgentEpisode:
-    """An episode of several agents, or a run of environment steps of one.
-
-    Raises:
-        EpisodeShapeError: on construction, if clocks and episodes do not fit together.
-    """
+    """Hold environment steps of several agents; `EpisodeShapeError` if clocks do not fit."""
 
     id: str
     agents: dict[str, Episode]
@@ -55,11 +47,7 @@ class MultiAgentEpisode:
         *,
         clocks: Mapping[str, NDArray[np.int64]] | None = None,
     ) -> "MultiAgentEpisode":
-        """Put agents' episodes together; without clocks all act at every step from their first.
-
-        Raises:
-            EpisodeShapeError: an agent occurs twice, or a clock does not fit.
-        """
+        """Join agents' episodes; without clocks all act at every step. Raises EpisodeShapeError."""
         agents: dict[str, Episode] = {}
         for episode in episodes:
             agent_id = episode.agent_id
@@ -168,12 +156,7 @@ class MultiAgentEpisode:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "MultiAgentEpisode":
-        """The episode that `to_state` described.
-
-        Raises:
-            EpisodeStateError: a key is missing or holds something unexpected.
-            EpisodeShapeError: clocks and episodes do not fit together.
-        """
+        """Return the episode that `to_state` described; `EpisodeStateError` if malformed."""
         try:
             return cls(
                 id=str(state["id_"]),

@@ -1,8 +1,4 @@
-"""Draws training samples from an `EpisodeBuffer`: single steps, sequences, and rows.
-
-Everything here ends: a draw that cannot be used is drawn again a bounded number of times, then
-taken from the usable ones directly.
-"""
+"""Draw training samples from an `EpisodeBuffer`: steps, sequences, rows. Every draw ends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,11 +34,7 @@ class ShortWindow(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSampling:
-    """How single steps are drawn.
-
-    Raises:
-        SamplingError: on construction, if the numbers make no sense.
-    """
+    """How single steps are drawn; `SamplingError` on construction if the numbers make no sense."""
 
     n_step: int | tuple[int, int] = 1
     """Steps summed into one, or a range [low, high) to draw that from for every item."""
@@ -115,7 +107,6 @@ def _demand_steps(buffer: EpisodeBuffer, count: int) -> None:
 def _draw(
     buffer: EpisodeBuffer, count: int, positions: NDArray[np.int64] | None, held_count: int
 ) -> NDArray[np.int64]:
-    """Return positions below `held_count`: those that were given, or as many drawn ones."""
     if positions is None:
         return buffer.draws.steps(count, held_count)
     if len(positions) != count:
@@ -124,7 +115,6 @@ def _draw(
 
 
 def _draw_lengths(buffer: EpisodeBuffer, count: int, sampling: StepSampling) -> list[int]:
-    """Return how many steps each item sums."""
     low, high = sampling.n_step_range
     return [low] * count if high - low == 1 else buffer.draws.lengths(count, low, high).tolist()
 
@@ -210,11 +200,7 @@ def sample_moments(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSampling:
-    """How sequences are drawn.
-
-    Raises:
-        SamplingError: on construction, if the numbers make no sense.
-    """
+    """How sequences are drawn; `SamplingError` on construction if the numbers make no sense."""
 
     length: int
     """Steps of a full sequence."""
@@ -324,7 +310,6 @@ def _fill_row(buffer: EpisodeBuffer, length: int) -> dict[str, Tree]:
 
 
 def _slots(episode: Episode, start: int, stop: int) -> dict[str, Tree]:
-    """Slots `start` to `stop` of the `len + 1` that an episode fills."""
     slots = np.arange(start, stop)
     last = len(episode)
     reached = slots == last

@@ -1,8 +1,4 @@
-"""Serialized episodes, as RLlib 2.41 and 2.60 record them, and as this package writes them.
-
-The layout is the same: a msgpack map of the episode's buffers, each `{data, lookback, finalized,
-space}`. What is written here has stacked buffers, no spaces, and can be read by RLlib 2.60.
-"""
+"""Serialized episodes in the layout of RLlib 2.41 and 2.60, which reads what is written here."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -207,7 +203,6 @@ def _read_buffer(state: Mapping[str, Any], key: str, space: Any) -> Tree:
 
 
 def _first_length(data: Any, spec: SpaceSpec) -> int:
-    """Entries of the first leaf."""
     while isinstance(spec, dict | tuple) and spec:
         key: Any = next(iter(spec)) if isinstance(spec, dict) else 0
         is_branch = isinstance(data, Mapping) if isinstance(spec, dict) else isinstance(data, list)
@@ -233,10 +228,7 @@ _NESTED = (dict, tuple, list)
 
 
 def _with_tuples(held: Any, depth: int) -> Any:
-    """What was a tuple of arrays before it was serialized, and came back as a list, as a tuple.
-
-    A list of plain numbers, or of lists of them, is an array that was written as a list.
-    """
+    """Return tuples of arrays that serializing made lists; a list of plain numbers is an array."""
     if not depth:
         raise EpisodeStateError("is nested too deeply")
     if isinstance(held, dict):

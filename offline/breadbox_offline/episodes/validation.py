@@ -21,11 +21,7 @@ def episode_key(episode: Episode) -> EpisodeKey:
 def validate_episodes(
     episodes: Iterable[Episode], report: ValidationReport, *, held_digest: HeldDigest | None = None
 ) -> list[Episode]:
-    """The episodes that can be used, in their order; the rest is in the report.
-
-    Duplicates are recognised by key and content: the same content again is skipped as read twice,
-    other content under the same key is a conflict.
-    """
+    """Return usable episodes in order; the rest, repeats and conflicts, is in the report."""
     digests: dict[EpisodeKey, bytes] = {}
     accepted = []
     for episode in episodes:

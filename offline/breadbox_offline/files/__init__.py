@@ -1,4 +1,1 @@
-"""Readers and writers of files, and datasets of many.
-
-Callers: users, `main.py`.
-"""
+"""Readers and writers of files, and datasets of many, for users and `main.py`."""

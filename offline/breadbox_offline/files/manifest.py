@@ -24,11 +24,7 @@ _LINE_BYTES_MAX = 1 << 20
 def read_manifest(
     path: Path, report: ValidationReport, *, limits: DataLimits = DEFAULT_LIMITS
 ) -> Iterator[Episode]:
-    """Episodes of a manifest, line by line; what cannot be read is reported, others are used.
-
-    Observations are those recorded beside the frames, with the frames as their image; where only
-    frames were recorded, an observation is a frame.
-    """
+    """Yield a manifest's episodes; unreadable lines are reported. Without observations: frames."""
     manifest = path / MANIFEST_NAME if path.is_dir() else path
     report.file = str(manifest)
     for row, line in enumerate(_lines(manifest)):
@@ -124,7 +120,6 @@ def _read_observations(folder: Path, entry: dict[str, Any], limits: DataLimits) 
 
 
 def _tree(columns: dict[str, NDArray[Any]], root: str) -> Tree:
-    """Return the columns with paths below `root`, as one tree."""
     try:
         tree = gather({name: each for name, each in columns.items() if field_of(name) == root})
     except ValueError as error:
@@ -135,11 +130,7 @@ def _tree(columns: dict[str, NDArray[Any]], root: str) -> Tree:
 
 
 def _decode(path: Path, form: str, limits: DataLimits) -> NDArray[np.uint8]:
-    """Return all frames of a file.
-
-    Its container is given, and not found out from the contents: others can name further files,
-    which would be opened.
-    """
+    """Decode all frames of a file; the container is given, as others can name files to open."""
     import av
 
     frames: list[NDArray[np.uint8]] = []

@@ -45,13 +45,7 @@ _UNSOUND = (
 
 
 def read_minari(path: str, *, limits: DataLimits = DEFAULT_LIMITS) -> Iterator[Episode]:
-    """Episodes of `minari:NAME`, one at a time.
-
-    Raises:
-        UnsupportedDatasetError: minari is not installed, or there is no such local dataset.
-        OfflineDataError: it is malformed, names code or other files, states sizes beyond the
-            limits, or an episode's parts do not fit together.
-    """
+    """Yield episodes of `minari:NAME`; bad names, code, sizes or shapes: OfflineDataError."""
     minari = _import_minari(path)
     name = path.removeprefix(MINARI_SCHEME)
     try:
@@ -155,7 +149,6 @@ def _missing_package(path: str) -> UnsupportedDatasetError:
 
 
 def _create_dataset(minari: ModuleType, path: str, first: Episode, env_id: str | None) -> Any:
-    """A new dataset without episodes."""
     if env_id is None:
         held: dict[str, Any] = {
             "observation_space": _space_of(first.observations, path),
@@ -201,7 +194,6 @@ def _space_of(tree: Tree, path: str) -> spaces.Space[Any]:
 
 
 def _demand_spaces(episode: Episode, dataset: Any, path: str) -> None:
-    """Look at the first observation and action; an episode's others have their shape and dtype."""
     pairs = (
         ("observation", dataset.observation_space, episode.own_observations()),
         ("action", dataset.action_space, episode.own_actions()),
@@ -219,7 +211,6 @@ def _demand_spaces(episode: Episode, dataset: Any, path: str) -> None:
 
 
 def _sample(value: Any) -> Any:
-    """As an array; a flag as the small whole number that Gymnasium's spaces have in its place."""
     array = np.asarray(value)
     return array.astype(np.int8) if array.dtype == np.bool_ else array
 
@@ -271,7 +262,6 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
 
 
 def _demand_count(metadata: dict[str, Any], held: int) -> None:
-    """Refuse more episodes than there are: they are numbered in an array."""
     count = metadata.get("total_episodes")
     if type(count) is not int or not 0 <= count <= held:
         raise OfflineDataError(f"holds {held} episodes, but states another number of them")
@@ -309,7 +299,6 @@ def _demand_file(path: Path, limits: DataLimits) -> int:
 def _size_of(
     group: Any, name: str, path: str, seen: set[Any], limits: DataLimits, depth: int
 ) -> int:
-    """Bytes of everything behind a link."""
     import h5py
 
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):

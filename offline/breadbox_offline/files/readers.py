@@ -93,7 +93,6 @@ def _read_parquet(path: Path, batch_rows: int, limits: DataLimits) -> Iterator[d
 def _plan_parquet(
     file: parquet.ParquetFile, file_bytes: int, batch_rows: int, limits: DataLimits
 ) -> tuple[list[str], int]:
-    """What a file says of its sizes, before anything of it is decoded."""
     value_bytes = 0
     fixed = {field.name: demand_type(field, limits) for field in file.schema_arrow}
     shared: set[str] = set()
@@ -147,7 +146,6 @@ def _read_json_lines(path: Path, batch_rows: int, limits: DataLimits) -> Iterato
 
 
 def _read_msgpack(path: Path, batch_rows: int, limits: DataLimits) -> Iterator[dict[str, Any]]:
-    """A file of serialized episodes one after the other, bare or as byte strings."""
     items: list[bytes] = []
     with path.open("rb") as file:
         unpacker = msgpack.Unpacker(file, max_buffer_size=limits.episode_bytes_max)
@@ -228,10 +226,7 @@ def _depth(block: bytes) -> int:
 
 
 def demand_places(block: bytes, column_count: int | None, limits: DataLimits) -> None:
-    """Refuse lines of which each object would have a place for every key that any of them has.
-
-    Lines that name their columns themselves have fewer places than bytes.
-    """
+    """Refuse lines of objects that would need a place for every key that any of them has."""
     objects = block.count(b"{")
     if column_count is None:
         column_count = block.count(b'"') // 2  # at most
@@ -246,7 +241,6 @@ def demand_places(block: bytes, column_count: int | None, limits: DataLimits) ->
 
 
 def _count_keys(block: bytes) -> int:
-    """How many different keys objects have, nested ones included."""
     keys = set(_KEY.findall(block[: block.find(b"\n") + 1]))
     # Mostly each line has the keys of the first. Then all colons are theirs, which is counted in a
     # tenth of the time; what a backslash does to that is not thought through here.

@@ -72,7 +72,6 @@ def write_episodes(
 
 @contextmanager
 def _written_to(path: Path) -> Iterator[None]:
-    """Turn what the operating system refuses into an error that names the file."""
     try:
         yield
     except OSError as error:
@@ -85,7 +84,6 @@ def _written_to(path: Path) -> Iterator[None]:
 
 
 def _demand_readable(episode: Episode) -> None:
-    """Refuse what no reader here takes, before it is in a file."""
     recorded = {Column.OBS: episode.observations, Column.ACTIONS: episode.actions}
     for name, tree in (recorded | episode.extra_model_outputs).items():
         for path, leaf in trees.leaves(tree, name):
@@ -109,8 +107,6 @@ def _writer_of(path: Path, layout: str) -> "Callable[[Path], _ParquetWriter | _M
 
 
 class _ParquetWriter:
-    """Rows of a Parquet file; the first decides the columns."""
-
     def __init__(self, path: Path, table_of: Callable[[Episode], pa.Table]) -> None:
         self._path = path
         self._table_of = table_of
@@ -141,19 +137,15 @@ class _ParquetWriter:
 
 
 def _step_table(episode: Episode) -> pa.Table:
-    """A row is a step."""
     columns = step_columns(episode)
     return pa.table({name: to_arrow(tree, len(episode), name) for name, tree in columns.items()})
 
 
 def _item_table(episode: Episode) -> pa.Table:
-    """A row is a serialized episode, in the column `item`."""
     return pa.table({ITEM: pa.array([pack_episode(episode)], pa.large_binary())})
 
 
 class _MsgpackWriter:
-    """Serialized episodes one after the other."""
-
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
 

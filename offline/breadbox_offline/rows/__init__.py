@@ -1,4 +1,1 @@
-"""Recorded columns and rows to episodes.
-
-Callers: `files` and `training`.
-"""
+"""Recorded columns and rows to episodes, for `files` and `training`."""

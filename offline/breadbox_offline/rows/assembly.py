@@ -1,14 +1,8 @@
-"""Assembles rows into episodes.
+"""Assembles rows into episodes, on whole columns: Python runs once per episode, not per row.
 
-Rows belong together when they share episode id and agent id; their order is that of `t`, whatever
-order they come in. The work is done on whole columns: the arrays of the episodes are slices of one
-buffer per leaf, and Python runs once per episode, not once per row.
-
-Keeps:
-  O1  An episode holds rows of one key, in ascending `t` without repeats.
-  O2  Wherever the rows do not continue each other (a gap in `t`, an end flag, another observation
-      than the step before led to) a part ends, and its true final observation is kept.
-  O3  Every row is in exactly one episode, is waiting for its rest, or was reported.
+O1 An episode holds rows of one key, in ascending `t` without repeats. O2 A part ends wherever rows
+do not continue each other (gap, end flag, other observation), and keeps its true final observation.
+O3 Every row is in one episode, waiting, or reported.
 """
 
 import uuid
@@ -40,10 +34,7 @@ def map_rows(columns: Columns, options: MappingOptions, report: ValidationReport
 
 
 def one_step_episodes(table: RowTable, options: MappingOptions) -> list[Episode]:
-    """Every row as an episode of one step, in row order.
-
-    Without `multi_agent` agents and modules are one; rows without an id get a new one.
-    """
+    """Return every row as an episode of one step; without `multi_agent` agents are one."""
     pairs = trees.map_tree(
         lambda obs, new_obs: np.stack([obs, new_obs], axis=1), table.obs, table.new_obs
     )
@@ -74,7 +65,6 @@ def _module_id(
 
 
 def _episode_of(table: RowTable, start: int, stop: int, **own: Any) -> Episode:
-    """Return some rows as an episode, with what the table does not say."""
     return Episode(
         actions=trees.rows(table.actions, start, stop),
         rewards=table.rewards[start:stop],
@@ -96,11 +86,7 @@ def step_times(t: NDArray[np.int64] | None, start: int, stop: int) -> NDArray[np
 
 
 class RowAssembler:
-    """Assembles a stream of row batches, holding back what is not finished yet.
-
-    Not thread-safe. Holds at most `held_rows_max` rows between batches; beyond that the episodes
-    that have waited longest are handed out unfinished.
-    """
+    """Assemble row batches; at most `held_rows_max` unfinished rows wait. Not thread-safe."""
 
     def __init__(self, options: MappingOptions, report: ValidationReport) -> None:
         self._options = options
@@ -154,8 +140,6 @@ def _demand_same_columns(held: RowTable, table: RowTable) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Which rows share a key; groups are numbered in order of first appearance."""
-
     codes: NDArray[np.int64]
     """int64[N]; group of each row."""
     keys: list[Key]
@@ -188,7 +172,6 @@ class _Groups:
         return cls(codes, [(None, None)] * (int(codes[-1]) + 1 if len(codes) else 0))
 
     def any_done(self, table: RowTable) -> NDArray[np.bool_]:
-        """bool[groups]; whether some row ended the episode."""
         done = np.zeros(len(self.keys), dtype=np.bool_)
         done[self.codes[table.terminated | table.truncated]] = True
         return done
@@ -196,15 +179,11 @@ class _Groups:
 
 @dataclass(slots=True)
 class _Parts:
-    """Rows in the order of their episodes, and where each part starts and stops."""
-
     table: RowTable
     groups: _Groups
-    """Groups of the ordered rows."""
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
     skipped: set[int]
-    """Groups to leave out."""
 
 
 def _assemble(

@@ -111,7 +111,6 @@ def samples_tree(values: Any, canonical: str, physical: str, options: MappingOpt
 
 
 def _stacked(tree: Tree, path: str) -> Tree:
-    """A nested column with the texts in it, which come as objects, as arrays."""
     if isinstance(tree, dict):
         return {key: _stacked(each, trees.child_path(path, key)) for key, each in tree.items()}
     if isinstance(tree, tuple):
@@ -160,7 +159,6 @@ def bool_flags(values: Any, physical: str) -> NDArray[np.bool_]:
 
 
 def _numbers(array: NDArray[Any], physical: str, what: str) -> NDArray[Any]:
-    """Turn an array of objects into one of floats."""
     if array.dtype != object:
         return array
     for row, value in enumerate(array):
@@ -310,11 +308,7 @@ def read_rows(columns: Columns, options: MappingOptions, *, first_row: int = 0) 
 
 
 def find_flag_columns(columns: Columns, schema: OfflineSchema) -> tuple[str | None, str | None]:
-    """The columns that say terminated and truncated, under whichever name recorders used.
-
-    `terminateds` goes first. Without it the old stack's `dones` (under its own name or the
-    schema's), or `done`, says terminated.
-    """
+    """Find the terminated and truncated columns: `terminateds` first, else `dones` or `done`."""
     terminated = schema.find(Column.TERMINATEDS, columns)
     if terminated is None:
         candidates = (Column.DONES, schema.physical(Column.DONES), DONE)

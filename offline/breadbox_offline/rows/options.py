@@ -35,11 +35,7 @@ _NEVER_EXTRA = frozenset({Column.DONES, Column.AGENT_INDEX, "type"})
 
 @dataclass(frozen=True)
 class OfflineSchema:
-    """Canonical to physical column names, and what becomes of the rest.
-
-    Raises:
-        SchemaError: an unknown canonical name, or one physical column for two.
-    """
+    """Canonical to physical column names; `SchemaError` for unknown names or one column for two."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
     """Overrides `{canonical: physical}`; what is not named here stands for itself."""
@@ -64,11 +60,7 @@ class OfflineSchema:
         return self.columns.get(canonical, canonical)
 
     def find(self, canonical: str, held: Mapping[str, object]) -> str | None:
-        """The physical name if the data has that column.
-
-        A column that was given to another canonical name by an override is not found under its
-        own.
-        """
+        """Return the physical column if the data has it and no override gave it to another name."""
         physical = self.physical(canonical)
         if physical not in held:
             return None
@@ -77,24 +69,14 @@ class OfflineSchema:
         return physical
 
     def require(self, canonical: str, held: Mapping[str, object], needed_for: str = "") -> str:
-        """`find`, or an error that names what is missing and what is there.
-
-        Raises:
-            MissingColumnError: the data has no such column.
-        """
+        """Return the column as `find`, or raise `MissingColumnError`."""
         physical = self.find(canonical, held)
         if physical is None:
             raise MissingColumnError(self.physical(canonical), list(held), needed_for=needed_for)
         return physical
 
     def extra_columns(self, held: Iterable[str], used: Iterable[str]) -> list[str]:
-        """Columns that become extra model outputs, in their order.
-
-        A column with a canonical name is never one, even when the schema maps that name elsewhere.
-
-        Raises:
-            SchemaError: there are some, and the schema refuses unmapped columns.
-        """
+        """Return unmapped columns with no canonical name, in order; `SchemaError` if refused."""
         mapped = {*CANONICAL_COLUMNS, *self.columns.values(), *used, *_NEVER_EXTRA}
         extra = [name for name in held if name not in mapped]
         if self.unmapped == "drop":
@@ -127,15 +109,13 @@ class MappingOptions:
     action_space: Any = None
     """The same for actions."""
     multi_agent: bool = False
-    """Rows belong to several agents: `agent_id` is needed, and agents may act at different
-    times."""
+    """Rows belong to several agents, at different times: `agent_id` is needed."""
     module_of: Mapping[str, str] | Callable[[str], str] | None = None
     """Module of an agent, where there is no `module_id` column, or None if no module is named."""
     ignore_final_observation: bool = False
     """Fill in zeros for the observation after the last step instead of reading `new_obs`."""
     held_rows_max: int = 1_000_000
-    """Rows of unfinished episodes that wait for their rest; beyond it the oldest are used as they
-    are."""
+    """Rows of unfinished episodes that wait; beyond it the oldest are used as they are."""
     limits: DataLimits = DEFAULT_LIMITS
 
     def module_id_of(self, agent_id: str | None) -> str | None:

@@ -1,8 +1,4 @@
-"""Old-stack SampleBatch rows: every column of a row holds the steps of a whole episode.
-
-A row is usually one episode; where its `eps_id` changes it is split. Observations may be dense,
-lists, or packed whole or one by one; end flags may have any of the names that recorders used.
-"""
+"""Old-stack SampleBatch rows: a row's columns hold an episode's steps, split at `eps_id`."""
 
 import uuid
 from dataclasses import dataclass
@@ -41,24 +37,18 @@ def map_sample_batches(
 
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """How the samples of a column are read."""
-
     column: Any
     name: str
     is_observation: bool
     is_packed: bool
-    """Whether text in it is a packed array."""
     spec: SpaceSpec | None
 
     @property
     def is_plain(self) -> bool:
-        """Whether an array of numbers in it is used as it is."""
         return self.spec is None and not self.is_packed
 
 
 class _RowReader:
-    """Reads rows whatever their recorder put into them; finds the columns once for all."""
-
     def __init__(self, columns: Columns, options: MappingOptions) -> None:
         schema = options.schema
         read.row_count(columns)
@@ -104,7 +94,6 @@ class _RowReader:
         return _Samples(rows, physical, canonical in (Column.OBS, Column.NEW_OBS), is_packed, spec)
 
     def read_row(self, row: int) -> list[Episode]:
-        """Return the episodes of one row."""
         rewards = read.float_numbers(self._columns[self._rewards][row], self._rewards)
         count = len(rewards)
         starts = self._episode_starts(row, count)
@@ -166,7 +155,6 @@ class _RowReader:
         return held if type(held) is np.ndarray and held.ndim else np.atleast_1d(held)
 
     def _episode_starts(self, row: int, count: int) -> list[int]:
-        """Return the steps at which another episode, or another agent's, starts."""
         changes: set[int] = set()
         for name in (self._eps_id, self._agent_id):
             held = () if name is None else self._flat(name, row)
@@ -190,7 +178,6 @@ class _RowReader:
     def _read_samples(
         self, how: _Samples, row: int, count: int, places: NDArray[np.int64] | None = None
     ) -> Tree:
-        """Return the samples of one row, or those at some places, as a tree of arrays."""
         value = read.row_of(how.column, row)
         is_array = isinstance(value, np.ndarray) and value.ndim > 0
         try:

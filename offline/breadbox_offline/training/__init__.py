@@ -1,4 +1,1 @@
-"""Episodes to training batches: pipeline, pre-learner, mixing, cloning.
-
-Callers: users.
-"""
+"""Episodes to training batches: pipeline, pre-learner, mixing, cloning; for users."""

@@ -1,8 +1,4 @@
-"""Behaviour cloning: a policy that does what recorded episodes did.
-
-The smallest algorithm on top of the offline path, and the worked example of it: episodes go into
-an episode buffer, steps are drawn from it without replacement, and the pipeline makes the batches.
-"""
+"""Behaviour cloning: a policy that does what recorded episodes did; the offline path's example."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,7 +29,6 @@ class CloningConfig:
     lr: float = 1e-3
     """Adam's step size."""
     seed: int = 0
-    """Seed of the order of steps."""
     device: str = "cpu"
 
 

@@ -17,8 +17,7 @@ from breadbox.payload.fragments import FIELDS
 from breadbox.reading.batches import Batch
 
 _OPTIONAL_FIELDS = frozenset({"in_state", "log_prob", "value", "extras"})
-"""Fields of a fragment that a batch may do without. Not among them are those that fragments of one
-batch may have in different lengths, or not at all: final observations and versions."""
+"""Fields a batch may do without; not those of differing lengths."""
 
 
 @dataclass(slots=True)
@@ -26,7 +25,6 @@ class Apportioner:
     """Splits batches by shares; what whole chunks do not allow is owed to later batches."""
 
     shares: Mapping[str, float]
-    """Per buffer, its part of every batch."""
     fragments_per_chunk: Mapping[str, int]
     _owed: dict[str, float] = field(init=False)
 
@@ -48,10 +46,7 @@ class Apportioner:
 
 
 class MixedLease:
-    """Leases of several buffers that begin and end together.
-
-    A context manager: left in peace all are consumed, left by an exception all are returned.
-    """
+    """Leases of several buffers, as a context manager: consumed, or returned on an exception."""
 
     def __init__(self, client: Client, leases: Mapping[str, Lease], stack: ExitStack) -> None:
         """Made by `BufferMixer.fetch`."""
@@ -128,7 +123,6 @@ def _is_optional(name: str) -> bool:
 
 
 def _without_absent(tree: Any) -> Any:
-    """A tree of dicts without the keys that lead to nothing."""
     if not isinstance(tree, dict):
         return tree
     kept = {key: _without_absent(branch) for key, branch in tree.items() if branch is not None}

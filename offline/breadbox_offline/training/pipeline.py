@@ -1,8 +1,6 @@
-"""The connector pipeline: from episodes to one batch of arrays per module.
+"""The connector pipeline: named stages, in order, from episodes to one batch per module.
 
-A pipeline is an ordered list of named stages. A stage is any callable `(draft, context)` that adds
-to the draft or replaces what is in it; it may put new episodes into the draft, but never changes
-one, because the episode buffer holds them too. Everything is numpy until the last stage.
+A stage `(draft, context)` changes the draft, never an episode. All is numpy until the last.
 """
 
 from collections import Counter
@@ -53,11 +51,7 @@ class OfflineBatch:
 
 
 def count_env_steps(episodes: Iterable[Episode]) -> int:
-    """Environment steps of agents' episodes.
-
-    Steps of different agents in one episode at the same time are one step of the environment; a
-    step that was drawn twice counts twice.
-    """
+    """Count environment steps: agents at one time are one step, a step drawn twice counts twice."""
     total = 0
     drawn: dict[tuple[str, int], Counter[str]] = {}
     for episode in episodes:
@@ -98,7 +92,6 @@ class Draft:
     rows: list[RowSpan] | None = None
     """Padded rows, in the order of episodes, or None if steps are batched without rows."""
     row_length: int = 0
-    """Steps of a padded row."""
     row_columns: dict[str, list[Tree]] = field(default_factory=dict)
     """Per column one tree per row, without a time axis."""
     batches: dict[str, dict[str, Tree]] = field(default_factory=dict)
@@ -118,7 +111,6 @@ class PipelineContext:
     module_of: Mapping[str, str] | Callable[[str], str] | None = None
     """Module of an agent where its episode names none."""
     values: ValueFunction | None = None
-    """The value function, for advantages."""
     model_version: int | None = None
     """Version of the weights behind `values` and `initial_states`."""
     device: str = "cpu"

@@ -9,12 +9,7 @@ Item = TypeVar("Item")
 
 
 class Prefetcher(Generic[Item], Iterator[Item]):
-    """Iterates over `source` in a thread of its own.
-
-    At most `depth` items wait to be taken; the thread then stops until one is. What the source
-    raises is raised by `next` after the items that came before it. Use it as a context manager: on
-    exit the thread ends, after the item that it is working on.
-    """
+    """Iterate over `source` in a thread, `depth` items ahead; on exit, after its item, it ends."""
 
     def __init__(self, source: Iterable[Item], *, depth: int = 2) -> None:
         if depth < 1:

@@ -84,10 +84,8 @@ class PreLearnerConfig:
     seed: int | None = None
     """Seed of the draws; None takes one from the system."""
     steps: StepSampling = field(default_factory=StepSampling)
-    """How single steps are drawn."""
     draws_agents_together: bool = False
-    """Draw environment steps with all agents that acted in them (`sample_moments`), instead of the
-    steps of single agents; `train_batch_size` of them. Not for recurrent modules."""
+    """Draw environment steps with all agents (`sample_moments`); not for recurrent modules."""
     row_length: int = 0
     """For recurrent modules: steps of a row (max_seq_len)."""
     lookback: int = 1
@@ -122,13 +120,7 @@ class OfflinePreLearner:
     def __init__(
         self, config: PreLearnerConfig, *, modules: Callable[[], ModuleSnapshot] | None = None
     ) -> None:
-        """Make a pre-learner.
-
-        Args:
-            config: How.
-            modules: Returns the current modules, for recurrent states and values, or None if no
-                module is recurrent, and no stage needs values.
-        """
+        """Make a pre-learner; `modules` returns the current ones, for states and values."""
         self.config = config
         self.report = ValidationReport(config.validation, findings_max=config.findings_max)
         self.buffer = self.make_buffer()
@@ -169,20 +161,12 @@ class OfflinePreLearner:
         return self.batch_episodes(self._without_states(episodes))
 
     def map(self, columns: Columns, mode: InputMode) -> list[Episode]:
-        """Episodes of a call's columns.
-
-        Raises:
-            OfflineDataError: the columns are malformed, or a finding's policy is to raise.
-        """
+        """Return a call's episodes; `OfflineDataError` if malformed or a policy is to raise."""
         assembler = self._assembler if self.config.holds_unfinished else None
         return map_columns(columns, mode, self.config.mapping, self.report, assembler)
 
     def take_in(self, episodes: list[Episode]) -> list[AddOutcome]:
-        """Validate episodes and put them into the buffer; what cannot be used is reported.
-
-        Raises:
-            ValidationError: a finding's policy is to raise.
-        """
+        """Validate episodes into the buffer; report the rest, or raise ValidationError."""
         outcomes = []
         for episode in self._without_states(
             validate_episodes(episodes, self.report, held_digest=self.buffer.held_digest)

@@ -37,12 +37,7 @@ VALUE_TARGETS = "value_targets"
 
 
 def default_pipeline(*, next_observations: bool = True, tensors: bool = True) -> Pipeline:
-    """The stages that most algorithms need, in order.
-
-    Args:
-        next_observations: Add the column `new_obs`.
-        tensors: End with torch tensors on the context's device; else everything stays numpy.
-    """
+    """Return the usual stages; `next_observations` adds `new_obs`, `tensors` ends in torch."""
     stages: list[tuple[str, Stage]] = [("observations", add_observations)]
     if next_observations:
         stages.append(("next_observations", add_next_observations))
@@ -110,11 +105,7 @@ def cut_rows(draft: Draft, context: PipelineContext) -> None:
 
 
 def add_states(draft: Draft, context: PipelineContext) -> None:
-    """For recurrent modules: `state_in` of every row, and `next_state_in` beside `new_obs`.
-
-    The state is the one recorded before the row's first step; the module's initial one where the
-    episode starts, or where none was recorded.
-    """
+    """Add `state_in`, and `next_state_in` beside `new_obs`: the recorded or initial state."""
     if draft.rows is None or STATE_IN in draft.row_columns:
         return
     map_agents_to_modules(draft, context)
@@ -158,11 +149,7 @@ def batch_items(draft: Draft, context: PipelineContext) -> None:
 
 
 def convert_to_tensors(draft: Draft, context: PipelineContext) -> None:
-    """Torch tensors on the device: floats float32, whole numbers int64, bytes and booleans kept.
-
-    Arrays of text and objects stay as they are. Copies for a CUDA device go through page-locked
-    memory, without waiting for them.
-    """
+    """Convert to torch: floats float32, integers int64; text stays. CUDA copies do not block."""
     import torch
 
     device = torch.device(context.device)
@@ -176,10 +163,9 @@ def convert_to_tensors(draft: Draft, context: PipelineContext) -> None:
 
 
 def add_one_step(draft: Draft, _context: PipelineContext) -> None:
-    """One step more at the end of every episode, for a bootstrap value; `loss_mask` leaves it out.
+    """Add a bootstrap step to every episode, left out by `loss_mask`; before `observations`.
 
-    It repeats the last observation, action and extra outputs with reward 0. The end flags stay on
-    the last real step; an unfinished episode is truncated there. Put it before `observations`.
+    It repeats the last entries with reward 0; end flags stay on the last real step.
     """
     originals = draft.episodes
     draft.episodes = [_with_one_step(episode) for episode in originals]
@@ -214,11 +200,7 @@ def returns_to_go(rewards: NDArray[Any], discount: float) -> NDArray[np.float32]
 
 
 def make_advantages(discount: float, gae_lambda: float) -> Stage:
-    """A stage that adds `advantages` and `value_targets` by generalised advantage estimation.
-
-    Needs `values` in the context: all T + 1 observations are valued, so that an episode that was
-    cut off, or a slice, bootstraps from what it led to.
-    """
+    """Return a stage adding `advantages` and `value_targets` by GAE; needs T + 1 `values`."""
 
     def add_advantages(draft: Draft, context: PipelineContext) -> None:
         if context.values is None:

@@ -1,4 +1,1 @@
-"""A policy at work on environments, for the service (players) or for files (generator).
-
-Callers: `worker.py` and `app.py`.
-"""
+"""A policy at work on environments, for the service (players) or files (generator)."""

@@ -12,12 +12,7 @@ class _Waiting:
 
 
 class ReadyQueue:
-    """Groups that wait for their actions, in the order in which they became ready.
-
-    A batch goes as soon as one of these holds: it is full; everybody alive is in it; the group
-    that has waited longest has done so for the maximum. Hence fewer environments than a batch
-    holds stall nobody, and neither does one that takes minutes to reset.
-    """
+    """Groups waiting for actions; a batch goes when full, complete, or its oldest waited enough."""
 
     def __init__(self, batch_env_count: int, wait_s_max: float) -> None:
         self.batch_env_count = batch_env_count
@@ -62,12 +57,9 @@ class ReadyQueue:
 
 
 class BatchSize:
-    """How many environments a full batch has, found out by trying.
+    """How many environments a full batch has: half or all, tried now and then; the faster stays.
 
-    Half of them, and one half steps while the policy runs for the other; that is best where both
-    take time. All of them, and the policy runs half as often; that is best where it is slow and a
-    larger batch costs it little. Both are tried for a moment, the faster one stays, and both are
-    tried again from time to time, since machines and policies change.
+    Half overlaps steps with inference; all suits a slow policy that batches well.
     """
 
     TRIAL_BATCHES = 16

@@ -182,7 +182,6 @@ class EpisodeGenerator:
             return episode
 
     def _run(self) -> None:
-        """Run the environments, in the thread that owns them from start to end."""
         options = self._options
         try:
             pool = EnvProcesses(
@@ -201,7 +200,6 @@ class EpisodeGenerator:
             self._put(None)
 
     def _put(self, episode: dict[str, Any] | None) -> None:
-        """Hand an episode to the consumer, waiting until it has room for it."""
         while not self._stop.is_set():
             try:
                 self._finished.put(episode, timeout=_POLL_S)
@@ -210,7 +208,6 @@ class EpisodeGenerator:
             return
 
     def _loop(self, pool: EnvProcesses) -> None:
-        """Run until every episode is finished, or `stop` is called."""
         inference: Inference | None = None
         while self.finished_count < self._options.episode_count and not self._stop.is_set():
             patience_s = self._patience_s()
@@ -263,7 +260,6 @@ class EpisodeGenerator:
             self._put(entry)
 
     def _begin_wanted(self) -> None:
-        """Let as many workers begin as there are episodes left; the others rest."""
         wanted = self._options.episode_count - self.finished_count - sum(self._under_way)
         for group in self._resting[:wanted]:
             self._under_way[group] = True

@@ -46,18 +46,9 @@ def check_device(name: str) -> torch.device:
 
 
 class Inference:
-    """A policy, its device and its randomness.
+    """A policy moved to its device, and its randomness; results of `bfloat16` stay float32.
 
-    Args:
-        policy: Is moved to the device and stays the caller's to load weights into.
-        device: Where to run.
-        bfloat16: Compute in bfloat16 where torch deems it safe; results stay float32.
-        seed: Of the actions.
-        greedy: Take the likeliest actions instead of drawing them.
-
-    Raises:
-        InvalidRequestError: The policy cannot act greedily, and shall; or its initial state is a
-            tree without tensors.
+    InvalidRequestError if the policy cannot act greedily, or has a state without tensors.
     """
 
     def __init__(
@@ -103,16 +94,7 @@ class Inference:
         return self._initial_state
 
     def act(self, obs: Tree, states: list[State], first: NDArray[np.bool_]) -> Decision:
-        """Choose an action for each of B environments.
-
-        Args:
-            obs: Leaves [B, ...]; only read.
-            states: One per environment; ignored by a policy without memory.
-            first: bool[B].
-
-        Raises:
-            PolicyOutputError: A log-prob or a value is NaN or infinite.
-        """
+        """Choose actions, leaves [B, ...], `first` bool[B]; PolicyOutputError on NaN or inf."""
         with torch.inference_mode(), self._precision():
             state = self.policy.merge_state(states) if self.is_recurrent else None
             result = self.policy.act(

@@ -38,12 +38,7 @@ class _Chair:
 
 
 class Opponents(Seated):
-    """Rows of which each episode is played by a version drawn at random.
-
-    Drawn are the latest *kept_max* versions that this worker has seen of a buffer's model, the
-    current one among them, and those that are *pinned*; all are as likely. Each version costs the
-    memory of its weights.
-    """
+    """Rows played by versions drawn evenly from *kept_max* and *pinned*, all held in memory."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""A policy at work: its model, its rows of the environments, and where their fragments go.
-
-A worker has one, but where agents of an environment have policies of their own: then each has the
-rows of its agents, and a buffer with a session and a learner of its own.
-"""
+"""A policy at work: its model, its rows of the environments, and where their fragments go."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -25,9 +21,7 @@ from breadbox_rollout.sending.sender import EpisodeReporter, EpisodeTracker, Sen
 logger = logging.getLogger(__name__)
 
 MakePolicy = Callable[[Any, Any], PolicyModule]
-"""Makes a policy for an observation and an action space."""
 MakeInference = Callable[[PolicyModule], Inference]
-"""Puts a policy on its device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +42,7 @@ class Seated(ABC):
     sender: Sender | None = None
     """Where fragments go, or None if nothing is learned from these rows."""
     step_count = 0
-    """Steps answered so far that are learned from."""
     fragment_count = 0
-    """Fragments cut so far."""
 
     def __init__(
         self, make_policy: MakePolicy, make_inference: MakeInference, watcher: ModelWatcher
@@ -88,9 +80,7 @@ class Seated(ABC):
     def take_model(self) -> None:
         """Make session, version and weights current in one step, if there are new ones.
 
-        A session of another policy's weights is not entered if it was current before this worker
-        came: it may be left over from another run, or the next one may be this worker's. That is
-        logged once, and waited out. One that began meanwhile raises InvalidRequestError.
+        An older session of another policy is waited out; a new one raises InvalidRequestError.
         """
         model = self.watcher.take()
         if model is None:
@@ -125,16 +115,11 @@ class Seated(ABC):
         """Take over the weights of a model; `model` is still the one before."""
 
     def _changed(self, before: Model) -> None:
-        """Follow the change of `model`."""
         return
 
     @abstractmethod
     def act(self, groups: list[int], arrays: list[GroupArrays]) -> Callable[[], list[Fragment]]:
-        """Choose and write the actions of the groups' rows.
-
-        Returns:
-            What cuts the round into fragments; to be called once, when the environments step.
-        """
+        """Choose and write the rows' actions; return what cuts fragments, to be called once."""
 
     def read(self, group: int, arrays: GroupArrays) -> list[float]:
         """Take in what a group answered; return the returns of episodes that ended."""
@@ -151,13 +136,10 @@ class Seated(ABC):
 
 @dataclass(slots=True)
 class _Slot:
-    """What is known of one row between two rounds: its fragments, its episode, its memory."""
-
     fragmenter: Fragmenter
     tracker: EpisodeTracker
     state: State
-    """Recurrent state before the next step: after the last one, or the initial one where an episode
-    starts; None for a policy without memory."""
+    """Recurrent state before the next step, the initial one at a start; None without memory."""
     episode_id: int = 0
     awaits_answer: bool = False
     """An action is on its way, and its step was pushed."""

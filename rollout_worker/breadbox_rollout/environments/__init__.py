@@ -1,4 +1,1 @@
-"""Environments as rows of shared arrays: single, grouped, vector, of several agents.
-
-Callers: `processes`, `recording`, `acting`.
-"""
+"""Environments as rows of shared arrays, for `processes`, `recording`, `acting`."""

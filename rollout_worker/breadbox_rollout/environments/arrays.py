@@ -1,14 +1,12 @@
 """The memory that an environment process and the worker share, and how observations get into it.
 
-One anonymous memory file per process and part, which goes when both have let go of it: nothing can
-stay behind in /dev/shm, whichever process is killed. A part is all rows of one pair of spaces: a
-process has one, but where agents with policies of their own share an environment. The writers:
+One anonymous memory file per process and part (the rows of one pair of spaces), gone when both
+have let go of it: a kill leaves nothing in /dev/shm. The writers:
 
     environment process   obs, final_obs, reward, flags, first, acts, counts, clock
     worker                action, value, model_version
 
-Both sides alternate (a message hands over), except that the worker reads the clock and
-the counts at any time, to find a process that hangs and to save what it had answered.
+Both sides alternate, but for the clock and the counts, which the worker reads at any time.
 """
 
 import mmap
@@ -47,11 +45,9 @@ class GroupArrays:
     """Views of the shared memory of N rows; leaves [N, ...]. See `units` for what a row is."""
 
     obs: Tree
-    """What the policy shall see next."""
     final_obs: Tree
     """The last observation of the episode that just ended; valid where one did."""
     action: Tree
-    """What the policy did."""
     value: NDArray[np.float32]
     """float32[N]; what the policy expects, for overlays."""
     model_version: NDArray[np.int64]
@@ -135,10 +131,7 @@ def create_arrays(
 def open_arrays(
     descriptor: int, observation_space: Space, action_space: Space, count: int
 ) -> GroupArrays:
-    """Map the arrays that another process made for the same spaces and count.
-
-    The mapping lives as long as any of the arrays; the descriptor may be closed at once.
-    """
+    """Map arrays made for the same spaces; the descriptor may be closed then."""
     mapped = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
     return _Layout(mapped).group(observation_space, action_space, count)
 
@@ -148,11 +141,7 @@ Rows = int | slice | NDArray[np.bool_]
 
 
 def write_checked(arrays: Tree, rows: Rows, obs: Tree, path: str = "observation") -> None:
-    """Copy an observation into its row, or observations with a leading axis into several.
-
-    Strict about keys and shapes, lenient about the width of floats. What is not as promised raises
-    EnvironmentFailedError; what was written by then is undefined.
-    """
+    """Copy observations into rows; float widths may differ, else EnvironmentFailedError midway."""
     if isinstance(arrays, dict):
         if not isinstance(obs, dict) or obs.keys() != arrays.keys():
             got = f"keys {sorted(obs)}" if isinstance(obs, dict) else type(obs).__name__

@@ -51,10 +51,7 @@ def _factory(name: str) -> Callable[..., Environment] | None:
 
 
 def check_environment(spec: EnvSpec) -> None:
-    """Find out whether the name exists and takes the options, without making the environment.
-
-    Options that an environment hands on to others (`**kwargs`) are not looked into.
-    """
+    """Check, without making it, that the environment exists and takes the options."""
     factory = _factory(spec.name)
     if factory is not None:
         if spec.vectorize is not None:
@@ -132,7 +129,6 @@ def takes_seed(spec: EnvSpec) -> bool:
 
 
 def _parameters(spec: EnvSpec) -> set[str]:
-    """Return the names of a factory's parameters; none for a Gymnasium id."""
     factory = _factory(spec.name)
     if factory is None:
         return set()
@@ -162,12 +158,7 @@ def make_environment(spec: EnvSpec, env_count: int = 1, seed: int = 0) -> Any:
 
 
 def envs_per_process(spec: EnvSpec, env_count: int) -> int:
-    """Return how many of *env_count* environments share a process unless the user says otherwise.
-
-    All of a vector environment, which is one object. Else one, so that a crash costs one
-    environment; but Gymnasium's own tiny ones neither crash nor hang, and a process for each would
-    spend its time on being woken.
-    """
+    """Return environments per process: all of a vector one, many tiny ones, else 1 for crashes."""
     if is_vectorized(spec):
         return env_count
     if _factory(spec.name) is not None:
@@ -176,7 +167,6 @@ def envs_per_process(spec: EnvSpec, env_count: int) -> int:
 
 
 def _is_in(name: str, modules: tuple[str, ...]) -> bool:
-    """Whether a Gymnasium id's entry point is in one of some modules."""
     _register_atari(name)
     entry_point = gymnasium.spec(name).entry_point
     return isinstance(entry_point, str) and entry_point.startswith(modules)

@@ -76,10 +76,7 @@ class EnvironmentFailedError(Exception):
         """What else the round brought, where the process ends with this."""
 
     def as_dict(self) -> dict[str, str]:
-        """Return it for another process: kind, detail with file and line, and the traceback.
-
-        The traceback is of what the environment raised; there is none where we judged it ourselves.
-        """
+        """Return kind, detail with file and line, and the environment's traceback, if it raised."""
         cause = self.__cause__
         detail, trace = self.detail, ""
         if cause is not None and not isinstance(cause, ReplayBufferError):

@@ -28,12 +28,7 @@ class Seat:
 
 
 class ParallelUnit(Unit):
-    """An environment of several agents, and a row for each agent that may ever take part.
-
-    An agent's episode ends when it is terminated or truncated; its row then does not act until all
-    agents have ended and the environment has been reset. An agent that joins later begins an
-    episode then.
-    """
+    """An environment of several agents: a row each, idle from its agent's end to the reset."""
 
     def __init__(self, env: Any, seats: Mapping[str, Seat], steps_max: int | None) -> None:
         self._env = env

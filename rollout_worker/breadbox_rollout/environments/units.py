@@ -1,17 +1,14 @@
 """What a process holds: units, each one environment with the rows of the arrays it answers into.
 
-A row is one sequence of steps with fragments of its own: what one agent of one environment sees and
-does. There are three kinds of units, which differ in what their environment offers:
+A row is one sequence of steps of one agent, with its own fragments. The kinds of units:
 
     unit                rows                                   see
     `SingleUnit`        1                                      gymnasium.Env
     `VectorUnit`        1 for each environment inside          gymnasium.vector.VectorEnv, EnvPool
     `ParallelUnit`      1 for each agent that may take part    pettingzoo.ParallelEnv
 
-In each round a unit is given an action for every row and answers for those that *act*: a row does
-not act while its agent has no episode to be in, as between the end of an episode and the reset that
-comes with the next step, or after an agent's end until the others have ended too. Nothing is
-recorded of a row that does not act.
+Each round gives a unit an action for every row; it answers for those that *act*. A row does not
+act while its agent has no episode, and nothing is recorded of it.
 """
 
 from abc import ABC, abstractmethod
@@ -202,9 +199,7 @@ class GroupOptions:
     seed_each_episode: bool = False
     """Reset every episode with a seed of its own, derived from the first."""
     episode_steps_max: int | None = None
-    """Steps after which an episode is truncated, or None if the environment decides."""
     rebuild_interval_s: float = 0.0
-    """Seconds after which an environment is made anew, between episodes; 0: never."""
 
 
 class EnvGroup:

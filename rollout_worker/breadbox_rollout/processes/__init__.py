@@ -1,4 +1,1 @@
-"""Environment processes under supervision.
-
-Callers: `acting` and `worker.py`.
-"""
+"""Environment processes under supervision, for `acting` and `worker.py`."""

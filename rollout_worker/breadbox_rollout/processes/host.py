@@ -106,7 +106,6 @@ def _common_spaces(env: Any, agents: list[str]) -> tuple[Space, Space]:
 
 
 def _encoded(space: Space, path: str) -> dict[str, Any]:
-    """Return the space as plain data, see `encode_space`."""
     try:
         return encode_space(space, path)
     except InvalidRequestError as error:
@@ -242,10 +241,7 @@ class Host:
             raise _unusable("only plain environments of one agent can be recorded")
 
     def _introduce(self, parts: "list[_Part]") -> None:
-        """Make the arrays of all parts, and hand them to the worker with their spaces.
-
-        Before the first reset, so that the worker can see which phase takes long.
-        """
+        """Make all parts' arrays and send them with their spaces, before the slow first reset."""
         hello = [
             {
                 "observation": _encoded(part.observations, "obs"),

@@ -1,13 +1,10 @@
 """Environment processes under supervision: started, watched, killed when they hang, started again.
 
-What it keeps:
-
-P1  Every failure becomes one `GroupFailed` event; no other part of the worker sees a process.
-P2  A process that hangs is killed within its phase's limit and one check interval.
-P3  Shared arrays of a failed process stay readable until `poll` is called again.
-P4  A process is only asked to step when it said that it is done.
-P5  Where nothing ever answers a step the pool gives up, after a known number of attempts; what has
-    answered once is tried on, ever more slowly.
+P1 Every failure becomes one `GroupFailed` event; no other part of the worker sees a process. P2 A
+process that hangs is killed within its phase's limit and one check interval. P3 Shared arrays of a
+failed process stay readable until the next `poll`. P4 A process is asked to step only when done. P5
+The pool gives up after a known number of attempts without any answered step; otherwise it tries on,
+ever more slowly.
 """
 
 import contextlib
@@ -59,9 +56,7 @@ class PoolOptions:
     build_s_max: float = 300.0
     """Seconds to start a process and make its first environment; then it is killed."""
     reset_s_max: float = 120.0
-    """Seconds for one reset."""
     step_s_max: float = 30.0
-    """Seconds for one step."""
     restarts_max: int | None = None
     """Restarts of one process over its life, or None for any number, ever more slowly."""
     rebuild_interval_s: float = 0.0
@@ -83,8 +78,7 @@ class Part:
     observation_space: Space
     action_space: Space
     labels: tuple[str, ...]
-    """Agents; a group has a row for each of them for each of its environments, environment by
-    environment. ("",) where an environment has one agent."""
+    """Agents; a group has a row for each, environment by environment. ("",) for one agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +115,6 @@ class _State(Enum):
 
 
 class _Group:
-    """One process, and what is known of it."""
-
     def __init__(self, index: int, env_indices: range) -> None:
         self.index = index
         self.env_indices = env_indices
@@ -159,11 +151,7 @@ class _Group:
 
 
 class EnvProcesses:
-    """Groups of environments, each in its own process.
-
-    Use it from one thread, which must not end before the pool is closed: the kernel ties the
-    processes to it.
-    """
+    """Environments in processes tied by the kernel to the one thread that uses and closes them."""
 
     def __init__(
         self,

@@ -1,4 +1,1 @@
-"""Episodes into files.
-
-Callers: `processes` and `acting`.
-"""
+"""Episodes into files, for `processes` and `acting`."""

@@ -1,9 +1,7 @@
 """Records episodes of one environment, inside its process, and lists them for the worker.
 
-Encoding happens beside the environment: it slows that one down, and inference not at all.
-Everything is written into a folder of its own and moved into place when the episode is over, so
-that a file under its final name is complete. Nothing needs to be executed to read one. Files, by
-their keys in the manifest:
+Encoding slows the environment down, and inference not at all. Files are moved into place when
+complete, and reading one executes nothing. By their keys in the manifest:
 
     info_path         JSON lines: one for the reset, one for each step
     action_path       npz without objects: action (by leaf), reward, terminated, truncated, value
@@ -44,7 +42,6 @@ from breadbox_rollout.recording.media import (
 MANIFEST = "manifest.jsonl"
 """One line per finished episode; names of files are relative to its folder."""
 FAILURES = "failures.jsonl"
-"""One line per failure."""
 PATH_KEYS = ("info_path", "action_path", "video_path", "base_image_path")
 
 _TEXT_CHARACTERS_MAX = 1000
@@ -63,12 +60,9 @@ class RecordingOptions:
     env_count: int | None = None
     """Only environments with an index below this, or None for all."""
     overlay: bool = False
-    """Write what the policy expects into each frame."""
     media: str = "h264"
-    """"h264", "jpeg" or "none"."""
     fps: int = 30
     crf: int = 0
-    """Constant rate factor of H.264; 0 is lossless."""
     partial_prefix: str = ""
     """Names what belongs to this run, so that another may clean up after a killed process."""
 
@@ -145,7 +139,6 @@ class EpisodeRecorder:
         line: dict[str, Any],
         value: float | None,
     ) -> None:
-        """Write what a reset or a step brought."""
         shown = {key: each for key, each in info.items() if key != "pov"}
         files.add_info({**line, "info": shown})
         files.add_observation(obs)
@@ -157,11 +150,7 @@ class EpisodeRecorder:
 
 
 def _find_frame(env: Environment, obs: Tree, info: dict[str, Any]) -> Frame:
-    """Return what the environment looks like now, or raise NoFramesError.
-
-    The info's "pov" (the ancestor's simulator gives one), else what `render` returns, else an
-    observation that is an image, or that has one under "image".
-    """
+    """Return the frame: info's "pov", else `render`, else an image; or raise NoFramesError."""
     image = info.get("pov")
     if image is None and env.render_mode == "rgb_array":
         image = env.render()

@@ -1,4 +1,1 @@
-"""The worker's side of the service: fragments, episode reports, model versions.
-
-Callers: `acting` and `app.py`.
-"""
+"""The worker's side of the service: fragments, reports, model versions; for `acting`, `app.py`."""

@@ -1,9 +1,4 @@
-"""Which session and model version are current, learned in the background.
-
-A model is one immutable triple (session, version, weights). The watcher's thread makes it whole
-before the worker sees it; the worker takes it between two batches. So a step is never labelled with
-a version that did not choose its action.
-"""
+"""Models, immutable triples (session, version, weights), learned in the background."""
 
 import logging
 import threading
@@ -19,10 +14,7 @@ from breadbox.writing.appender import AppendClient
 
 
 class Service(AppendClient, Protocol):
-    """A connection to the buffer that the worker fills. Thread-safe.
-
-    Methods do what those of `breadbox.Client` do, and raise what they raise.
-    """
+    """A thread-safe connection to the worker's buffer, as `breadbox.Client`."""
 
     def watch_model(
         self, known: ModelState | None = None, *, max_wait_s: float = 0.0
@@ -57,18 +49,15 @@ class Model:
     """What to act with, and how to label it."""
 
     session_id: str
-    """Empty: no session is current, or none of which weights were published, so nothing may be
-    produced."""
+    """Empty: no session, or none with published weights: nothing may be produced."""
     model_version: int
     weights: Mapping[str, NDArray[Any]] | None
     """Or None at version 0 of a session: the policy as it was made."""
     staleness_max: int | None
     """Versions that a step may be behind before its fragment is refused, or None if unknown."""
     buffer: str = ""
-    """Name of the buffer."""
     is_older: bool = False
-    """Whether the session was current before this was followed. It may then be of another run, with
-    its learner gone."""
+    """Whether the session is from before this was followed: perhaps another, dead run's."""
 
     @property
     def in_session(self) -> bool:
@@ -197,10 +186,8 @@ class ModelWatcher:
     def _complete(self, state: ModelState, weights: Mapping[str, Any] | None) -> Model | None:
         """Return what to act with from now on, or None if it is what there was.
 
-        Nothing is acted with, and labelled, at a version that has no weights: within a session the
-        weights there are keep their label, and a session that begins at such a version, as that of
-        a resumed learner may, is waited out until some are published. Version 0 is the exception:
-        it is what untrained policies are.
+        A version without weights is never acted with: a session's weights keep their label, and a
+        session beginning at such a version is waited out. Version 0 (untrained) is the exception.
         """
         if not state.session_id:
             return NO_MODEL

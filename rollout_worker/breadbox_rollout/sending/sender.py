@@ -64,12 +64,7 @@ class Sender:
         self._not_put_count += 1
 
     def counts(self) -> dict[str, int]:
-        """Return fragments by what became of them.
-
-        Outcomes of the service by their name; "stale_before_upload" and "session_before_upload"
-        for those that need not be sent; "refused" for those that no service takes; "undelivered"
-        for those that waited when the worker ended.
-        """
+        """Return fragments by outcome, including those dropped, refused or undelivered."""
         counts = self._appender.counts
         found = Counter({outcome.value: n for outcome, n in counts.by_outcome.items()})
         found.update(counts.dropped)
@@ -158,12 +153,7 @@ class ReporterCounts:
 
 
 class EpisodeReporter:
-    """Sends reports from a thread of its own; never holds up an environment.
-
-    A server that asks to wait gets the same reports again, and those that came meanwhile with them.
-    Reports are statistics: those that cannot be sent, or that more than `reports_max` others wait
-    in front of, are lost and counted.
-    """
+    """Send reports from a thread, again if asked to wait; failures and overflow are counted."""
 
     def __init__(self, service: Service, *, reports_max: int = 16384) -> None:
         self._service = service
