@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 import breadbox
 from breadbox.model.types import BufferConfig
@@ -318,7 +319,7 @@ def test_a_token_is_asked_for_and_shows_its_buffers_only(chromium: Any, tmp_path
 def test_every_page_is_accessible_and_as_wide_as_its_window(
     chromium: Any, url: str, client: breadbox.Client, scheme: str, viewport: dict[str, int]
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    axe = Axe()
     for at in range(3):
         client.append(played(at, obs=film(), reward=float(at), episode_id=at))
     for page in opened(chromium, url, viewport=viewport, color_scheme=scheme):

@@ -6,11 +6,13 @@ vain. An inline payload is written instead of confirmed, or with its journal ent
 
 Appends without room may wait, in order of arrival (B31).
 
-QUEUED    of the queue: decided when its turn comes, or refused with no trip
-DECIDING  of the queue: ANSWERED when all are decided, WAITING without room, else QUEUED again
-WAITING   has a position: QUEUED when there may be room; ANSWERED at its end, or when sent again
-ANSWERED  pending until the answer is durable
-OVER      its caller let go of it, in any state
+| state    | of the queue | next                                                              |
+|----------|--------------|-------------------------------------------------------------------|
+| QUEUED   | yes          | DECIDING; ANSWERED: refused without a trip                        |
+| DECIDING | yes          | ANSWERED: all decided; WAITING: no room; QUEUED: a part is left   |
+| WAITING  | no           | QUEUED: there may be room; ANSWERED: wait over, or sent again     |
+| ANSWERED | no           | the answer leaves once it is durable                              |
+| OVER     | no           | none: the caller let go of it, in any state                       |
 """
 
 import asyncio
