@@ -131,9 +131,11 @@ class Settings(LogSettings):
     """Leases alive at a time; then fetches wait."""
     workers_max: int = _DEFAULTS.workers_max
     """Workers (environments) remembered in a session; one more is refused."""
-    sampler: _Sampler = setting(_DEFAULTS.sampler, metavar="NAME")
-    """Which chunks a fetch gets: uniform, oldest_first, newest_first, freshest_first, prioritised,
-    highest_priority or lowest_priority."""
+    sampler: _Sampler = setting(
+        _DEFAULTS.sampler,
+        metavar="NAME",
+        description=f"Which chunks a fetch gets: {', '.join(SAMPLERS)}.",
+    )
     priority_exponent: float = _DEFAULTS.priority_exponent
     """Power, from 0 to 8, to which prioritised raises priorities; 0: all that are over 0 alike."""
     with_replacement: bool = _DEFAULTS.with_replacement

@@ -121,8 +121,9 @@ def test_helps_fit_a_terminal_of_80_columns() -> None:
     assert {} == {name: lines for name, lines in wide.items() if lines}
 
 
-def test_the_help_of_serve_names_every_sampler() -> None:
-    told = run("serve", "--help").output
+@pytest.mark.parametrize("names", [("serve",), ("buffers", "create"), ("buffers", "update")])
+def test_the_help_names_every_sampler(names: tuple[str, ...]) -> None:
+    told = run(*names, "--help").output
     assert [] == [name for name in SAMPLERS if name not in told]
 
 

@@ -24,12 +24,14 @@ from breadbox.model.types import (
     SampleToInsertRatio,
     SchemaPolicy,
 )
+from breadbox.v1 import buffer_pb2
 
 if TYPE_CHECKING:
     from breadbox.client import Client
 
 _LIMITS = tuple(each.name.replace("_", "-") for each in fields(BufferConfig))
 _Limit = Literal[*_LIMITS]  # type: ignore[valid-type]  # to mypy: any
+_SAMPLERS = tuple(buffer_pb2.Sampler.DESCRIPTOR.fields_by_name)
 
 
 @click.group(cls=Group)
@@ -144,9 +146,9 @@ class LimitSettings(Target):
     """Workers remembered in a session."""
     open_chunk_s: float | None = setting(None, environment=False, gt=0)
     """Silence that ends a worker's open chunk."""
-    sampler: str | None = setting(None, environment=False)
-    """Which chunks a fetch gets: uniform, oldest_first, newest_first, freshest_first, prioritised,
-    highest_priority or lowest_priority."""
+    sampler: str | None = setting(
+        None, environment=False, description=f"Which chunks a fetch gets: {', '.join(_SAMPLERS)}."
+    )
     priority_exponent: float | None = setting(None, environment=False, ge=0, le=8)
     """Power to which prioritised raises priorities."""
     with_replacement: bool | None = setting(None, environment=False)
