@@ -46,7 +46,7 @@ HELD = {
     "tell": 57,
     "summary that begins with 'Of'": 17,
     "'; None:' for 'or None if'": 16,
-    "ride along": 8,
+    "ride along": 7,
     "mend": 0,
     "books, signs of life, standing in line": 2,
 }

@@ -11,6 +11,7 @@ case "$1" in
     standby=${2:+,127.0.0.1:$BREADBOX_STANDBY_PORT}
     printf 'export BREADBOX_SERVER=127.0.0.1:%s%s\n' "$BREADBOX_PORT" "$standby"
     printf 'export BREADBOX_TOKEN=%s\n' "$(cat /secrets/admin/token)"
+    printf '# For the login of the console: %s\n' "$(cat /secrets/viewer/token)"
     printf 'export BREADBOX_STORE_URL=%s\n' \
       "$(sed "s|@redis:6379/|@127.0.0.1:$BREADBOX_REDIS_PORT/|" /secrets/admin/store)"
     ;;

@@ -53,7 +53,7 @@ def serve(settings: Settings) -> None:
 
 def _warn_of_visible_secrets() -> None:
     context = click.get_current_context()
-    for name in ("store", "client_store", "journal"):
+    for name in ("store", "client_store", "viewer_store", "journal"):
         url = str(context.params[name])
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and has_secret(url):
             flag = name.replace("_", "-")

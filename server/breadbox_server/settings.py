@@ -11,6 +11,7 @@ from breadbox.cli.settings import Bytes, setting
 from breadbox.model.presets import PRESETS, Preset
 from breadbox.stores import has_secret, redact
 from breadbox.stores.urls import GATEWAY_URL
+from breadbox_server.access.authorization import Role
 from breadbox_server.access.tls import TlsFiles
 from breadbox_server.base.errors import StartError
 from breadbox_server.core.model.config import (
@@ -65,6 +66,9 @@ class Settings(LogSettings):
     client_store: str = setting("", secret=True, metavar="URL")
     """Payload store as clients are told it, with their own credentials; default: --store. Needed
     with --tokens where --store has a password."""
+    viewer_store: str = setting("", secret=True, metavar="URL")
+    """Payload store for clients of the role viewer, with a user that may read alone; default:
+    --client-store."""
     shares_store_password: bool = setting(False, option="share_store_password")
     """Tell every client with a token the password in --store; it may then read and delete all
     payloads and the journal."""
@@ -236,15 +240,18 @@ class Settings(LogSettings):
                 "commands), --gateway, so that nobody needs one, or --share-store-password"
             )
 
-    def store_told(self, *, is_producer: bool) -> str:
-        """The URL that a client is told."""
-        if self.has_gateway and (is_producer or not self.client_store):
+    def store_told(self, role: Role) -> str:
+        """Return the URL that clients of a role are told."""
+        if role is Role.VIEWER and self.viewer_store:
+            return self.viewer_store
+        is_trusted = role in (Role.LEARNER, Role.ADMIN)
+        if self.has_gateway and not (is_trusted and self.client_store):
             return GATEWAY_URL
         return self.client_store or self.store
 
-    def inline_size_told(self, *, is_producer: bool) -> int:
-        """Bytes of a payload up to which it rides along with a client's calls; 0: none does."""
-        is_nearer = self.store_told(is_producer=is_producer).startswith("file:")
+    def inline_size_told(self, role: Role) -> int:
+        """Return the bytes up to which a payload is inline in calls of a role; 0: none is."""
+        is_nearer = self.store_told(role).startswith("file:")
         return 0 if is_nearer else self.inline_size_bytes_max
 
     @property

@@ -107,7 +107,7 @@ def test_each_service_mounts_the_secrets_of_one_reader_and_can_change_none() -> 
     }
     expected = {"redis": ["redis"], "server": ["server"], "standby": ["server"], "prometheus": []}
     expected["grafana"] = ["dashboards"]
-    expected["console"] = []
+    expected["console"] = ["viewer"]
     for name in services():
         for prefix, reader in (
             *(("rollout_worker", "producer"), ("learner", "learner"), ("buffer", "admin")),

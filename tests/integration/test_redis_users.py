@@ -6,8 +6,10 @@ import pytest
 import yaml
 
 import breadbox
-from breadbox.model.types import BufferConfig
-from breadbox_server.access.credentials import ACL, CONFIG, write_secrets
+from breadbox.model.errors import StoreError
+from breadbox.model.types import BufferConfig, ReleaseMode
+from breadbox.stores import open_store
+from breadbox_server.access.credentials import ACL, CONFIG, TOKENS, write_secrets
 from support.fragments import vector_fragment
 from support.redis_server import RedisServer
 from support.server_process import ServerProcess
@@ -35,6 +37,30 @@ def test_a_default_user_without_rights_is_warned_of_at_the_start_and_told_to_cli
             assert concern.startswith(f"{option} redis://breadbox-server:***@")
             assert "as its user `default`, which may not do everything" in concern
             assert concern in each.log.read_text()
+
+
+def test_a_viewer_reads_payloads_in_redis_and_can_neither_delete_nor_replace_them(
+    tmp_path: Path,
+) -> None:
+    redis, server = installation(tmp_path)
+    server.arguments = [*server.arguments, "--tokens", str(tmp_path / TOKENS)]
+    admin, viewer = ((tmp_path / role / "token").read_text() for role in ("admin", "viewer"))
+    with redis, server, breadbox.connect(server.address, token=admin) as client:
+        client.start_session("s")
+        client.append(vector_fragment(0, step_count=512))
+        with breadbox.connect(server.address, token=viewer) as looking:
+            read = looking.read_fragments()
+            (loaded,) = looking.load_fragments(read.fragments)
+            assert 0 == loaded.fragment_index
+            assert read.lease_id is not None
+            looking.release_lease(read.lease_id, mode=ReleaseMode.CONSUMED)
+            url = looking.get_store_config().store_url
+        store = open_store(url)
+        with pytest.raises(StoreError, match="NOPERM"):
+            store.delete_many([read.fragments[0].metadata.payload])
+        with pytest.raises(StoreError, match="NOPERM"):
+            store.write_many([[memoryview(b"mine")]])
+        store.close()
 
 
 def installation(directory: Path) -> tuple[RedisServer, ServerProcess]:

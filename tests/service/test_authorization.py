@@ -39,6 +39,10 @@ LEARNER = {
     "GetPreparedFragments", "RenewLease", "ReleaseLease", "UpdatePriorities", "ListBuffers",
     "GetBuffer", "GetStoreConfig", "WritePayloads", "ReadPayloads", "DiscardPayloads",
 }  # fmt: skip
+VIEWER = {
+    "WatchModel", "ReadFragments", "GetPreparedFragments", "ReleaseLease", "ListBuffers",
+    "GetBuffer", "GetStoreConfig", "ReadPayloads",
+}  # fmt: skip
 REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 
 
@@ -81,7 +85,12 @@ def test_an_admin_may_call_everything() -> None:
 
 @pytest.mark.parametrize(
     ("role", "allowed"),
-    [(Role.PRODUCER, PRODUCER), (Role.LEARNER, LEARNER), (Role.ADMIN, set(METHODS))],
+    [
+        (Role.PRODUCER, PRODUCER),
+        (Role.LEARNER, LEARNER),
+        (Role.VIEWER, VIEWER),
+        (Role.ADMIN, set(METHODS)),
+    ],
     ids=lambda value: value.value if isinstance(value, Role) else "",
 )
 async def test_a_role_may_call_what_the_table_says_and_nothing_else(

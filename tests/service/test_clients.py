@@ -2,7 +2,7 @@ import pytest
 
 from breadbox_server.access.authorization import SERVICE, Role
 from breadbox_server.metrics import clients
-from breadbox_server.metrics.clients import ClientCensus, role_of_method
+from breadbox_server.metrics.clients import ClientCensus, role_of_call
 from support.clock import ManualClock
 
 
@@ -20,7 +20,13 @@ from support.clock import ManualClock
     ],
 )
 def test_a_call_tells_what_its_caller_is_here_for(method: str, role: Role | None) -> None:
-    assert role is role_of_method(SERVICE + method)
+    assert role is role_of_call(SERVICE + method, Role.ADMIN)
+
+
+def test_a_viewer_counts_as_a_viewer_whatever_it_reads() -> None:
+    methods = ("ReadFragments", "GetBuffer", "ReleaseLease")
+
+    assert [Role.VIEWER] * 3 == [role_of_call(SERVICE + each, Role.VIEWER) for each in methods]
 
 
 def test_a_connection_counts_once_for_each_of_its_roles() -> None:
@@ -30,7 +36,7 @@ def test_a_connection_counts_once_for_each_of_its_roles() -> None:
     census.seen("ipv4:10.0.0.1:1", Role.LEARNER)
     census.seen("ipv4:10.0.0.2:1", Role.PRODUCER)
 
-    assert [2, 1, 0] == [census.count(role) for role in Role]
+    assert [2, 1, 0, 0] == [census.count(role) for role in Role]
 
 
 def test_a_silent_connection_is_counted_for_a_minute() -> None:

@@ -42,7 +42,7 @@ def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
 
     assert [] == again
     assert before == content(tmp_path / "made")
-    assert 8 == len(before)
+    assert 9 == len(before)
 
 
 def test_users_of_an_earlier_version_get_the_rights_that_they_lack(tmp_path: Path) -> None:

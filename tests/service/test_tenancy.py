@@ -86,9 +86,11 @@ CREDENTIALS = {
     "revoked": "admin",
     "producer of all": "producer",
     "learner of all": "learner",
+    "viewer of all": "viewer",
     "admin of all": "admin",
     "producer of the team": "producer buffers=team-a-*",
     "learner of the team": "learner buffers=team-a-*",
+    "viewer of the team": "viewer buffers=team-a-*",
     "admin of the team": "admin buffers=team-a-*",
 }
 """The line behind a token without its name; None: no token, empty: one that stands nowhere."""

@@ -23,6 +23,8 @@ class Role(Enum):
     """A rollout worker: appends, watches the model, reports episodes."""
     LEARNER = "learner"
     """Runs sessions, publishes models, fetches, reads."""
+    VIEWER = "viewer"
+    """Describes buffers and reads by cursors; changes nothing, and releases its own reads only."""
     ADMIN = "admin"
     """An operator, or a tool that does both: everything."""
 
@@ -127,6 +129,8 @@ class Rule:
 _ALL: Final = frozenset(Role)
 _PRODUCERS: Final = frozenset({Role.PRODUCER, Role.ADMIN})
 _LEARNERS: Final = frozenset({Role.LEARNER, Role.ADMIN})
+_READERS: Final = _LEARNERS | {Role.VIEWER}
+_WRITERS: Final = _PRODUCERS | _LEARNERS
 _ADMINS: Final = frozenset({Role.ADMIN})
 
 RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
@@ -135,8 +139,9 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
         (Rule(_PRODUCERS, "buffer", "fragments"), ("AppendFragments",)),
         (Rule(_PRODUCERS, "buffer", "episodes"), ("ReportEpisodes",)),
         (Rule(_LEARNERS, "buffer"), ("StartSession", "EndSession", "PublishModel")),
-        (Rule(_LEARNERS, "buffer"), ("FetchFragments", "GetPreparedFragments", "ReadFragments")),
-        (Rule(_LEARNERS, "buffer"), ("RenewLease", "ReleaseLease", "UpdatePriorities")),
+        (Rule(_LEARNERS, "buffer"), ("FetchFragments", "RenewLease", "UpdatePriorities")),
+        # A viewer releases the leases of its own reads.
+        (Rule(_READERS, "buffer"), ("GetPreparedFragments", "ReadFragments", "ReleaseLease")),
         (
             Rule(_LEARNERS, "buffer"),
             ("CreateSubscription", "AcknowledgeChunks", "DeleteSubscription"),
@@ -147,7 +152,8 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
         # The first shows the buffers that the caller may use, the second the store's credentials.
         (Rule(_ALL), ("ListBuffers", "GetStoreConfig")),
         # What a caller may read and discard is decided payload by payload.
-        (Rule(_ALL), ("WritePayloads", "ReadPayloads", "DiscardPayloads")),
+        (Rule(_ALL), ("ReadPayloads",)),
+        (Rule(_WRITERS), ("WritePayloads", "DiscardPayloads")),
     )
     for method in methods
 }

@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +35,8 @@ CLIENT_RIGHTS: Final = (
     "+auth +client|setname +select +command +cluster|slots +cluster|shards"
 )
 """What Redis lets clients do: nothing that names a payload of which they do not know the id."""
+VIEWER_RIGHTS: Final = CLIENT_RIGHTS.replace(" +set +unlink", "")
+"""What Redis lets viewers do: what it lets clients, but for writing and deleting."""
 PROBE_RIGHTS: Final = "resetchannels -@all +ping"
 
 
@@ -56,6 +58,7 @@ def make_secrets(settings: SecretsSettings) -> None:
     redis/users.acl     for redis-server --aclfile; it holds hashes only
     producer/token      for rollout workers, as BREADBOX_TOKEN=@FILE
     learner/token       for learners
+    viewer/token        for the console, and for people that look
     admin/token         for an operator's command line
     admin/store         the store's URL for clients, for BREADBOX_STORE_URL
     dashboards/password for Grafana
@@ -89,12 +92,17 @@ def write_secrets(directory: Path, redis: str) -> list[Path]:
 
     # All of these say the same passwords, so they are made together.
     if not all((directory / name).exists() for name in (ACL, STORE, CONFIG)):
-        server, client = (secrets.token_hex(PASSWORD_BYTES) for _ in range(2))
-        url = f"redis://breadbox-client:{client}@{redis}/0"
-        write(ACL, _acl(server, client))
-        write(STORE, url)
-        stores = {"store": f"redis://breadbox-server:{server}@{redis}/0", "client-store": url}
-        write(CONFIG, yaml.safe_dump(stores))
+        passwords = {
+            user: secrets.token_hex(PASSWORD_BYTES) for user in ("server", "client", "viewer")
+        }
+        urls = {
+            user: f"redis://breadbox-{user}:{password}@{redis}/0"
+            for user, password in passwords.items()
+        }
+        write(ACL, _acl(passwords))
+        write(STORE, urls["client"])
+        options = {"store": "server", "client-store": "client", "viewer-store": "viewer"}
+        write(CONFIG, yaml.safe_dump({name: urls[user] for name, user in options.items()}))
     elif (better := _with_rights(users := (directory / ACL).read_text())) != users:
         replace_text(directory / ACL, better)
         made.append(directory / ACL)
@@ -114,12 +122,13 @@ def write_secrets(directory: Path, redis: str) -> list[Path]:
     return made
 
 
-def _acl(server_password: str, client_password: str) -> str:
+def _acl(passwords: Mapping[str, str]) -> str:
     users = (
         f"user default off {DEFAULT_RIGHTS}",
         f"user probe on nopass {PROBE_RIGHTS}",
-        f"user breadbox-server on #{_hash(server_password)} {SERVER_RIGHTS}",
-        f"user breadbox-client on #{_hash(client_password)} {CLIENT_RIGHTS}",
+        f"user breadbox-server on #{_hash(passwords['server'])} {SERVER_RIGHTS}",
+        f"user breadbox-client on #{_hash(passwords['client'])} {CLIENT_RIGHTS}",
+        f"user breadbox-viewer on #{_hash(passwords['viewer'])} {VIEWER_RIGHTS}",
     )
     return "".join(f"{user}\n" for user in users)
 

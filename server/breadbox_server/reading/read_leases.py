@@ -72,7 +72,8 @@ class ReadLeases:
         """Leases by holder, the least recently taken or renewed first."""
         self._kept_bytes_of: Counter[str] = Counter()
         """Bytes held back, by holder; what two hold counts for both."""
-        self._released: OrderedDict[LeaseId, BufferName] = OrderedDict()
+        self._released: OrderedDict[LeaseId, tuple[BufferName, str]] = OrderedDict()
+        """Buffer and holder of released leases."""
         self._by_expiry: LazyHeap[tuple[float, LeaseId]] = LazyHeap(self._is_in_order)
         self._pinned: dict[PayloadId, _Pinned] = {}
         """Each is of one buffer: no other may take it before it is deleted."""
@@ -90,10 +91,14 @@ class ReadLeases:
         """Bytes whose deletion is put off."""
         return self._kept_bytes
 
-    def knows(self, buffer: BufferName, lease_id: LeaseId) -> bool:
-        """Return True for a live or recently released lease of a reader of this buffer."""
+    def knows(self, buffer: BufferName, lease_id: LeaseId, holder: str | None = None) -> bool:
+        """Return True for a live or recently released lease of a reader of this buffer.
+
+        With a holder: of that holder alone.
+        """
         lease = self._leases.get(lease_id)
-        return buffer == (self._released.get(lease_id) if lease is None else lease.buffer)
+        found = self._released.get(lease_id) if lease is None else (lease.buffer, lease.holder)
+        return found is not None and found[0] == buffer and holder in (None, found[1])
 
     def pins(self, buffer: BufferName, payload_id: PayloadId) -> bool:
         """Return True if a reader of a buffer holds a payload."""
@@ -135,7 +140,8 @@ class ReadLeases:
         """End a lease. Idempotent."""
         if lease_id not in self._leases:
             return
-        self._released[lease_id] = self._leases[lease_id].buffer
+        lease = self._leases[lease_id]
+        self._released[lease_id] = (lease.buffer, lease.holder)
         self._end(lease_id, "released")
         if len(self._released) > RELEASED_REMEMBERED_MAX:
             self._released.popitem(last=False)

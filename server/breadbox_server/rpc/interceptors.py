@@ -17,6 +17,7 @@ from grpc_status import rpc_status
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.wire.message_parts import require_few_parts
 from breadbox_server.access.authorization import (
+    ANONYMOUS,
     HEALTH,
     SERVICE,
     Caller,
@@ -30,7 +31,7 @@ from breadbox_server.base.errors import PermissionDeniedError, StandbyError
 from breadbox_server.core.model.errors import DomainError, InvalidArgumentError
 from breadbox_server.gateway.transfers import READERS
 from breadbox_server.limits import PARTS_MAX, UNTAKEN_SMALL_BYTES
-from breadbox_server.metrics.clients import ClientCensus, role_of_method
+from breadbox_server.metrics.clients import ClientCensus, role_of_call
 from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.rpc.status import NOT_DONE, NotDoneError, answer_s, told
 from breadbox_server.rpc.traffic import Call, Held, Traffic
@@ -264,11 +265,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # Again: its message may have come long after its headers.
         self._check_held(call.method)
         limit = call.limit = asyncio.timeout(answer_s(context.time_remaining()))
+        caller = ANONYMOUS
         if self._gate.asks_for_tokens:
             call.metadata = context.invocation_metadata() or ()
             caller = self._gate.admit(call.method, call.metadata)
             check_request(caller, call.method, request)
             calls_as(caller)
+        role = role_of_call(call.method, caller.role)
+        if role is not None:
+            self._census.seen(context.peer(), role)
         self._running.add(call)
         try:
             async with limit:
@@ -283,7 +288,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _told(self, path: str, answer: Answer) -> Behaviour:
         """Answer, or report why there is no answer, and count either."""
         method = path.rpartition("/")[2]
-        role = role_of_method(path)
         seconds = self._metrics.rpc_seconds.labels(method)
         answered = {
             code: self._metrics.rpcs.labels(method, code.name)
@@ -295,8 +299,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             code = grpc.StatusCode.OK
             peer = context.peer()
             call = self._traffic.begin(path, peer)
-            if role is not None:
-                self._census.seen(peer, role)
             try:
                 return await answer(call, context)
             except asyncio.CancelledError:

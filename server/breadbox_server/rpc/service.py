@@ -16,7 +16,7 @@ from breadbox_server.access.authorization import Role, current_caller
 from breadbox_server.base import conversion as convert
 from breadbox_server.base.errors import GatewayOffError
 from breadbox_server.core.model.description import BufferDescription
-from breadbox_server.core.model.errors import InvalidArgumentError
+from breadbox_server.core.model.errors import InvalidArgumentError, LeaseNotFoundError
 from breadbox_server.core.model.events import FetchGranted
 from breadbox_server.core.model.ids import (
     BufferName,
@@ -86,9 +86,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self._metrics = metrics
         self._settings = settings
         self._default_config = settings.default_config
-        self._inline_sizes = [
-            settings.inline_size_told(is_producer=is_producer) for is_producer in (False, True)
-        ]
+        self._inline_sizes = {role: settings.inline_size_told(role) for role in Role}
         self._journal_epoch = journal_epoch
         self._concerns = concerns
 
@@ -291,7 +289,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         )
 
     def _inline_size_bytes_max(self) -> int:
-        return self._inline_sizes[current_caller().role is Role.PRODUCER]
+        return self._inline_sizes[current_caller().role]
 
     async def CreateSubscription(
         self, request: pb.CreateSubscriptionRequest, context: Context
@@ -340,13 +338,15 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     async def ReleaseLease(
         self, request: pb.ReleaseLeaseRequest, context: Context
     ) -> pb.ReleaseLeaseResponse:
-        """End a lease."""
+        """End a lease; a viewer ends those of its own reads, and finds no others."""
+        buffer, lease_id = convert.buffer_name(request.buffer), LeaseId(request.lease_id)
+        caller = current_caller()
+        if caller.role is Role.VIEWER and not self._driver.reading.leases.knows(
+            buffer, lease_id, caller.holder(buffer)
+        ):
+            raise LeaseNotFoundError(lease_id)
         await self._driver.release(
-            ReleaseLease(
-                convert.buffer_name(request.buffer),
-                LeaseId(request.lease_id),
-                convert.release_mode(request.mode),
-            ),
+            ReleaseLease(buffer, lease_id, convert.release_mode(request.mode)),
             convert.unreadable(request.unreadable_payload_ids),
         )
         return pb.ReleaseLeaseResponse()
@@ -431,11 +431,10 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.GetStoreConfigResponse:
         """Say where payloads live."""
         settings = self._settings
-        is_producer = current_caller().role is Role.PRODUCER
         server_time = Timestamp()
         server_time.FromNanoseconds(time.time_ns())
         return pb.GetStoreConfigResponse(
-            store_url=settings.store_told(is_producer=is_producer),
+            store_url=settings.store_told(current_caller().role),
             unannounced_duration=convert.to_duration(settings.unannounced_s),
             piece_size_bytes=settings.piece_size_bytes,
             inline_size_bytes_max=self._inline_size_bytes_max(),
