@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from breadbox_server.core.model.inputs import ReleaseMode
 from breadbox_server.core.state import buffer_state as state
-from breadbox_server.core.state.holdings import Holdings
+from breadbox_server.core.state.holdings import ChunkHoldings
 from core.buffer_machine import PRIORITIES, WORKERS, BufferMachine, make_config
 from support.tiers import long_but
 
@@ -29,7 +29,7 @@ WALK_COUNT = 24
 WALK_LENGTH = 1000
 
 
-class ForgetfulHoldings(Holdings):
+class ForgetfulHoldings(ChunkHoldings):
     """A broken variant: what is given back never returns to the table."""
 
     def end_leases(self, chunks: Any, uses_max: int, obstacle: Any) -> None:
@@ -39,7 +39,7 @@ class ForgetfulHoldings(Holdings):
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "Holdings", ForgetfulHoldings)
+    monkeypatch.setattr(state, "ChunkHoldings", ForgetfulHoldings)
 
 
 def test_buffer_keeps_its_rules_under_any_sequence_of_inputs() -> None:

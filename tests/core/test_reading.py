@@ -11,13 +11,13 @@ from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.model.errors import BufferNotFoundError
 from breadbox_server.core.model.ids import BufferName, SessionId
 from breadbox_server.core.rules import reading
-from breadbox_server.core.rules.reading import ChunksRead, Cursor
+from breadbox_server.core.rules.reading import ChunksRead, ReadSpec
 from core.world import World
 
-START = Cursor(after=None)
+START = ReadSpec(after=None)
 
 
-def read(world: World, cursor: Cursor = START) -> ChunksRead:
+def read(world: World, cursor: ReadSpec = START) -> ChunksRead:
     return world.buffers[DEFAULT_BUFFER].read(cursor)
 
 
@@ -47,7 +47,7 @@ def test_a_buffer_without_a_session_gives_what_left_and_no_more() -> None:
     world = World()
     world.fill(3)
     world.end()
-    found = read(world, Cursor(after=0))
+    found = read(world, ReadSpec(after=0))
     assert ((), 2, 2, "") == (
         found.fragments,
         found.cursor,
@@ -59,8 +59,8 @@ def test_a_buffer_without_a_session_gives_what_left_and_no_more() -> None:
 def test_a_cursor_of_another_session_or_of_another_buffer_reads_all_that_is_held() -> None:
     world = World()
     world.fill(3)
-    beyond, other = Cursor(after=3), Cursor(after=1, known_session_id=SessionId("other"))
-    same = Cursor(after=1, known_session_id=SessionId("s0"))
+    beyond, other = ReadSpec(after=3), ReadSpec(after=1, known_session_id=SessionId("other"))
+    same = ReadSpec(after=1, known_session_id=SessionId("s0"))
     assert [[0, 1, 2], [0, 1, 2], [2]] == [
         chunk_ids(read(world, it)) for it in (beyond, other, same)
     ]
@@ -75,10 +75,10 @@ def test_a_chunk_that_comes_back_is_read_at_its_old_place() -> None:
     world.fill(4)
     assert [0, 1, 2, 3] == chunk_ids(read(world))
     lease_id = world.granted(2).lease_id
-    assert [2, 3] == chunk_ids(read(world, Cursor(after=-1)))
-    assert 2 == read(world, Cursor(after=-1)).skipped_count
+    assert [2, 3] == chunk_ids(read(world, ReadSpec(after=-1)))
+    assert 2 == read(world, ReadSpec(after=-1)).skipped_count
     world.give_back(lease_id)
-    assert [0, 1, 2, 3] == chunk_ids(read(world, Cursor(after=-1)))
+    assert [0, 1, 2, 3] == chunk_ids(read(world, ReadSpec(after=-1)))
     # Also where the order was made smaller meanwhile, and it has to be put in again.
     for index in range(4, 140):
         world.append(index=index)
@@ -127,7 +127,7 @@ def test_every_chunk_is_read_or_counted_whatever_else_happens(seed: int, page: i
                 world.start(f"s{session}")
             case 7:
                 before = world.buffers.snapshot()
-                found = read(world, Cursor(after=cursor, chunk_count_max=page))
+                found = read(world, ReadSpec(after=cursor, chunk_count_max=page))
                 assert before == world.buffers.snapshot()
                 assert {f"s{session}"} >= {each.fragment.session_id for each in found.fragments}
                 seen += chunk_ids(found)

@@ -20,7 +20,7 @@ from breadbox_server.core.model.errors import (
 from breadbox_server.core.model.events import PayloadsDisposable
 from breadbox_server.core.model.ids import SubscriptionName
 from breadbox_server.core.model.inputs import Acknowledge, AdmissionOutcome, Subscribe, Unsubscribe
-from breadbox_server.core.rules.reading import ChunksRead, Cursor
+from breadbox_server.core.rules.reading import ChunksRead, ReadSpec
 from breadbox_server.core.state.subscriptions import SUBSCRIPTIONS_MAX
 from core.world import World
 from support.lines_run import lines_run
@@ -45,7 +45,9 @@ class Followed(World):
         self.buffers.apply(Unsubscribe(DEFAULT_BUFFER, name), now=self.now)
 
     def read(self, **fields: Any) -> ChunksRead:
-        cursor = Cursor(**{"after": None, "subscription": READER, "chunk_count_max": 999, **fields})
+        cursor = ReadSpec(
+            **{"after": None, "subscription": READER, "chunk_count_max": 999, **fields}
+        )
         return self.buffers[DEFAULT_BUFFER].read(cursor)
 
     def ids(self, **fields: Any) -> list[int]:

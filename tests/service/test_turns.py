@@ -42,7 +42,7 @@ from breadbox_server.core.model.inputs import (
     StartSession,
     UpdateBuffer,
 )
-from breadbox_server.core.rules.reading import Cursor
+from breadbox_server.core.rules.reading import ReadSpec
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.journal import turns
 from breadbox_server.journal.storage.interface import JournalTakenError
@@ -393,7 +393,7 @@ async def test_watchers_are_woken_and_readers_answered_only_when_it_is_durable()
 
 async def test_a_chunk_is_told_to_readers_in_the_turn_in_which_it_became_durable() -> None:
     async with journalled() as it:
-        cursor = Cursor(after=None)
+        cursor = ReadSpec(after=None)
         waiting = it.group.create_task(
             it.driver.reading.read(BUFFER, cursor, wait_s=60, lease_s=None)
         )
@@ -417,7 +417,7 @@ async def test_a_reader_that_leaves_before_it_is_told_leaves_no_lease() -> None:
         it.group.create_task(append(it.driver, BUFFER, [fragment(it, 0)]))
         await it.journal.writing.wait()
         looking = it.group.create_task(
-            it.driver.reading.read(BUFFER, Cursor(after=None), wait_s=0, lease_s=None)
+            it.driver.reading.read(BUFFER, ReadSpec(after=None), wait_s=0, lease_s=None)
         )
         await turn_the_loop()
         assert 1 == len(it.driver.reading.leases)
@@ -792,7 +792,7 @@ _REFUSED_FOR_WHAT_IS_NOT_KNOWN: dict[str, Callable[[Journalled], Awaitable[Any]]
     "durable_model": lambda it: it.driver.core.durable_model(BufferName("none")),
     "apply": lambda it: it.driver.core.apply(EndSession(BufferName("none"), RUN)),
     "read": lambda it: it.driver.reading.read(
-        BufferName("none"), Cursor(after=None), wait_s=0.0, lease_s=None
+        BufferName("none"), ReadSpec(after=None), wait_s=0.0, lease_s=None
     ),
     "renew": lambda it: it.driver.renew(RenewLease(BUFFER, LeaseId("l"))),
     "release": lambda it: it.driver.release(

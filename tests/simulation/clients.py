@@ -42,10 +42,10 @@ from breadbox_server.core.model.inputs import (
     Subscribe,
     UpdatePriorities,
 )
-from breadbox_server.core.rules.reading import ChunksRead, Cursor
+from breadbox_server.core.rules.reading import ChunksRead, ReadSpec
 from breadbox_server.driver import Driver
 from breadbox_server.reading.read_leases import ReadLease
-from breadbox_server.reading.reads import Reading
+from breadbox_server.reading.reads import ReadResult
 from simulation.faults import Fates
 from simulation.server import Deployment, ServerDownError, SimulatedServer, live_leases
 from simulation.storage import SimulatedStore
@@ -701,13 +701,13 @@ class Reader(Client):
         if self.subscription is not None and self.subscription not in self.ledger.subscriptions:
             await self._subscribe()
             return
-        cursor = Cursor(
+        cursor = ReadSpec(
             after=self._after,
             subscription=self.subscription,
             chunk_count_max=self.rng.choice([1, 3, 64]),
         )
 
-        async def read(driver: Driver) -> Reading:
+        async def read(driver: Driver) -> ReadResult:
             return await driver.reading.read(DEFAULT_BUFFER, cursor, wait_s=wait_s, lease_s=None)
 
         try:

@@ -11,7 +11,7 @@ from breadbox_server.admission.lost_payloads import LostPayloads
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.model.ids import BufferName, ChunkId, PayloadId
 from breadbox_server.core.model.inputs import Input, Payload, ReleaseLease, UpdatePriorities
-from breadbox_server.core.rules.reading import Cursor
+from breadbox_server.core.rules.reading import ReadSpec
 from breadbox_server.core.state.chunks import Chunk
 from breadbox_server.driver import Driver
 from breadbox_server.journal.durable_core import DurableCore
@@ -24,7 +24,7 @@ from breadbox_server.journal.storage.interface import (
 from breadbox_server.journal.turn_journal import TurnJournal
 from breadbox_server.journal.turns import Turns
 from breadbox_server.reading.fetches import Fetches
-from breadbox_server.reading.reads import Reading, Reads, Reply
+from breadbox_server.reading.reads import ReadBody, ReadResult, Reads
 from simulation.faults import World
 from simulation.server import Variant
 from simulation.storage import SimulatedJournal, SimulatedStore, SimulatedWriter
@@ -163,9 +163,9 @@ class TakesOlderForTaken(Variant):
 
 
 class _HastyReads(Reads):
-    async def read(self, buffer: BufferName, cursor: Cursor, **_: Any) -> Reading:
-        found = self._core.buffers[buffer].read(cursor)
-        return Reading(found, Reply([]), None)
+    async def read(self, buffer: BufferName, spec: ReadSpec, **_: Any) -> ReadResult:
+        found = self._core.buffers[buffer].read(spec)
+        return ReadResult(found, ReadBody([]), None)
 
 
 class TellsReadersEarly(Variant):

@@ -53,7 +53,7 @@ from breadbox_server.core.model.validation import (
     check_name,
     check_payload,
 )
-from breadbox_server.core.rules.reading import Cursor
+from breadbox_server.core.rules.reading import ReadSpec
 from breadbox_server.limits import (
     APPEND_FRAGMENTS_MAX,
     GATEWAY_RANGES_MAX,
@@ -170,12 +170,12 @@ def wait_s(request: "WaitingRequest", cap_s: float) -> float:
     return min(span_s, cap_s)
 
 
-def cursor(request: "pb.ReadFragmentsRequest") -> Cursor:
+def read_spec(request: "pb.ReadFragmentsRequest") -> ReadSpec:
     """Where a reader stands."""
     check_int("chunk_count_max", request.chunk_count_max, 0, 2**62)
     if request.HasField("after_chunk_id"):
         check_int("after_chunk_id", request.after_chunk_id, -1, 2**62)
-    return Cursor(
+    return ReadSpec(
         after=request.after_chunk_id if request.HasField("after_chunk_id") else None,
         known_session_id=(
             SessionId(request.known_session_id) if request.HasField("known_session_id") else None

@@ -124,9 +124,9 @@ class ReplayBuffer:
             raise RequestNotFoundError(request_id)
         return granted_fragments(grant.chunks, grant.population)
 
-    def read(self, cursor: reading.Cursor) -> reading.ChunksRead:
+    def read(self, spec: reading.ReadSpec) -> reading.ChunksRead:
         """Return the chunks after a cursor, in order of arrival; change nothing (B16)."""
-        return reading.read(self._state, cursor)
+        return reading.read(self._state, spec)
 
     def subscriptions(self) -> tuple[description.SubscriptionDescription, ...]:
         """Show the named cursors; far cheaper than going through what they have not passed."""
@@ -213,7 +213,7 @@ class ReplayBuffer:
         granting.expire(state, now=now)
         intake.discard_silent(state, now=now)
         granting.settle(state, now=now)
-        granting.elapse(state, now=now)
+        granting.time_out_overdue(state, now=now)
 
     def replay(self, entry: Entry, *, now: float) -> None:
         """Do what is due, then once more what an entry says was done; no request may be waiting."""

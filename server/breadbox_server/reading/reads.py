@@ -10,7 +10,7 @@ from breadbox_server.core.model.description import SubscriptionDescription
 from breadbox_server.core.model.errors import DrainingError
 from breadbox_server.core.model.ids import BufferName, ModelVersion, PayloadId, SessionId
 from breadbox_server.core.model.inputs import ModelState, Payload
-from breadbox_server.core.rules.reading import ChunksRead, Cursor
+from breadbox_server.core.rules.reading import ChunksRead, ReadSpec
 from breadbox_server.journal.durable_core import DurableCore
 from breadbox_server.limits import (
     INLINE_REPLY_BYTES_MAX,
@@ -27,8 +27,8 @@ NOTES_MAX: Final = 4096
 
 
 @dataclass(slots=True, eq=False)
-class Reply:
-    """What a reader gets, but for its lease."""
+class ReadBody:
+    """Payloads of a read and its encoded reply, without the lease."""
 
     bodies: list[bytes]
     """Payload of each fragment, b"" where it is not inline."""
@@ -47,12 +47,12 @@ class Reply:
 
 
 @dataclass(slots=True, eq=False)
-class Passage:
-    """What comes after a cursor; shared by all readers there, until anything changes."""
+class CachedRead:
+    """The chunks after a cursor, shared by all readers there until the buffer changes."""
 
     found: ChunksRead
     payloads: list[Payload] = field(init=False)
-    replies: dict[int, Reply] = field(default_factory=dict)
+    replies: dict[int, ReadBody] = field(default_factory=dict)
     """Replies that needed no trip to the store, by the inline bytes that readers take."""
 
     def __post_init__(self) -> None:
@@ -60,11 +60,11 @@ class Passage:
         self.payloads = [each.fragment.payload for each in self.found.fragments]
 
 
-class Reading(NamedTuple):
-    """What one reader gets."""
+class ReadResult(NamedTuple):
+    """Chunks, payloads and lease that one reader gets."""
 
     found: ChunksRead
-    reply: Reply
+    reply: ReadBody
     lease: ReadLease | None
     """Lease on the payloads, or None if all are inline."""
 
@@ -114,7 +114,7 @@ class Reads:
         self._watchers = Watchers(core.clock, watchers_max)
         self._readers = Watchers(core.clock, watchers_max)
         self._closed_counts: dict[BufferName, int] = {}
-        self._passages: dict[tuple[BufferName, Cursor], Passage] = {}
+        self._cached: dict[tuple[BufferName, ReadSpec], CachedRead] = {}
         self._arrivals: dict[BufferName, Arrivals] = {}
 
     async def watch(
@@ -155,36 +155,36 @@ class Reads:
     async def read(
         self,
         buffer: BufferName,
-        cursor: Cursor,
+        spec: ReadSpec,
         *,
         wait_s: float,
         lease_s: float | None,
         inline_bytes_max: int = 0,
         caller: Caller = ANONYMOUS,
-    ) -> Reading:
+    ) -> ReadResult:
         """Return the chunks after a cursor, under a lease; wait for news at most `wait_s` (B16).
 
         Each of very many waiting readers gets those that come within a few milliseconds together.
         """
         self._core.check_serving()
         until = self._core.clock.now() + wait_s
-        known = cursor.known_session_id
+        known = spec.known_session_id
         has_waited = False
         while True:
             async with self._core.durable_refusals():
-                passage = self._passage(buffer, cursor)
+                cached = self._cached_read(buffer, spec)
             self._core.use(buffer)
-            found = passage.found
+            found = cached.found
             is_news = (
                 found.chunk_count > 0
                 or found.skipped_count > 0
                 or (known is not None and known != found.model.session_id)
-                or (cursor.after is not None and found.cursor < cursor.after)
+                or (spec.after is not None and found.cursor < spec.after)
             )
             if (left_s := until - self._core.clock.now()) <= 0:
                 break
             if is_news:
-                is_full = found.chunk_count >= cursor.chunk_count_max
+                is_full = found.chunk_count >= spec.chunk_count_max
                 if has_waited or is_full or not self._readers.is_gathering(buffer):
                     break
                 self._readers.wake_in_time(buffer)
@@ -193,20 +193,20 @@ class Reads:
             self._core.check_serving()
         bytes_max = min(inline_bytes_max, INLINE_REPLY_BYTES_MAX)
         absent: list[int] = []
-        reply = passage.replies.get(bytes_max)
+        reply = cached.replies.get(bytes_max)
         if reply is None:
-            bodies, absent = self._bodies.at_hand(passage.payloads, bytes_max)
-            reply = Reply(bodies)
+            bodies, absent = self._bodies.at_hand(cached.payloads, bytes_max)
+            reply = ReadBody(bodies)
             if not absent and reply.is_shared:
-                passage.replies[bytes_max] = reply
+                cached.replies[bytes_max] = reply
         lease = None
         if not reply.is_whole:
             lease = self.leases.take(
-                buffer, passage.payloads, lease_s or found.lease_s, caller.holder(buffer)
+                buffer, cached.payloads, lease_s or found.lease_s, caller.holder(buffer)
             )
         try:
             await self._core.turns.settled()
-            await self._bodies.add(reply.bodies, passage.payloads, absent)
+            await self._bodies.add(reply.bodies, cached.payloads, absent)
         except BaseException:
             # Nobody will hear of it.
             if lease is not None:
@@ -216,17 +216,17 @@ class Reads:
             self.leases.release(lease.lease_id)
             lease = None
         self._metrics.count_read(buffer, found.chunk_count, found.skipped_count)
-        return Reading(found, reply, lease)
+        return ReadResult(found, reply, lease)
 
-    def _passage(self, buffer: BufferName, cursor: Cursor) -> Passage:
-        key = (buffer, cursor)
-        passage = self._passages.get(key)
-        if passage is None:
-            passage = Passage(self._core.buffers[buffer].read(cursor))
-            if len(self._passages) >= SHARED_REPLIES_MAX:
-                self._passages.clear()
-            self._passages[key] = passage
-        return passage
+    def _cached_read(self, buffer: BufferName, spec: ReadSpec) -> CachedRead:
+        key = (buffer, spec)
+        cached = self._cached.get(key)
+        if cached is None:
+            cached = CachedRead(self._core.buffers[buffer].read(spec))
+            if len(self._cached) >= SHARED_REPLIES_MAX:
+                self._cached.clear()
+            self._cached[key] = cached
+        return cached
 
     def subscriptions(self, buffer: BufferName) -> list[tuple[SubscriptionDescription, float]]:
         """Return the named cursors of a buffer, each with the seconds it has been behind."""
@@ -240,7 +240,7 @@ class Reads:
 
     def look_again(self) -> None:
         """Wake readers of buffers that closed chunks, once that is durable."""
-        self._passages.clear()
+        self._cached.clear()
         for buffer in self._readers.buffers():
             count = self._core.buffers.closed_count(buffer)
             if self._closed_counts.get(buffer) != count:

@@ -255,7 +255,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         inline_bytes_max = convert.inline_bytes_max(request)
         found, reply, lease = await self._driver.reading.read(
             convert.buffer_name(request.buffer),
-            convert.cursor(request),
+            convert.read_spec(request),
             wait_s=_wait_s(request, context),
             lease_s=convert.lease_s(request),
             inline_bytes_max=inline_bytes_max if self._inline_size_bytes_max() else 0,

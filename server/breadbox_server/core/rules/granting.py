@@ -161,7 +161,7 @@ def refuse_impossible(state: BufferState) -> None:
             _refuse(state, waiter, error)
 
 
-def elapse(state: BufferState, *, now: float) -> None:
+def time_out_overdue(state: BufferState, *, now: float) -> None:
     """Time out overdue callers, and serve those behind; a grant at the deadline still counts."""
     waiters = state.waiters
     while (first := waiters.first_deadline()) is not None and first[0] <= now:

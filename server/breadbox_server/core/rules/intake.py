@@ -12,7 +12,7 @@ from breadbox_server.core.model.ids import ModelVersion, SessionId, WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
 from breadbox_server.core.model.validation import check_fragment
 from breadbox_server.core.rules.granting import settle
-from breadbox_server.core.state.assembly import Foreseen, Worker
+from breadbox_server.core.state.assembly import AppendPreview, Worker
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.counters import FRAGMENTS_JUDGED
 
@@ -31,11 +31,11 @@ def append(state: BufferState, input: inputs.AppendFragment, *, now: float) -> A
     fragment = input.fragment
     check_fragment(fragment)
     worker = state.assembly.workers.get(fragment.worker_id)
-    foreseen = state.assembly.foresee(worker, fragment)
-    answer = _judge(state, fragment, worker, foreseen)
+    preview = state.assembly.preview(worker, fragment)
+    answer = _judge(state, fragment, worker, preview)
     outcome = answer.outcome
     if outcome in REMEMBERED:
-        _carry_out(state, fragment, outcome, foreseen, now=now)
+        _carry_out(state, fragment, outcome, preview, now=now)
     else:
         state.counters[FRAGMENTS_JUDGED[outcome]] += 1
     state.events.append(FragmentJudged(state.name, outcome, fragment.payload.size_bytes))
@@ -48,14 +48,14 @@ def append(state: BufferState, input: inputs.AppendFragment, *, now: float) -> A
 def judge(state: BufferState, fragment: Fragment) -> Appended:
     """Return how `append` would answer to a well-formed fragment; change nothing."""
     worker = state.assembly.workers.get(fragment.worker_id)
-    return _judge(state, fragment, worker, state.assembly.foresee(worker, fragment))
+    return _judge(state, fragment, worker, state.assembly.preview(worker, fragment))
 
 
 def _judge(
-    state: BufferState, fragment: Fragment, worker: Worker | None, foreseen: Foreseen
+    state: BufferState, fragment: Fragment, worker: Worker | None, preview: AppendPreview
 ) -> Appended:
     config, holdings = state.config, state.holdings
-    closes_chunk = foreseen.closes_chunk
+    closes_chunk = preview.closes_chunk
     # By place, not by keyword: this is asked twice for every fragment.
     outcome = outcome_of(
         fragment.session_id == state.model.session_id,
@@ -68,7 +68,7 @@ def _judge(
         config.capacity_chunks,
         not closes_chunk or _limiter_permits(state),
         config.full_policy,
-        state.payloads.referred_bytes - foreseen.discarded_bytes,
+        state.payloads.referred_bytes - preview.discarded_bytes,
         holdings.unleased_bytes,
         config.capacity_bytes,
     )
@@ -210,7 +210,7 @@ def may_overtake(state: BufferState, fragment: Fragment, waits_for: AdmissionOut
     """
     if waits_for is AdmissionOutcome.BUFFER_FULL:
         worker = state.assembly.workers.get(fragment.worker_id)
-        return not state.assembly.foresee(worker, fragment).closes_chunk
+        return not state.assembly.preview(worker, fragment).closes_chunk
     return state.holdings.kept_count == 0 and state.leases.live_count == 0
 
 
@@ -235,21 +235,21 @@ def carry_out(
 ) -> None:
     """Do what an outcome of ADMITTED or STALE, once decided, does to the buffer."""
     worker = state.assembly.workers.get(fragment.worker_id)
-    foreseen = state.assembly.foresee(worker, fragment)
-    _carry_out(state, fragment, outcome, foreseen, now=now)
+    preview = state.assembly.preview(worker, fragment)
+    _carry_out(state, fragment, outcome, preview, now=now)
 
 
 def _carry_out(
     state: BufferState,
     fragment: Fragment,
     outcome: AdmissionOutcome,
-    foreseen: Foreseen,
+    preview: AppendPreview,
     *,
     now: float,
 ) -> None:
     worker = _remember(state, fragment.worker_id)
     if outcome is AdmissionOutcome.ADMITTED:
-        _admit(state, worker, fragment, foreseen, now=now)
+        _admit(state, worker, fragment, preview, now=now)
         state.model.step_count = fragment.step_count
         state.model.schemas.note(fragment.schema_hash)
     window = state.config.outcomes_per_worker_max
@@ -258,10 +258,10 @@ def _carry_out(
 
 
 def _admit(
-    state: BufferState, worker: Worker, fragment: Fragment, foreseen: Foreseen, *, now: float
+    state: BufferState, worker: Worker, fragment: Fragment, preview: AppendPreview, *, now: float
 ) -> None:
-    if foreseen.gap is not None:
-        state.discard(state.assembly.discard(worker), foreseen.gap)
+    if preview.gap is not None:
+        state.discard(state.assembly.discard(worker), preview.gap)
     config, holdings = state.config, state.holdings
     size_bytes_max = config.capacity_bytes - fragment.payload.size_bytes
     if state.payloads.referred_bytes > size_bytes_max:

@@ -25,8 +25,8 @@ READ_BYTES_MAX: Final = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cursor:
-    """Where a reader stands, and how far it wants to go on."""
+class ReadSpec:
+    """What a reader asks for: chunks after a cursor, and at most how many."""
 
     after: int | None
     """The chunk up to which it has read, or None if it begins with the oldest that is held."""
@@ -39,7 +39,7 @@ class Cursor:
 
 
 class ChunksRead(NamedTuple):
-    """What a reader gets."""
+    """Chunks after a cursor, and the cursor from which to read on."""
 
     fragments: tuple[GrantedFragment, ...]
     chunk_count: int
@@ -52,21 +52,21 @@ class ChunksRead(NamedTuple):
     """Seconds that leases of the buffer live."""
 
 
-def read(state: BufferState, cursor: Cursor) -> ChunksRead:
+def read(state: BufferState, spec: ReadSpec) -> ChunksRead:
     """Return the held chunks after a cursor; O(log of what is held, and what is returned)."""
     holdings = state.holdings
     subscription = None
-    if cursor.subscription is not None:
-        subscription = holdings.subscriptions[cursor.subscription]
+    if spec.subscription is not None:
+        subscription = holdings.subscriptions[spec.subscription]
     newest = holdings.closed_count - 1
-    after = _start(state, cursor, subscription)
+    after = _start(state, spec, subscription)
     version = state.model.version or 0
     taken: list[GrantedChunk] = []
     fragment_count, size_bytes = 0, 0
     told_to = newest
     for chunk in _readable(state, after, subscription):
         if (
-            len(taken) >= cursor.chunk_count_max
+            len(taken) >= spec.chunk_count_max
             or fragment_count >= READ_FRAGMENTS_MAX
             or size_bytes >= READ_BYTES_MAX
         ):
@@ -101,13 +101,13 @@ def _readable(state: BufferState, after: int, subscription: Subscription | None)
 
 
 def describe_subscriptions(state: BufferState) -> tuple[SubscriptionDescription, ...]:
-    """Show the named cursors, at the costs of `ArrivalOrder.behind`."""
+    """Show the named cursors, at the costs of `ArrivalOrder.backlogs`."""
     table, subscriptions = state.holdings.table, state.holdings.subscriptions
     found = subscriptions.all()
     if not found:
         return ()
-    held = table.arrived.behind(each.cursor for each in found)
-    left = subscriptions.arrived.behind(each.cursor for each in found if each.is_retaining)
+    held = table.arrived.backlogs(each.cursor for each in found)
+    left = subscriptions.arrived.backlogs(each.cursor for each in found if each.is_retaining)
     described = []
     for each in found:
         count, size_bytes = held[each.cursor]
@@ -122,14 +122,14 @@ def describe_subscriptions(state: BufferState) -> tuple[SubscriptionDescription,
     return tuple(described)
 
 
-def _start(state: BufferState, cursor: Cursor, subscription: Subscription | None) -> int:
+def _start(state: BufferState, spec: ReadSpec, subscription: Subscription | None) -> int:
     newest = state.holdings.closed_count - 1
-    after = cursor.after
+    after = spec.after
     # A cursor beyond the newest is of a buffer that was there before this one, under its name or in
     # its journal; and so may be any that comes from another session.
     if after is None or after > newest:
         return _before_all(state, None) if subscription is None else subscription.cursor
-    known = cursor.known_session_id
+    known = spec.known_session_id
     if known is not None and known != state.model.session_id:
         begin = min(after, _before_all(state, subscription))
         return begin if subscription is None else max(begin, subscription.cursor)

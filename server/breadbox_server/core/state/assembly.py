@@ -110,8 +110,8 @@ class Worker:
     open_chunk: OpenChunk | None = None
 
 
-class Foreseen(NamedTuple):
-    """What taking a fragment in would do, or did."""
+class AppendPreview(NamedTuple):
+    """What appending a fragment would do, or did, to its worker's open chunk."""
 
     gap: DiscardReason | None
     """Why the worker's open chunk goes first, or None if it goes on or there is none."""
@@ -119,8 +119,8 @@ class Foreseen(NamedTuple):
     closes_chunk: bool
 
 
-_CLOSES = Foreseen(None, 0, closes_chunk=True)
-_GOES_ON = Foreseen(None, 0, closes_chunk=False)
+_CLOSES = AppendPreview(None, 0, closes_chunk=True)
+_GOES_ON = AppendPreview(None, 0, closes_chunk=False)
 
 
 class Assembly:
@@ -147,14 +147,14 @@ class Assembly:
         silent = islice(self.workers, IDLE_SEARCH_MAX)
         return next((worker_id for worker_id in silent if worker_id not in senders), None)
 
-    def foresee(self, worker: Worker | None, fragment: Fragment) -> Foreseen:
-        """Say what `place` would do with a fragment; None is a worker not yet remembered."""
+    def preview(self, worker: Worker | None, fragment: Fragment) -> AppendPreview:
+        """Return what `place` would do with a fragment; None is a worker not yet remembered."""
         open_chunk = None if worker is None else worker.open_chunk
         if open_chunk is None:
             return _CLOSES if self.fragments_per_chunk == 1 else _GOES_ON
         gap = open_chunk.gap_before(fragment)
         if gap is not None:
-            return Foreseen(gap, open_chunk.size_bytes, self.fragments_per_chunk == 1)
+            return AppendPreview(gap, open_chunk.size_bytes, self.fragments_per_chunk == 1)
         closes = len(open_chunk.fragments) + 1 == self.fragments_per_chunk
         return _CLOSES if closes else _GOES_ON
 

@@ -20,7 +20,7 @@ from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.state.assembly import Assembly
 from breadbox_server.core.state.counters import FRAGMENTS_DISCARDED, FlowMeter, new_counters
 from breadbox_server.core.state.grants import LeaseBook, WaiterQueue
-from breadbox_server.core.state.holdings import Holdings
+from breadbox_server.core.state.holdings import ChunkHoldings
 from breadbox_server.core.state.payloads import PayloadLedger
 from breadbox_server.core.state.session import CurrentModel
 
@@ -74,7 +74,7 @@ class BufferState:
         self.model = CurrentModel(self.payloads)
         self.meter = FlowMeter()
         self.assembly = Assembly(config.fragments_per_chunk)
-        self.holdings = Holdings(
+        self.holdings = ChunkHoldings(
             name,
             make_sampler(config.sampler, config.priority_exponent),
             make_remover(config.remover, config.priority_exponent),

@@ -79,8 +79,8 @@ class Chunk:
         self.sampler_position = 0
 
 
-class Behind(NamedTuple):
-    """What a reader has before it."""
+class ReaderBacklog(NamedTuple):
+    """Held chunks that a reader has not come to yet."""
 
     chunk_count: int
     size_bytes: int
@@ -140,7 +140,7 @@ class ArrivalOrder:
             if ids[place] in self._held:
                 yield ids[place]
 
-    def behind(self, chunk_ids: Iterable[int]) -> dict[int, Behind]:
+    def backlogs(self, chunk_ids: Iterable[int]) -> dict[int, ReaderBacklog]:
         """Count the held chunks after each of several, and their bytes.
 
         Adds once for each block of 256 ids, and looks at the ids of one block for each of the
@@ -151,7 +151,7 @@ class ArrivalOrder:
             for chunk in self._held.values():
                 _count(self._blocks, chunk)
         numbers = sorted(self._blocks)
-        found: dict[int, Behind] = {}
+        found: dict[int, ReaderBacklog] = {}
         whole_count, whole_bytes = 0, 0
         for chunk_id in sorted(set(chunk_ids), reverse=True):
             number = (chunk_id + 1) >> BLOCK_BITS
@@ -162,7 +162,7 @@ class ArrivalOrder:
             held = self._held
             ids = range(chunk_id + 1, (number + 1) << BLOCK_BITS) if number in self._blocks else ()
             part = [held[ChunkId(each)].size_bytes for each in ids if each in held]
-            found[chunk_id] = Behind(whole_count + len(part), whole_bytes + sum(part))
+            found[chunk_id] = ReaderBacklog(whole_count + len(part), whole_bytes + sum(part))
         return found
 
     def check_invariants(self) -> None:
@@ -172,7 +172,7 @@ class ArrivalOrder:
         for start in (0, len(held) // 2, len(held)):
             after = held[start - 1] if start else -1
             sizes = [self._held[chunk_id].size_bytes for chunk_id in held[start:]]
-            assert self.behind([after]) == {after: (len(sizes), sum(sizes))}, "sums of arrivals"
+            assert self.backlogs([after]) == {after: (len(sizes), sum(sizes))}, "sums of arrivals"
 
 
 def _count(blocks: dict[int, list[int]], chunk: Chunk) -> None:

@@ -23,7 +23,7 @@ RETAINED_AFTER = frozenset({EvictionReason.USED_UP, EvictionReason.STALE})
 """Reasons for leaving the sampler after which a subscriber's payloads stay readable."""
 
 
-class Holdings:
+class ChunkHoldings:
     """What a buffer does with closed chunks; its callers decide why.
 
     `remover` says which chunks leave for room; None: the oldest. `removal_seed` seeds its choices.
