@@ -597,7 +597,7 @@ async def test_callers_that_went_away_leave_nothing_in_the_queue_while_the_store
             await eventually(lambda: queue.pending_count == 2 * SLICE_FRAGMENTS)
             gone.cancel()
             await eventually(lambda: queue.pending_count == SLICE_FRAGMENTS)
-        waiting = len(queue._jobs)  # noqa: SLF001 - what is left of a job shows nowhere
+        waiting = len(queue._pending)  # noqa: SLF001 - what is left of an append shows nowhere
         custodian.may_confirm.set()
         results = await first
         last = await appended(queue, slice_of("last"))

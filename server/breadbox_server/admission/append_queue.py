@@ -94,7 +94,7 @@ _PENDING: Final = (State.QUEUED, State.DECIDING, State.ANSWERED)
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class PendingAppend:
     """Fragments that came together, on their way."""
 
     buffer: BufferName
@@ -105,7 +105,7 @@ class Job:
     """Inline payloads: none, or one per fragment, empty where it is in the store."""
     inline_bytes: int = 0
     kept: dict[PayloadId, Payload] = field(default_factory=dict)
-    """Inline payloads that were stored and are not admitted yet; deleted with the job."""
+    """Inline payloads that were stored and are not admitted yet; deleted with the append."""
     results: list[Appended | None] = field(default_factory=list)
     """Results before the first undecided fragment; None is a missing payload."""
     error: Exception | None = None
@@ -149,7 +149,7 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    job: Job
+    pending: PendingAppend
     fragment: Fragment
     judged: Appended | None
     wants_confirmation: bool
@@ -161,11 +161,11 @@ class _Item:
     found_no_room: bool = False
 
 
-class Line:
+class RoomQueue:
     """Appends that wait for room in one buffer, in order of arrival, and kept positions."""
 
     def __init__(self) -> None:
-        self._places: OrderedDict[Place, Job | None] = OrderedDict()
+        self._places: OrderedDict[Place, PendingAppend | None] = OrderedDict()
         """None marks a kept position."""
         self._kept: OrderedDict[Place, float] = OrderedDict()
         self.burst = 1
@@ -179,7 +179,7 @@ class Line:
         """Return True if nothing waits and no position is kept."""
         return not self._places
 
-    def join(self, waiter: Job, place: Place) -> Job | None:
+    def join(self, waiter: PendingAppend, place: Place) -> PendingAppend | None:
         """Let an append wait; return its own earlier attempt if it takes that position."""
         self._kept.pop(place, None)
         former = self._places.get(place)
@@ -190,7 +190,7 @@ class Line:
             return former
         return None
 
-    def leave(self, waiter: Job, kept_until: float | None = None) -> None:
+    def leave(self, waiter: PendingAppend, kept_until: float | None = None) -> None:
         """Let an append go; its position is kept for a while, or not at all. Idempotent."""
         place, waiter.place = waiter.place, None
         if place is None:
@@ -212,8 +212,8 @@ class Line:
         place, _ = self._kept.popitem(last=False)
         del self._places[place]
 
-    def waiting(self) -> Iterator[Job]:
-        """Iterate over waiting appends in order; the line must not change meanwhile."""
+    def waiting(self) -> Iterator[PendingAppend]:
+        """Iterate over waiting appends in order; the queue must not change meanwhile."""
         return (each for each in self._places.values() if each is not None and each.is_waiting)
 
     def waits_for(self) -> AdmissionOutcome | None:
@@ -254,11 +254,11 @@ class AppendQueue:
         self._metrics = metrics
         self._fragments_max = fragments_max
         self._unowned = unowned
-        self._jobs: OrderedDict[Job, None] = OrderedDict()
+        self._pending: OrderedDict[PendingAppend, None] = OrderedDict()
         """Being decided, in order of arrival, after those whose turn has come."""
-        self._lines: dict[BufferName, Line] = {}
+        self._queues: dict[BufferName, RoomQueue] = {}
         self._looks_again = False
-        self._doubtful: deque[Job] = deque()
+        self._doubtful: deque[PendingAppend] = deque()
         """Waiting appends that may be answered whether or not there is room."""
         self._hold_timer: TimerHandle | None = None
         self._core: DurableCore
@@ -284,10 +284,10 @@ class AppendQueue:
         bodies: Sequence[bytes] = (),
         *,
         wait_s: float = 0.0,
-    ) -> Job:
+    ) -> PendingAppend:
         """Queue fragments; the caller must call `withdraw` in the end.
 
-        `done` of the job gives a result for each, or None for a payload that is missing or too
+        `done` of the append gives a result for each, or None for a payload that is missing or too
         large to be inline. It fails with PayloadSizeError or StoreUnavailableError; fragments
         before that may have been admitted. Waits for room at most `wait_s`, `PROGRESS_S` after
         progress. AppendsFullError: nothing was queued.
@@ -301,47 +301,47 @@ class AppendQueue:
         if is_full or expected_s > WAIT_S_MAX:
             raise AppendsFullError(self.pending_count, expected_s)
         done: asyncio.Future[list[Appended | None]] = asyncio.get_running_loop().create_future()
-        job = Job(buffer, fragments, done, charge, bodies, inline_bytes)
-        job.wait_until = self._clock.now() + wait_s
-        self._jobs[job] = None
+        pending = PendingAppend(buffer, fragments, done, charge, bodies, inline_bytes)
+        pending.wait_until = self._clock.now() + wait_s
+        self._pending[pending] = None
         self.inline_bytes += inline_bytes
         self.pending_count += len(fragments)
         self._wake.set()
-        return job
+        return pending
 
-    def withdraw(self, job: Job) -> None:
-        """Forget a job, once: it is answered, or its caller has gone.
+    def withdraw(self, pending: PendingAppend) -> None:
+        """Forget an append, once: it is answered, or its caller has gone.
 
         Before its turn its fragments go with it; later a retry is answered DUPLICATE. A waiting
         one's position is kept for `PLACE_KEPT_S`.
         """
         # Of a caller that went away: while the store hangs nothing else would take it out.
-        self._jobs.pop(job, None)
-        job.done.cancel()
-        if job.kept and job.state is not State.DECIDING:
-            self._let_go(job)
-        self._leave_line(job, keeps_place=not job.is_decided)
-        self._enter(job, State.OVER)
-        self.inline_bytes -= job.inline_bytes
+        self._pending.pop(pending, None)
+        pending.done.cancel()
+        if pending.kept and pending.state is not State.DECIDING:
+            self._let_go(pending)
+        self._leave_queue(pending, keeps_place=not pending.is_decided)
+        self._enter(pending, State.OVER)
+        self.inline_bytes -= pending.inline_bytes
 
-    def _enter(self, job: Job, state: State) -> None:
-        """Move a job on, and count its fragments as pending, or not."""
-        change = (state in _PENDING) - (job.state in _PENDING)
-        self.pending_count += change * len(job.fragments)
-        job.state = state
+    def _enter(self, pending: PendingAppend, state: State) -> None:
+        """Move an append to a state, and count its fragments as pending, or not."""
+        change = (state in _PENDING) - (pending.state in _PENDING)
+        self.pending_count += change * len(pending.fragments)
+        pending.state = state
 
     def look_again(self) -> None:
         """Check soon if there is room for a waiting append."""
-        if self._lines and not self._is_deciding:
+        if self._queues and not self._is_deciding:
             self._looks_again = True
             self._wake.set()
 
     def doubt(self, buffer: BufferName) -> None:
         """Look at every append that waits in a buffer: its session or version has changed."""
-        line = self._lines.get(buffer)
-        if line is not None:
-            others = [job for job in self._doubtful if job.buffer != buffer]
-            self._doubtful = deque([*others, *line.waiting()])
+        queue = self._queues.get(buffer)
+        if queue is not None:
+            others = [pending for pending in self._doubtful if pending.buffer != buffer]
+            self._doubtful = deque([*others, *queue.waiting()])
             self._looks_again = True
             self._wake.set()
 
@@ -351,7 +351,7 @@ class AppendQueue:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._jobs or self._looks_again:
+            while self._pending or self._looks_again:
                 await self._run_slice()
 
     async def _run_slice(self) -> None:
@@ -360,8 +360,8 @@ class AppendQueue:
             self._call_up()
         items = self._take_slice()
         for item in items:
-            if item.job.state is State.QUEUED:  # Else it has come again meanwhile.
-                item.job.state = State.DECIDING
+            if item.pending.state is State.QUEUED:  # Else it has come again meanwhile.
+                item.pending.state = State.DECIDING
         try:
             await self._keep(items)
             await self._confirm(items)
@@ -370,23 +370,23 @@ class AppendQueue:
                 if item.wants_confirmation:
                     # The store may have confirmed it all the same, and only its answer was lost.
                     item.is_there = True
-                    item.job.error = error
+                    item.pending.error = error
         self._is_deciding = True
         try:
             if self._admit(items):
                 # What was admitted may have been granted at once, and so have made room again.
-                self._looks_again = bool(self._lines)
+                self._looks_again = bool(self._queues)
             self._core.pump()
         finally:
             self._is_deciding = False
         for item in items:
-            job = item.job
-            if job.state is State.DECIDING:
-                job.state = State.QUEUED
-            if job.kept and (job.state is State.OVER or job.is_decided):
-                self._let_go(job)
-        while self._jobs and (oldest := next(iter(self._jobs))).is_decided:
-            del self._jobs[oldest]
+            pending = item.pending
+            if pending.state is State.DECIDING:
+                pending.state = State.QUEUED
+            if pending.kept and (pending.state is State.OVER or pending.is_decided):
+                self._let_go(pending)
+        while self._pending and (oldest := next(iter(self._pending))).is_decided:
+            del self._pending[oldest]
             if oldest.place is not None:
                 self._end_turn(oldest)
             self._enter(oldest, State.ANSWERED)
@@ -397,7 +397,7 @@ class AppendQueue:
         if items:
             self._learn_pace(len(items), self._clock.now() - started_at)
 
-    # --- the lines ---------------------------------------------------------------------------
+    # --- the queues for room -------------------------------------------------------------------
 
     def _call_up(self) -> None:
         """Put waiting appends that there may be room for at the head, longest wait first."""
@@ -406,45 +406,45 @@ class AppendQueue:
             self._look_later()
             return
         now = self._clock.now()
-        called: list[Job] = []
+        called: list[PendingAppend] = []
         for _ in range(min(len(self._doubtful), SLICE_FRAGMENTS)):
-            job = self._doubtful.popleft()
-            if job.is_waiting:
-                outlook = self._outlook(job)
+            pending = self._doubtful.popleft()
+            if pending.is_waiting:
+                outlook = self._outlook(pending)
                 # There may be room now: for that it waits its turn.
                 if outlook is not None and not outlook.outcome.asks_to_wait:
-                    self._enter(job, State.QUEUED)
-                    called.append(job)
-        for buffer, line in list(self._lines.items()):
-            line.give_up_places(now)
-            if line.is_empty:
-                del self._lines[buffer]
-            room = line.burst
+                    self._enter(pending, State.QUEUED)
+                    called.append(pending)
+        for buffer, queue in list(self._queues.items()):
+            queue.give_up_places(now)
+            if queue.is_empty:
+                del self._queues[buffer]
+            room = queue.burst
             blocked_by: AdmissionOutcome | None = None
-            for job in list(islice(line.waiting(), SLICE_FRAGMENTS)):
+            for pending in list(islice(queue.waiting(), SLICE_FRAGMENTS)):
                 if blocked_by is not None and not self._core.may_overtake(
-                    buffer, job.next_fragment, blocked_by
+                    buffer, pending.next_fragment, blocked_by
                 ):
                     break
-                outlook = self._outlook(job)
+                outlook = self._outlook(pending)
                 if outlook is not None and outlook.outcome.asks_to_wait:
-                    blocked_by = job.waits_for = outlook.outcome
+                    blocked_by = pending.waits_for = outlook.outcome
                     continue
-                self._enter(job, State.QUEUED)
-                called.append(job)
+                self._enter(pending, State.QUEUED)
+                called.append(pending)
                 room -= outlook is None
                 if not room:
                     break
         if self._doubtful:
             self._looks_again = True
-        for job in reversed(called):
-            self._jobs[job] = None
-            self._jobs.move_to_end(job, last=False)
+        for pending in reversed(called):
+            self._pending[pending] = None
+            self._pending.move_to_end(pending, last=False)
 
-    def _outlook(self, job: Job) -> Appended | None:
+    def _outlook(self, pending: PendingAppend) -> Appended | None:
         """Return how the next fragment would be answered, or None if there is room for it."""
         try:
-            return self._core.judge(job.buffer, job.next_fragment)
+            return self._core.judge(pending.buffer, pending.next_fragment)
         except DomainError:
             return _REFUSED
 
@@ -458,99 +458,100 @@ class AppendQueue:
 
             self._hold_timer = self._clock.call_at(self._clock.now() + HOLD_S, look)
 
-    def _wait(self, job: Job, outcome: AdmissionOutcome) -> bool:
-        """Let a job wait for room, or return False if it must be answered now."""
+    def _wait(self, pending: PendingAppend, outcome: AdmissionOutcome) -> bool:
+        """Let an append wait for room, or return False if it must be answered now."""
         now = self._clock.now()
-        if job.done.done() or now >= job.wait_until:
+        if pending.done.done() or now >= pending.wait_until:
             return False
-        line = self._lines.get(job.buffer)
+        queue = self._queues.get(pending.buffer)
         is_full = (
             self.waiting_count >= self._waiting_max
-            or self._waiting_fragments + len(job.fragments) > self._fragments_max
-            or self._waiting_inline_bytes + job.inline_bytes > self._inline_pending_bytes_max // 2
+            or self._waiting_fragments + len(pending.fragments) > self._fragments_max
+            or self._waiting_inline_bytes + pending.inline_bytes
+            > self._inline_pending_bytes_max // 2
         )
-        if job.place is None and is_full:
+        if pending.place is None and is_full:
             return False
-        if line is None:
-            line = self._lines[job.buffer] = Line()
-        line.give_up_places(now)
-        fragment = job.next_fragment
+        if queue is None:
+            queue = self._queues[pending.buffer] = RoomQueue()
+        queue.give_up_places(now)
+        fragment = pending.next_fragment
         place = (fragment.session_id, fragment.worker_id, fragment.fragment_index)
-        if job.place != place:
+        if pending.place != place:
             # It has got something: others are first now, and its caller should hear of it soon.
-            self._leave_line(job)
-            self._lines[job.buffer] = line
-            if job.results:
-                job.wait_until = min(job.wait_until, now + PROGRESS_S)
-            self._count_waiting(job, 1)
-            job.timer = self._clock.call_at(job.wait_until, lambda: self._give_up(job))
+            self._leave_queue(pending)
+            self._queues[pending.buffer] = queue
+            if pending.results:
+                pending.wait_until = min(pending.wait_until, now + PROGRESS_S)
+            self._count_waiting(pending, 1)
+            pending.timer = self._clock.call_at(pending.wait_until, lambda: self._give_up(pending))
         else:
-            line.burst = 1
-        former = line.join(job, place)
+            queue.burst = 1
+        former = queue.join(pending, place)
         if former is not None:
             self._supersede(former)
-        job.waits_for = outcome
-        self._jobs.pop(job, None)
-        self._enter(job, State.WAITING)
+        pending.waits_for = outcome
+        self._pending.pop(pending, None)
+        self._enter(pending, State.WAITING)
         return True
 
-    def _end_turn(self, job: Job) -> None:
-        if (line := self._lines.get(job.buffer)) is not None:
-            last = None if job.error else job.results[-1]
+    def _end_turn(self, pending: PendingAppend) -> None:
+        if (queue := self._queues.get(pending.buffer)) is not None:
+            last = None if pending.error else pending.results[-1]
             must_come_again = last is not None and last.outcome.asks_to_wait
             if not must_come_again:
-                line.burst = min(line.burst + 1, SLICE_FRAGMENTS)
-            self._leave_line(job, keeps_place=must_come_again)
+                queue.burst = min(queue.burst + 1, SLICE_FRAGMENTS)
+            self._leave_queue(pending, keeps_place=must_come_again)
             self._looks_again = True
 
-    def _supersede(self, former: Job) -> None:
+    def _supersede(self, former: PendingAppend) -> None:
         """Answer the earlier attempt of an append that has come again."""
         self._end_wait(former)
         former.fill(Appended(former.waits_for))
         self._answer(former)
 
-    def _give_up(self, job: Job) -> None:
+    def _give_up(self, pending: PendingAppend) -> None:
         """End a wait that has lasted long enough, unless its turn has come."""
-        if job.is_waiting:
-            job.fill(Appended(job.waits_for))
-            self._leave_line(job, keeps_place=True)
-            self._answer(job)
+        if pending.is_waiting:
+            pending.fill(Appended(pending.waits_for))
+            self._leave_queue(pending, keeps_place=True)
+            self._answer(pending)
 
-    def _answer(self, job: Job) -> None:
-        self._jobs.pop(job, None)
-        self._enter(job, State.ANSWERED)
-        self._core.when_settled(job.reply)
+    def _answer(self, pending: PendingAppend) -> None:
+        self._pending.pop(pending, None)
+        self._enter(pending, State.ANSWERED)
+        self._core.when_settled(pending.reply)
 
-    def _leave_line(self, job: Job, *, keeps_place: bool = False) -> None:
-        line = self._lines.get(job.buffer)
-        if job.place is None or line is None:
+    def _leave_queue(self, pending: PendingAppend, *, keeps_place: bool = False) -> None:
+        queue = self._queues.get(pending.buffer)
+        if pending.place is None or queue is None:
             return
-        line.leave(job, self._clock.now() + PLACE_KEPT_S if keeps_place else None)
-        if line.is_empty:
-            del self._lines[job.buffer]
-        self._end_wait(job)
+        queue.leave(pending, self._clock.now() + PLACE_KEPT_S if keeps_place else None)
+        if queue.is_empty:
+            del self._queues[pending.buffer]
+        self._end_wait(pending)
 
-    def _count_waiting(self, job: Job, change: int) -> None:
+    def _count_waiting(self, pending: PendingAppend, change: int) -> None:
         self.waiting_count += change
-        self._waiting_fragments += change * len(job.fragments)
-        self._waiting_inline_bytes += change * job.inline_bytes
+        self._waiting_fragments += change * len(pending.fragments)
+        self._waiting_inline_bytes += change * pending.inline_bytes
 
-    def _end_wait(self, job: Job) -> None:
-        self._count_waiting(job, -1)
-        if job.timer is not None:
-            job.timer.cancel()
+    def _end_wait(self, pending: PendingAppend) -> None:
+        self._count_waiting(pending, -1)
+        if pending.timer is not None:
+            pending.timer.cancel()
 
-    def _comes_too_early(self, job: Job, fragment: Fragment) -> bool:
-        """Return True if a fragment would take an earlier append's room; its job then waits."""
-        line = self._lines.get(job.buffer)
-        if line is None or job.place is not None:
+    def _comes_too_early(self, pending: PendingAppend, fragment: Fragment) -> bool:
+        """Return True if a fragment would take an earlier append's room; the append then waits."""
+        queue = self._queues.get(pending.buffer)
+        if queue is None or pending.place is not None:
             return False
-        waits_for = line.waits_for()
-        if waits_for is None or self._core.may_overtake(job.buffer, fragment, waits_for):
+        waits_for = queue.waits_for()
+        if waits_for is None or self._core.may_overtake(pending.buffer, fragment, waits_for):
             return False
-        # Behind others of its job in this slice it is looked at again once those are decided.
-        if fragment is job.next_fragment and not self._wait(job, waits_for):
-            job.fill(Appended(waits_for))
+        # Behind others of its append in this slice it is looked at again once those are decided.
+        if fragment is pending.next_fragment and not self._wait(pending, waits_for):
+            pending.fill(Appended(waits_for))
         return True
 
     def _learn_pace(self, fragment_count: int, took_s: float) -> None:
@@ -570,24 +571,28 @@ class AppendQueue:
         identities: set[tuple[str, str, str, int]] = set()
         has_room = self._has_room()
         piece_count = inline_bytes = 0
-        # Who has to wait behind others leaves the jobs meanwhile.
-        for job in list(self._jobs) if self._lines else self._jobs:
-            if job.is_decided:
+        # An append that has to wait behind others leaves `_pending` meanwhile.
+        for pending in list(self._pending) if self._queues else self._pending:
+            if pending.is_decided:
                 continue
-            if job.done.cancelled():
-                job.fill(BYTES_FULL)  # Nobody reads it; the job only has to be over.
+            if pending.done.cancelled():
+                pending.fill(BYTES_FULL)  # Nobody reads it; the append only has to be over.
             if self._deletions.is_full or not has_room:
-                job.fill(BYTES_FULL)
-            for position in range(len(job.results), len(job.fragments)):
-                fragment = job.fragments[position]
+                pending.fill(BYTES_FULL)
+            for position in range(len(pending.results), len(pending.fragments)):
+                fragment = pending.fragments[position]
                 is_full = len(items) >= SLICE_FRAGMENTS or piece_count >= SLICE_PIECES
                 if is_full or inline_bytes >= SLICE_BYTES:
                     return items
-                body = job.bodies[position] if job.bodies else b""
-                item = self._judge(job, fragment, body, identities)
+                body = pending.bodies[position] if pending.bodies else b""
+                item = self._judge(pending, fragment, body, identities)
                 if item is None:
                     break
-                if self._lines and item.judged is None and self._comes_too_early(job, fragment):
+                if (
+                    self._queues
+                    and item.judged is None
+                    and self._comes_too_early(pending, fragment)
+                ):
                     break
                 items.append(item)
                 inline_bytes += len(body)
@@ -599,32 +604,37 @@ class AppendQueue:
 
     def _judge(
         self,
-        job: Job,
+        pending: PendingAppend,
         fragment: Fragment,
         body: bytes,
         identities: set[tuple[str, str, str, int]],
     ) -> _Item | None:
-        """Look ahead at one fragment; return None if the job is refused."""
+        """Look ahead at one fragment; return None if the append is refused."""
         try:
-            judged = self._core.judge(job.buffer, fragment)
+            judged = self._core.judge(pending.buffer, fragment)
         except DomainError as error:
-            job.error = error
+            pending.error = error
             return None
-        identity = (job.buffer, fragment.session_id, fragment.worker_id, fragment.fragment_index)
+        identity = (
+            pending.buffer,
+            fragment.session_id,
+            fragment.worker_id,
+            fragment.fragment_index,
+        )
         # The second of two equal fragments in a slice is a duplicate once the first is admitted;
         # if it brought a payload of its own, that one must go on to expire.
         wants = judged is None and identity not in identities
         identities.add(identity)
         # What is too large to ride along is answered as a payload that is not in the store.
         wants = wants and len(body) <= self._inline_size_bytes_max
-        return _Item(job, fragment, judged, wants, body)
+        return _Item(pending, fragment, judged, wants, body)
 
     async def _keep(self, items: list[_Item]) -> None:
         """Store inline payloads under fresh ids, in one trip with a turn's entries if it can."""
         riding = []
         for item in items:
             if item.body and item.wants_confirmation:
-                item.is_there = item.fragment.payload.payload_id in item.job.kept
+                item.is_there = item.fragment.payload.payload_id in item.pending.kept
                 if not item.is_there:
                     riding.append(item)
         if not riding:
@@ -648,7 +658,7 @@ class AppendQueue:
         for item in riding:
             # Without room for all of them, some may be there all the same.
             item.is_there, item.found_no_room = True, found_no_room
-            item.job.kept[item.fragment.payload.payload_id] = item.fragment.payload
+            item.pending.kept[item.fragment.payload.payload_id] = item.fragment.payload
 
     async def _confirm(self, items: list[_Item]) -> None:
         is_leaving = self._deletions.is_leaving
@@ -676,53 +686,53 @@ class AppendQueue:
     def _admit(self, items: list[_Item]) -> bool:
         has_admitted = False
         for item in items:
-            job = item.job
-            if job.is_decided or job.is_waiting:
+            pending = item.pending
+            if pending.is_decided or pending.is_waiting:
                 self._disown(item)
                 continue
             worker = (item.fragment.session_id, item.fragment.worker_id)
-            if worker in job.broken_off:
+            if worker in pending.broken_off:
                 self._disown(item)
-                job.results.append(None)
+                pending.results.append(None)
                 continue
             if item.found_no_room:
                 self._disown(item)
-                job.fill(BYTES_FULL)
+                pending.fill(BYTES_FULL)
                 continue
             try:
                 result = self._decide(item)
             except DomainError as error:
-                job.error = error
+                pending.error = error
                 self._disown(item)
                 continue
             if result is None and item.has_other_size:
-                job.error = PayloadSizeError(
-                    f"fragments[{len(job.results)}].payload", item.fragment.payload
+                pending.error = PayloadSizeError(
+                    f"fragments[{len(pending.results)}].payload", item.fragment.payload
                 )
                 continue
             if result is None:
                 if not item.body:
-                    self._metrics.count_missing(job.buffer, 1)
-                job.broken_off.add(worker)
-                job.results.append(None)
+                    self._metrics.count_missing(pending.buffer, 1)
+                pending.broken_off.add(worker)
+                pending.results.append(None)
                 continue
             if result.outcome is AdmissionOutcome.ADMITTED:
                 payload_id = item.fragment.payload.payload_id
                 self._unowned.discard(payload_id)
                 if item.is_carried and self._carrier:
                     self._carrier.carry(payload_id, item.body)
-                if item.is_carried or job.kept.pop(payload_id, None) is not None:
+                if item.is_carried or pending.kept.pop(payload_id, None) is not None:
                     self._recent.add(payload_id, item.body)
-                job.charge.admitted(item.fragment.payload)
+                pending.charge.admitted(item.fragment.payload)
                 has_admitted = True
             else:
                 self._disown(item)
-            if result.outcome.asks_to_wait and self._wait(job, result.outcome):
+            if result.outcome.asks_to_wait and self._wait(pending, result.outcome):
                 continue
             if result.outcome.asks_again:
-                job.fill(result)
+                pending.fill(result)
             else:
-                job.results.append(result)
+                pending.results.append(result)
         return has_admitted
 
     def _decide(self, item: _Item) -> Appended | None:
@@ -731,7 +741,7 @@ class AppendQueue:
         An unconfirmed fragment must not be admitted, whatever changed since it was judged: the core
         sees it only if it is still refused.
         """
-        buffer, fragment = item.job.buffer, item.fragment
+        buffer, fragment = item.pending.buffer, item.fragment
         if not item.is_there and self._core.judge(buffer, fragment) is None:
             return item.judged
         return self._core.decide(AppendFragment(buffer, fragment))
@@ -739,10 +749,10 @@ class AppendQueue:
     def _disown(self, item: _Item) -> None:
         """Remember a payload confirmed for nothing: it may be sent again."""
         is_written = item.is_there and not item.is_carried
-        if is_written and item.fragment.payload.payload_id not in item.job.kept:
+        if is_written and item.fragment.payload.payload_id not in item.pending.kept:
             self._unowned.add(item.fragment.payload, self._clock.now())
 
-    def _let_go(self, job: Job) -> None:
+    def _let_go(self, pending: PendingAppend) -> None:
         """Delete inline payloads that were not admitted: sent again, they have other ids."""
-        self._deletions.put(job.kept.values())
-        job.kept = {}
+        self._deletions.put(pending.kept.values())
+        pending.kept = {}

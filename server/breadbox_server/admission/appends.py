@@ -95,7 +95,7 @@ class Appends:
         core = self._core
         core.check_serving()
         core.turns.check_room()
-        charge, job = UNCHARGED, None
+        charge, pending = UNCHARGED, None
         try:
             async with core.durable_refusals():
                 session = core.buffers[buffer].model.session_id
@@ -111,11 +111,11 @@ class Appends:
                     else each
                     for each in fragments
                 ]
-                job = self.queue.submit(buffer, fragments, charge, bodies, wait_s=wait_s)
-                results = await job.done
+                pending = self.queue.submit(buffer, fragments, charge, bodies, wait_s=wait_s)
+                results = await pending.done
         finally:
-            if job is not None:
-                self.queue.withdraw(job)
+            if pending is not None:
+                self.queue.withdraw(pending)
             charge.end()
         if any(each is not None and each.outcome in _OF_UNKNOWN for each in results):
             await core.turns.known()
