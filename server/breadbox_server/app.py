@@ -27,7 +27,7 @@ from breadbox_server.access.tokens import TokenFile
 from breadbox_server.base.clock import Clock, LoopClock
 from breadbox_server.base.conversion import payload_of
 from breadbox_server.base.errors import StartError
-from breadbox_server.base.jobs import CLOSE_S_MAX, Jobs, bounded
+from breadbox_server.base.jobs import CLOSE_S_MAX, Jobs, with_time_limit
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.gateway.transfers import Gateway
 from breadbox_server.journal.journal_state import check_standby, open_journal_state
@@ -40,7 +40,7 @@ from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.metrics.port import metrics_served
 from breadbox_server.rpc.health import Health
 from breadbox_server.rpc.interceptors import CallInterceptor
-from breadbox_server.rpc.leading import Ending, Leading
+from breadbox_server.rpc.leading import LeadershipStatus, Shutdown
 from breadbox_server.rpc.listening import (
     PortConnections,
     bind,
@@ -102,7 +102,7 @@ async def serving(
         await steps.open_store(custodian, leftovers or ExitStack())
         steps.build_server(on_end)
         with _one_line_errors():
-            async with Jobs(steps.ending.fail) as jobs:
+            async with Jobs(steps.shutdown.fail) as jobs:
                 steps.watch_callers(jobs)
                 try:
                     # A standby answers health checks, and waits, inside this step.
@@ -111,7 +111,7 @@ async def serving(
                     steps.build_service(parts)
                     if not settings.is_standby:
                         steps.listen()
-                    await steps.open_buffers(jobs)
+                    await steps.start_driver(jobs)
                     await steps.lead(jobs)
                     yield RunningServer(
                         steps.address, steps.metrics_address, steps.driver, steps.metrics
@@ -119,7 +119,7 @@ async def serving(
                 finally:
                     # What fails from here on must not cut the end short.
                     jobs.release_block()
-                    await steps.ending.drain()
+                    await steps.shutdown.drain()
 
 
 class _Steps:
@@ -164,7 +164,7 @@ class _Steps:
         self.opened.enter_context(hold_directory(self.settings, leftovers))
         self.custodian, self.concerns, self.settings = await open_store(self.settings, custodian)
         self.opened.push_async_callback(
-            bounded, self.custodian.close, CLOSE_S_MAX, "closing the store"
+            with_time_limit, self.custodian.close, CLOSE_S_MAX, "closing the store"
         )
 
     def build_server(self, on_end: Callable[[], None]) -> None:
@@ -185,8 +185,8 @@ class _Steps:
             names = (SERVICE_NAME, HEALTH_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self.server)
         has_others = settings.is_standby
-        self.leading = Leading(self.interceptor, health, metrics, has_others=has_others)
-        self.ending = Ending(self.server, self.leading, settings.drain_grace_s, on_end)
+        self.leading = LeadershipStatus(self.interceptor, health, metrics, has_others=has_others)
+        self.shutdown = Shutdown(self.server, self.leading, settings.drain_grace_s, on_end)
 
     def watch_callers(self, jobs: Jobs) -> None:
         jobs.start(self.traffic.run())
@@ -295,10 +295,10 @@ class _Steps:
         self.address = bind(self.server, self.settings, self.credentials)
         self.connections.listen_at(self.address)
 
-    async def open_buffers(self, jobs: Jobs) -> None:
-        """Bring the buffers up to date, with time and store, before anybody is served."""
-        self.ending.driver = self.driver
-        jobs.start(self.driver.run(self.ending.fail))
+    async def start_driver(self, jobs: Jobs) -> None:
+        """Start the driver, apply due timers, reconcile with the store; wait until durable."""
+        self.shutdown.driver = self.driver
+        jobs.start(self.driver.run(self.shutdown.fail))
         self.driver.core.pump()
         incarnation, since = self._known_start
         has_watched = monotonic() - since >= WATCHED_S_MIN

@@ -1,4 +1,4 @@
-"""Jobs end with their block, whatever they do with a cancellation; steps of an end are bounded."""
+"""Jobs end with their block, whatever they do with a cancellation; steps of an end have a limit."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from breadbox.shared import tasks
-from breadbox_server.base.jobs import Jobs, bounded
+from breadbox_server.base.jobs import Jobs, with_time_limit
 from support.eventually import eventually
 
 
@@ -117,7 +117,7 @@ async def test_a_job_that_never_ends_is_named_and_left_behind(
 async def test_a_step_that_never_ends_is_left_behind_and_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    await bounded(asyncio.Event().wait, 0.01, "closing the store")
+    await with_time_limit(asyncio.Event().wait, 0.01, "closing the store")
     assert ["closing the store took longer than 0 s; going on without"] == [
         record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
     ]
@@ -128,4 +128,4 @@ async def test_what_a_step_fails_with_is_raised() -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        await bounded(fail, 10.0, "closing the store")
+        await with_time_limit(fail, 10.0, "closing the store")

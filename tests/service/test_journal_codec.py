@@ -78,7 +78,7 @@ from breadbox_server.journal.encoding.frames import (
     frame_turn,
     open_snapshot,
 )
-from breadbox_server.journal.recovery import begin, look, recover
+from breadbox_server.journal.recovery import begin, recover, recover_while_written
 from breadbox_server.journal.storage.interface import (
     BEGINNING,
     JournalArchive,
@@ -432,13 +432,13 @@ def test_who_only_looks_reads_a_journal_again_that_was_trimmed_between_its_reads
     begin(archive, live, 0.0)
     _write_history(journal, live)
     meanwhile = TrimmedMeanwhile(journal)
-    assert live.snapshot() == look(meanwhile).buffers.snapshot()
+    assert live.snapshot() == recover_while_written(meanwhile).buffers.snapshot()
     assert 2 == meanwhile.reads
     with behind(tmp_path) as connection:
         connection.execute("DELETE FROM turns")
         connection.execute("INSERT INTO turns VALUES (?, ?, 0)", (BEGINNING + 99, encode_turn([])))
     with pytest.raises(JournalDamagedError, match="lacks turns"):
-        look(archive)
+        recover_while_written(archive)
     archive.close()
 
 
@@ -513,7 +513,7 @@ def test_a_bug_of_the_core_is_no_damage_of_the_journal(
 
     monkeypatch.setitem(_HANDLERS, StartSession, start_session)
     before = archive.read_snapshot(), list(archive.read_turns(BEGINNING))
-    for read in (_recover, look):
+    for read in (_recover, recover_while_written):
         with pytest.raises(BugError, match=r"this is a bug of Breadbox .*turn 2.*report") as caught:
             read(archive)
         assert "of ours" in str(caught.value)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.snapshot import BufferSnapshot
-from breadbox_server.journal.standby import RETURN_S, WARM_LAG_S_MAX, Follower, Standby
+from breadbox_server.journal.standby import RETURN_S, WARM_LAG_S_MAX, JournalFollower, Standby
 from breadbox_server.journal.storage.claims import Holder
 from breadbox_server.journal.storage.interface import JournalStatus, JournalUnavailableError
 from breadbox_server.metrics.metrics import Metrics
@@ -35,8 +35,8 @@ def never(taken: Iterable[BufferSnapshot]) -> BufferSet:
     raise AssertionError("there is no snapshot")
 
 
-def followed(journal: Any, clock: ManualClock) -> tuple[Standby, Follower]:
-    follower = Follower(journal, never, now=clock)
+def followed(journal: Any, clock: ManualClock) -> tuple[Standby, JournalFollower]:
+    follower = JournalFollower(journal, never, now=clock)
     return Standby(follower, Metrics(CollectorRegistry())), follower
 
 

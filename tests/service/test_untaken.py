@@ -4,7 +4,7 @@ import pytest
 
 from breadbox_server.limits import UNTAKEN_BYTES_OF
 from breadbox_server.rpc import traffic as untaken
-from breadbox_server.rpc.traffic import UNTAKEN_PATIENCE_S, Untaken
+from breadbox_server.rpc.traffic import UNTAKEN_PATIENCE_S, UntakenReplies
 
 OF_ALL, OF_TOKEN, OF_CONNECTION = (
     UNTAKEN_BYTES_OF[each] for each in ("all", "token", "connection")
@@ -18,7 +18,7 @@ class House:
     def __init__(self) -> None:
         self.now = 100.0
         self.hung_up: list[str] = []
-        self.untaken = Untaken(lambda: self.now, self.hung_up.append)
+        self.untaken = UntakenReplies(lambda: self.now, self.hung_up.append)
 
     def fill(self, *tokens: str) -> None:
         """Have so many tokens hold all that each of them may, two connections each."""

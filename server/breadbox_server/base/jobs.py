@@ -14,7 +14,9 @@ CLOSE_S_MAX: Final = 2.0
 """Seconds that closing each of the connections to store and journal may take."""
 
 
-async def bounded(step: Callable[[], Coroutine[Any, Any, Any]], within_s: float, what: str) -> None:
+async def with_time_limit(
+    step: Callable[[], Coroutine[Any, Any, Any]], within_s: float, what: str
+) -> None:
     """Take one step of an end for at most `within_s` seconds, then go on without it, and say so."""
     task = asyncio.get_running_loop().create_task(step())
     try:
@@ -29,7 +31,7 @@ async def bounded(step: Callable[[], Coroutine[Any, Any, Any]], within_s: float,
 
 
 class Jobs:
-    """Jobs of a block, as `asyncio.TaskGroup`, but cancelled until they are done when it ends.
+    """A task group that cancels its remaining tasks, repeatedly until all have ended, at its exit.
 
     A job that fails cancels the block, and its error is raised when the block ends.
     """

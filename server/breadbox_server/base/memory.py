@@ -6,7 +6,7 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """glibc's; other libraries give memory back by themselves, or never."""
 
 
-def give_memory_back() -> None:
-    """Let the system have what is free of it; takes some milliseconds. From any thread."""
+def trim_heap() -> None:
+    """Return free memory of the heap to the system; takes some milliseconds. From any thread."""
     if _TRIM is not None:
         _TRIM(0)

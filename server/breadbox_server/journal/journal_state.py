@@ -17,7 +17,7 @@ from breadbox.model.errors import StoreError, StoreUrlError
 from breadbox.stores.base import PayloadCustodian
 from breadbox.stores.urls import parse_store_url
 from breadbox_server.base.errors import StartError
-from breadbox_server.base.jobs import CLOSE_S_MAX, bounded
+from breadbox_server.base.jobs import CLOSE_S_MAX, with_time_limit
 from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.ids import PayloadId
@@ -25,8 +25,8 @@ from breadbox_server.core.model.inputs import UpdateBuffer
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.compaction import SIZE_BYTES_MAX, Compaction
 from breadbox_server.journal.encoding.entries import limits_of_text, limits_to_text
-from breadbox_server.journal.recovery import Recovered, begin, look, recover
-from breadbox_server.journal.standby import Follower, Restore, Standby
+from breadbox_server.journal.recovery import Recovered, begin, recover, recover_while_written
+from breadbox_server.journal.standby import JournalFollower, Restore, Standby
 from breadbox_server.journal.storage.claims import RENEW_S, Claim, Holder, epoch_after
 from breadbox_server.journal.storage.interface import (
     JournalArchive,
@@ -132,7 +132,7 @@ async def open_journal_state(
 
     async def close_heartbeats() -> None:
         close = partial(asyncio.to_thread, heartbeats.close)
-        await bounded(close, CLOSE_S_MAX, "ending the heartbeats")
+        await with_time_limit(close, CLOSE_S_MAX, "ending the heartbeats")
 
     try:
         check = partial(_check_store, archive, settings, custodian)
@@ -140,7 +140,7 @@ async def open_journal_state(
         if settings.is_standby:
             # See `check_standby`: the place is shared.
             view = cast(JournalView, archive)
-            follower = Follower(view, _restorer(settings, rng, epoch_after()))
+            follower = JournalFollower(view, _restorer(settings, rng, epoch_after()))
             standby = Standby(follower, metrics)
             await on_standby(standby)
             claim, found = await standby.lead(check)
@@ -191,7 +191,7 @@ async def open_journal_state(
     finally:
         await close_heartbeats()
         # The claim first: SQLite's lock goes with the archive.
-        await bounded(writer.close, CLOSE_S_MAX, "closing the journal")
+        await with_time_limit(writer.close, CLOSE_S_MAX, "closing the journal")
         archive.close()
 
 
@@ -212,7 +212,7 @@ async def _check_store(
         raise StartError(f"--store {settings.store_shown} cannot be used: {error}") from error
     if is_known or not archive.is_begun():
         return
-    buffers = look(archive).buffers
+    buffers = recover_while_written(archive).buffers
     if count := sum(1 for name in buffers.names() for _ in buffers[name].payloads()):
         raise StartError(
             f"--store {settings.store_shown} holds nothing of the journal {archive.shown}, which "

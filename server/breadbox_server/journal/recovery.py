@@ -71,7 +71,7 @@ def begin(archive: JournalArchive, buffers: BufferSet, now: float) -> Recovered:
     return Recovered(buffers, BEGINNING, now, chain, BEGINNING, 0, 0)
 
 
-def look(archive: JournalArchive) -> Recovered:
+def recover_while_written(archive: JournalArchive) -> Recovered:
     """Read a journal that another server may be writing; retry, as its snapshot may change."""
     for _ in range(LOOKS_MAX - 1):
         with suppress(JournalError):

@@ -46,7 +46,7 @@ WARM_LAG_S_MAX: Final = 5.0
 Restore = Callable[[Iterable[BufferSnapshot]], BufferSet]
 
 
-class Follower:
+class JournalFollower:
     """A core that follows a journal. Blocking: each call belongs into a thread, one at a time."""
 
     def __init__(
@@ -202,7 +202,7 @@ class Follower:
 class Standby:
     """Follows a journal until it leads."""
 
-    def __init__(self, follower: Follower, metrics: Metrics) -> None:
+    def __init__(self, follower: JournalFollower, metrics: Metrics) -> None:
         self._follower = follower
         self._metrics = metrics
         self._outage = OutageLog(log, "following the journal")

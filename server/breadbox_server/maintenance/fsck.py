@@ -25,7 +25,7 @@ from breadbox.stores.base import Custody, PayloadCustodian, StoreSharedError
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.base.errors import BugError, StartError
 from breadbox_server.core.buffers import BufferSet
-from breadbox_server.journal.recovery import look
+from breadbox_server.journal.recovery import recover_while_written
 from breadbox_server.journal.storage.interface import JournalArchive, JournalError
 from breadbox_server.journal.storage.place import JournalPlace
 from breadbox_server.settings import Settings as ServeSettings
@@ -112,7 +112,7 @@ async def _delete_orphans(
 async def _compare(custodian: PayloadCustodian, archive: JournalArchive) -> _Findings:
     """Look once. The store is listed first: what is admitted meanwhile is in the journal only."""
     kept = {payload_id async for payload_id in custodian.confirmed()}
-    found = look(archive)
+    found = recover_while_written(archive)
     recorded = set(_references(found.buffers))
     found.buffers.handle_timer(now=max(found.now, time()))
     referred = _references(found.buffers)

@@ -33,8 +33,8 @@ from breadbox_server.gateway.transfers import READERS
 from breadbox_server.limits import PARTS_MAX, UNTAKEN_SMALL_BYTES
 from breadbox_server.metrics.clients import ClientCensus, role_of_call
 from breadbox_server.metrics.metrics import Metrics
-from breadbox_server.rpc.status import NOT_DONE, NotDoneError, answer_s, told
-from breadbox_server.rpc.traffic import Call, Held, Traffic
+from breadbox_server.rpc.status import NOT_DONE, DeadlineNearError, reply_budget_s, status_of
+from breadbox_server.rpc.traffic import Call, PendingReply, Traffic
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +264,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """
         # Again: its message may have come long after its headers.
         self._check_held(call.method)
-        limit = call.limit = asyncio.timeout(answer_s(context.time_remaining()))
+        limit = call.limit = asyncio.timeout(reply_budget_s(context.time_remaining()))
         caller = ANONYMOUS
         if self._gate.asks_for_tokens:
             call.metadata = context.invocation_metadata() or ()
@@ -281,7 +281,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise call.refusal or self._outage() or NotDoneError from None
+            raise call.refusal or self._outage() or DeadlineNearError from None
         finally:
             self._running.discard(call)
 
@@ -307,7 +307,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except grpc.aio.AbortError:
                 code = context.code() or grpc.StatusCode.UNKNOWN
                 raise
-            except NotDoneError:
+            except DeadlineNearError:
                 code = grpc.StatusCode.CANCELLED
                 late = grpc.StatusCode.DEADLINE_EXCEEDED
                 try:
@@ -316,7 +316,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     code = late
                     raise
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
-                code, refusal = told(error, method)
+                code, refusal = status_of(error, method)
                 await _end(context.abort_with_status(rpc_status.to_status(refusal)))
             finally:
                 # gRPC keeps the error that ended a call beside its context: a cycle, which would
@@ -342,7 +342,7 @@ class _CountingContext:
     """The context of a call that answers with messages; counts each until it is taken."""
 
     def __init__(
-        self, context: Context, encode: Callable[[Any], bytes], hold: Callable[[int], Held]
+        self, context: Context, encode: Callable[[Any], bytes], hold: Callable[[int], PendingReply]
     ) -> None:
         self._context = context
         self._encode = encode

@@ -8,7 +8,7 @@ from typing import Final
 import grpc
 
 from breadbox_server.base.errors import JOURNAL, OutageError, StandbyError, StartError
-from breadbox_server.base.jobs import bounded
+from breadbox_server.base.jobs import with_time_limit
 from breadbox_server.driver import Driver
 from breadbox_server.journal.standby import Standby
 from breadbox_server.journal.storage.interface import JournalError
@@ -25,7 +25,7 @@ FLUSH_S_MAX: Final = 5.0
 MEANWHILE: Final = "until then it does not lead, and it ends if another server leads meanwhile"
 
 
-class Leading:
+class LeadershipStatus:
     """What a server reports of itself from the moment that it answers.
 
     If others may lead (`has_others`), callers are sent there; else calls wait for the journal.
@@ -81,8 +81,8 @@ class Leading:
         return OutageError((JOURNAL,), self._driver.turns.doubtful_s, {})
 
 
-class Ending:
-    """End a server in order, each step bounded; the next start completes what is cut short.
+class Shutdown:
+    """End a server in order, each step within a limit; the next start completes what is cut short.
 
     Running calls get `grace_s` seconds to end; `on_end` is called once, when the end begins.
     """
@@ -90,7 +90,7 @@ class Ending:
     def __init__(
         self,
         server: grpc.aio.Server,
-        leading: Leading,
+        leading: LeadershipStatus,
         grace_s: float,
         on_end: Callable[[], None],
     ) -> None:
@@ -128,17 +128,19 @@ class Ending:
         if driver is None:
             # Nobody was served: what the start has begun ends with it, and no end is watched.
             self._leading.end()
-            await bounded(partial(self._server.stop, 0.0), STOP_S_MAX, "ending the server")
+            await with_time_limit(partial(self._server.stop, 0.0), STOP_S_MAX, "ending the server")
             return
         log.info("draining")
         self._begin()
         driver.drain()
         grace_s = 0.0 if self._has_failed else self._grace_s
-        await bounded(
+        await with_time_limit(
             partial(self._server.stop, grace_s), grace_s + STOP_S_MAX, "ending the calls that run"
         )
         if not self._has_failed:
-            await bounded(driver.flush, FLUSH_S_MAX, "writing down and deleting what is left")
+            await with_time_limit(
+                driver.flush, FLUSH_S_MAX, "writing down and deleting what is left"
+            )
         if left := len(driver.deletions):
             log.warning("%d payloads are left for deletion", left)
         log.info("stopped")

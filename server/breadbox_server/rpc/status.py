@@ -34,8 +34,8 @@ less than what a wait keeps free."""
 NOT_DONE: Final = "the server was not done in time"
 
 
-class NotDoneError(Exception):
-    """The caller's time is almost up, and nothing else is the matter."""
+class DeadlineNearError(Exception):
+    """The call's deadline is near, and neither store nor journal is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +110,12 @@ TABLE: Final[Mapping[type[Exception], Row]] = {
 """Errors with a row. `tests/service/test_status.py` holds that none is missing."""
 
 
-def answer_s(left_s: float | None) -> float | None:
-    """Return in how many of the seconds that a caller has left it has to be answered."""
+def reply_budget_s(left_s: float | None) -> float | None:
+    """Return the seconds for a reply out of those until the deadline; None without a deadline."""
     return None if left_s is None else left_s - min(ANSWER_MARGIN_S, left_s / 4)
 
 
-def told(error: Exception, method: str) -> tuple[grpc.StatusCode, status_pb2.Status]:
+def status_of(error: Exception, method: str) -> tuple[grpc.StatusCode, status_pb2.Status]:
     """Return the code and the status that end a call.
 
     An exception without a row is our bug: INTERNAL with a request id, never its text; the log has

@@ -16,7 +16,7 @@ from typing import Any, Final
 import grpc
 
 from breadbox_server.base.errors import ServerBusyError
-from breadbox_server.base.memory import give_memory_back
+from breadbox_server.base.memory import trim_heap
 from breadbox_server.limits import (
     ANSWER_TAKEN_S,
     ARRIVAL_S,
@@ -57,13 +57,13 @@ Key = tuple[str, str]
 _ALL: Final[Key] = ("all", "")
 
 
-class Held:
-    """One answer that is not taken: of a connection and a token, if it has its own."""
+class PendingReply:
+    """A reply that its client has not taken yet, counted for its connection and its token."""
 
     __slots__ = ("_untaken", "keys", "peer", "since", "size_bytes")
 
     def __init__(
-        self, untaken: "Untaken", peer: str, token: str, size_bytes: int, since: float
+        self, untaken: "UntakenReplies", peer: str, token: str, size_bytes: int, since: float
     ) -> None:
         self._untaken = untaken
         self.peer = peer
@@ -77,20 +77,20 @@ class Held:
         return self.keys[-1]
 
     def close(self) -> None:
-        """Count it no more: it is taken, or its connection gone. Idempotent."""
+        """Stop counting the reply: it is taken, or its connection gone. Idempotent."""
         self._untaken.release(self)
 
 
-class Untaken:
-    """Answers that are made and not taken, by owner, in bytes: gRPC keeps them without a bound.
+class UntakenReplies:
+    """Bound the bytes of replies that clients have not taken, by owner: gRPC keeps any number.
 
-    One alone is given however large it is, another beside it only within the bounds.
+    A single reply is sent however large it is, another beside it only within the bounds.
     """
 
     def __init__(self, now: Callable[[], float], hang_up: Callable[[str], None]) -> None:
         self._now = now
         self._hang_up = hang_up
-        self._held: dict[Held, None] = {}
+        self._held: dict[PendingReply, None] = {}
         self._bytes: Counter[Key] = Counter()
         self.released_bytes = 0
         """Of all that was ever taken or given up."""
@@ -107,12 +107,12 @@ class Untaken:
             for key in _shares(peer, token)
         )
 
-    def hold(self, peer: str, token: str, size_bytes: int) -> Held | None:
+    def hold(self, peer: str, token: str, size_bytes: int) -> PendingReply | None:
         """Count an answer that is about to leave, or return None if there is no room for it.
 
         A small holder is not refused because of others: the largest holder is hung up on.
         """
-        held = Held(self, peer, token, size_bytes, self._now())
+        held = PendingReply(self, peer, token, size_bytes, self._now())
         while (full := self._full_for(held)) is not None:
             if full != _ALL or not self._make_room(held):
                 return None
@@ -121,7 +121,7 @@ class Untaken:
             self._bytes[key] += size_bytes
         return held
 
-    def release(self, held: Held) -> None:
+    def release(self, held: PendingReply) -> None:
         """Count an answer no more."""
         if held in self._held:
             del self._held[held]
@@ -131,16 +131,16 @@ class Untaken:
                 if not self._bytes[key]:
                     del self._bytes[key]
 
-    def _full_for(self, held: Held) -> Key | None:
+    def _full_for(self, held: PendingReply) -> Key | None:
         """The bound that an answer would exceed; one alone exceeds none."""
         for key in reversed(held.keys):
             if 0 < self._bytes[key] > UNTAKEN_BYTES_OF[key[0]] - held.size_bytes:
                 return key
         return None
 
-    def _make_room(self, wanted: Held) -> bool:
+    def _make_room(self, wanted: PendingReply) -> bool:
         holders: Counter[Key] = Counter()
-        oldest: dict[Key, Held] = {}
+        oldest: dict[Key, PendingReply] = {}
         for held in self._held:
             holders[held.holder] += held.size_bytes
             oldest.setdefault(held.holder, held)
@@ -179,7 +179,7 @@ class Call:
     """Name under which it counts once it is admitted, or nothing without a token."""
     weight: int = STRANGER_WEIGHT
     """For how many fruitless calls it counts if its message never comes."""
-    held: Held | None = None
+    held: PendingReply | None = None
     """Its answer, until it is sent, or None if it is small."""
     request: Any = None
     metadata: Iterable[tuple[str, str | bytes]] = ()
@@ -222,7 +222,7 @@ class Traffic:
         """To be hung up on, and why."""
         self._wake = asyncio.Event()
         self._told_until = 0.0
-        self._untaken = Untaken(self._loop.time, partial(self._hang_up, reason="untaken"))
+        self._untaken = UntakenReplies(self._loop.time, partial(self._hang_up, reason="untaken"))
         self._given_back_bytes = 0
         """Of what was taken, when the system got memory back."""
         metrics.untaken_bytes.set_function(lambda: float(self._untaken.total_bytes))
@@ -291,7 +291,7 @@ class Traffic:
         if self._untaken.is_full(own_name(call.peer), call.token):
             raise self._busy("untaken", _UNTAKEN)
 
-    def hold(self, call: Call, size_bytes: int) -> Held:
+    def hold(self, call: Call, size_bytes: int) -> PendingReply:
         """Count an answer that is about to leave; raise ServerBusyError if there is no room."""
         held = self._untaken.hold(own_name(call.peer), call.token, size_bytes)
         if held is None:
@@ -369,7 +369,7 @@ class Traffic:
     async def _give_back(self) -> None:
         if self._untaken.released_bytes - self._given_back_bytes >= RELEASED_BYTES_KEPT:
             self._given_back_bytes = self._untaken.released_bytes
-            await asyncio.to_thread(give_memory_back)
+            await asyncio.to_thread(trim_heap)
 
     async def _look_around(self) -> None:
         """Let those that have asked for nothing yet make room, when the house is almost full."""
