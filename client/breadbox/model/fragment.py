@@ -6,12 +6,13 @@ Step t is the policy's observation and action at time t, and the environment's a
 
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.model.summaries import summary, summary_html
+from breadbox.model.types import FragmentMetadata
 
 Tree = Any
 """Nested dicts (string keys), lists and tuples whose leaves are numpy arrays, or None."""
@@ -135,18 +136,11 @@ class Fragment:
         return ended
 
 
-_ARRAY_FIELDS = tuple(
-    each.name
-    for each in fields(Fragment)
-    if each.name
-    not in (
-        "worker_id",
-        "fragment_index",
-        "session_id",
-        "model_version_min",
-        "model_version_max",
-        "discontinuity",
-        "priority",
-    )
+METADATA_FIELDS: Final = tuple(
+    each.name for each in fields(FragmentMetadata) if each.name in Fragment.__dataclass_fields__
+)
+"""Fields that a fragment shares with its metadata; the other ones are arrays."""
+_ARRAY_FIELDS: Final = tuple(
+    each.name for each in fields(Fragment) if each.name not in METADATA_FIELDS
 )
 _arrays_of = attrgetter(*_ARRAY_FIELDS)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from breadbox.model.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
-from breadbox.model.fragment import Fragment
+from breadbox.model.fragment import METADATA_FIELDS, Fragment
 from breadbox.model.trees import Structure, field_of, is_within, map_present, map_tree, rows
 from breadbox.model.types import ArrayType, FragmentReference, PayloadReference
 from breadbox.payload.alike import gather
@@ -437,18 +437,8 @@ def decode_fragment(payload: memoryview, reference: FragmentReference) -> dict[s
 
 
 def _fragment_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment:
-    metadata = reference.metadata
-    fields = {**tree, "extras": tree["extras"] or {}}
-    return Fragment(
-        worker_id=metadata.worker_id,
-        fragment_index=metadata.fragment_index,
-        session_id=metadata.session_id,
-        model_version_min=metadata.model_version_min,
-        model_version_max=metadata.model_version_max,
-        discontinuity=metadata.discontinuity,
-        priority=metadata.priority,
-        **fields,
-    )
+    shared = {name: getattr(reference.metadata, name) for name in METADATA_FIELDS}
+    return Fragment(**shared, **{**tree, "extras": tree["extras"] or {}})
 
 
 @lru_cache(maxsize=64)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from google.protobuf.message import Message
 
 from breadbox.model import types
 from breadbox.model.errors import InternalError, InvalidRequestError
-from breadbox.model.fragment import Fragment
+from breadbox.model.fragment import METADATA_FIELDS, Fragment
 from breadbox.v1 import buffer_pb2, fragment_pb2, schema_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.wire.forms import Choice, Form, Functions, members
@@ -184,22 +185,18 @@ store_config_from_wire = _STORE_CONFIG.read
 
 # Fragments ---------------------------------------------------------------------------------------
 
+_metadata_fields_of = attrgetter(*METADATA_FIELDS)
+
 
 def metadata_of(
     fragment: Fragment, payload: types.PayloadReference, schema_hash: int = NO_SCHEMA
 ) -> types.FragmentMetadata:
     """Return the metadata of a fragment with a written payload."""
     return types.FragmentMetadata(
-        fragment.worker_id,
-        fragment.fragment_index,
-        fragment.session_id,
-        fragment.model_version_min,
-        fragment.model_version_max,
-        payload,
-        fragment.step_count,
-        fragment.discontinuity,
-        schema_hash,
-        fragment.priority,
+        payload=payload,
+        step_count=fragment.step_count,
+        schema_hash=schema_hash,
+        **dict(zip(METADATA_FIELDS, _metadata_fields_of(fragment), strict=True)),
     )
 
 

@@ -62,7 +62,7 @@ class Payload:
 class Fragment:
     """Metadata of one fragment. Identity: (buffer, session_id, worker_id, fragment_index) (B2).
 
-    Never changed once made, but not frozen: that takes three times as long to make.
+    Its values never change, but it is not frozen: that takes three times as long to make.
     """
 
     worker_id: ids.WorkerId

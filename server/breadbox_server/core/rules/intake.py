@@ -266,7 +266,7 @@ def _admit(
     size_bytes_max = config.capacity_bytes - fragment.payload.size_bytes
     if state.payloads.referred_bytes > size_bytes_max:
         holdings.evict_to_bytes(size_bytes_max)
-    fragment = _with_shared_ids(fragment, worker, state.model.session_id)
+    _share_ids(fragment, worker, state.model.session_id)
     state.payloads.take(fragment)
     closed = state.assembly.place(worker, fragment, now=now)
     if closed is not None:
@@ -298,7 +298,8 @@ def carry_out_run(state: BufferState, run: Sequence[FragmentTaken]) -> bool:
         fragment, outcome = each.fragment, each.outcome
         worker = state.assembly.find_or_add(fragment.worker_id)
         worker.outcomes.remember(fragment.fragment_index, outcome, window)
-        fragments.append(_with_shared_ids(fragment, worker, session_id))
+        _share_ids(fragment, worker, session_id)
+        fragments.append(fragment)
     holdings.close_each(fragments)
     state.model.step_count = run[-1].fragment.step_count
     for schema_hash in {each.fragment.schema_hash for each in run}:
@@ -326,27 +327,11 @@ def _first_idle(state: BufferState) -> WorkerId | None:
     return state.assembly.first_idle(state.payloads.counts)
 
 
-def _with_shared_ids(fragment: Fragment, worker: Worker, session_id: SessionId) -> Fragment:
-    """Let equal ids be one object, so that a held fragment costs no copy of them."""
-    version_min, version_max = fragment.model_version_min, fragment.model_version_max
-    if (
-        fragment.worker_id is worker.worker_id
-        and fragment.session_id is session_id
-        and (version_min is version_max or version_min != version_max)
-    ):
-        return fragment
-    return Fragment(
-        worker.worker_id,
-        fragment.fragment_index,
-        session_id,
-        version_min,
-        version_min if version_min == version_max else version_max,
-        fragment.payload,
-        fragment.step_count,
-        fragment.discontinuity,
-        fragment.schema_hash,
-        fragment.priority,
-    )
+def _share_ids(fragment: Fragment, worker: Worker, session_id: SessionId) -> None:
+    """Put one object for equal ids into a fragment, so that a held one costs no copy of them."""
+    fragment.worker_id, fragment.session_id = worker.worker_id, session_id
+    if fragment.model_version_max == fragment.model_version_min:
+        fragment.model_version_max = fragment.model_version_min
 
 
 def discard_silent(state: BufferState, *, now: float) -> None:
