@@ -245,7 +245,7 @@ class _Steps:
             # A directory is locked, and a journal is fenced. A Redis without a journal may be
             # shared, with servers that know of other payloads.
             deletes_orphans=journal.journal is not None
-            or parse_store_url(settings.store).kind == "file",
+            or bool(parse_store_url(settings.store).directory),
             is_asked=settings.deletes_orphans,
             let_go=journal.let_go,
         )

@@ -10,7 +10,7 @@ from breadbox.cli.logs import LogSettings
 from breadbox.cli.settings import Bytes, setting
 from breadbox.model.presets import PRESETS, Preset
 from breadbox.stores import has_secret, redact
-from breadbox.stores.urls import GATEWAY_URL
+from breadbox.stores.urls import GATEWAY_URL, STORE_URLS
 from breadbox_server.access.authorization import Role
 from breadbox_server.access.tls import TlsFiles
 from breadbox_server.base.errors import StartError
@@ -60,9 +60,8 @@ class Settings(LogSettings):
         secret=True,
         metavar="URL",
         shown="a directory in /dev/shm",
+        description=f"Payload store: {', '.join(STORE_URLS)}.",
     )
-    """Payload store: file:///DIR, redis://..., rediss://..., unix:///SOCKET,
-    redis+cluster://HOST,HOST..."""
     client_store: str = setting("", secret=True, metavar="URL")
     """Payload store as clients are told it, with their own credentials; default: --store. Needed
     with --tokens where --store has a password."""

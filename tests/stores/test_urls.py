@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from breadbox.model.errors import StoreUrlError
 from breadbox.stores import open_store
-from breadbox.stores.urls import GATEWAY_URL, has_secret, parse_store_url, redact
+from breadbox.stores.urls import (
+    GATEWAY_URL,
+    has_secret,
+    parse_redis_url,
+    parse_store_url,
+    redact,
+)
 
 SECRET = "hunter2"
 
@@ -34,6 +40,11 @@ def test_what_stands_for_the_gateway_is_shown_as_it_is_and_is_no_store_of_a_serv
     assert GATEWAY_URL == redact(GATEWAY_URL)
     with pytest.raises(StoreUrlError, match="no known kind"):
         parse_store_url(GATEWAY_URL)
+
+
+def test_a_directory_is_no_redis() -> None:
+    with pytest.raises(StoreUrlError, match="is not the URL of a Redis"):
+        parse_redis_url("file:///tmp/none")
 
 
 @pytest.mark.parametrize("url", WITH_SECRETS)

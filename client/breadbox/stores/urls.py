@@ -12,7 +12,7 @@ GATEWAY_URL = "gateway:"
 _REDIS_SCHEMES = ("redis", "rediss", "unix")
 _CLUSTER_SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 _SENTINEL_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
-_KINDS = (
+STORE_URLS = (
     "file:///DIR",
     "redis://HOST:PORT/DB",
     "rediss://HOST:PORT/DB",
@@ -20,6 +20,7 @@ _KINDS = (
     "redis+cluster://HOST:PORT,HOST:PORT",
     "redis+sentinel://HOST:PORT,HOST:PORT/NAME",
 )
+"""What store URLs there are, for helps and errors."""
 _MANY_HOSTS = re.compile(
     rf"(?i:({'|'.join(map(re.escape, (*_CLUSTER_SCHEMES, *_SENTINEL_SCHEMES)))}))://"
     r"((?:[^/?#]*@)?)([^/?#@]*)(.*)",
@@ -55,7 +56,8 @@ class StoreUrl:
     url: str
     """URL as redis-py takes it: redis:// or rediss://, with the first host alone."""
     directory: str = ""
-    """For file: the absolute path."""
+    """Absolute path that only this host reaches, or empty for a store that other hosts reach too.
+    A server holds it for itself, and has its journal there."""
     addresses: tuple[tuple[str, int], ...] = ()
     """For cluster and sentinel: hosts and ports of nodes, of which any may be unreachable."""
     service_name: str = ""
@@ -125,7 +127,17 @@ def parse_store_url(url: str) -> StoreUrl:
     if parts.scheme in _REDIS_SCHEMES:
         _require_known_options(url, url)
         return _parse_redis(url, parts)
-    raise StoreUrlError(f"store URL {redact(url)!r} is of no known kind; use {', '.join(_KINDS)}")
+    raise StoreUrlError(
+        f"store URL {redact(url)!r} is of no known kind; use {', '.join(STORE_URLS)}"
+    )
+
+
+def parse_redis_url(url: str) -> StoreUrl:
+    """Parse the URL of a Redis, or raise StoreUrlError."""
+    parsed = parse_store_url(url)
+    if parsed.kind not in ("redis", "cluster", "sentinel"):
+        raise StoreUrlError(f"{redact(url)!r} is not the URL of a Redis")
+    return parsed
 
 
 def _parse_file(url: str, parts: SplitResult) -> StoreUrl:

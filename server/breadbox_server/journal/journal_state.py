@@ -271,7 +271,7 @@ def check_standby(settings: Settings) -> None:
         )
     for option, is_shared in (
         ("--journal", place.is_shared),
-        ("--store", parse_store_url(settings.store).kind != "file"),
+        ("--store", not parse_store_url(settings.store).directory),
     ):
         if not is_shared:
             raise StartError(

@@ -32,7 +32,7 @@ def store_needed(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def hold_directory(settings: Settings, leftovers: ExitStack) -> Iterator[None]:
-    """Hold a `file://` store for this server alone; delete it afterwards if it is ephemeral.
+    """Hold a store's directory for this server alone; delete it afterwards if it is ephemeral.
 
     An ephemeral one is a leftover as well: it goes however the process ends. StartError: another
     server uses it, or an ephemeral one is not empty.
@@ -41,9 +41,9 @@ def hold_directory(settings: Settings, leftovers: ExitStack) -> Iterator[None]:
         parsed = parse_store_url(settings.store)
     except StoreUrlError as error:
         raise StartError(f"--store cannot be used: {error}") from error
-    if parsed.kind != "file":
+    if not parsed.directory:
         if settings.is_ephemeral:
-            raise StartError("--ephemeral is for file:// stores; leave it out")
+            raise StartError("--ephemeral is for stores in a directory; leave it out")
         yield
         return
     directory = Path(parsed.directory)

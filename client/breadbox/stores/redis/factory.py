@@ -20,7 +20,7 @@ from breadbox.model.errors import StoreUrlError
 from breadbox.stores.deadline import Deadline, current, in_force
 from breadbox.stores.redis.errors import NoTlsError, translated_errors
 from breadbox.stores.redis.store import PIECE_SIZE_BYTES_DEFAULT, RedisStore
-from breadbox.stores.urls import StoreUrl, parse_store_url, redact
+from breadbox.stores.urls import StoreUrl, parse_redis_url, redact
 
 CONNECT_S_MAX: Final = 5.0
 """Longest making of a connection: an address that swallows packets is not there."""
@@ -50,7 +50,7 @@ def open_redis_store(
 
 def open_redis(url: str) -> Any:
     """Open a plain, blocking redis-py client for `url`, for what is kept beside payloads."""
-    parsed = _parse_redis_url(url)
+    parsed = parse_redis_url(url)
     if parsed.kind == "cluster":
         with _url_errors(parsed):
             return _cluster_client(redis, parsed, dict(_OPTIONS))
@@ -59,7 +59,7 @@ def open_redis(url: str) -> Any:
 
 def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
     """Open a plain asyncio redis-py client, which may wait `answer_s` for an answer of Redis."""
-    parsed = _parse_redis_url(url)
+    parsed = parse_redis_url(url)
     options = _OPTIONS | {
         "socket_timeout": answer_s,
         "socket_connect_timeout": min(CONNECT_S_MAX, answer_s),
@@ -83,13 +83,6 @@ def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
             pool.connection_class = _explaining_tls(pool.connection_class)
         _require_known_options(pool)
         return client
-
-
-def _parse_redis_url(url: str) -> StoreUrl:
-    parsed = parse_store_url(url)
-    if parsed.kind == "file":
-        raise StoreUrlError(f"{redact(url)!r} is a directory where a Redis is wanted")
-    return parsed
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from breadbox.stores.disk import make_private_directory
-from breadbox.stores.urls import parse_store_url
+from breadbox.stores.urls import parse_redis_url, parse_store_url
 from breadbox_server.journal.storage.claims import Claim
 from breadbox_server.journal.storage.disk_reserve import share_bytes
 from breadbox_server.journal.storage.interface import (
@@ -37,10 +37,10 @@ class JournalPlace:
         if journal == NONE:
             return None
         url = store if journal == AUTO else journal
-        parsed = parse_store_url(url)
-        if parsed.kind == "file":
-            return cls("sqlite", parsed.directory)
-        return cls("redis", url, has_payloads=url == store and parsed.kind != "cluster")
+        if directory := parse_store_url(url).directory:
+            return cls("sqlite", directory)
+        kind = parse_redis_url(url).kind
+        return cls("redis", url, has_payloads=url == store and kind != "cluster")
 
     @classmethod
     def from_line(cls, line: str) -> "JournalPlace":
