@@ -1,4 +1,4 @@
-"""The tables of docs/reverb.md and docs/which-read.md say what is so."""
+"""The tables of docs/reverb.md, docs/which-read.md and ARCHITECTURE.md say what is so."""
 
 import re
 from pathlib import Path
@@ -41,3 +41,20 @@ def test_the_page_says_what_a_preset_sets(name: str) -> None:
         if known.get(limit) != value:
             shown = "without end" if value == UNLIMITED else str(value)
             assert re.search(rf"`{limit}`( and `\w+`)? {re.escape(shown)}", rows[name]), limit
+
+
+def test_what_the_architecture_says_where_is_is_there() -> None:
+    section = (ROOT / "ARCHITECTURE.md").read_text().split("### Where is")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (?!where is|---)(.+?) \| (.+) \|$", section, re.MULTILINE)
+    assert len(rows) >= 10
+    for _, places in rows:
+        root, file = ROOT / "server/breadbox_server", None
+        for word, code in re.findall(r"\b(client)\b|`([\w./]+)`", places):
+            if word:
+                root = ROOT / "client/breadbox"
+            elif "." in code or "/" in code:
+                file = root / code
+                assert file.exists(), file
+            else:
+                assert file is not None
+                assert re.search(rf"^ *(async )?(def|class) {code}\b", file.read_text(), re.M), code
