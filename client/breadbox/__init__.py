@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from breadbox.model.types import BufferConfig as BufferConfig
     from breadbox.model.types import BufferDescription as BufferDescription
     from breadbox.model.types import BufferState as BufferState
+    from breadbox.model.types import ChunkEvent as ChunkEvent
     from breadbox.model.types import Device as Device
     from breadbox.model.types import EpisodeEnd as EpisodeEnd
     from breadbox.model.types import EpisodeReport as EpisodeReport
@@ -91,7 +92,7 @@ _HOMES = {
     "stores": "PayloadStore",
     "model.types": """
         AdmissionOutcome AppendReply AppendResult ArrayType BufferConfig BufferDescription
-        BufferState Device EpisodeEnd EpisodeReport FragmentMetadata FragmentRead
+        BufferState ChunkEvent Device EpisodeEnd EpisodeReport FragmentMetadata FragmentRead
         FragmentReference FullPolicy LeaseExpiryPolicy LeaseGrant MinimumChunks ModelState
         PayloadReference PrioritiesReply PublishReply QuarantinedFragment ReleaseMode
         SampleToInsertRatio SchemaPolicy StoreConfig Subscription TorchDevice

@@ -896,9 +896,17 @@ class Client:
         """Return all buffers, sorted by name, with their gauges and counters."""
         return self._interpreter.run(operations.list_buffers(self._context))
 
-    def get_buffer(self, name: str | None = None) -> types.BufferDescription:
-        """Return one buffer, or the client's if None, with its gauges and counters."""
-        return self._invoke(calls.get_buffer(name or self.buffer))
+    def get_buffer(
+        self, name: str | None = None, *, events_after: int | None = None
+    ) -> types.BufferDescription:
+        """Return one buffer, or the client's if None, with its gauges and counters.
+
+        Args:
+            name: Name of the buffer.
+            events_after: Number of the last `ChunkEvent` that the caller has seen, or 0: later ones
+                are returned, as far as the server remembers them. None: no events.
+        """
+        return self._invoke(calls.get_buffer(name or self.buffer, events_after))
 
     def get_store_config(self) -> types.StoreConfig:
         """Return the settings of the payload store. The URL may hold a password: never log it."""

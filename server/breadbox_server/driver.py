@@ -60,6 +60,7 @@ from breadbox_server.limits import (
     WATCHERS_MAX,
 )
 from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.reading.chunk_events import ChunkEvents
 from breadbox_server.reading.fetches import Fetches
 from breadbox_server.reading.inline_bodies import InlineBodies
 from breadbox_server.reading.read_leases import ReadLeases
@@ -143,6 +144,7 @@ class Driver:
             inline_size_bytes_max=limits.inline_size_bytes_max,
         )
         self.fetches = Fetches(self.core)
+        self.chunk_events = ChunkEvents()
         self.bodies = InlineBodies(
             *(custodian, self.recent, self.store_watch),
             metrics=metrics,
@@ -188,6 +190,7 @@ class Driver:
         self.turns.when_settled(partial(self._has_ended, buffer))
         self.core.forget(buffer)
         self.reading.forget(buffer)
+        self.chunk_events.forget(buffer)
         self._metrics.forget_buffer(buffer)
         await self.turns.settled()
 
@@ -317,6 +320,7 @@ class Driver:
         """Hand events to the parts that carry them out, effects once they are durable."""
         when_settled = self.turns.when_settled
         disposable: list[Payload] = []
+        self.chunk_events.note(events, self.core.clock.now())
         for event in events:
             if type(event) is PayloadsDisposable:
                 disposable += event.payloads

@@ -126,6 +126,9 @@ WAITING_FRAGMENTS_MAX: Final = 65_536
 """Fragments of appends that wait for room, and as many that wait for nothing but their turn."""
 WATCHERS_MAX: Final = 16_384
 READ_LEASES_MAX: Final = 16_384
+CHUNK_EVENTS_MAX: Final = 1_024
+CHUNK_EVENT_IDS_MAX: Final = 16_384
+"""Events of chunks of a buffer that are remembered, and ids of chunks in all of them: 256 KiB."""
 READ_KEPT_PART: Final = 8
 """Part of `--capacity-bytes` that payloads may take that left the buffers and are read still."""
 
@@ -575,6 +578,12 @@ LIMITS: Final = (
         "the oldest lease ends of who keeps the most; an eighth of --capacity-bytes",
         unit="bytes",
         metric="breadbox_read_kept_bytes",
+    ),
+    Limit(
+        "events of chunks that are remembered",
+        CHUNK_EVENTS_MAX,
+        BUFFER,
+        f"the oldest are forgotten; also beyond {CHUNK_EVENT_IDS_MAX:,} ids of chunks in them",
     ),
     Limit(
         "leases alive",

@@ -29,6 +29,7 @@ PUBLIC = [
     "BufferConfig",
     "BufferDescription",
     "BufferState",
+    "ChunkEvent",
     "Client",
     "Device",
     "EpisodeEnd",

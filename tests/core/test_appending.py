@@ -292,7 +292,7 @@ def test_full_buffer_evicts_the_oldest_even_under_lease() -> None:
     world.append("w0", 2)
     assert [("w0", 1, 0), ("w0", 2, 0)] == world.held()
     events = world.buffers.take_events()
-    assert ChunksEvicted(DEFAULT_BUFFER, EvictionReason.CAPACITY, (1,)) in events
+    assert ChunksEvicted(DEFAULT_BUFFER, EvictionReason.CAPACITY, (1,), (0,)) in events
     assert 30 == world.seen().payload_bytes
     world.release(lease.lease_id)
     assert [lease.fragments[0].fragment.payload] == [

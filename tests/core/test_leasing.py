@@ -49,10 +49,10 @@ def test_consumed_chunk_is_told_used_up_once_with_its_uses() -> None:
     world.append()
     world.release(world.granted().lease_id)
     events = world.buffers.take_events()
-    assert [ChunksEvicted(DEFAULT_BUFFER, EvictionReason.USED_UP, (1,))] == [
+    assert [ChunksEvicted(DEFAULT_BUFFER, EvictionReason.USED_UP, (1,), (0,))] == [
         event for event in events if isinstance(event, ChunksEvicted)
     ]
-    assert LeaseEnded(DEFAULT_BUFFER, LeaseEnd.CONSUMED, 1) in events
+    assert LeaseEnded(DEFAULT_BUFFER, LeaseEnd.CONSUMED, (0,)) in events
 
 
 def test_returned_chunk_comes_back_at_its_old_age_with_its_use_given_back() -> None:
@@ -149,7 +149,7 @@ def test_returned_chunk_that_has_no_place_any_more_is_evicted(
     world.give_back(lease.lease_id)
     assert held == world.held()
     events = world.buffers.take_events()
-    assert ChunksEvicted(DEFAULT_BUFFER, reason, (0,)) in events
+    assert ChunksEvicted(DEFAULT_BUFFER, reason, (0,), (0,)) in events
 
 
 def test_stale_chunk_is_not_served_although_its_lease_is_returned_late() -> None:
@@ -182,7 +182,7 @@ def test_lease_that_expires_gives_its_uses_back() -> None:
     assert [] == world.held()
     world.advance(0.001)
     assert [("w0", 0, 0)] == world.held()
-    assert [LeaseEnded(DEFAULT_BUFFER, LeaseEnd.EXPIRED, 1)] == world.events(LeaseEnded)
+    assert [LeaseEnded(DEFAULT_BUFFER, LeaseEnd.EXPIRED, (0,))] == world.events(LeaseEnded)
 
 
 def test_lease_that_expires_counts_as_consumed_where_configured() -> None:

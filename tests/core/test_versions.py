@@ -39,7 +39,10 @@ def test_stale_chunk_behind_a_fresh_one_goes() -> None:
     world.buffers.take_events()
     assert 1 == world.publish(4).evicted_chunk_count
     assert [("w0", 0, 0), ("w0", 2, 0)] == world.held()
-    assert ChunksEvicted(DEFAULT_BUFFER, EvictionReason.STALE, (0,)) in world.buffers.take_events()
+    assert (
+        ChunksEvicted(DEFAULT_BUFFER, EvictionReason.STALE, (0,), (1,))
+        in world.buffers.take_events()
+    )
 
 
 def test_stale_fragments_of_an_open_chunk_go_and_the_fresh_rest_stays() -> None:

@@ -23,13 +23,13 @@ def test_events_of_one_turn_are_summed_by_buffer_and_label() -> None:
     Metrics(registry).observe(
         [
             FragmentJudged(ONE, ADMITTED, 10),
-            ChunksEvicted(ONE, CAPACITY, (0, 2)),
+            ChunksEvicted(ONE, CAPACITY, (0, 2), (0, 1)),
             FragmentJudged(OTHER, ADMITTED, 100),
             FragmentJudged(ONE, STALE, 1000),
-            LeaseEnded(ONE, LeaseEnd.CONSUMED, 3),
+            LeaseEnded(ONE, LeaseEnd.CONSUMED, (3,)),
             FragmentJudged(ONE, ADMITTED, 20),
-            ChunksEvicted(ONE, CAPACITY, (5,)),
-            ChunksEvicted(ONE, USED_UP, (1,)),
+            ChunksEvicted(ONE, CAPACITY, (5,), (2,)),
+            ChunksEvicted(ONE, USED_UP, (1,), (4,)),
         ]
     )
 

@@ -460,8 +460,10 @@ class Client:
     async def list_buffers(self) -> tuple[types.BufferDescription, ...]:
         return await self._interpreter.run(operations.list_buffers(self._context))
 
-    async def get_buffer(self, name: str | None = None) -> types.BufferDescription:
-        return await self._invoke(calls.get_buffer(name or self.buffer))
+    async def get_buffer(
+        self, name: str | None = None, *, events_after: int | None = None
+    ) -> types.BufferDescription:
+        return await self._invoke(calls.get_buffer(name or self.buffer, events_after))
 
     async def get_store_config(self) -> types.StoreConfig:
         return await self._invoke(calls.get_store_config())

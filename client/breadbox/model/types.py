@@ -363,6 +363,22 @@ class Subscription:
     """Chunks that a retaining subscription lost: they were deleted before the cursor passed."""
 
 
+class ChunkEvent(NamedTuple):
+    """Something that happened to chunks of a buffer at one moment."""
+
+    number: int
+    """Ascending, over restarts of the server too."""
+    kind: str
+    """"granted"; "consumed", "returned" or "expired", as a lease ended; or "evicted_" and the
+    reason."""
+    age_s: float
+    """Seconds since it happened, at the server's reply."""
+    chunk_ids: tuple[int, ...]
+    values: tuple[int, ...]
+    """One for each chunk: its staleness when it was granted, its uses when it was evicted. Else
+    empty."""
+
+
 @dataclass(frozen=True, slots=True)
 class BufferDescription:
     """One buffer, as of the server's reply."""
@@ -381,6 +397,8 @@ class BufferDescription:
     `config.schema` is, or was, ANY."""
     subscriptions: tuple[Subscription, ...] = ()
     """Subscriptions, sorted by name; only `get_buffer` returns them."""
+    chunk_events: tuple[ChunkEvent, ...] = ()
+    """What happened to chunks, in order; only `get_buffer` returns them, if asked."""
 
     @property
     def schema(self) -> Mapping[str, ArrayType] | None:

@@ -368,9 +368,9 @@ def list_buffers(page_token: str = "") -> Call[BufferPage]:
     )
 
 
-def get_buffer(name: str) -> Call[types.BufferDescription]:
-    """Return one buffer."""
-    return _call(pb.GetBufferRequest, _described, name=name)
+def get_buffer(name: str, events_after: int | None = None) -> Call[types.BufferDescription]:
+    """Return one buffer, with the events of its chunks after a number if that is not None."""
+    return _call(pb.GetBufferRequest, _described, name=name, chunk_events_after=events_after)
 
 
 def get_store_config() -> Call[types.StoreConfig]:

@@ -150,7 +150,7 @@ class SampleToInsertRatio(_message.Message):
     def __init__(self, ratio: _Optional[float] = ..., error_chunks: _Optional[float] = ..., minimum_chunk_count: _Optional[int] = ..., lead_chunks: _Optional[float] = ...) -> None: ...
 
 class Buffer(_message.Message):
-    __slots__ = ("name", "config", "session_id", "model_version", "state", "schemas", "subscriptions")
+    __slots__ = ("name", "config", "session_id", "model_version", "state", "schemas", "subscriptions", "chunk_events")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +158,7 @@ class Buffer(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     SCHEMAS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_EVENTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     config: BufferConfig
     session_id: str
@@ -165,7 +166,8 @@ class Buffer(_message.Message):
     state: BufferState
     schemas: _containers.RepeatedCompositeFieldContainer[_schema_pb2.Schema]
     subscriptions: _containers.RepeatedCompositeFieldContainer[Subscription]
-    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[BufferConfig, _Mapping]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., state: _Optional[_Union[BufferState, _Mapping]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ...) -> None: ...
+    chunk_events: _containers.RepeatedCompositeFieldContainer[ChunkEvent]
+    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[BufferConfig, _Mapping]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., state: _Optional[_Union[BufferState, _Mapping]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., chunk_events: _Optional[_Iterable[_Union[ChunkEvent, _Mapping]]] = ...) -> None: ...
 
 class Subscription(_message.Message):
     __slots__ = ("name", "retaining", "acknowledged_chunk_id", "lag_chunk_count", "lag_bytes", "lag_duration", "missed_chunk_count")
@@ -252,3 +254,17 @@ class QuarantinedFragment(_message.Message):
     session_id: str
     payload_id: str
     def __init__(self, worker_id: _Optional[str] = ..., fragment_index: _Optional[int] = ..., session_id: _Optional[str] = ..., payload_id: _Optional[str] = ...) -> None: ...
+
+class ChunkEvent(_message.Message):
+    __slots__ = ("number", "kind", "age_duration", "chunk_ids", "values")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AGE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_IDS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    kind: str
+    age_duration: _duration_pb2.Duration
+    chunk_ids: _containers.RepeatedScalarFieldContainer[int]
+    values: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[str] = ..., age_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -417,10 +417,12 @@ class ListBuffersResponse(_message.Message):
     def __init__(self, buffers: _Optional[_Iterable[_Union[_buffer_pb2.Buffer, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class GetBufferRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "chunk_events_after")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_EVENTS_AFTER_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    chunk_events_after: int
+    def __init__(self, name: _Optional[str] = ..., chunk_events_after: _Optional[int] = ...) -> None: ...
 
 class GetBufferResponse(_message.Message):
     __slots__ = ("buffer",)

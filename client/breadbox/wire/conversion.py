@@ -162,6 +162,7 @@ _BUFFER = Form(
         ),
         "schemas": _read_only(_schema),
         "subscriptions": _SUBSCRIPTION,
+        "chunk_events": Form(buffer_pb2.ChunkEvent, types.ChunkEvent),
     },
 )
 _APPEND_REPLY = Form(

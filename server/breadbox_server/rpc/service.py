@@ -422,6 +422,16 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
                     for each in self._driver.reading.subscriptions(seen.name)
                 ]
             )
+            if request.HasField("chunk_events_after"):
+                now = self._driver.core.clock.now()
+                for event in self._driver.chunk_events.after(seen.name, request.chunk_events_after):
+                    buffer.chunk_events.add(
+                        number=event.number,
+                        kind=event.kind,
+                        age_duration=convert.to_duration(now - event.at),
+                        chunk_ids=event.chunk_ids,
+                        values=event.values,
+                    )
         await self._driver.turns.settled_or_away()
         self._tell_problems([buffer])
         return pb.GetBufferResponse(buffer=buffer)

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from breadbox_server.core.model.errors import DomainError
-from breadbox_server.core.model.ids import BufferName, CallerId, LeaseId, ModelVersion, SessionId
+from breadbox_server.core.model.ids import (
+    BufferName,
+    CallerId,
+    LeaseId,
+    ModelVersion,
+    SessionId,
+)
 from breadbox_server.core.model.inputs import AdmissionOutcome, GrantedFragment, ModelState, Payload
 
 
@@ -108,6 +114,7 @@ class ChunksEvicted(Event):
 
     reason: EvictionReason
     use_counts: tuple[int, ...]
+    chunk_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,4 +130,4 @@ class LeaseEnded(Event):
     """A lease is over."""
 
     end: LeaseEnd
-    chunk_count: int
+    chunk_ids: tuple[int, ...]

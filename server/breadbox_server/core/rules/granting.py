@@ -380,7 +380,8 @@ def _let_go(state: BufferState, lease: Lease, end: LeaseEnd, *, gives_back: bool
     chunks = _giving_back(state, lease) if gives_back else [each.chunk for each in lease.share]
     state.holdings.end_leases(chunks, state.config.uses_max, obstacle)
     state.counters[LEASES_ENDED[end]] += 1
-    state.events.append(events.LeaseEnded(state.name, end, len(lease.share)))
+    chunk_ids = tuple([each.chunk.chunk_id for each in lease.share])
+    state.events.append(events.LeaseEnded(state.name, end, chunk_ids))
 
 
 def _giving_back(state: BufferState, lease: Lease) -> Iterator[Chunk]:

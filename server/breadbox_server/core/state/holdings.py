@@ -140,14 +140,14 @@ class ChunkHoldings:
         A used-up chunk with a use again returns to the table at its old age, unless `obstacle` says
         why not. `chunks` may be an iterator that looks for the next when the last has its place.
         """
-        given_up: dict[EvictionReason, list[int]] = {}
+        given_up: dict[EvictionReason, list[tuple[ChunkId, int]]] = {}
         for chunk in chunks:
             reason = self._end_lease(chunk, uses_max, obstacle)
             if reason is not None:
                 self._leave(chunk, reason)
-                given_up.setdefault(reason, []).append(chunk.use_count)
-        for reason, use_counts in given_up.items():
-            self._tell(reason, use_counts)
+                given_up.setdefault(reason, []).append((chunk.chunk_id, chunk.use_count))
+        for reason, gone in given_up.items():
+            self._report(reason, gone)
 
     def _end_lease(
         self, chunk: Chunk, uses_max: int, obstacle: Callable[[Chunk], EvictionReason | None]
@@ -171,13 +171,13 @@ class ChunkHoldings:
 
     def evict(self, chunks: Iterable[Chunk], reason: EvictionReason) -> int:
         """Evict held chunks, and return their number; `chunks` may iterate as they go."""
-        use_counts = []
+        gone = []
         for chunk in chunks:
             self.table.remove_many((chunk,), ChunkState.GONE)
             self._let_go(chunk, reason)
-            use_counts.append(chunk.use_count)
-        self._tell(reason, use_counts)
-        return len(use_counts)
+            gone.append((chunk.chunk_id, chunk.use_count))
+        self._report(reason, gone)
+        return len(gone)
 
     def evict_stale(self, version_min: int) -> int:
         """Evict every held chunk older than a version (B5), and return how many there were."""
@@ -225,7 +225,7 @@ class ChunkHoldings:
             return True
         if chunk.state is ChunkState.USED_UP:
             self._leave(chunk, reason)
-            self._tell(reason, [chunk.use_count])
+            self._report(reason, [(chunk.chunk_id, chunk.use_count)])
             return True
         if chunk.state is ChunkState.RETAINED:
             self.subscriptions.lose(chunk)
@@ -237,7 +237,8 @@ class ChunkHoldings:
         held = self.table.clear()
         for chunk in held:
             self._let_go(chunk, EvictionReason.SESSION_ENDED)
-        self._tell(EvictionReason.SESSION_ENDED, [chunk.use_count for chunk in held])
+        gone = [(chunk.chunk_id, chunk.use_count) for chunk in held]
+        self._report(EvictionReason.SESSION_ENDED, gone)
         for chunk in self.subscriptions.by_age():
             if chunk.state is ChunkState.RETAINED:
                 self.subscriptions.lose(chunk)
@@ -274,7 +275,7 @@ class ChunkHoldings:
         return self._rng
 
     def _leave(self, chunk: Chunk, reason: EvictionReason) -> None:
-        """Evict a used-up chunk, which is out of the table already; `_tell` is the caller's."""
+        """Evict a used-up chunk, which is out of the table already; `_report` is the caller's."""
         chunk.state = ChunkState.GONE
         could_be_read = self.subscriptions.take_back(chunk)
         self._let_go(chunk, reason, could_be_read=could_be_read)
@@ -292,10 +293,12 @@ class ChunkHoldings:
         if chunk.lease_count == 0:
             self._payloads.dispose(chunk.fragments)
 
-    def _tell(self, reason: EvictionReason, use_counts: list[int]) -> None:
-        if use_counts:
-            self._counters[CHUNKS_EVICTED[reason]] += len(use_counts)
+    def _report(self, reason: EvictionReason, gone: Sequence[tuple[ChunkId, int]]) -> None:
+        """Report chunks that left, each with its uses at that moment."""
+        if gone:
+            chunk_ids, use_counts = zip(*gone, strict=True)
+            self._counters[CHUNKS_EVICTED[reason]] += len(gone)
             # Of an ended session nothing is counted any more.
             if reason is not EvictionReason.SESSION_ENDED:
                 self._meter.inserted_count -= use_counts.count(0)
-            self._events.append(ChunksEvicted(self._buffer, reason, tuple(use_counts)))
+            self._events.append(ChunksEvicted(self._buffer, reason, use_counts, chunk_ids))
