@@ -25,8 +25,13 @@ from bench.measure import Contender, Figure, percentile, rates
 from bench.processes import breadbox_server, memory_directory
 from bench.workloads import SESSION_ID, numbered, vector_fragment
 from breadbox.mirror import ReplayMirror, StepMemory
-from breadbox.mirror.sharing.shared_memory import Publisher, SharedHoldings, SharedMemory, make_file
-from breadbox.mirror.storage.holdings import FilledHoldings
+from breadbox.mirror.sharing.shared_memory import (
+    Publisher,
+    SharedMemory,
+    SharedStepStorage,
+    make_file,
+)
+from breadbox.mirror.storage.step_storage import FilledStepStorage
 from breadbox.model.fragment import Fragment
 
 BATCH_SIZE = 256
@@ -289,7 +294,7 @@ class _Reader(StepMemory):
     """Draws from what another process of this benchmark fills."""
 
     def __init__(self, capacity: int, descriptor: int) -> None:
-        self._begin(SharedHoldings(capacity, {}, descriptor, lambda: None), 0)
+        self._begin(SharedStepStorage(capacity, {}, descriptor, lambda: None), 0)
 
 
 def _process_slowing_row(*, rounds: int) -> Figure:
@@ -355,7 +360,7 @@ def _process_slowing_row(*, rounds: int) -> Figure:
 def _feed(descriptor: int) -> None:
     """Fill a memory, and then add steps at a fixed rate whenever the benchmark says so."""
     memory = SharedMemory(descriptor)
-    held = FilledHoldings(100_000, {}, memory)
+    held = FilledStepStorage(100_000, {}, memory)
     no_follower: Any = SimpleNamespace(
         session_id="",
         cursor=None,

@@ -8,7 +8,7 @@ from typing import Any
 
 import breadbox
 from breadbox.mirror import ReplayMirror
-from breadbox.mirror.storage.holdings import CHUNK_STEP_BITS
+from breadbox.mirror.storage.step_storage import CHUNK_STEP_BITS
 from breadbox.model.errors import WaitElapsedError
 from breadbox.model.types import AdmissionOutcome, FragmentMetadata, PayloadReference, ReleaseMode
 from chaos.actors import FRAGMENTS_PER_CHUNK, SESSION, STEPS, content_of

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from breadbox.mirror.sharing.shared_memory import Publisher, SharedMemory
-from breadbox.mirror.storage.holdings import FilledHoldings
+from breadbox.mirror.storage.step_storage import FilledStepStorage
 from mirror.told_steps import told_fragment
 
 FRAMES_PERIOD = 400
@@ -18,10 +18,10 @@ FRAMES_PERIOD = 400
 
 def filled(
     descriptor: int, capacity: int, frame_stack: dict[str, int]
-) -> tuple[FilledHoldings, Any]:
+) -> tuple[FilledStepStorage, Any]:
     """A memory to fill, and who is said to fill it."""
     memory = SharedMemory(descriptor)
-    held = FilledHoldings(capacity, frame_stack, memory)
+    held = FilledStepStorage(capacity, frame_stack, memory)
     follower: Any = SimpleNamespace(
         session_id="s",
         cursor=-1,

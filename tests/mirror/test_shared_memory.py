@@ -16,8 +16,8 @@ from breadbox.mirror import StepMemory
 from breadbox.mirror.sharing.shared_memory import (
     HEAD_BYTES,
     Head,
-    SharedHoldings,
     SharedMemory,
+    SharedStepStorage,
     make_file,
 )
 from breadbox.model.errors import InvalidRequestError
@@ -35,7 +35,7 @@ class Reader(StepMemory):
     """Draws from what another process fills."""
 
     def __init__(self, capacity: int, frame_stack: Mapping[str, int], descriptor: int) -> None:
-        self.holdings = SharedHoldings(capacity, frame_stack, descriptor, lambda: None)
+        self.holdings = SharedStepStorage(capacity, frame_stack, descriptor, lambda: None)
         self._begin(self.holdings, 1)
 
 
@@ -94,8 +94,8 @@ def test_who_draws_holds_the_writer_up_where_it_would_never_succeed() -> None:
 
 HOLDER = """
 import sys
-from breadbox.mirror.sharing.shared_memory import SharedHoldings
-holdings = SharedHoldings(64, {}, int(sys.argv[1]), lambda: None)
+from breadbox.mirror.sharing.shared_memory import SharedStepStorage
+holdings = SharedStepStorage(64, {}, int(sys.argv[1]), lambda: None)
 with holdings.changed, holdings.held_up():
     print("held", flush=True)
     sys.stdin.readline()
@@ -134,7 +134,7 @@ def test_a_draw_is_tried_again_once_an_episode_has_gone_although_its_own_steps_a
     """What it looked up of episodes may have been written over by then."""
     descriptor = make_file()
     held, _ = filled(descriptor, 64, {})
-    reader = SharedHoldings(64, {}, os.dup(descriptor), lambda: None)
+    reader = SharedStepStorage(64, {}, os.dup(descriptor), lambda: None)
     first = held.index.episodes.first
     held.extend(told_fragment(0, has_frames=False), 0)
     for index in range(1, 1000):
@@ -208,9 +208,9 @@ def test_a_reader_cannot_write() -> None:
             reader.extend(vector_fragment(0), 0)
 
 
-def seen(head: Head, session_id: str = "s") -> SharedHoldings:
+def seen(head: Head, session_id: str = "s") -> SharedStepStorage:
     """A memory as a reader has seen it."""
-    holdings = SharedHoldings(64, {}, make_file(), lambda: None)
+    holdings = SharedStepStorage(64, {}, make_file(), lambda: None)
     holdings.head, holdings.session_id = head, session_id
     return holdings
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from breadbox.mirror.batches import Prioritised, SequenceBatch, StepBatch, tensor_of
 from breadbox.mirror.storage.columns import TREES, Columns
-from breadbox.mirror.storage.holdings import Holdings
 from breadbox.mirror.storage.index import NONE, Numbers
+from breadbox.mirror.storage.step_storage import StepStorage
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Tree
 from breadbox.model.trees import map_tree, rows
@@ -36,7 +36,7 @@ RewardMap = Callable[[NDArray[np.float32]], NDArray[Any]]
 class Draws:
     """Choose steps, under the lock of the holdings."""
 
-    def __init__(self, held: Holdings, rng: np.random.Generator) -> None:
+    def __init__(self, held: StepStorage, rng: np.random.Generator) -> None:
         self.rng = rng
         self._held = held
 

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from breadbox.client import Client
 from breadbox.diagnosis import diagnose_arrivals
-from breadbox.mirror.storage.holdings import FilledHoldings
 from breadbox.mirror.storage.index import NONE
+from breadbox.mirror.storage.step_storage import FilledStepStorage
 from breadbox.model.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -26,7 +26,7 @@ from breadbox.model.presets import OFF_POLICY_ADVICE
 from breadbox.model.types import BufferDescription
 from breadbox.operations.cursor_reads import LoadedRead
 from breadbox.shared.outages import OutageLog
-from breadbox.transport.run_ahead import run_ahead
+from breadbox.transport.prefetch import prefetched
 
 _log = logging.getLogger(__name__)
 
@@ -102,12 +102,12 @@ class Target(NamedTuple):
         )
 
 
-class Follower:
+class MirrorReader:
     """Add the chunks of a buffer to a memory in a thread. Closes *own_client* unless None."""
 
     def __init__(
         self,
-        held: FilledHoldings,
+        held: FilledStepStorage,
         extend: Callable[[Fragment, int], int],
         client: Client,
         selection: Selection,
@@ -295,7 +295,7 @@ class Follower:
             return read
 
         with closing(
-            run_ahead(itertools.repeat(None), next_read, at_once=1, depth=1, in_order=True)
+            prefetched(itertools.repeat(None), next_read, at_once=1, depth=1, in_order=True)
         ) as reads:
             for read in reads:
                 self._is_first = False

@@ -21,13 +21,13 @@ from breadbox.mirror.drawing import (
     relabelled_with,
     sequence_batch,
 )
-from breadbox.mirror.storage.holdings import FilledHoldings, Holdings
 from breadbox.mirror.storage.index import NONE, Numbers
 from breadbox.mirror.storage.rings import Memory
+from breadbox.mirror.storage.step_storage import FilledStepStorage, StepStorage
 from breadbox.model.errors import InvalidRequestError, WaitElapsedError
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.types import Device
-from breadbox.transport.run_ahead import run_ahead
+from breadbox.transport.prefetch import prefetched
 
 _log = logging.getLogger(__name__)
 
@@ -81,9 +81,9 @@ class StepMemory:
         frame_stack: Mapping[str, int] | None = None,
     ) -> None:
         check_whole("capacity_steps", capacity_steps, 1)
-        self._begin(FilledHoldings(capacity_steps, frame_stack or {}, Memory()), seed)
+        self._begin(FilledStepStorage(capacity_steps, frame_stack or {}, Memory()), seed)
 
-    def _begin(self, held: Holdings, seed: int | None) -> None:
+    def _begin(self, held: StepStorage, seed: int | None) -> None:
         self.capacity_steps = held.capacity_steps
         self.late_update_count = 0
         self._held = held
@@ -488,7 +488,7 @@ class StepMemory:
                 batch_size, n_step=n_step, gamma=gamma, prioritised=prioritised, device=device
             )
 
-        ahead = run_ahead(itertools.repeat(None), draw, at_once=1, depth=prefetch, in_order=True)
+        ahead = prefetched(itertools.repeat(None), draw, at_once=1, depth=prefetch, in_order=True)
         try:
             # `yield from` would close `ahead` before `stopped` is set, and block.
             for batch in ahead:  # noqa: UP028

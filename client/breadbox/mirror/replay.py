@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from breadbox.client import Client, connect
-from breadbox.mirror.following import Follower, Selection
+from breadbox.mirror.following import MirrorReader, Selection
 from breadbox.mirror.memory import StepMemory, check_whole
 from breadbox.mirror.sharing.process import AttachedSource, OwnedSource, ProcessSource
-from breadbox.mirror.storage.holdings import FilledHoldings, Holdings
 from breadbox.mirror.storage.rings import Memory
+from breadbox.mirror.storage.step_storage import FilledStepStorage, StepStorage
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.options import ClientOptions
 
@@ -83,18 +83,20 @@ class ReplayMirror(StepMemory):
             owned = OwnedSource(server, options, selection, int(capacity_steps), stack)
             self._enter(owned.held, seed, owned)
             return
-        held = FilledHoldings(capacity_steps, stack, Memory())
+        held = FilledStepStorage(capacity_steps, stack, Memory())
         own = (
             connect(client, buffer=buffer or "default", **connection)
             if isinstance(client, str)
             else None
         )
         reader: Any = own or client
-        follower = Follower(held, self.extend, reader, selection, own_client=own)
-        self._enter(held, seed, follower)
-        follower.start()
+        mirror_reader = MirrorReader(held, self.extend, reader, selection, own_client=own)
+        self._enter(held, seed, mirror_reader)
+        mirror_reader.start()
 
-    def _enter(self, held: Holdings, seed: int | None, source: Follower | ProcessSource) -> None:
+    def _enter(
+        self, held: StepStorage, seed: int | None, source: MirrorReader | ProcessSource
+    ) -> None:
         self._source = source
         self._is_closed = False
         self._begin(held, seed)

@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from breadbox.client import connect
-from breadbox.mirror.following import Follower, Selection
+from breadbox.mirror.following import MirrorReader, Selection
 from breadbox.mirror.sharing.process import (
     MESSAGE_BYTES_MAX,
     decode,
@@ -32,7 +32,7 @@ from breadbox.mirror.sharing.process import (
     require_same_user,
 )
 from breadbox.mirror.sharing.shared_memory import Publisher, SharedMemory
-from breadbox.mirror.storage.holdings import FilledHoldings
+from breadbox.mirror.storage.step_storage import FilledStepStorage
 from breadbox.model.errors import PermissionDeniedError, ReplayBufferError
 from breadbox.model.options import Tls
 from breadbox.shared.child_processes import end_with_parent
@@ -64,17 +64,17 @@ class Host:
         self._descriptor = memory
         self._attached: set[socket.socket] = set()
         shared = SharedMemory(memory)
-        self._held = FilledHoldings(config["capacity_steps"], config["frame_stack"], shared)
+        self._held = FilledStepStorage(config["capacity_steps"], config["frame_stack"], shared)
         options = dict(config["options"])
         options["tls"] = options["tls"] and Tls(**options["tls"])
         client = connect(config["server"], **options)
         selection = Selection(*config["selection"])
-        self._follower = Follower(
+        self._reader = MirrorReader(
             self._held, self._held.extend, client, selection, own_client=client
         )
         if "begun_count" in config:
-            self._follower.go_on_from(config["begun_count"], config["skipped_chunk_count"])
-        self._held.on_change = Publisher(shared, self._held, self._follower).publish
+            self._reader.go_on_from(config["begun_count"], config["skipped_chunk_count"])
+        self._held.on_change = Publisher(shared, self._held, self._reader).publish
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._bind(config["address"])
         self._listener.listen(64)
@@ -94,14 +94,14 @@ class Host:
 
     def run(self) -> None:
         """Follow and answer until the owner has closed the mirror, or has ended."""
-        self._follower.start()
+        self._reader.start()
         threading.Thread(target=self._accept, name="mirror-accept", daemon=True).start()
-        with self._follower.waiting():  # So that it keeps states of the buffer for `why`.
+        with self._reader.waiting():  # So that it keeps states of the buffer for `why`.
             life_ended.wait()
         for connection in list(self._attached):
             with suppress(OSError):
                 connection.send(encode({"goodbye": True}), socket.MSG_DONTWAIT)
-        self._follower.close()
+        self._reader.close()
 
     def _accept(self) -> None:
         while True:
@@ -127,11 +127,11 @@ class Host:
         answer: Any = None
         try:
             if asked == "target":
-                answer = self._follower.target()
+                answer = self._reader.target()
             elif asked == "why":
-                answer = self._follower.why_nothing_comes()
+                answer = self._reader.why_nothing_comes()
             elif asked == "failure":
-                answer = self._follower.failure
+                answer = self._reader.failure
             elif asked == "clear":
                 self._held.clear()
         except ReplayBufferError as error:

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from breadbox.mirror.following import Progress, Selection, Target
-from breadbox.mirror.sharing.shared_memory import SharedHoldings, make_file
+from breadbox.mirror.sharing.shared_memory import SharedStepStorage, make_file
 from breadbox.model import errors
 from breadbox.model.errors import (
     ClosedError,
@@ -119,11 +119,11 @@ def _connected(address: str, within_s: float) -> socket.socket:
 
 
 class ProcessSource:
-    """The state of a mirror's process, as `Follower` has it."""
+    """The state of a mirror's process, as `MirrorReader` has it."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.held: SharedHoldings
+        self.held: SharedStepStorage
         self._failure: BaseException | None = None
         self._closing = threading.Event()
 
@@ -179,7 +179,7 @@ class ProcessSource:
 
     def _look_at_once_filled(self, descriptor: int) -> None:
         """Switch to another memory once it has as many steps, or what replaced them."""
-        there = SharedHoldings(0, {}, os.dup(descriptor), self.clear)
+        there = SharedStepStorage(0, {}, os.dup(descriptor), self.clear)
         while not self._closing.is_set():
             there.peek()
             with self.held.changed:
@@ -201,7 +201,7 @@ class AttachedSource(ProcessSource):
             raise InvalidRequestError("address", f"is none that share() gave: {address!r}")
         super().__init__(address)
         self._life, shape, descriptor = self._attached(START_S)
-        self.held = SharedHoldings(
+        self.held = SharedStepStorage(
             shape["capacity_steps"], shape["frame_stack"], descriptor, self.clear
         )
         threading.Thread(target=self._watch, name="mirror-watch", daemon=True).start()
@@ -270,7 +270,7 @@ class OwnedSource(ProcessSource):
             "log_level": logging.getLogger("breadbox").getEffectiveLevel(),
         }
         descriptor = make_file()
-        self.held = SharedHoldings(capacity_steps, frame_stack, descriptor, self.clear)
+        self.held = SharedStepStorage(capacity_steps, frame_stack, descriptor, self.clear)
         self._life, self.process = self._started(descriptor)
         self._watcher = threading.Thread(target=self._watch, name="mirror-watch", daemon=True)
         self._watcher.start()

@@ -23,9 +23,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.mirror.following import Follower, Progress
+from breadbox.mirror.following import MirrorReader, Progress
 from breadbox.mirror.storage.columns import Columns, Layout
-from breadbox.mirror.storage.holdings import STATE, Check, FilledHoldings, Holdings
 from breadbox.mirror.storage.index import StepIndex
 from breadbox.mirror.storage.priorities import StepPriorities
 from breadbox.mirror.storage.rings import (
@@ -36,6 +35,7 @@ from breadbox.mirror.storage.rings import (
     array_in,
     size_bytes_of,
 )
+from breadbox.mirror.storage.step_storage import STATE, Check, FilledStepStorage, StepStorage
 from breadbox.model.errors import ClosedError, InvalidRequestError, PayloadCorruptError
 from breadbox.model.fragment import Fragment
 from breadbox.payload.format import decode_tree, encode_tree
@@ -144,10 +144,12 @@ class SharedMemory(Memory):
 class Publisher:
     """Write the head of what a process fills; called under the lock."""
 
-    def __init__(self, memory: SharedMemory, held: FilledHoldings, follower: Follower) -> None:
+    def __init__(
+        self, memory: SharedMemory, held: FilledStepStorage, mirror_reader: MirrorReader
+    ) -> None:
         self._memory = memory
         self._held = held
-        self._follower = follower
+        self._reader = mirror_reader
         self._numbers = np.frombuffer(memory.head, np.int64, _NUMBERS)
         self._layout_count = 0
         self._contents: NDArray[np.uint8] | None = None
@@ -158,10 +160,10 @@ class Publisher:
 
     def publish(self) -> None:
         """Write what there is."""
-        held, follower, index = self._held, self._follower, self._held.index
+        held, mirror_reader, index = self._held, self._reader, self._held.index
         if held.layout_count != self._layout_count:
             self._publish_contents()
-        session = follower.session_id.encode()[: HEAD_BYTES - _SESSION_AT]
+        session = mirror_reader.session_id.encode()[: HEAD_BYTES - _SESSION_AT]
         values = (
             held.generation,
             held.layout_count,
@@ -175,11 +177,11 @@ class Publisher:
             index.unusable_count,
             index.fragment_low,
             index.state_count,
-            _UNREAD if follower.cursor is None else follower.cursor,
-            follower.begun_count,
-            follower.skipped_chunk_count,
-            follower.failure is not None,
-            int(follower.behind_since * 1e9),
+            _UNREAD if mirror_reader.cursor is None else mirror_reader.cursor,
+            mirror_reader.begun_count,
+            mirror_reader.skipped_chunk_count,
+            mirror_reader.failure is not None,
+            int(mirror_reader.behind_since * 1e9),
             len(session),
             self._session_count + (session != self._session),
             *chain.from_iterable(
@@ -215,7 +217,7 @@ class Publisher:
         self._contents[:] = np.frombuffer(data, np.uint8)
 
 
-class SharedHoldings(Holdings):
+class SharedStepStorage(StepStorage):
     """Steps that another process fills. Closes the memory's descriptor; *clear* empties both."""
 
     def __init__(
@@ -261,7 +263,7 @@ class SharedHoldings(Holdings):
         if read is not None and read[0]:  # Nobody has written one before.
             self.head = read[1]
 
-    def is_no_newer_than(self, other: "SharedHoldings") -> bool:
+    def is_no_newer_than(self, other: "SharedStepStorage") -> bool:
         """Return True if another memory has as much as this one, what replaced it, or failed."""
         ours, theirs = self.progress(), other.progress()
         if other.head.has_failed or theirs.cursor is None:
@@ -277,7 +279,7 @@ class SharedHoldings(Holdings):
         self._layout_count = 0
 
     def refresh(self) -> Check:
-        """See `Holdings.refresh`; raises ClosedError if the process was forked since."""
+        """See `StepStorage.refresh`; raises ClosedError if the process was forked since."""
         if os.getpid() != self._process_id:
             raise ClosedError(
                 "this mirror was made before a fork; attach in this process: "
@@ -373,7 +375,7 @@ class SharedHoldings(Holdings):
         )
 
     def is_steady(self) -> bool:
-        """See `Holdings.is_steady`."""
+        """See `StepStorage.is_steady`."""
         numbers = self._numbers
         return (
             int(numbers[_AT["floor"]]) == self.index.floor
@@ -383,7 +385,7 @@ class SharedHoldings(Holdings):
 
     @contextlib.contextmanager
     def held_up(self) -> Iterator[None]:
-        """See `Holdings.held_up`."""
+        """See `StepStorage.held_up`."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_SH)
         try:
             yield
@@ -391,7 +393,7 @@ class SharedHoldings(Holdings):
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def wait_for(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
-        """See `Holdings.wait_for`."""
+        """See `StepStorage.wait_for`."""
         over_at = time.monotonic() + timeout_s
         while True:
             self.refresh()
@@ -409,5 +411,5 @@ class SharedHoldings(Holdings):
         )
 
     def clear(self) -> None:
-        """See `Holdings.clear`."""
+        """See `StepStorage.clear`."""
         self._clear()

@@ -28,7 +28,7 @@ Check = Callable[[int], bool]
 """Function that returns True while what was seen of a step, and of all after it, is unchanged."""
 
 
-class Holdings:
+class StepStorage:
     """Columns, index, priorities; step s is in row s % row_count. Called under the lock."""
 
     index: StepIndex
@@ -120,7 +120,7 @@ class Holdings:
         raise NotImplementedError
 
 
-class FilledHoldings(Holdings):
+class FilledStepStorage(StepStorage):
     """Steps that this process adds itself."""
 
     index: FilledIndex
@@ -153,7 +153,7 @@ class FilledHoldings(Holdings):
         self.changed.notify_all()
 
     def clear(self) -> None:
-        """See `Holdings.clear`."""
+        """See `StepStorage.clear`."""
         with self._writing, self.changed:
             with self._memory.letting_go():
                 self._forget(self.index.high)
@@ -163,7 +163,7 @@ class FilledHoldings(Holdings):
             self._memory.forget()
 
     def extend(self, fragment: Fragment, chunk_id: int | None) -> int:
-        """See `Holdings.extend`."""
+        """See `StepStorage.extend`."""
         with self._writing:
             return self._extend(fragment, chunk_id)
 
