@@ -3,7 +3,7 @@
 The code of each module of `PAIRS` is written in the asyncio one; the blocking one is that without
 its `async` and `await`. Docstrings are written in the blocking module, once for both: this script
 keeps them, and `breadbox.aio` shows them in `help()`. What both call to wait, `interpreter` and
-`run_ahead` of `breadbox.transport`, is written by hand for either.
+`prefetched` of `breadbox.transport`, is written by hand for either.
 
 Usage: python scripts/gen_blocking.py [--check]
 """

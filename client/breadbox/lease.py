@@ -19,8 +19,8 @@ from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted
 from breadbox.reading.batches import Batch
 from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LoaderKeywords, LoaderOptions
-from breadbox.transport.interpreter import Interpreter, Kept
-from breadbox.transport.run_ahead import run_ahead
+from breadbox.transport.interpreter import BackgroundTask, Interpreter
+from breadbox.transport.prefetch import prefetched
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ class Lease(Granted):
         """Use `Client.fetch` instead."""
         super().__init__(interpreter.context, buffer, grant)
         self._interpreter = interpreter
-        self._renewal: Kept | None = None
+        self._renewal: BackgroundTask | None = None
 
     def fragments(
         self,
@@ -81,7 +81,7 @@ class Lease(Granted):
                 operations.load_fragments(self._context, references, columns, steps)
             )
 
-        loading = run_ahead(self._groups(), read, at_once=1, depth=1, in_order=True)
+        loading = prefetched(self._groups(), read, at_once=1, depth=1, in_order=True)
         with closing(loading) as loaded:
             for fragments in loaded:
                 yield from fragments
@@ -191,7 +191,7 @@ class Lease(Granted):
             _log.warning("lease %s could not be returned: %s", self.lease_id, problem)
 
     def __enter__(self) -> Self:
-        self._renewal = self._interpreter.keep(self._renewing())
+        self._renewal = self._interpreter.run_in_background(self._renewing())
         return self
 
     def __exit__(

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from breadbox.model.types import FragmentReference
 from breadbox.reading.devices import SideStream
 from breadbox.reading.loading import LOAD_ERRORS, LoaderOptions, LoadPlan
-from breadbox.transport.run_ahead import run_ahead
+from breadbox.transport.prefetch import prefetched
 
 Loaded = TypeVar("Loaded")
 
@@ -70,7 +70,7 @@ class FragmentLoader(Generic[Loaded]):
             StoreUnavailableError: The store was unreachable for `reconnect_s`.
         """
         options = self._plan.options
-        loaded = run_ahead(
+        loaded = prefetched(
             self._plan.jobs(references, batch_size),
             self._load_job,
             at_once=options.threads,

@@ -21,7 +21,7 @@ from breadbox.model.errors import (
 )
 from breadbox.model.types import FragmentReference
 from breadbox.reading.loading import LoaderOptions, LoadOrder
-from breadbox.transport.aio.run_ahead import run_ahead
+from breadbox.transport.aio.prefetch import prefetched
 from support.references import numbers, references
 
 Load = Callable[[Sequence[FragmentReference]], Awaitable[Any]]
@@ -244,6 +244,6 @@ async def test_jobs_are_taken_no_earlier_than_needed() -> None:
     async def run(job: int) -> int:
         return job
 
-    async with aclosing(run_ahead(jobs(), run, at_once=2, depth=2, in_order=True)) as results:
+    async with aclosing(prefetched(jobs(), run, at_once=2, depth=2, in_order=True)) as results:
         assert 0 == await anext(results)
         assert [0, 1, 2] == taken

@@ -505,7 +505,7 @@ def test_a_forgotten_lease_is_not_renewed(client: breadbox.Client, fake: FakeSer
     before = set(threading.enumerate())
     client.fetch(FRAGMENT_COUNT)
     begun = set(threading.enumerate()) - before
-    assert [] == [each for each in begun if each.name == "breadbox-keeper"]
+    assert [] == [each for each in begun if each.name == "breadbox-background"]
 
 
 def test_ranks_share_a_fetch_by_its_request_id(

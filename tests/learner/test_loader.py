@@ -21,7 +21,7 @@ from breadbox.model.errors import (
 )
 from breadbox.model.types import FragmentReference
 from breadbox.reading.loading import LoaderOptions, LoadOrder
-from breadbox.transport.run_ahead import run_ahead
+from breadbox.transport.prefetch import prefetched
 from support.references import numbers, references
 
 LIMIT_S = 10.0
@@ -269,7 +269,7 @@ def test_jobs_are_taken_no_earlier_than_needed() -> None:
             taken.append(number)
             yield number
 
-    results = run_ahead(jobs(), lambda job: job, at_once=2, depth=2, in_order=True)
+    results = prefetched(jobs(), lambda job: job, at_once=2, depth=2, in_order=True)
     assert 0 == next(results)
     assert [0, 1, 2] == taken
     results.close()
@@ -291,13 +291,13 @@ def test_leaving_early_cancels_what_has_not_begun(monkeypatch: pytest.MonkeyPatc
         assert job == 0 or is_closing.wait(10)
         return job
 
-    monkeypatch.setattr("breadbox.transport.run_ahead.ThreadPoolExecutor", Telling)
-    results = run_ahead(range(100), run, at_once=1, depth=8, in_order=True)
+    monkeypatch.setattr("breadbox.transport.prefetch.ThreadPoolExecutor", Telling)
+    results = prefetched(range(100), run, at_once=1, depth=8, in_order=True)
     assert 0 == next(results)
     results.close()
     assert begun in ([0], [0, 1])
 
 
 def test_an_only_job_runs_in_the_thread_that_wants_it() -> None:
-    results = run_ahead([0], lambda job: threading.get_ident(), at_once=2, depth=2, in_order=True)
+    results = prefetched([0], lambda job: threading.get_ident(), at_once=2, depth=2, in_order=True)
     assert [threading.get_ident()] == list(results)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from breadbox.model.errors import InvalidRequestError
-from breadbox.transport.run_ahead import run_ahead
+from breadbox.transport.prefetch import prefetched
 from breadbox_adapters.minestudio.datatypes import (
     FragmentDataDict,
     FragmentIndex,
@@ -87,7 +87,7 @@ def _from_threads(
 ) -> Generator[dict[str, list[Any]], None, None]:
     if batch_size < 1:
         raise InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
-    loaded = run_ahead(
+    loaded = prefetched(
         records,
         pool.load,
         at_once=pool.num_readers,

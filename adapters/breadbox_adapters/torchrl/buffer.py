@@ -21,7 +21,7 @@ from breadbox.model.errors import (
 )
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import AdmissionOutcome, Device, SchemaPolicy
-from breadbox.transport.run_ahead import run_ahead
+from breadbox.transport.prefetch import prefetched
 from breadbox_adapters import extra
 from breadbox_adapters.torchrl.layout import Steps, Stream, as_dict, draw_slices
 
@@ -368,7 +368,7 @@ class BreadboxReplayBuffer:
         with self._drawing:
             if self._ahead is None:
                 counts = itertools.repeat(self._count(None))
-                self._ahead = run_ahead(
+                self._ahead = prefetched(
                     counts, self._drawn, at_once=1, depth=self._prefetch, in_order=True
                 )
             try:

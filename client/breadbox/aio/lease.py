@@ -17,8 +17,8 @@ from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted
 from breadbox.reading.batches import Batch
 from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LoaderKeywords, LoaderOptions
-from breadbox.transport.aio.interpreter import Interpreter, Kept
-from breadbox.transport.aio.run_ahead import run_ahead
+from breadbox.transport.aio.interpreter import BackgroundTask, Interpreter
+from breadbox.transport.aio.prefetch import prefetched
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class Lease(Granted):
     def __init__(self, interpreter: Interpreter, buffer: str, grant: LeaseGrant) -> None:
         super().__init__(interpreter.context, buffer, grant)
         self._interpreter = interpreter
-        self._renewal: Kept | None = None
+        self._renewal: BackgroundTask | None = None
 
     async def fragments(
         self,
@@ -52,7 +52,7 @@ class Lease(Granted):
                 operations.load_fragments(self._context, references, columns, steps)
             )
 
-        loading = run_ahead(self._groups(), read, at_once=1, depth=1, in_order=True)
+        loading = prefetched(self._groups(), read, at_once=1, depth=1, in_order=True)
         async with aclosing(loading) as loaded:
             async for fragments in loaded:
                 for fragment in fragments:
@@ -124,7 +124,7 @@ class Lease(Granted):
             _log.warning("lease %s could not be returned: %s", self.lease_id, problem)
 
     async def __aenter__(self) -> Self:
-        self._renewal = self._interpreter.keep(self._renewing())
+        self._renewal = self._interpreter.run_in_background(self._renewing())
         return self
 
     async def __aexit__(

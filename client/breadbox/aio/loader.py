@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from breadbox.model.types import FragmentReference
 from breadbox.reading.devices import SideStream
 from breadbox.reading.loading import LOAD_ERRORS, LoaderOptions, LoadPlan
-from breadbox.transport.aio.run_ahead import run_ahead
+from breadbox.transport.aio.prefetch import prefetched
 
 Loaded = TypeVar("Loaded")
 
@@ -34,7 +34,7 @@ class FragmentLoader(Generic[Loaded]):
         self, references: Sequence[FragmentReference], batch_size: int
     ) -> AsyncGenerator[Loaded, None]:
         options = self._plan.options
-        loaded = run_ahead(
+        loaded = prefetched(
             self._plan.jobs(references, batch_size),
             self._load_job,
             at_once=options.threads,

@@ -12,27 +12,27 @@ import grpc
 from breadbox.model.errors import ClosedError, ReplayBufferError
 from breadbox.model.options import open_channel
 from breadbox.operations.operations import (
-    Attempted,
-    Both,
+    Attempt,
+    Concurrently,
     Context,
-    Do,
     Effect,
     Invoke,
     Operation,
+    RunBlocking,
     Sleep,
 )
-from breadbox.transport.background import Keeper
-from breadbox.transport.background import Kept as Kept
+from breadbox.transport.background import BackgroundRunner
+from breadbox.transport.background import BackgroundTask as BackgroundTask
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 
 T = TypeVar("T")
 
 
-def _attempt(function: Callable[[], Any]) -> Attempted:
+def _attempt(function: Callable[[], Any]) -> Attempt:
     try:
-        return Attempted(result=function())
+        return Attempt(result=function())
     except ReplayBufferError as error:
-        return Attempted(error=error)
+        return Attempt(error=error)
 
 
 class Interpreter:
@@ -49,7 +49,7 @@ class Interpreter:
         ]
         self._stubs = [ReplayBufferServiceStub(channel) for channel in self._channels]
         self._metadata = context.options.metadata()
-        self._keeper = Keeper(self._perform, context.now)
+        self._background = BackgroundRunner(self._perform, context.now)
 
     @property
     def closed(self) -> bool:
@@ -65,12 +65,12 @@ class Interpreter:
             return
         for channel in self._channels:
             channel.close()
-        self._keeper.close()
+        self._background.close()
         self.context.slot.close()
 
-    def keep(self, operation: Operation[None]) -> Kept:
+    def run_in_background(self, operation: Operation[None]) -> BackgroundTask:
         """Run an operation in the background until it returns, is ended, or the client closes."""
-        return self._keeper.keep(operation)
+        return self._background.start(operation)
 
     def run(self, operation: Operation[T]) -> T:
         """Run an operation to its end."""
@@ -106,18 +106,20 @@ class Interpreter:
                 return call.decode(response)
             case Sleep(duration_s=duration_s):
                 return self._sleep(duration_s)
-            case Do(function=function, deadline=deadline):
+            case RunBlocking(function=function, deadline=deadline):
                 return function(deadline)
-            case Both(invoke=invoke, do=do):
-                return self._perform_both(invoke, do)
+            case Concurrently(invoke=invoke, blocking=blocking):
+                return self._perform_concurrently(invoke, blocking)
 
-    def _perform_both(self, invoke: Invoke, do: Do) -> tuple[Attempted, Attempted]:
+    def _perform_concurrently(
+        self, invoke: Invoke, blocking: RunBlocking
+    ) -> tuple[Attempt, Attempt]:
         call, place = invoke.call, self.context.route.place
         with self._translated(call.method, place):
             method = getattr(self._stubs[place], call.method)
             future = method.future(call.request, timeout=invoke.timeout_s, metadata=self._metadata)
         try:
-            done = _attempt(partial(do.function, do.deadline))
+            done = _attempt(partial(blocking.function, blocking.deadline))
         except BaseException:
             future.cancel()
             raise

@@ -24,7 +24,7 @@ from breadbox.operations.leasing import UNREADABLE_ERRORS
 from breadbox.reading.batches import Batch, Stack
 from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LOAD_ERRORS
-from breadbox.transport.run_ahead import run_ahead
+from breadbox.transport.prefetch import prefetched
 from breadbox_learner.training.batching import TrainingBatch, training_batch
 from breadbox_learner.training.fitting import Fitting, Misfit
 
@@ -114,7 +114,7 @@ class LeaseSource:
         self._stopped: Callable[[], bool] = self._closing.is_set
         self._open: set[Lease] = set()
         self._open_lock = threading.Lock()
-        self._batches = run_ahead(
+        self._batches = prefetched(
             count(), self._fetch, at_once=1, depth=self.prefetch_batches, in_order=True
         )
 

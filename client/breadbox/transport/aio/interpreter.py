@@ -18,13 +18,13 @@ from breadbox.model.errors import ClosedError, ReplayBufferError, StoreUnavailab
 from breadbox.model.options import ClientOptions, channel_options
 from breadbox.operations import calls
 from breadbox.operations.operations import (
-    Attempted,
-    Both,
+    Attempt,
+    Concurrently,
     Context,
-    Do,
     Effect,
     Invoke,
     Operation,
+    RunBlocking,
     Sleep,
 )
 from breadbox.shared.tasks import end_tasks
@@ -69,7 +69,7 @@ async def _in_thread(threads: Executor, function: Callable[[Deadline], T], deadl
         raise
 
 
-class Kept:
+class BackgroundTask:
     """An operation that runs in the background until it returns, or is ended."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
@@ -110,7 +110,7 @@ class Interpreter:
             self.context.slot.close()
             self._threads.shutdown(wait=False)
 
-    def keep(self, operation: Operation[None]) -> Kept:
+    def run_in_background(self, operation: Operation[None]) -> BackgroundTask:
         """Run an operation in the background until it returns, is ended, or the client closes."""
 
         async def kept() -> None:
@@ -120,7 +120,7 @@ class Interpreter:
         task = asyncio.get_running_loop().create_task(kept())
         self._kept.add(task)
         task.add_done_callback(self._kept.discard)
-        return Kept(task)
+        return BackgroundTask(task)
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation to its end."""
@@ -150,19 +150,19 @@ class Interpreter:
                 return call.decode(await self._send(call, timeout_s))
             case Sleep(duration_s=duration_s):
                 return await asyncio.sleep(duration_s)
-            case Do(function=function, deadline=deadline):
+            case RunBlocking(function=function, deadline=deadline):
                 return await _in_thread(self._threads, function, deadline)
-            case Both(invoke=invoke, do=do):
+            case Concurrently(invoke=invoke, blocking=blocking):
                 async with asyncio.TaskGroup() as tasks:
                     sent = tasks.create_task(self._attempt(invoke))
-                    done = tasks.create_task(self._attempt(do))
+                    done = tasks.create_task(self._attempt(blocking))
                 return sent.result(), done.result()
 
-    async def _attempt(self, effect: Effect) -> Attempted:
+    async def _attempt(self, effect: Effect) -> Attempt:
         try:
-            return Attempted(result=await self._perform(effect))
+            return Attempt(result=await self._perform(effect))
         except ReplayBufferError as error:
-            return Attempted(error=error)
+            return Attempt(error=error)
 
     async def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
         place = self.context.route.place

@@ -1,4 +1,4 @@
-"""Run jobs in threads, ahead of the caller; `breadbox.transport.aio.run_ahead` uses tasks."""
+"""Run jobs in threads, ahead of the caller; `breadbox.transport.aio.prefetch` uses tasks."""
 
 import itertools
 from collections import deque
@@ -12,7 +12,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-def run_ahead(
+def prefetched(
     jobs: Iterable[Job],
     run: Callable[[Job], Result],
     *,

@@ -10,8 +10,8 @@ import pytest
 from breadbox.model.errors import UnavailableError
 from breadbox.operations import calls
 from breadbox.operations.operations import Effect, Invoke, Operation, Sleep
-from breadbox.transport import background as keeping
-from breadbox.transport.background import AT_ONCE_MAX, Keeper
+from breadbox.transport import background
+from breadbox.transport.background import AT_ONCE_MAX, BackgroundRunner
 from support.clock import ManualClock
 from support.eventually import eventually_sync
 
@@ -24,8 +24,8 @@ def performed(effect: Effect) -> Any:
 
 
 @pytest.fixture
-def keeper() -> Iterator[Keeper]:
-    made = Keeper(performed)
+def runner() -> Iterator[BackgroundRunner]:
+    made = BackgroundRunner(performed)
     yield made
     made.close()
 
@@ -62,21 +62,21 @@ class Gate:
         return effect
 
 
-def running_threads(keeper: Keeper) -> list[threading.Thread]:
-    """A keeper's own: those of a client that was left open elsewhere are none of its."""
-    run = keeper._run  # noqa: SLF001 - nothing else tells them apart
+def running_threads(runner: BackgroundRunner) -> list[threading.Thread]:
+    """A runner's own: those of a client that was left open elsewhere are none of its."""
+    run = runner._run  # noqa: SLF001 - nothing else tells them apart
     return [each for each in threading.enumerate() if getattr(each, "_target", None) == run]
 
 
 def test_many_are_run_until_they_are_over() -> None:
-    keeper = Keeper(performed, ManualClock(0.0))
+    runner = BackgroundRunner(performed, ManualClock(0.0))
     done = [threading.Event() for _ in range(3)]
     for event in done:
-        keeper.keep(sleeping(event, 0.0, 0.0, 0.0))
+        runner.start(sleeping(event, 0.0, 0.0, 0.0))
     assert [True] * 3 == [event.wait(10) for event in done]
-    keeper.close()
-    keeper.close()
-    assert not running_threads(keeper)
+    runner.close()
+    runner.close()
+    assert not running_threads(runner)
 
 
 def test_what_fails_is_told_to_the_operation() -> None:
@@ -92,23 +92,23 @@ def test_what_fails_is_told_to_the_operation() -> None:
         except UnavailableError:
             told.set()
 
-    keeper = Keeper(fail)
-    keeper.keep(operation())
+    runner = BackgroundRunner(fail)
+    runner.start(operation())
     assert told.wait(10)
-    keeper.close()
+    runner.close()
 
 
-def test_a_closed_keeper_keeps_nothing(keeper: Keeper) -> None:
-    keeper.close()
+def test_a_closed_runner_starts_nothing(runner: BackgroundRunner) -> None:
+    runner.close()
     operation = sleeping(threading.Event(), 0.0)
-    keeper.keep(operation)
-    kept = weakref.ref(operation)
+    runner.start(operation)
+    task = weakref.ref(operation)
     del operation
-    assert kept() is None
-    assert not running_threads(keeper)
+    assert task() is None
+    assert not running_threads(runner)
 
 
-def test_what_was_ended_is_not_held_until_it_would_have_been_due(keeper: Keeper) -> None:
+def test_what_was_ended_is_not_held_until_it_would_have_been_due(runner: BackgroundRunner) -> None:
     """A learner fetches many batches, each with references to its fragments, in one lease life."""
 
     class Lease:
@@ -122,7 +122,7 @@ def test_what_was_ended_is_not_held_until_it_would_have_been_due(keeper: Keeper)
     held = []
     for _ in range(100):
         lease = Lease()
-        keeper.keep(renewing(lease)).end()
+        runner.start(renewing(lease)).end()
         held.append(weakref.ref(lease))
     del lease
     assert 0 == sum(reference() is not None for reference in held)
@@ -131,74 +131,74 @@ def test_what_was_ended_is_not_held_until_it_would_have_been_due(keeper: Keeper)
 def test_a_slow_one_holds_up_no_other_until_many_are_under_way() -> None:
     """One after another, twenty that take three seconds each would outlast a lease."""
     gate = Gate()
-    keeper = Keeper(gate, ManualClock())
+    runner = BackgroundRunner(gate, ManualClock())
     done = [threading.Event() for _ in range(AT_ONCE_MAX + 4)]
     for event in done:
-        keeper.keep(calling(event))
+        runner.start(calling(event))
     eventually_sync(lambda: gate.under_way == AT_ONCE_MAX, "many calls are under way")
     gate.may_answer.set()
     assert all(event.wait(10) for event in done)
     assert AT_ONCE_MAX == gate.under_way_max
-    eventually_sync(lambda: len(running_threads(keeper)) == 1, "one thread is left to wait")
-    keeper.close()
-    assert not running_threads(keeper)
+    eventually_sync(lambda: len(running_threads(runner)) == 1, "one thread is left to wait")
+    runner.close()
+    assert not running_threads(runner)
 
 
 def test_one_that_comes_while_another_is_run_is_run_meanwhile() -> None:
     gate = Gate()
-    keeper = Keeper(gate)
+    runner = BackgroundRunner(gate)
     first, second = threading.Event(), threading.Event()
-    keeper.keep(calling(first))
+    runner.start(calling(first))
     eventually_sync(lambda: gate.under_way == 1, "the first calls")
-    keeper.keep(sleeping(second, 0.0))
+    runner.start(sleeping(second, 0.0))
     assert second.wait(10)
     gate.may_answer.set()
     assert first.wait(10)
-    keeper.close()
+    runner.close()
 
 
-def test_what_is_due_again_soon_does_not_wait_behind_later_ones(keeper: Keeper) -> None:
+def test_what_is_due_again_soon_does_not_wait_behind_later_ones(runner: BackgroundRunner) -> None:
     done = threading.Event()
-    keeper.keep(sleeping(threading.Event(), 3600.0))
-    keeper.keep(sleeping(done, 0.0, 0.01))
+    runner.start(sleeping(threading.Event(), 3600.0))
+    runner.start(sleeping(done, 0.0, 0.01))
     assert done.wait(10)
 
 
-def test_what_is_due_earlier_than_the_first_wakes_the_keeper(keeper: Keeper) -> None:
+def test_what_is_due_earlier_than_the_first_wakes_the_runner(runner: BackgroundRunner) -> None:
     done = threading.Event()
-    keeper.keep(sleeping(threading.Event(), 3600.0))
-    waiting = keeper._wake._waiters  # type: ignore[attr-defined]  # noqa: SLF001 - nothing else tells that it waits
-    eventually_sync(lambda: len(waiting) == 1, "the keeper waits")
-    keeper.keep(sleeping(done, 0.0))
+    runner.start(sleeping(threading.Event(), 3600.0))
+    waiting = runner._wake._waiters  # type: ignore[attr-defined]  # noqa: SLF001 - nothing else tells that it waits
+    eventually_sync(lambda: len(waiting) == 1, "the runner waits")
+    runner.start(sleeping(done, 0.0))
     assert done.wait(10)
 
 
 def test_an_end_waits_for_what_is_being_done_and_lets_nothing_more_be_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(keeping, "END_S", 10.0)
+    monkeypatch.setattr(background, "END_S", 10.0)
     gate, done = Gate(), threading.Event()
-    keeper = Keeper(gate)
-    kept = keeper.keep(calling(done))
+    runner = BackgroundRunner(gate)
+    task = runner.start(calling(done))
     eventually_sync(lambda: gate.under_way == 1, "it calls")
-    ending = threading.Thread(target=kept.end)
+    ending = threading.Thread(target=task.end)
     ending.start()
-    eventually_sync(lambda: kept.has_ended, "the end waits")
+    eventually_sync(lambda: task.has_ended, "the end waits")
     assert ending.is_alive()
     gate.may_answer.set()
     ending.join(10)
     assert not ending.is_alive()
     assert 0 == gate.under_way
-    assert None is kept.go_on(performed)
-    keeper.close()
+    assert None is task.go_on(performed)
+    runner.close()
 
 
 def test_an_end_does_not_wait_for_what_hangs() -> None:
     gate = Gate()
-    keeper = Keeper(gate)
-    kept = keeper.keep(calling(threading.Event()))
+    runner = BackgroundRunner(gate)
+    task = runner.start(calling(threading.Event()))
     eventually_sync(lambda: gate.under_way == 1, "it calls")
-    kept.end()
+    task.end()
     assert 1 == gate.under_way
     gate.may_answer.set()
-    keeper.close()
+    runner.close()

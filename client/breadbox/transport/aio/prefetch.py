@@ -1,4 +1,4 @@
-"""Run jobs in tasks, ahead of the caller; `breadbox.transport.run_ahead` uses threads."""
+"""Run jobs in tasks, ahead of the caller; `breadbox.transport.prefetch` uses threads."""
 
 import asyncio
 import itertools
@@ -12,7 +12,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-async def run_ahead(
+async def prefetched(
     jobs: Iterable[Job],
     run: Callable[[Job], Awaitable[Result]],
     *,
@@ -20,7 +20,7 @@ async def run_ahead(
     depth: int,
     in_order: bool,
 ) -> AsyncGenerator[Result, None]:
-    """Run jobs in tasks ahead of the caller, as `transport.run_ahead` does; closing cancels all."""
+    """Run jobs in tasks ahead of the caller, as `transport.prefetch` does; closing cancels all."""
     if depth == 0:
         for job in jobs:
             yield await run(job)
