@@ -11,7 +11,7 @@ from breadbox.model.errors import PayloadCorruptError, ReplayBufferError
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import FragmentReference, PayloadReference
 from breadbox.payload import encode_fragment, read_fragments
-from breadbox.payload.alike import gather
+from breadbox.payload.alike import verify_and_group
 from breadbox.reading.batches import Batch, load_batch
 from breadbox.stores.reading import InlineStore, bodies_at_hand
 from support.fake_store import FakeStore
@@ -39,7 +39,7 @@ def riding(
 def one_by_one(store: InlineStore, references: Sequence[FragmentReference]) -> Batch:
     """The same, each read by itself."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("breadbox.reading.batches.gather", lambda payloads: None)
+        patched.setattr("breadbox.reading.batches.verify_and_group", lambda payloads: None)
         return load_batch(store, references)
 
 
@@ -55,7 +55,7 @@ def test_payloads_of_several_layouts_are_stacked_as_one_by_one() -> None:
         rich_fragment(1000, final_obs_step=several, final_obs={"image": pictures[::-1]}),
     ]
     bodies = bodies_of(fragments)
-    groups = gather(bodies)
+    groups = verify_and_group(bodies)
     assert groups is not None
     assert [[0, 3], [1], [2]] == [each.positions for each in groups]
     store, references = riding(fragments, bodies)
@@ -80,7 +80,7 @@ def test_arrays_without_elements_are_stacked_as_one_by_one(count: int) -> None:
 
 def test_lengths_of_attributes_differ_and_layouts_do_not() -> None:
     bodies = bodies_of([plain_fragment(index) for index in (9, 10, 10**9, 3)])
-    (group,) = gather(bodies) or []
+    (group,) = verify_and_group(bodies) or []
     assert [0, 1, 2, 3] == group.positions
 
 
@@ -112,7 +112,7 @@ def told(load: Any, store: InlineStore, references: Sequence[FragmentReference])
 def test_encoded_arrays_are_read_one_by_one(codecs: Any) -> None:
     fragments = [rich_fragment(index) for index in range(2)]
     bodies = bodies_of(fragments, codecs)
-    assert gather(bodies) is None
+    assert verify_and_group(bodies) is None
     store, references = riding(fragments, bodies)
     assert same(fragments[1].obs["image"], load_batch(store, references).obs["image"][1])
 
@@ -134,7 +134,7 @@ def test_fragments_of_several_layouts_are_read_as_one_by_one() -> None:
     store, references = riding(fragments, bodies_of(fragments))
     together = read_fragments(store, references)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("breadbox.payload.fragments.gather", lambda payloads: None)
+        patched.setattr("breadbox.payload.fragments.verify_and_group", lambda payloads: None)
         apart = read_fragments(store, references)
     for expected, actual in zip(apart, together, strict=True):
         assert expected.worker_id == actual.worker_id

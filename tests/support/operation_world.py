@@ -8,13 +8,13 @@ from breadbox.model.errors import ReplayBufferError
 from breadbox.model.options import ClientOptions
 from breadbox.operations.calls import Call
 from breadbox.operations.operations import (
-    Attempted,
-    Both,
+    Attempt,
+    Concurrently,
     Context,
-    Do,
     Effect,
     Invoke,
     Operation,
+    RunBlocking,
     Sleep,
     StoreSlot,
 )
@@ -86,15 +86,15 @@ class OperationWorld:
                 return answer
             case Sleep(duration_s=duration_s):
                 return self.clock.sleep(duration_s)
-            case Do(function=function, deadline=deadline):
+            case RunBlocking(function=function, deadline=deadline):
                 return function(deadline)
-            case Both(invoke=invoke, do=do):
+            case Concurrently(invoke=invoke, blocking=blocking):
                 # The function first: what is in it must not depend on the answer.
-                done = self._attempt(do)
+                done = self._attempt(blocking)
                 return self._attempt(invoke), done
 
-    def _attempt(self, effect: Effect) -> Attempted:
+    def _attempt(self, effect: Effect) -> Attempt:
         try:
-            return Attempted(result=self._perform(effect))
+            return Attempt(result=self._perform(effect))
         except ReplayBufferError as error:
-            return Attempted(error=error)
+            return Attempt(error=error)

@@ -113,7 +113,7 @@ class Sleep:
 
 
 @dataclass(frozen=True, slots=True)
-class Do:
+class RunBlocking:
     """Run a function that moves payloads, and may block for that; the result is its result."""
 
     function: Callable[[Deadline], Any]
@@ -122,22 +122,22 @@ class Do:
 
 
 @dataclass(frozen=True, slots=True)
-class Both:
-    """Send a call and run a function concurrently; the result is an `Attempted` of each."""
+class Concurrently:
+    """Send a call and run a function concurrently; the result is an `Attempt` of each."""
 
     invoke: Invoke
-    do: Do
+    blocking: RunBlocking
 
 
 @dataclass(frozen=True, slots=True)
-class Attempted:
+class Attempt:
     """The result or the error of one of two concurrent effects."""
 
     result: Any = None
     error: errors.ReplayBufferError | None = None
 
 
-Effect = Invoke | Sleep | Do | Both
+Effect = Invoke | Sleep | RunBlocking | Concurrently
 Operation = Generator[Effect, Any, T]
 
 
@@ -246,7 +246,7 @@ def repeat(
                 answer = yield invocation
             else:
                 function, meanwhile = meanwhile, None
-                sent, _ = yield Both(invocation, Do(function, context.deadline()))
+                sent, _ = yield Concurrently(invocation, RunBlocking(function, context.deadline()))
                 if sent.error is not None:
                     raise sent.error
                 answer = sent.result
@@ -443,7 +443,7 @@ def opened_store(context: Context) -> Operation[PayloadStore]:
     if context.slot.store is not None:
         return context.slot.store
     config = yield from _store_config(context)
-    return (yield from storing(context, lambda deadline: _opened(context, config, deadline)))
+    return (yield from retrying_store(context, lambda deadline: _opened(context, config, deadline)))
 
 
 def _store_config(context: Context, *, is_doubted: bool = False) -> Operation[StoreConfig]:
@@ -489,7 +489,7 @@ def _store_of(
     return InlineStore(bodies, store), [without_body(each) for each in references]
 
 
-def storing(
+def retrying_store(
     context: Context,
     function: Callable[[Deadline], T],
     failed: tuple[errors.StoreUnavailableError, float] | None = None,
@@ -505,7 +505,7 @@ def storing(
         raise failed[0]
     while True:
         try:
-            result: T = yield Do(function, context.deadline(outage))
+            result: T = yield RunBlocking(function, context.deadline(outage))
         except errors.StoreUnavailableError as error:
             delay_s = outage.delay_s_after(error, now=context.now())
             if delay_s is None:
@@ -538,7 +538,7 @@ def publish(
     store = yield from opened_store(context)
     losses = RetryBudget(context.policy, context.rng)
     while True:
-        reference = yield from storing(
+        reference = yield from retrying_store(
             context, lambda deadline: payload.write_weights(store.within(deadline), weights)
         )
         call = calls.publish_model(buffer, session_id, model_version, reference)
@@ -570,7 +570,7 @@ def load_weights(context: Context, reference: PayloadReference) -> Operation[dic
     """Read published weights."""
     store = yield from opened_store(context)
     return (
-        yield from storing(
+        yield from retrying_store(
             context, lambda deadline: payload.read_weights(store.within(deadline), reference)
         )
     )
@@ -637,7 +637,7 @@ def load_fragments(
     """Read the payloads of granted fragments, in order."""
     store, references = yield from _store_of(context, references)
     return (
-        yield from storing(
+        yield from retrying_store(
             context,
             lambda deadline: payload.read_fragments(
                 store.within(deadline), references, columns, steps, is_mapped=is_mapped
@@ -652,7 +652,7 @@ def describe_arrays(
     """Read types and shapes of the arrays of granted fragments, in order."""
     store, references = yield from _store_of(context, references)
     return (
-        yield from storing(
+        yield from retrying_store(
             context, lambda deadline: payload.describe_arrays(store.within(deadline), references)
         )
     )
@@ -675,7 +675,7 @@ def read_batch(
             bounded = store.within(deadline)
             return load_batch(bounded, references, device=device, columns=columns, into=into)
 
-    return (yield from storing(context, read))
+    return (yield from retrying_store(context, read))
 
 
 def _discard(
@@ -685,7 +685,7 @@ def _discard(
     if not references:
         return
     try:
-        yield Do(
+        yield RunBlocking(
             lambda deadline: store.within(deadline).delete_many(references), context.deadline()
         )
     except errors.StoreError:
@@ -807,7 +807,7 @@ class _Appending:
         """Write everything, or return halves to run instead, which fit a small store."""
         if len(self._fragments) > 1 and self._failed is None:
             try:
-                yield Do(self._write_now, self._context.deadline())
+                yield RunBlocking(self._write_now, self._context.deadline())
             except errors.StoreFullError:
                 middle = len(self._fragments) // 2
                 return [
@@ -821,7 +821,7 @@ class _Appending:
         return []
 
     def _encoded_at_once(self) -> list[payload.Written]:
-        """Encode a few small fragments that are all inline, or return [] to leave it to a `Do`.
+        """Encode a few small fragments that are all inline, or return [] to leave it to a thread.
 
         Encoding these costs less than handing them to a thread.
         """
@@ -847,7 +847,7 @@ class _Appending:
         fragments = [self._fragments[position] for position in positions]
         failed, self._failed = self._failed, None
         return (
-            yield from storing(
+            yield from retrying_store(
                 self._context,
                 lambda deadline: self._write_within(deadline, fragments),
                 failed,

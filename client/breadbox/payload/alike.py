@@ -23,7 +23,7 @@ _packed: Final = Struct("<Q").pack
 _digest: Final = xxhash.xxh3_64_intdigest
 
 
-class Alike(NamedTuple):
+class UniformPayloads(NamedTuple):
     """Payloads of one layout, every byte of their arrays verified."""
 
     head: Head
@@ -62,7 +62,7 @@ class _Kind:
         self.blocks = itemgetter(*blocks) if len(blocks) > 1 and not head.layout.encoded else None
 
 
-def gather(payloads: Sequence[bytes]) -> list[Alike] | None:
+def verify_and_group(payloads: Sequence[bytes]) -> list[UniformPayloads] | None:
     """Verify payloads and sort them by layout, or None if one is damaged or has encoded arrays."""
     kinds: dict[bytes, _Kind] = {}
     groups: dict[Layout, tuple[Head, list[int], list[bytes]]] = {}
@@ -85,7 +85,7 @@ def gather(payloads: Sequence[bytes]) -> list[Alike] | None:
     except (PayloadCorruptError, PayloadFormatError):
         return None
     return [
-        Alike(
+        UniformPayloads(
             head, positions, np.frombuffer(b"".join(bodies), np.uint8).reshape(len(positions), -1)
         )
         for head, positions, bodies in groups.values()

@@ -13,7 +13,7 @@ from breadbox.model.errors import InvalidRequestError, PayloadCorruptError, Tree
 from breadbox.model.fragment import METADATA_FIELDS, Fragment
 from breadbox.model.trees import Structure, field_of, is_within, map_present, map_tree, rows
 from breadbox.model.types import ArrayType, FragmentReference, PayloadReference
-from breadbox.payload.alike import gather
+from breadbox.payload.alike import verify_and_group
 from breadbox.payload.codecs import Codecs
 from breadbox.payload.dtypes import BFLOAT16, as_leaf
 from breadbox.payload.format import Head, decode_tree, encode_with_layout
@@ -246,7 +246,7 @@ def read_fragments(
     payloads = [each.metadata.payload for each in references]
     wants_whole = columns is None and steps is None
     at_hand = bodies_at_hand(store, payloads) if wants_whole else None
-    groups = None if at_hand is None else gather(at_hand)
+    groups = None if at_hand is None else verify_and_group(at_hand)
     if groups is None:
         receive(store, payloads, place, wants_whole=wants_whole)
     else:

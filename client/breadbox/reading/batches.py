@@ -23,7 +23,7 @@ from breadbox.model.trees import (
     unflatten,
 )
 from breadbox.model.types import Device, FragmentReference
-from breadbox.payload.alike import Alike, gather
+from breadbox.payload.alike import UniformPayloads, verify_and_group
 from breadbox.payload.dtypes import BFLOAT16, as_leaf, byte_view
 from breadbox.payload.format import Head
 from breadbox.payload.fragments import (
@@ -210,7 +210,7 @@ def load_batch(
     builder = _Builder(references, Selection(columns), reusable, is_pinned=is_elsewhere)
     payloads = [each.metadata.payload for each in references]
     at_hand = bodies_at_hand(store, payloads)
-    groups = None if at_hand is None else gather(at_hand)
+    groups = None if at_hand is None else verify_and_group(at_hand)
     if groups is None:
         receive(store, payloads, builder.place, wants_whole=columns is None)
     else:
@@ -288,7 +288,7 @@ class _Builder:
                 placements.append(Placement(index, destination))
         return placements
 
-    def take(self, group: Alike) -> None:
+    def take(self, group: UniformPayloads) -> None:
         """Stack payloads that are here, as `place` has them received."""
         head, positions = group.head, group.positions
         rows = slice(None) if len(positions) == len(self._references) else positions

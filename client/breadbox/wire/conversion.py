@@ -24,7 +24,7 @@ from breadbox.model.errors import InternalError, InvalidRequestError
 from breadbox.model.fragment import METADATA_FIELDS, Fragment
 from breadbox.v1 import buffer_pb2, fragment_pb2, schema_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox.wire.forms import Choice, Form, Functions, members
+from breadbox.wire.forms import Choice, Functions, MessageMapping, members
 from breadbox.wire.forms import seconds as seconds
 from breadbox.wire.schemas import NO_SCHEMA
 
@@ -66,7 +66,7 @@ _usual_duration = lru_cache(maxsize=64)(_duration)
 """Nearly all are of a few lengths, those of each append."""
 
 
-def to_wire(form: Form[MessageT, ValueT], value: ValueT) -> MessageT:
+def to_wire(form: MessageMapping[MessageT, ValueT], value: ValueT) -> MessageT:
     """Return the message for a value, or raise InvalidRequestError that names the field."""
     try:
         return form.message(value)
@@ -115,21 +115,21 @@ _SPAN = Functions(seconds, _put_span)
 _SAMPLER = Choice("sampler")
 _OUTCOMES = members(fragment_pb2.AdmissionOutcome.DESCRIPTOR, types.AdmissionOutcome)
 _RELEASE_MODES = members(pb.ReleaseMode.DESCRIPTOR, types.ReleaseMode).numbers
-PAYLOAD = Form(fragment_pb2.PayloadReference, types.PayloadReference)
-METADATA = Form(
+PAYLOAD = MessageMapping(fragment_pb2.PayloadReference, types.PayloadReference)
+METADATA = MessageMapping(
     fragment_pb2.FragmentMetadata,
     types.FragmentMetadata,
     parts={"payload": PAYLOAD},
     # Nearly all have the default, which need not be said.
     absent={"priority": 1.0},
 )
-_REFERENCE = Form(
+_REFERENCE = MessageMapping(
     fragment_pb2.FragmentReference,
     types.FragmentReference,
     parts={"metadata": METADATA},
     beside=("body",),
 )
-CONFIG = Form(
+CONFIG = MessageMapping(
     buffer_pb2.BufferConfig,
     types.BufferConfig,
     parts={
@@ -140,24 +140,28 @@ CONFIG = Form(
         "limiter": Choice(
             "limiter",
             {
-                "minimum_chunks": Form(buffer_pb2.MinimumChunks, types.MinimumChunks),
-                "sample_to_insert_ratio": Form(
+                "minimum_chunks": MessageMapping(buffer_pb2.MinimumChunks, types.MinimumChunks),
+                "sample_to_insert_ratio": MessageMapping(
                     buffer_pb2.SampleToInsertRatio, types.SampleToInsertRatio
                 ),
             },
         ),
     },
 )
-_SUBSCRIPTION = Form(buffer_pb2.Subscription, types.Subscription)
-_BUFFER = Form(
+_SUBSCRIPTION = MessageMapping(buffer_pb2.Subscription, types.Subscription)
+_BUFFER = MessageMapping(
     buffer_pb2.Buffer,
     types.BufferDescription,
     parts={
         "config": _read_only(lambda message: config_from_wire(message)),
-        "state": Form(
+        "state": MessageMapping(
             buffer_pb2.BufferState,
             types.BufferState,
-            parts={"quarantined": Form(buffer_pb2.QuarantinedFragment, types.QuarantinedFragment)},
+            parts={
+                "quarantined": MessageMapping(
+                    buffer_pb2.QuarantinedFragment, types.QuarantinedFragment
+                )
+            },
             reads={"counters": _sorted, "chunk_count_by_staleness": _sorted},
         ),
         "schemas": _read_only(_schema),
@@ -165,18 +169,18 @@ _BUFFER = Form(
         "chunk_events": Form(buffer_pb2.ChunkEvent, types.ChunkEvent),
     },
 )
-_APPEND_REPLY = Form(
+_APPEND_REPLY = MessageMapping(
     pb.AppendFragmentsResponse,
     types.AppendReply,
     parts={"results": _read_only(lambda each: _append_result(each.outcome, each.first_outcome))},
 )
-_STORE_CONFIG = Form(
+_STORE_CONFIG = MessageMapping(
     pb.GetStoreConfigResponse,
     types.StoreConfig,
     names={"server_time": "server_unix_s"},
     parts={"server_unix_s": _read_only(lambda message: message.ToNanoseconds() * 1e-9)},
 )
-EPISODE = Form(pb.EpisodeReport, types.EpisodeReport)
+EPISODE = MessageMapping(pb.EpisodeReport, types.EpisodeReport)
 
 buffer_from_wire = _BUFFER.read
 subscription_from_wire = _SUBSCRIPTION.read

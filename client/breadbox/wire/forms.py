@@ -1,8 +1,8 @@
 """One table for a message and the plain value that it stands for; both conversions follow from it.
 
-A `Form` pairs fields of one name, `x_duration` or `x_seconds` with `x_s`, and enum members of one
-name; a table names the rest. The conversions are compiled at their first use into the functions one
-would write by hand: every fragment passes through some of them.
+A `MessageMapping` pairs fields of one name, `x_duration` or `x_seconds` with `x_s`, and enum
+members of one name; a table names the rest. The conversions are compiled at their first use into
+the functions one would write by hand: every fragment passes through some of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ def put_seconds(span_s: float, message: Duration) -> None:
     message.FromNanoseconds(round(span_s * 1e9))
 
 
-class Form(Generic[M, V]):
+class MessageMapping(Generic[M, V]):
     """The pairs of a message's fields and a value's attributes; complete, or it is refused.
 
     Args:
@@ -185,7 +185,9 @@ class Form(Generic[M, V]):
                 _compiled(f"def put(v, m):\n{line}", known)(value, self.message_type())
             except Exception as error:  # noqa: BLE001 - handed on
                 part, refused = self._parts.get(name), getattr(value, name)
-                return part.misfit(refused) if type(part) is Form else (name, refused, error)
+                return (
+                    part.misfit(refused) if type(part) is MessageMapping else (name, refused, error)
+                )
         raise AssertionError("a value that does not fit has an attribute that does not")
 
     def given(self, message: M) -> dict[str, Any]:
@@ -222,7 +224,7 @@ DURATION = Functions(seconds, put_seconds)
 class Choice(Functions):
     """A message with only a `oneof`, and forms by field; an empty message is its name."""
 
-    def __init__(self, oneof: str, forms: Mapping[str, Form[Any, Any]] = NOTHING) -> None:
+    def __init__(self, oneof: str, forms: Mapping[str, MessageMapping[Any, Any]] = NOTHING) -> None:
         def read(message: Message) -> Any:
             field = message.WhichOneof(oneof)
             return forms[field].read(getattr(message, field)) if field in forms else field

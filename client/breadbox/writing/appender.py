@@ -327,7 +327,7 @@ class Appender:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        close_behind(self.close, error, lambda: f"{len(self._unsent)} fragments were not sent")
+        close_at_exit(self.close, error, lambda: f"{len(self._unsent)} fragments were not sent")
 
     def _may_take(self, size_bytes: int) -> bool:
         if self._closing or self._error is not None or not self._queue:
@@ -501,7 +501,7 @@ class Appender:
             self._changed.notify_all()
 
 
-def close_behind(
+def close_at_exit(
     close: Callable[[], None], error: BaseException | None, loss: Callable[[], str]
 ) -> None:
     """Close what a `with` block opened; if the block raised, errors of closing are only logged."""

@@ -43,7 +43,7 @@ from breadbox.writing.appender import (
     Appender,
     AppenderCounts,
     AppenderOptions,
-    close_behind,
+    close_at_exit,
 )
 from breadbox.writing.fragmenter import Fragmenter, Step
 
@@ -437,7 +437,7 @@ class StepWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        close_behind(self.close, error, lambda: "steps were not sent")
+        close_at_exit(self.close, error, lambda: "steps were not sent")
 
     # Cutting -----------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from breadbox.model.types import PayloadReference
 from breadbox.stores.keys import PIECE_SIZE_BYTES_MIN, new_payload_id
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2, schema_pb2
-from breadbox.wire.forms import DURATION, Choice, Form, Functions, members
+from breadbox.wire.forms import DURATION, Choice, Functions, MessageMapping, members
 from breadbox.wire.forms import seconds as seconds
 from breadbox.wire.schemas import (
     SCHEMA_ARRAYS_MAX,
@@ -94,13 +94,13 @@ def schema_of(message: schema_pb2.Schema) -> Schema:
 
 # --- one table per message -------------------------------------------------------------------
 
-PAYLOAD: Final = Form(fragment_pb2.PayloadReference, Payload)
+PAYLOAD: Final = MessageMapping(fragment_pb2.PayloadReference, Payload)
 payload_of: Final = PAYLOAD.read
 """Return the core's payload for a message, or for a reference as the stores name it."""
 to_payload: Final[Callable[[Any], fragment_pb2.PayloadReference]] = PAYLOAD.message
 SCHEMA: Final = Functions(schema_of, lambda value, message: message.CopyFrom(message_of(value)))
 # Callers see to it that ids are short, as those of a journal are: see `as_one_object`.
-METADATA: Final = Form(
+METADATA: Final = MessageMapping(
     fragment_pb2.FragmentMetadata,
     Fragment,
     parts={"payload": PAYLOAD},
@@ -111,14 +111,14 @@ METADATA: Final = Form(
     absent={"priority": PRIORITY_DEFAULT},
     same={"model_version_max": "model_version_min"},
 )
-_GRANTED: Final = Form(
+_GRANTED: Final = MessageMapping(
     fragment_pb2.FragmentReference,
     GrantedFragment,
     names={"metadata": "fragment"},
     parts={"fragment": METADATA},
 )
-QUARANTINED: Final = Form(buffer_pb2.QuarantinedFragment, QuarantinedFragment)
-_SUBSCRIPTION: Final = Form(
+QUARANTINED: Final = MessageMapping(buffer_pb2.QuarantinedFragment, QuarantinedFragment)
+_SUBSCRIPTION: Final = MessageMapping(
     buffer_pb2.Subscription,
     SubscriptionDescription,
     names={
@@ -130,7 +130,7 @@ _SUBSCRIPTION: Final = Form(
     left_out=("lag_duration",),
 )
 _SAMPLER: Final = Choice("sampler")
-CONFIG: Final = Form(
+CONFIG: Final = MessageMapping(
     buffer_pb2.BufferConfig,
     BufferConfig,
     parts={
@@ -139,8 +139,8 @@ CONFIG: Final = Form(
         "limiter": Choice(
             "limiter",
             {
-                "minimum_chunks": Form(buffer_pb2.MinimumChunks, MinimumChunksConfig),
-                "sample_to_insert_ratio": Form(
+                "minimum_chunks": MessageMapping(buffer_pb2.MinimumChunks, MinimumChunksConfig),
+                "sample_to_insert_ratio": MessageMapping(
                     buffer_pb2.SampleToInsertRatio, SampleToInsertRatioConfig
                 ),
             },

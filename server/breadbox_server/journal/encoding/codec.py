@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import zstandard
 from google.protobuf.message import DecodeError
 
-from breadbox.wire.forms import Columns, Form, Functions, members
+from breadbox.wire.forms import Columns, Functions, MessageMapping, members
 from breadbox_server.base.conversion import PAYLOAD, QUARANTINED, SCHEMA, as_one_object
 from breadbox_server.core.model.entries import Entry
 from breadbox_server.core.model.errors import DomainError
@@ -82,10 +82,10 @@ _CHUNKS: Final = Columns(
 _OPEN_CHUNKS: Final = Columns(
     OpenChunkSnapshot, names={"touched_at": "touched_ats"}, within={"fragments": _LISTS}
 )
-_GRANT: Final = Form(
+_GRANT: Final = MessageMapping(
     pb.Grant,
     GrantSnapshot,
-    parts={"leases": Form(pb.Lease, LeaseSnapshot)},
+    parts={"leases": MessageMapping(pb.Lease, LeaseSnapshot)},
     reads={"session_id": as_one_object},
     within={
         "chunks": Columns(
@@ -113,7 +113,7 @@ def _put_schema(value: tuple[int, Any], message: pb.KnownSchema) -> None:
     SCHEMA.put(value[1], message.schema)
 
 
-BUFFER: Final = Form(
+BUFFER: Final = MessageMapping(
     pb.BufferSnapshot,
     BufferSnapshot,
     names={"limits": "config", "ended_session_ids": "ended_sessions"},
@@ -124,13 +124,13 @@ BUFFER: Final = Form(
             lambda each: (each.model_version, PAYLOAD.read(each.payload)), _put_weights
         ),
         "chunks": _CHUNKS,
-        "workers": Form(pb.Worker, WorkerSnapshot, reads={"worker_id": as_one_object}),
+        "workers": MessageMapping(pb.Worker, WorkerSnapshot, reads={"worker_id": as_one_object}),
         "open_chunks": _OPEN_CHUNKS,
         "quarantined": QUARANTINED,
         "live_grants": _GRANT,
         "ended_grants": _GRANT,
         "schemas": Functions(lambda each: (each.hash, SCHEMA.read(each.schema)), _put_schema),
-        "subscriptions": Form(
+        "subscriptions": MessageMapping(
             pb.NamedCursor,
             Subscription,
             names={"retaining": "is_retaining", "chunk_id": "cursor"},

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from google.protobuf.message import Message
 
-from breadbox.wire.forms import Columns, Form, Functions
+from breadbox.wire.forms import Columns, Functions, MessageMapping
 from breadbox_server.base.conversion import (
     CONFIG,
     METADATA,
@@ -134,8 +134,10 @@ def _put_priorities(pairs: Sequence[tuple[int, float]], message: pb.PrioritiesUp
     message.priorities.extend([priority for _, priority in pairs])
 
 
-def _form(message_type: type[Message], entry_type: type[Any], **table: Any) -> Form[Any, Any]:
-    return Form(message_type, entry_type, beside=("buffer",), **table)
+def _form(
+    message_type: type[Message], entry_type: type[Any], **table: Any
+) -> MessageMapping[Any, Any]:
+    return MessageMapping(message_type, entry_type, beside=("buffer",), **table)
 
 
 _PRIORITIES: Final = Functions(
@@ -144,7 +146,7 @@ _PRIORITIES: Final = Functions(
     fields=("chunk_ids", "priorities"),
 )
 _SESSION: Final = {"session_id": as_one_object}
-_FORMS: Final[dict[str, Form[Any, Any]]] = {
+_FORMS: Final[dict[str, MessageMapping[Any, Any]]] = {
     "buffer_created": _form(
         pb.BufferCreated, core.BufferCreated, names={"limits": "config"}, parts={"config": LIMITS}
     ),
