@@ -166,7 +166,7 @@ _BUFFER = MessageMapping(
         ),
         "schemas": _read_only(_schema),
         "subscriptions": _SUBSCRIPTION,
-        "chunk_events": Form(buffer_pb2.ChunkEvent, types.ChunkEvent),
+        "chunk_events": MessageMapping(buffer_pb2.ChunkEvent, types.ChunkEvent),
     },
 )
 _APPEND_REPLY = MessageMapping(
