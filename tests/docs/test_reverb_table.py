@@ -1,4 +1,4 @@
-"""The tables of docs/reverb.md, docs/which-read.md and ARCHITECTURE.md say what is so."""
+"""The tables of docs/reverb.md, docs/which-read.md, ARCHITECTURE.md and CONTRIBUTING.md hold."""
 
 import re
 from pathlib import Path
@@ -58,3 +58,16 @@ def test_what_the_architecture_says_where_is_is_there() -> None:
             else:
                 assert file is not None
                 assert re.search(rf"^ *(async )?(def|class) {code}\b", file.read_text(), re.M), code
+
+
+def test_the_worked_changes_count_and_name_files_that_exist() -> None:
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Four worked")[1].split("\n## ")[0]
+    changes = re.findall(r"^### [^\n]*: (\d) files$(.*?)(?=^###|\Z)", section, re.M | re.DOTALL)
+    assert 4 == len(changes)
+    for count, text in changes:
+        files = re.findall(r"^\| `(.+?)` \|", text, re.MULTILINE)
+        assert (int(count), len(files)) == (len(files), len(set(files)))
+        (proof,) = re.findall(r"^Proof: `\.venv/bin/python -m pytest (.+)`$", text, re.MULTILINE)
+        named = re.findall(r"`((?:client|protos|server|tests)/[\w/.]+)`", text) + proof.split()
+        for path in {*named} - {"client/breadbox/stores/NAME.py"}:
+            assert (ROOT / path).exists(), path
