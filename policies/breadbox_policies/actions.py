@@ -20,7 +20,7 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class LogProbEntropy:
     """Log-probability and entropy of actions, both float32 with the leading axes of the input."""
 
     log_prob: Tensor
@@ -47,7 +47,7 @@ class ActionHead(nn.Module):
         return self.mode(inputs) if greedy else self.sample(inputs, generator)
 
     @abstractmethod
-    def judge(self, inputs: Tensor, action: Tree) -> Judged:
+    def judge(self, inputs: Tensor, action: Tree) -> LogProbEntropy:
         """Return log-prob and entropy, [...], for inputs [..., n] and actions [..., *action]."""
 
 
@@ -71,11 +71,11 @@ class _Categorical(ActionHead):
         log_prob, index = torch.log_softmax(inputs.float(), dim=-1).max(-1)
         return index + self._start, log_prob
 
-    def judge(self, inputs: Tensor, action: Tree) -> Judged:
+    def judge(self, inputs: Tensor, action: Tree) -> LogProbEntropy:
         log_probs = torch.log_softmax(inputs.float(), dim=-1)
         index = (action.long() - self._start).unsqueeze(-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
-        return Judged(log_probs.gather(-1, index).squeeze(-1), entropy)
+        return LogProbEntropy(log_probs.gather(-1, index).squeeze(-1), entropy)
 
 
 class _Joined(ActionHead):
@@ -115,14 +115,14 @@ class _Joined(ActionHead):
             [part.mode(part_inputs) for part, part_inputs in self._slices(inputs)]
         )
 
-    def judge(self, inputs: Tensor, action: Tree) -> Judged:
+    def judge(self, inputs: Tensor, action: Tree) -> LogProbEntropy:
         judged = [
             part.judge(part_inputs, part_action)
             for (part, part_inputs), part_action in zip(
                 self._slices(inputs), self.part(action), strict=True
             )
         ]
-        return Judged(
+        return LogProbEntropy(
             torch.stack([part.log_prob for part in judged], -1).sum(-1),
             torch.stack([part.entropy for part in judged], -1).sum(-1),
         )
@@ -203,12 +203,12 @@ class _Gaussian(ActionHead):
         mean = inputs.float()
         return self._action(mean), self._log_prob(torch.zeros_like(mean))
 
-    def judge(self, inputs: Tensor, action: Tree) -> Judged:
+    def judge(self, inputs: Tensor, action: Tree) -> LogProbEntropy:
         mean = inputs.float()
         taken = (action.reshape(mean.shape) - self._centre) / self._scale
         log_prob = self._log_prob((taken - mean) / self.log_std.exp())
         entropy = (0.5 + _LOG_SQRT_2PI + self.log_std + self._scale.log()).sum()
-        return Judged(log_prob, entropy.expand(log_prob.shape))
+        return LogProbEntropy(log_prob, entropy.expand(log_prob.shape))
 
     def _action(self, unit: Tensor) -> Tensor:
         action = self._centre + self._scale * unit

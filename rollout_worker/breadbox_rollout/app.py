@@ -32,7 +32,7 @@ from breadbox_rollout.acting.agents import (
 )
 from breadbox_rollout.acting.inference import Inference, check_device
 from breadbox_rollout.acting.opponents import Opponents
-from breadbox_rollout.acting.player import Player, PlayerOptions, Seated
+from breadbox_rollout.acting.player import Participant, Player, PlayerOptions
 from breadbox_rollout.environments.environments import (
     EnvSpec,
     check_environment,
@@ -155,7 +155,7 @@ class _Chain:
         def make_inference(policy: PolicyModule) -> Inference:
             return Inference(policy, device, bfloat16=settings.bfloat16, seed=seed)
 
-        self.player: Seated
+        self.player: Participant
         if not entry.learn:
             self.player = Opponents(
                 make_policy,

@@ -20,7 +20,7 @@ from breadbox.model.fragment import Fragment
 from breadbox.shared.throttle import Throttle
 from breadbox.transport.heartbeat import Heartbeat
 from breadbox_rollout.acting.batching import BatchSize, ReadyQueue
-from breadbox_rollout.acting.player import Seated
+from breadbox_rollout.acting.player import Participant
 from breadbox_rollout.environments.failures import FailureKind
 from breadbox_rollout.metrics import WorkerCounts
 from breadbox_rollout.processes.pool import EnvProcesses, GroupFailed, GroupReady
@@ -68,7 +68,7 @@ class RolloutWorker:
     def __init__(
         self,
         pool: EnvProcesses,
-        players: Sequence[Seated],
+        players: Sequence[Participant],
         options: WorkerOptions,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -266,7 +266,7 @@ class RolloutWorker:
             self._ready.batch_env_count = self._batch_size.batch_env_count
         return groups
 
-    def _put(self, player: Seated, fragment: Fragment) -> None:
+    def _put(self, player: Participant, fragment: Fragment) -> None:
         """Hand over a fragment; a full sender holds up the loop, and so the environments."""
         began_at = self._clock()
         assert player.sender is not None

@@ -14,7 +14,7 @@ from breadbox_rollout.acting.inference import Inference
 from breadbox_rollout.acting.opponents import PINNED_VERSION, Opponents
 from breadbox_rollout.environments.arrays import GroupArrays, create_arrays
 from breadbox_rollout.environments.environments import EnvSpec
-from breadbox_rollout.processes.pool import EnvironmentStartError, Part
+from breadbox_rollout.processes.pool import AgentRows, EnvironmentStartError
 from breadbox_rollout.sending.models import ModelWatcher
 from support.eventually import eventually_sync
 from support.rollout_service import FakeService
@@ -226,7 +226,7 @@ class Table:
             self.watcher,
             **options,
         )
-        self.opponents.sit(Part(OBSERVATION_SPACE, ACTION_SPACE, ("a",)), [range(row_count)])
+        self.opponents.sit(AgentRows(OBSERVATION_SPACE, ACTION_SPACE, ("a",)), [range(row_count)])
         self.arrays, descriptor = create_arrays(OBSERVATION_SPACE, ACTION_SPACE, row_count)
         os.close(descriptor)
         self.arrays.acts[:] = True

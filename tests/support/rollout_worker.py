@@ -15,7 +15,7 @@ from breadbox.transport.heartbeat import Heartbeat
 from breadbox_policies import make_policy
 from breadbox_rollout.acting.inference import Inference
 from breadbox_rollout.acting.opponents import Opponents
-from breadbox_rollout.acting.player import Player, PlayerOptions, Seated
+from breadbox_rollout.acting.player import Participant, Player, PlayerOptions
 from breadbox_rollout.environments.environments import EnvSpec
 from breadbox_rollout.processes.pool import EnvProcesses, PoolOptions
 from breadbox_rollout.recording.recording import RecordingOptions, Recordings
@@ -94,7 +94,7 @@ def running_worker(
     spec = spec or EnvSpec(name="support.scripted_env:make", options={"script": script})
     parts = [_Part(each, policy, fragment_steps, queue_fragments, device) for each in
              (agents or {"*": service}).values()]  # fmt: skip
-    players: list[Seated] = [part.player for part in parts]
+    players: list[Participant] = [part.player for part in parts]
     patterns = [*(agents or {"*": service})]
     if opponents is not None:
         watcher = ModelWatcher(service)

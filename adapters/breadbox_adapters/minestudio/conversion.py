@@ -49,8 +49,8 @@ _PLAIN_KINDS = "?biufcSUmM"
 """Kinds of dtype that payloads hold: no objects, no records."""
 
 
-class Aside:
-    """Bytes that lie beside a tree, because they fit into none."""
+class SideBytes:
+    """Bytes stored beside a tree of arrays, of values that no array can hold."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -73,7 +73,7 @@ class Aside:
 
 
 def unpack(packed: NDArray[np.uint8]) -> tuple[dict[str, Recipe], bytes]:
-    """Undo `Aside.packed`: return the recipes, and the bytes aside."""
+    """Undo `SideBytes.packed`: return the recipes, and the bytes aside."""
     whole = np.ascontiguousarray(packed).tobytes()
     stop = _LENGTH_BYTES + int.from_bytes(whole[:_LENGTH_BYTES], "little")
     try:
@@ -84,7 +84,12 @@ def unpack(packed: NDArray[np.uint8]) -> tuple[dict[str, Recipe], bytes]:
 
 
 def take_apart(
-    value: Any, aside: Aside, path: str, *, row_count: int | None = None, drops_axis: bool = False
+    value: Any,
+    aside: SideBytes,
+    path: str,
+    *,
+    row_count: int | None = None,
+    drops_axis: bool = False,
 ) -> tuple[Tree, Recipe]:
     """Make a tree of arrays of a value, and the recipe that undoes it.
 
@@ -187,7 +192,7 @@ def put_together(tree: Tree, recipe: Recipe, aside: bytes) -> Any:
     )
 
 
-def take_aside(value: Any, aside: Aside, path: str) -> Recipe:
+def take_aside(value: Any, aside: SideBytes, path: str) -> Recipe:
     """Make a recipe that needs no tree."""
     if value is None:
         return ["none"]
@@ -247,7 +252,7 @@ def _fitting_array(
     return None
 
 
-def _take_array_aside(array: NDArray[Any], aside: Aside, path: str) -> Recipe:
+def _take_array_aside(array: NDArray[Any], aside: SideBytes, path: str) -> Recipe:
     shape = list(array.shape)
     if array.dtype.kind == "O":
         recipes = [
@@ -290,7 +295,7 @@ def to_fragment(sample: SampleFragment, metadata: FragmentMetadata) -> Fragment:
     """Make a fragment, sharing arrays; what only pickling could store is refused by its path."""
     steps = {name: np.asarray(getattr(sample, name), kind) for name, kind in _STEP_DTYPES.items()}
     next_done = steps["next_done"]
-    aside = Aside()
+    aside = SideBytes()
     recipe: dict[str, Recipe] = {}
 
     def apart(name: str, **how: Any) -> Tree:

@@ -178,7 +178,7 @@ class GAEWorker(RayActorClass):
     """Advantages and targets, of ranks' parts; `.remote` is a Ray actor. Not thread-safe."""
 
     def __init__(self, discount: float, gae_lambda: float) -> None:
-        """Reckon with gamma per step, and lambda: 0 one step ahead, 1 to the end."""
+        """Use a discount per step, and GAE's lambda: 0 looks one step ahead, 1 to the end."""
         self.discount = discount
         self.gae_lambda = gae_lambda
         self.td_targets = FragmentDataDict()

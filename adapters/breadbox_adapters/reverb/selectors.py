@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """One of the orders below."""
+    """An order in which items are drawn or removed; the functions below make one."""
 
     name: str
     """The buffer's sampler."""

@@ -14,9 +14,9 @@ from breadbox.model.trees import map_tree
 from breadbox.model.trees import row as tree_row
 from breadbox_policies import State, set_policy_weights
 from breadbox_rollout.acting.inference import Inference, joined, write_actions, write_rows
-from breadbox_rollout.acting.player import MakeInference, MakePolicy, Seated
+from breadbox_rollout.acting.player import MakeInference, MakePolicy, Participant
 from breadbox_rollout.environments.arrays import GroupArrays
-from breadbox_rollout.processes.pool import Part
+from breadbox_rollout.processes.pool import AgentRows
 from breadbox_rollout.sending.models import Model, ModelWatcher
 
 PINNED_VERSION = -1
@@ -37,7 +37,7 @@ class _Chair:
     state: State = None
 
 
-class Opponents(Seated):
+class Opponents(Participant):
     """Rows played by versions drawn evenly from *kept_max* and *pinned*, all held in memory."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Opponents(Seated):
 
     @property
     def in_session(self) -> bool:
-        """See `Seated.in_session`."""
+        """See `Participant.in_session`."""
         return self.model.in_session and bool(self._kept or self._pinned)
 
     @property
@@ -67,8 +67,8 @@ class Opponents(Seated):
         """Versions that may be drawn, oldest first; `PINNED_VERSION` for each pinned one."""
         return [version.model_version for version in (*self._pinned, *self._kept)]
 
-    def sit(self, part: Part, groups: Sequence[range]) -> None:
-        """See `Seated.sit`."""
+    def sit(self, part: AgentRows, groups: Sequence[range]) -> None:
+        """See `Participant.sit`."""
         self.part = part
         self._chairs = [
             [_Chair() for _ in range(len(env_indices) * len(part.labels))] for env_indices in groups
@@ -89,7 +89,7 @@ class Opponents(Seated):
         return _Version(model_version, self._make_inference(policy))
 
     def act(self, groups: list[int], arrays: list[GroupArrays]) -> Callable[[], list[Fragment]]:
-        """See `Seated.act`. Runs every version that plays once, for its rows."""
+        """See `Participant.act`. Runs every version that plays once, for its rows."""
         chairs = [chair for group in groups for chair in self._chairs[group]]
         first = np.concatenate([entry.first for entry in arrays])
         acts = np.concatenate([entry.acts for entry in arrays])

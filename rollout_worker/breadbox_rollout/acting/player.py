@@ -14,7 +14,7 @@ from breadbox.writing.fragmenter import Fragmenter, Step
 from breadbox_policies import PolicyModule, State, WeightsMismatchError, set_policy_weights
 from breadbox_rollout.acting.inference import Inference, Round, play_round, state_arrays
 from breadbox_rollout.environments.arrays import GroupArrays
-from breadbox_rollout.processes.pool import Part
+from breadbox_rollout.processes.pool import AgentRows
 from breadbox_rollout.sending.models import NO_MODEL, Model, ModelWatcher
 from breadbox_rollout.sending.sender import EpisodeReporter, EpisodeTracker, Sender
 
@@ -36,8 +36,8 @@ class PlayerOptions:
     strict_weights: bool = True
 
 
-class Seated(ABC):
-    """What acts for the rows of a part: a player, or opponents."""
+class Participant(ABC):
+    """Base of what acts for the rows of some agents: a player, or opponents."""
 
     sender: Sender | None = None
     """Where fragments go, or None if nothing is learned from these rows."""
@@ -51,7 +51,7 @@ class Seated(ABC):
         self.watcher = watcher
         self.model: Model = NO_MODEL
         """What it acts with; adopted between two rounds."""
-        self.part: Part | None = None
+        self.part: AgentRows | None = None
         """The rows, or None until an environment has reported its spaces."""
         self._make_policy = make_policy
         self._make_inference = make_inference
@@ -74,7 +74,7 @@ class Seated(ABC):
         return self.model.in_session
 
     @abstractmethod
-    def sit(self, part: Part, groups: Sequence[range]) -> None:
+    def sit(self, part: AgentRows, groups: Sequence[range]) -> None:
         """Take the rows of a part of the environments; *groups* are indices of environments."""
 
     def take_model(self) -> None:
@@ -150,7 +150,7 @@ class _Slot:
     """Task of the episode that begins, where the environment named it."""
 
 
-class Player(Seated):
+class Player(Participant):
     """Acts with the current model for its rows, and cuts what they do into fragments."""
 
     def __init__(
@@ -175,8 +175,8 @@ class Player(Seated):
         """The policy, or None until the spaces of an environment are known."""
         return None if self._inference is None else self._inference.policy
 
-    def sit(self, part: Part, groups: Sequence[range]) -> None:
-        """See `Seated.sit`."""
+    def sit(self, part: AgentRows, groups: Sequence[range]) -> None:
+        """See `Participant.sit`."""
         self.part = part
         self._inference = self._make_inference(
             self._make_policy(part.observation_space, part.action_space)
@@ -215,7 +215,7 @@ class Player(Seated):
     # What environments say ----------------------------------------------------------------------
 
     def read(self, group: int, arrays: GroupArrays) -> list[float]:
-        """See `Seated.read`."""
+        """See `Participant.read`."""
         returns: list[float] = []
         answers, aborts = arrays.answer_count.tolist(), arrays.abort_count.tolist()
         for index, slot in enumerate(self._slots[group]):
@@ -229,7 +229,7 @@ class Player(Seated):
         return returns
 
     def read_failed(self, group: int, arrays: GroupArrays | None) -> list[float]:
-        """See `Seated.read_failed`. Gives up the episodes that the process was in."""
+        """See `Participant.read_failed`. Gives up the episodes that the process was in."""
         returns: list[float] = []
         # Without slots it failed before the rows of any environment were known.
         for index, slot in enumerate(self._slots[group] if self._slots else ()):
@@ -278,7 +278,7 @@ class Player(Seated):
             returns.append(report.return_sum)
 
     def name_task(self, group: int, row: int, task: str) -> None:
-        """See `Seated.name_task`."""
+        """See `Participant.name_task`."""
         slot = self._slots[group][row]
         slot.next_task = task
         if slot.tracker.is_empty and not slot.awaits_answer:
@@ -287,7 +287,7 @@ class Player(Seated):
     # Turns -------------------------------------------------------------------------------------
 
     def act(self, groups: list[int], arrays: list[GroupArrays]) -> Callable[[], list[Fragment]]:
-        """See `Seated.act`."""
+        """See `Participant.act`."""
         assert self._inference is not None
         slots = [slot for group in groups for slot in self._slots[group]]
         states_before = [slot.state for slot in slots]

@@ -35,8 +35,8 @@ class FailureKind(Enum):
 
 
 @dataclass(slots=True)
-class Notes:
-    """What a round brought besides arrays; empty almost always."""
+class RoundNotes:
+    """Failures, tasks and recordings of one round, beside its arrays; almost always empty."""
 
     failures: list[dict[str, Any]] = field(default_factory=list)
     """{"env": i, ...}, see `EnvironmentFailedError.as_dict`; a traceback once for each kind."""
@@ -53,7 +53,7 @@ class Notes:
         return asdict(self)
 
     def add_failure(self, env: int, failure: "EnvironmentFailedError") -> None:
-        """Note what an environment did wrong."""
+        """Add the failure of an environment."""
         details = failure.as_dict()
         if any(noted["kind"] == details["kind"] for noted in self.failures):
             details["trace"] = ""  # Messages are bounded, and one of a kind is enough.
@@ -72,7 +72,7 @@ class EnvironmentFailedError(Exception):
         self.__cause__ = cause
         self.kind = kind
         self.detail = detail[:_DETAIL_CHARACTERS_MAX]
-        self.notes: Notes | None = None
+        self.notes: RoundNotes | None = None
         """What else the round brought, where the process ends with this."""
 
     def as_dict(self) -> dict[str, str]:

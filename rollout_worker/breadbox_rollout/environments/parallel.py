@@ -8,7 +8,7 @@ import numpy as np
 
 from breadbox.writing.clipping import clipped
 from breadbox_rollout.environments.arrays import GroupArrays, row_of, write_checked
-from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind, Notes
+from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind, RoundNotes
 from breadbox_rollout.environments.space_codec import Space
 from breadbox_rollout.environments.units import Unit
 
@@ -20,7 +20,7 @@ def is_parallel(env: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where an agent's steps go: its row of some arrays."""
+    """The row of the arrays that an agent's steps are written to, and its action space."""
 
     arrays: GroupArrays
     row: int
@@ -36,7 +36,7 @@ class ParallelUnit(Unit):
         self._steps_max = steps_max
         self._step_count = 0
 
-    def begin(self, seed: int | None, notes: Notes) -> None:
+    def begin(self, seed: int | None, notes: RoundNotes) -> None:
         """See `Unit.begin`."""
         try:
             obs, _ = self._env.reset(seed=seed)
@@ -52,7 +52,7 @@ class ParallelUnit(Unit):
         for agent in agents:
             self._show(self._seat(agent), first=True)
 
-    def answer(self, notes: Notes) -> bool:
+    def answer(self, notes: RoundNotes) -> bool:
         """See `Unit.answer`."""
         acting = {agent: seat for agent, seat in self._seats.items() if seat.arrays.acts[seat.row]}
         actions = {

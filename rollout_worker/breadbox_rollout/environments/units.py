@@ -26,7 +26,7 @@ from breadbox_rollout.environments.failures import (
     EnvironmentFailedError,
     FailureKind,
     NoFramesError,
-    Notes,
+    RoundNotes,
 )
 
 
@@ -37,11 +37,11 @@ class Unit(ABC):
     """Whether all its rows are between two episodes whenever `begin` is called."""
 
     @abstractmethod
-    def begin(self, seed: int | None, notes: Notes) -> None:
+    def begin(self, seed: int | None, notes: RoundNotes) -> None:
         """Reset what has ended, or all the first time, and show the first observations."""
 
     @abstractmethod
-    def answer(self, notes: Notes) -> bool:
+    def answer(self, notes: RoundNotes) -> bool:
         """Take a step with the actions in the arrays; return whether `begin` has to follow."""
 
     @abstractmethod
@@ -102,7 +102,7 @@ class SingleUnit(Unit):
         self._recorder = recorder
         self._step_count = 0
 
-    def begin(self, seed: int | None, notes: Notes) -> None:
+    def begin(self, seed: int | None, notes: RoundNotes) -> None:
         """See `Unit.begin`."""
         index, arrays = self._index, self._arrays
         try:
@@ -122,7 +122,7 @@ class SingleUnit(Unit):
             except Exception as error:  # noqa: BLE001 - disks and codecs fail in many ways
                 self._recording_failed(error, notes)
 
-    def answer(self, notes: Notes) -> bool:
+    def answer(self, notes: RoundNotes) -> bool:
         """See `Unit.answer`."""
         index, arrays, env = self._index, self._arrays, self._env
         action = row_of(arrays.action, index)
@@ -158,7 +158,7 @@ class SingleUnit(Unit):
             self._record(self._recorder, record, notes)
         return ended
 
-    def _record(self, recorder: Recorder, record: StepRecord, notes: Notes) -> None:
+    def _record(self, recorder: Recorder, record: StepRecord, notes: RoundNotes) -> None:
         try:
             recorder.step(self._env, record)
             finished = recorder.end() if record.terminated or record.truncated else None
@@ -168,7 +168,7 @@ class SingleUnit(Unit):
         if finished is not None:
             notes.episodes.append({"env": self._index, **finished})
 
-    def _recording_failed(self, error: Exception, notes: Notes) -> None:
+    def _recording_failed(self, error: Exception, notes: RoundNotes) -> None:
         """Give up the recording; the episode itself goes on, since its answers are out."""
         assert self._recorder is not None
         self._recorder.discard()
@@ -220,7 +220,7 @@ class EnvGroup:
         self._units: list[Unit | None] = [None] * count
         self._built_at = [0.0] * count
         self._episode_counts = [0] * count
-        self.notes = Notes()
+        self.notes = RoundNotes()
 
     def adopt(self, index: int, unit: Unit) -> None:
         """Use a unit that has been made already, and has not begun."""
@@ -233,9 +233,9 @@ class EnvGroup:
             self._begin(index)
         self._arrays.enter(Phase.IDLE)
 
-    def step(self) -> Notes:
+    def step(self) -> RoundNotes:
         """Play one round with every environment; an episode that ends is followed by the next."""
-        self.notes = Notes()
+        self.notes = RoundNotes()
         for index in range(len(self._units)):
             self._step_one(index)
         self._arrays.enter(Phase.IDLE)

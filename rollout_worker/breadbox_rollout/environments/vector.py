@@ -19,7 +19,7 @@ from breadbox.model.fragment import Tree
 from breadbox.model.trees import row as tree_row
 from breadbox.writing.clipping import clipped
 from breadbox_rollout.environments.arrays import GroupArrays, write_checked
-from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind, Notes
+from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind, RoundNotes
 from breadbox_rollout.environments.space_codec import Space
 from breadbox_rollout.environments.units import Unit
 
@@ -60,7 +60,7 @@ class VectorUnit(Unit):
                 f"--envs-per-process {env.num_envs}",
             )
 
-    def begin(self, seed: int | None, notes: Notes) -> None:
+    def begin(self, seed: int | None, notes: RoundNotes) -> None:
         """See `Unit.begin`."""
         arrays = self._arrays
         options: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class VectorUnit(Unit):
         arrays.acts[:] = True
         self._begun = True
 
-    def answer(self, notes: Notes) -> bool:
+    def answer(self, notes: RoundNotes) -> bool:
         """See `Unit.answer`."""
         acts = self._arrays.acts
         self._step()

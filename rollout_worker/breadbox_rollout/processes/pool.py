@@ -72,8 +72,8 @@ class PoolOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Rows that share spaces, and hence may share a policy: those of one pattern of agents."""
+class AgentRows:
+    """Rows of the agents of one pattern; they share spaces, and so may share a policy."""
 
     observation_space: Space
     action_space: Space
@@ -170,7 +170,7 @@ class EnvProcesses:
         self._said_hello = False
         self._answered = False
         """Whether any environment has answered a step, ever."""
-        self.parts: list[Part] = []
+        self.parts: list[AgentRows] = []
         """What rows there are; known as soon as the first process has said hello."""
         self.restart_count = 0
         width = options.envs_per_process
@@ -330,7 +330,7 @@ class EnvProcesses:
 
     def _hello(self, group: _Group, hello: list[dict[str, Any]], descriptors: list[int]) -> None:
         parts = [
-            Part(
+            AgentRows(
                 decode_space(part["observation"]), decode_space(part["action"]), (*part["labels"],)
             )
             for part in hello
