@@ -35,7 +35,13 @@ from breadbox_learner.training.checkpoint import CheckpointError, SessionState
 from breadbox_learner.training.fitting import Fitting, expected_rows
 from breadbox_learner.training.ppo import PpoUpdater
 from breadbox_learner.training.source import LeaseSource, Share
-from breadbox_learner.training.trainer import Follower, Outcome, Publisher, Trainer, TrainerState
+from breadbox_learner.training.trainer import (
+    NullPublisher,
+    Outcome,
+    Publisher,
+    Trainer,
+    TrainerState,
+)
 from breadbox_policies import (
     PolicyModule,
     WeightsMismatchError,
@@ -96,8 +102,11 @@ def connect(settings: LearnSettings) -> Client:
     )
 
 
-def say_if_away(settings: LearnSettings) -> None:
-    """Ask the server once, and log what is wrong if nobody answers: the run waits for it then."""
+def warn_if_unreachable(settings: LearnSettings) -> None:
+    """Call the server once, and log a warning if it cannot be reached; the run then waits for it.
+
+    Raises TlsError: waiting does not fix it.
+    """
     if settings.reconnect_s <= 0:
         return  # Nothing is waited for, so the run ends with the same words at once.
     with connect(settings.model_copy(update={"reconnect_s": 0.0})) as client:
@@ -133,7 +142,7 @@ def run(
     # Before anything is waited for: a folder that cannot be used ends the run at once.
     folder = RunFolder.open(settings) if membership.is_main else None
     if membership.is_main:
-        say_if_away(settings)
+        warn_if_unreachable(settings)
     with (
         joined(membership, device=device, limit_s=settings.rank_limit_s) as ranks,
         connect(settings) as client,
@@ -240,9 +249,9 @@ class _Run:
             )
         return outcome
 
-    def _publisher(self, session: SessionState, stack: ExitStack) -> Publisher | Follower:
+    def _publisher(self, session: SessionState, stack: ExitStack) -> Publisher | NullPublisher:
         if not self.ranks.membership.is_main:
-            return Follower(self.ranks.from_main(b"").decode(), session.model_version)
+            return NullPublisher(self.ranks.from_main(b"").decode(), session.model_version)
         publisher = Publisher(
             self.client, session_id=session.session_id, model_version=session.model_version
         )
@@ -266,7 +275,7 @@ class _Run:
             )
         )
 
-    def _source(self, publisher: Publisher | Follower) -> LeaseSource:
+    def _source(self, publisher: Publisher | NullPublisher) -> LeaseSource:
         membership = self.ranks.membership
         # Another one for each start: the server remembers which requests it has granted.
         nonce = self.ranks.from_main(uuid4().hex.encode()).decode()
@@ -306,7 +315,7 @@ class _Run:
                 _log.info("no checkpoint in %s: starting from scratch", self.folder.path)
         return state, session
 
-    def _save(self, state: TrainerState, publisher: Publisher | Follower) -> None:
+    def _save(self, state: TrainerState, publisher: Publisher | NullPublisher) -> None:
         if self.folder is None:
             return
         data = checkpoint.encode(

@@ -19,7 +19,13 @@ from breadbox_learner.settings import LearnSettings, Membership
 from breadbox_learner.training.batching import EpisodeReturns
 from breadbox_learner.training.ppo import PpoUpdater
 from breadbox_learner.training.source import FetchedBatch, UnusableShareError
-from breadbox_learner.training.trainer import Follower, Outcome, StarvedError, Trainer, TrainerState
+from breadbox_learner.training.trainer import (
+    NullPublisher,
+    Outcome,
+    StarvedError,
+    Trainer,
+    TrainerState,
+)
 from breadbox_policies import PolicyModule, make_policy
 from support.collating import collate
 from support.local_rollout import LocalRollout
@@ -41,7 +47,7 @@ class Bench:
         env.close()
         rollout = LocalRollout(make_cartpole, env_count=4, steps_per_fragment=16, seed=0)
         self.source: Any = LocalSource(rollout, self.policy, rounds=2)
-        self.publisher = Follower("", 1)
+        self.publisher = NullPublisher("", 1)
         self.now = 0.0
         self.saved: list[int] = []
         self.progress = Progress([])

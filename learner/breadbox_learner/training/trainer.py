@@ -74,8 +74,8 @@ class Publisher:
             _log.warning("the session could not be ended: %s", error)
 
 
-class Follower:
-    """The publisher of a rank that leaves publishing to rank 0: it only counts."""
+class NullPublisher:
+    """Publisher of the other ranks: counts the versions that rank 0 publishes, and sends none."""
 
     def __init__(self, session_id: str, model_version: int) -> None:
         self.session_id = session_id
@@ -151,7 +151,7 @@ class Trainer:
     settings: LearnSettings
     updater: PpoUpdater
     source: LeaseSource
-    publisher: Publisher | Follower
+    publisher: Publisher | NullPublisher
     progress: Progress
     returns: EpisodeReturns
     state: TrainerState

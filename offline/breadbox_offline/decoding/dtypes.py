@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[<>|=]?(?:\?|[biufcSU]\d{1,9})")
 
 
 def plain_dtype(name: object) -> np.dtype[np.generic]:
-    """The dtype that a file names."""
+    """Return the dtype that a file names, or raise RefusedError."""
     if isinstance(name, bytes):
         name = name.decode("ascii", errors="replace")
     if not isinstance(name, str) or not _PLAIN.fullmatch(name):
@@ -33,7 +33,7 @@ def plain_dtype(name: object) -> np.dtype[np.generic]:
 
 
 def plain_shape(shape: object) -> tuple[int, ...]:
-    """A shape as a file states it."""
+    """Return a shape that a file states, or raise RefusedError."""
     if not isinstance(shape, Sequence) or isinstance(shape, str | bytes) or len(shape) > 32:
         raise RefusedError("a shape is malformed: wanted at most 32 whole numbers from 0")
     if not all(type(size) is int and size >= 0 for size in shape):
@@ -49,7 +49,10 @@ def array_from_bytes(
     order: Literal["C", "F"] = "C",
     bytes_max: int,
 ) -> NDArray[Any]:
-    """An array over `contents`, read-only and without a copy unless the byte order is foreign."""
+    """View `contents` as a read-only array, copied only if the byte order is foreign.
+
+    Raises RefusedError unless they have the size that dtype and shape ask for, within `bytes_max`.
+    """
     size_bytes = dtype.itemsize * math.prod(shape)  # exact, however large the shape claims to be
     if not isinstance(contents, bytes | bytearray):
         raise RefusedError(f"array contents are a {type(contents).__name__}, wanted bytes")

@@ -32,7 +32,7 @@ class RandomDraws:
         return self._generator.integers(0, held_count, size=count)
 
     def lengths(self, count: int, low: int, high: int) -> NDArray[np.int64]:
-        """`count` whole numbers from `low` to below `high`."""
+        """Draw `count` lengths, uniform from `low` to below `high`."""
         return self._generator.integers(low, high, size=count)
 
     def order(self, held_count: int) -> NDArray[np.int64]:
@@ -49,7 +49,7 @@ class RandomDraws:
         self._generator.bit_generator.state = held
 
 
-class StepIndex:
+class SegmentIndex:
     """Lengths of segments in order, with cumulative sums: O(1) at the ends, O(log n) to find."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class StepIndex:
         return self._numbers[self._low : self._high][slots], places - starts
 
     def lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Numbers and lengths of all segments, in order."""
+        """Return the numbers and the lengths of all segments, in order."""
         ends = self._ends[self._low : self._high]
         return (
             self._numbers[self._low : self._high].copy(),
@@ -255,7 +255,7 @@ class EpisodeBuffer:
         self._refuses_too_long = refuses_too_long
         self._entries: dict[EpisodeKey, _Entry] = {}
         self._segments: dict[int, tuple[EpisodeKey, int]] = {}
-        self._index = StepIndex()
+        self._index = SegmentIndex()
         self._moments = _Moments(self._entries)
 
     @property
@@ -389,7 +389,7 @@ class EpisodeBuffer:
             part = episode_from_state(held)
             entries.setdefault(part.key, _Entry()).parts.append(part)
         segments: dict[int, tuple[EpisodeKey, int]] = {}
-        index = StepIndex()
+        index = SegmentIndex()
         for (episode_id, agent_id), t_started, length in state["segments"]:
             number = index.append(length)
             segments[number] = ((episode_id, agent_id), t_started)

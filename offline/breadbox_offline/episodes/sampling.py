@@ -222,7 +222,7 @@ class SequenceSampling:
 def sample_sequences(
     buffer: EpisodeBuffer, step_count: int, sampling: SequenceSampling
 ) -> list[Episode]:
-    """Slices of episodes with exactly `step_count` steps together; the last one is cut to fit.
+    """Draw slices of episodes with `step_count` steps in all; the last slice is cut to fit.
 
     Raises:
         SamplingError: the buffer is empty, `step_count` is less than 1, or no episode is long
