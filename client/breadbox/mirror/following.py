@@ -266,7 +266,7 @@ class MirrorReader:
         return f"{found.headline} {advice}"
 
     def _follow(self) -> None:
-        """Add reads until none comes for a while; one read is loaded ahead."""
+        """Add the buffer's steps until a read brings nothing in time; load one read ahead."""
         self._arrived.clear()  # Reads that an outage kept from being added are read again.
         self._acknowledge()
         if self._subscription is not None and self.cursor is None:

@@ -17,7 +17,7 @@ from breadbox.model.options import ClientOptions
 
 
 class ReplayMirror(StepMemory):
-    """A local copy of a buffer's latest steps, kept current by a thread; sampled like own memory.
+    """A local copy of a buffer's latest steps, which a thread or process keeps current.
 
     ```python
     from breadbox.mirror import ReplayMirror

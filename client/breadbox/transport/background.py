@@ -16,7 +16,7 @@ AT_ONCE_MAX = 16
 
 
 class BackgroundTask:
-    """An operation that runs in the background until it returns, or is ended."""
+    """An operation that runs in a background thread until it returns, or `end` is called."""
 
     def __init__(self, runner: "BackgroundRunner", operation: Operation[None]) -> None:
         self._runner = runner

@@ -353,7 +353,7 @@ class StepWriter:
         with self._changed:
             if self._closing:
                 raise ClosedError("the writer was closed")
-            self._look_at_session()
+            self._handle_refusals()
             acting = acting & ~self._resets
             ended = acting & (terminations | truncations)
             indices = np.flatnonzero(acting).tolist()
@@ -570,8 +570,11 @@ class StepWriter:
             )
         return state
 
-    def _look_at_session(self) -> None:
-        """Learn from the appender's outcomes if the session ended; the lock is held."""
+    def _handle_refusals(self) -> None:
+        """Warn of stale steps; if the session ended, follow the next or raise SessionEndedError.
+
+        The caller holds the lock.
+        """
         if not self._is_unanswered:
             return
         counts = self._appender.counts

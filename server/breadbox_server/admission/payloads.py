@@ -24,8 +24,8 @@ BATCH_PAYLOADS: Final = 256
 RETRY_DELAY_S: Final = 0.5
 
 
-async def _at_once() -> None:
-    """Return immediately."""
+async def _no_wait() -> None:
+    """Return without waiting."""
 
 
 class DeletionQueue:
@@ -48,7 +48,7 @@ class DeletionQueue:
         limit: int,
         hold_back: Callable[[Sequence[Payload]], Sequence[Payload]] = lambda payloads: payloads,
         forget: Callable[[Sequence[PayloadId]], None] = lambda payload_ids: None,
-        until_ours: Callable[[], Awaitable[None]] = _at_once,
+        until_ours: Callable[[], Awaitable[None]] = _no_wait,
     ) -> None:
         self._hold_back = hold_back
         self._forget = forget

@@ -64,7 +64,7 @@ class StepStorage:
         return self.rows(np.arange(self.index.low, self.index.high))
 
     def tree(self, alpha: float) -> SumTree:
-        """Return the priorities to the power of *alpha*, by row."""
+        """Return the sum tree of priorities to the power of *alpha*, by row; make a missing one."""
         self._keep_priorities_up()
         tree = self.priorities.tree(alpha)
         if tree is None:

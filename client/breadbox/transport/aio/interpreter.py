@@ -70,7 +70,7 @@ async def _in_thread(threads: Executor, function: Callable[[Deadline], T], deadl
 
 
 class BackgroundTask:
-    """An operation that runs in the background until it returns, or is ended."""
+    """An operation that runs in a task until it returns, or `end` is called."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self._task = task

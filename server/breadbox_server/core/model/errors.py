@@ -149,7 +149,7 @@ class RequestMismatchError(DomainError):
 
 
 class WaitersFullError(DomainError):
-    """As many fetches wait as may."""
+    """The buffer already has `waiters_max` waiting fetches."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} fetches wait already, which is the limit waiters_max")
@@ -157,7 +157,7 @@ class WaitersFullError(DomainError):
 
 
 class WorkersFullError(DomainError):
-    """As many workers take part in the session as may."""
+    """The session already has `workers_max` workers, and none that may be forgotten (B2)."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} workers take part already, which is the limit workers_max")

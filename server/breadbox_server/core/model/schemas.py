@@ -14,7 +14,7 @@ _KINDS: Final = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "compl
 
 
 class SchemaArray(NamedTuple):
-    """One array."""
+    """Path, dtype and per-step shape of one array of a fragment."""
 
     path: str
     dtype: str
@@ -23,7 +23,7 @@ class SchemaArray(NamedTuple):
     """Shape of one step, or of the whole array where it has no steps."""
 
     def describe(self) -> str:
-        """As people write it: "float32[84, 84]"."""
+        """Return dtype and shape as people write them: "float32[84, 84]"."""
         order, kind, size = self.dtype[:1], self.dtype[1:2], self.dtype[2:]
         name = self.dtype
         if order in "<|" and kind in _KINDS and size.isdecimal():

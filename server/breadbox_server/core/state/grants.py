@@ -276,7 +276,7 @@ class WaiterQueue:
         return self.waiters[self._request_of[caller_id]]
 
     def remove_caller(self, caller_id: CallerId) -> Caller:
-        """Let a caller go that waits, and its waiter if it was the last (W1)."""
+        """Remove and return a waiting caller, and its waiter with the last caller (W1)."""
         waiter = self.waiter_of(caller_id)
         del self._request_of[caller_id]
         caller = waiter.callers.pop(caller_id)
