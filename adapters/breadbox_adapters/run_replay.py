@@ -87,7 +87,7 @@ class RunReplay:
                     undo.callback(self._delete_vainly_made)
             self.run = self._enter(run, made_up, must_exist)
             if arrays:
-                self._require_arrays(arrays)
+                self._check_arrays(arrays)
             self.mirror = ReplayMirror(
                 self.client,
                 buffer=self.buffer,
@@ -163,7 +163,7 @@ class RunReplay:
             )
         return self.client.start_session(run or made_up, buffer=self.buffer).session_id
 
-    def _require_arrays(self, arrays: Mapping[str, ArrayType]) -> None:
+    def _check_arrays(self, arrays: Mapping[str, ArrayType]) -> None:
         described = self.client.get_buffer(self.buffer)
         if not described.schema or described.config.schema is SchemaPolicy.ANY:
             return

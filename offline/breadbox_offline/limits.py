@@ -52,7 +52,7 @@ LIMIT_OPTION = "--memory-max of `breadbox import`, `DataLimits` in code"
 """What raises every limit that has to do with memory."""
 
 
-def demand_bytes(what: str, size_bytes: int, limit_bytes: int) -> None:
+def check_bytes(what: str, size_bytes: int, limit_bytes: int) -> None:
     """Refuse what is larger than its limit."""
     if not 0 <= size_bytes <= limit_bytes:
         raise OfflineDataError(

@@ -465,7 +465,7 @@ def test_a_signature_comes_back_from_what_keeps_it_in_its_structure() -> None:
     assert ("int8", ()) == (found.specs["(odd"].dtype, found.specs["(odd"].shape)
     assert None is Signature.unpacked({"layer.weight": np.zeros(3)})
     item = {"b": [np.ones(3), np.ones((7, 2), np.float32)], "a": (np.array("w"),), "c": np.int8(2)}
-    found.require("t", [item["c"], item["a"], item["b"]], is_of_steps=False)
+    found.check("t", [item["c"], item["a"], item["b"]], is_of_steps=False)
 
 
 class FullTable:

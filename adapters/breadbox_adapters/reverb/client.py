@@ -93,7 +93,7 @@ class Client:
         for table in checked:
             signature = self._sender.signature_of(table)
             if signature is not None:
-                signature.require(table, step, is_of_steps=True)
+                signature.check(table, step, is_of_steps=True)
         for table, priority in checked.items():
             with self._lock:  # One at a time: items of a worker are announced in order.
                 index = self._inserted_counts.get(table, 0)

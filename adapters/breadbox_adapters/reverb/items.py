@@ -321,7 +321,7 @@ class Signature:
             return None
         return cls(restored(_made(json.loads(bytes(np.asarray(weights[_NAME]))))))
 
-    def require(self, table: str, item: Any, *, is_of_steps: bool) -> None:
+    def check(self, table: str, item: Any, *, is_of_steps: bool) -> None:
         """Refuse an item of other arrays, or with `is_of_steps` of other steps, but for names."""
         arrays = [np.asarray(leaf) for leaf in flatten(item)]
         if len(arrays) != len(self._leaves):

@@ -299,7 +299,7 @@ class TrajectoryWriter:
                 this step already; nothing was added.
             RuntimeError: The writer was closed.
         """
-        self._require_open()
+        self._check_open()
         leaves = dict(flatten_with_path(data))
         structure = union(self._structure, data)
         cells = {path: cell_of(leaf, path, self._kinds.get(path)) for path, leaf in leaves.items()}
@@ -327,7 +327,7 @@ class TrajectoryWriter:
             TableNotFoundError: There is no such table.
             ReverbError: What went wrong with an earlier item of the table, as in every later call.
         """
-        self._require_open()
+        self._check_open()
         columns = flatten(trajectory)
         for column in columns:
             if not isinstance(column, TrajectoryColumn):
@@ -346,7 +346,7 @@ class TrajectoryWriter:
         item = map_leaves(TrajectoryColumn.numpy, trajectory)
         signature = self._sender.signature_of(table) if self._validates_items else None
         if signature is not None:
-            signature.require(table, item, is_of_steps=self._takes_steps)
+            signature.check(table, item, is_of_steps=self._takes_steps)
         index = self._created_counts.get(table, 0)
         fragment = fragment_of(
             item,
@@ -367,7 +367,7 @@ class TrajectoryWriter:
                 the same.
             ReverbError: What went wrong in the background.
         """
-        self._require_open()
+        self._check_open()
         if block_until_num_items < 0:
             raise ValueError(f"block_until_num_items must be >= 0, got {block_until_num_items}")
         timeout_s = math.inf if timeout_ms is None or timeout_ms < 0 else timeout_ms / 1000
@@ -394,7 +394,7 @@ class TrajectoryWriter:
 
         Without `clear_buffers` items may reach over the end of the episode.
         """
-        self._require_open()
+        self._check_open()
         self._episode_steps = 0
         self._is_step_open = False
         if clear_buffers:
@@ -433,7 +433,7 @@ class TrajectoryWriter:
             with suppress(ReplayBufferError, TimeoutError):
                 appender.close(max_wait_s=0.0)
 
-    def _require_open(self) -> None:
+    def _check_open(self) -> None:
         if self.is_closed:
             raise RuntimeError("close() was called on this writer: make another one")
 

@@ -213,7 +213,7 @@ class StepMemory:
         for _ in range(ATTEMPTS):
             with self._changed:
                 still_has = held.refresh()
-                self._require_steps()
+                self._check_steps()
                 try:
                     steps, copy = choose()
                 except (InvalidRequestError, AssertionError, IndexError, ValueError):
@@ -226,7 +226,7 @@ class StepMemory:
                 return copied
         with self._changed, held.held_up():
             held.refresh()
-            self._require_steps()
+            self._check_steps()
             _, copy = choose()
             return copy()
 
@@ -242,7 +242,7 @@ class StepMemory:
             held.refresh()
             return look()
 
-    def _require_steps(self) -> None:
+    def _check_steps(self) -> None:
         self._raise_failure()
         if not self._held.index.usable_count:
             raise InvalidRequestError("batch_size", "finds no step to sample; see wait_until")

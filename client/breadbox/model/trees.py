@@ -150,7 +150,7 @@ def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     if type(tree) is np.ndarray and not others:
         return function(tree)
     for other in others:
-        require_alike(tree, other)
+        check_alike(tree, other)
     return _mapped(function, tree, others)
 
 
@@ -248,7 +248,7 @@ def leaf_numbers(structure: Structure) -> Iterator[int]:
         yield structure
 
 
-def require_alike(wanted: Structure, got: Structure, *, path: str = "", where: str = "") -> None:
+def check_alike(wanted: Structure, got: Structure, *, path: str = "", where: str = "") -> None:
     """Raise TreeMismatchError, naming the path, if two structures (not numbers) differ."""
     wanted_kind, got_kind = _kind(wanted), _kind(got)
     if wanted_kind != got_kind:
@@ -259,12 +259,12 @@ def require_alike(wanted: Structure, got: Structure, *, path: str = "", where: s
                 path, f"keys {_shown(sorted(wanted))}", f"keys {_shown(sorted(got))}", where
             )
         for key, node in wanted.items():
-            require_alike(node, got[key], path=child_path(path, key), where=where)
+            check_alike(node, got[key], path=child_path(path, key), where=where)
     elif isinstance(wanted, (list, tuple)):
         if len(wanted) != len(got):
             raise TreeMismatchError(path, f"{len(wanted)} items", f"{len(got)} items", where)
         for i, (node, other) in enumerate(zip(wanted, got, strict=True)):
-            require_alike(node, other, path=child_path(path, i), where=where)
+            check_alike(node, other, path=child_path(path, i), where=where)
 
 
 def _kind(structure: Structure) -> str:

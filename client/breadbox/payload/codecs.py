@@ -124,7 +124,7 @@ def encode(
     return encoded
 
 
-def require_plausible(
+def check_plausible(
     codec: int,
     encoded_bytes: int,
     raw_bytes: int,

@@ -56,10 +56,10 @@ from breadbox.model.trees import (
 from breadbox.payload.codecs import (
     Codecs,
     Encoded,
+    check_plausible,
     choose,
     decode_into,
     encode,
-    require_plausible,
 )
 from breadbox.payload.dtypes import as_leaf, byte_view, parse_dtype, stored_array
 from breadbox.payload.layout import (
@@ -333,7 +333,7 @@ def _place(layout: Layout, sizes: Sequence[int]) -> Places:
     for index, size_bytes in zip(layout.encoded, sizes, strict=True):
         stored = layout.arrays[index]
         if size_bytes != stored.raw_bytes:  # Else its elements themselves.
-            require_plausible(
+            check_plausible(
                 stored.codec,
                 size_bytes,
                 stored.raw_bytes,

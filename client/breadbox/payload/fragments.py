@@ -254,7 +254,7 @@ def read_fragments(
             head = group.head
             places = list(zip(head.layout.arrays, head.places.offsets, strict=True))
             for position, body in zip(group.positions, group.bodies, strict=True):
-                require_fragment(head.layout, references[position].metadata.step_count)
+                check_fragment(head.layout, references[position].metadata.step_count)
                 # Each fragment's own, so that one does not keep the others in memory.
                 own = body.copy()
                 arrays = [np.ndarray(at.shape, at.dtype, own, offset) for at, offset in places]
@@ -272,7 +272,7 @@ def describe_arrays(
     described: list[dict[str, ArrayType]] = [{} for _ in references]
 
     def place(position: int, head: Head) -> Sequence[Placement]:
-        require_fragment(head.layout, references[position].metadata.step_count)
+        check_fragment(head.layout, references[position].metadata.step_count)
         described[position] = {
             stored.name: ArrayType(stored.type_name, stored.shape) for stored in head.layout.arrays
         }
@@ -305,7 +305,7 @@ class Selection:
         self, head: Head, reference: FragmentReference
     ) -> list[tuple[int, tuple[int, ...], tuple[int, int] | None]]:
         """List the arrays to read, as (index, shape to read, rows or None for all)."""
-        require_fragment(head.layout, reference.metadata.step_count)
+        check_fragment(head.layout, reference.metadata.step_count)
         steps = self._steps
         if steps is not None and steps[1] > reference.metadata.step_count:
             raise InvalidRequestError(
@@ -392,7 +392,7 @@ def _cut_to_steps(tree: dict[str, Any], steps: tuple[int, int], step_count: int)
         tree["final_obs"] = map_tree(lambda leaf: leaf[kept], tree["final_obs"])
 
 
-def require_fields(tree: Any) -> dict[str, Any]:
+def check_fields(tree: Any) -> dict[str, Any]:
     """Return a tree, or structure, that is a fragment's."""
     if not isinstance(tree, dict) or tree.keys() != set(FIELDS):
         raise PayloadCorruptError("the payload is not a fragment's")
@@ -400,9 +400,9 @@ def require_fields(tree: Any) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def require_fragment(layout: Layout, step_count: int) -> None:
+def check_fragment(layout: Layout, step_count: int) -> None:
     """Refuse a layout that cannot be that of a fragment of so many steps."""
-    structure = require_fields(layout.structure)
+    structure = check_fields(layout.structure)
     for name in _REQUIRED_FIELDS:
         if structure[name] is None:
             raise PayloadCorruptError(f"a fragment has no {name}")
@@ -432,8 +432,8 @@ def require_fragment(layout: Layout, step_count: int) -> None:
 def decode_fragment(payload: memoryview, reference: FragmentReference) -> dict[str, Any]:
     """Decode a fragment's payload, and verify it; see `decode_tree`."""
     step_count = reference.metadata.step_count
-    tree, _ = decode_tree(payload, check=lambda layout: require_fragment(layout, step_count))
-    return require_fields(tree)
+    tree, _ = decode_tree(payload, check=lambda layout: check_fragment(layout, step_count))
+    return check_fields(tree)
 
 
 def _fragment_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment:

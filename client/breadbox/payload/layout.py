@@ -34,7 +34,7 @@ from breadbox.payload.limits import (
     PAYLOAD_BYTES_MAX,
 )
 from breadbox.v1 import payload_pb2
-from breadbox.wire.message_parts import require_few_parts
+from breadbox.wire.message_parts import check_few_parts
 
 GAP_BYTES_MAX: Final = ALIGNMENT_BYTES - 1
 """Zeros between two arrays, at most."""
@@ -214,7 +214,7 @@ class LayoutReader:
 
 def _parse(raw: bytes, layout_hash: int) -> Layout:
     try:
-        require_few_parts(raw, _KIND, LAYOUT_PARTS_MAX)
+        check_few_parts(raw, _KIND, LAYOUT_PARTS_MAX)
         message = payload_pb2.PayloadLayout.FromString(raw)
     except DecodeError as error:
         raise PayloadCorruptError("a payload's layout is not a PayloadLayout") from error
@@ -345,7 +345,7 @@ def serialize_attributes(attributes: Mapping[str, str]) -> bytes:
 def parse_attributes(raw: bytes) -> dict[str, str]:
     """Read an attributes section."""
     try:
-        require_few_parts(raw, _ATTRIBUTES_KIND, _PARTS_MAX)
+        check_few_parts(raw, _ATTRIBUTES_KIND, _PARTS_MAX)
         attributes = payload_pb2.PayloadAttributes.FromString(raw)
     except (DecodeError, ValueError) as error:
         raise PayloadCorruptError(f"a payload's attributes cannot be read: {error}") from error

@@ -13,13 +13,13 @@ from breadbox.model.fragment import Tree
 from breadbox.model.summaries import summary, summary_html
 from breadbox.model.trees import (
     Structure,
+    check_alike,
     child_path,
     field_of,
     flatten,
     map_present,
     map_structure,
     map_tree,
-    require_alike,
     unflatten,
 )
 from breadbox.model.types import Device, FragmentReference
@@ -413,7 +413,7 @@ class _Builder:
         if self._names_read(head.layout.arrays) != self._names_read(stack.template):
             for name in _STACKED_FIELDS:
                 # What is not read may differ.
-                require_alike(
+                check_alike(
                     part_read(stack.structure[name], stack.template),
                     part_read(head.layout.structure[name], head.layout.arrays),
                     path=name,
@@ -473,7 +473,7 @@ class _Builder:
             if structure is None or head.layout.structure["final_obs_step"] is None:
                 continue
             wanted = structure if wanted is None else wanted
-            require_alike(wanted, structure, path="final_obs", where=self._where(position))
+            check_alike(wanted, structure, path="final_obs", where=self._where(position))
             ends = loose["final_obs_step"]
             rows += [position] * len(ends)
             steps += [int(step) for step in ends]

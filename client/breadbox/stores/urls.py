@@ -113,7 +113,7 @@ def parse_store_url(url: str) -> StoreUrl:
         # What a server names is sent on as it stands, perhaps to something that is no Redis.
         raise StoreUrlError(f"store URL {redact(url)!r} holds what is not printable")
     if (found := _MANY_HOSTS.fullmatch(url)) is not None:
-        _require_known_options(url, found[4])
+        _check_known_options(url, found[4])
         return _parse_many_hosts(url, *found.groups())
     try:
         parts = urlsplit(url)
@@ -125,7 +125,7 @@ def parse_store_url(url: str) -> StoreUrl:
     if parts.scheme == "file":
         return _parse_file(url, parts)
     if parts.scheme in _REDIS_SCHEMES:
-        _require_known_options(url, url)
+        _check_known_options(url, url)
         return _parse_redis(url, parts)
     raise StoreUrlError(
         f"store URL {redact(url)!r} is of no known kind; use {', '.join(STORE_URLS)}"
@@ -151,7 +151,7 @@ def _parse_file(url: str, parts: SplitResult) -> StoreUrl:
     return StoreUrl(kind="file", url=f"file://{quote(directory)}", directory=directory)
 
 
-def _require_known_options(url: str, behind_hosts: str) -> None:
+def _check_known_options(url: str, behind_hosts: str) -> None:
     """Refuse options that redis-py would take for what they are not."""
     query = behind_hosts.partition("#")[0].partition("?")[2]
     options = parse_qsl(query, keep_blank_values=True)

@@ -20,7 +20,7 @@ class _Level:
         self.below: dict[int, _Level] = {}
 
 
-def require_few_parts(raw: bytes, kind: Descriptor, parts_max: int) -> None:
+def check_few_parts(raw: bytes, kind: Descriptor, parts_max: int) -> None:
     """Raise ValueError if a message has too many parts, or is none; short ones cost nothing."""
     if len(raw) < parts_max * _BYTES_PER_PART_MIN:
         return

@@ -166,7 +166,7 @@ def estimate_advantages(
     for name, number in (("discount", discount), ("gae_lambda", gae_lambda)):
         if not 0.0 <= number <= 1.0:
             raise ValueError(f"{name} must be between 0 and 1, got {number}")
-    _require_bootstrap(steps, bootstrap, follows)
+    _check_bootstrap(steps, bootstrap, follows)
     rho, trace = _weights(steps, correction)
 
     advantage = np.zeros_like(steps.value)
@@ -295,7 +295,7 @@ def _valid(values: NDArray[np.float64], step_count: ArrayLike | None) -> NDArray
     return valid
 
 
-def _require_bootstrap(
+def _check_bootstrap(
     steps: _Steps, bootstrap: NDArray[np.float64], follows: NDArray[np.intp]
 ) -> None:
     last = steps.valid.sum(axis=1) - 1

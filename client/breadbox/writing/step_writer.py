@@ -345,11 +345,11 @@ class StepWriter:
             raise InvalidRequestError("extras", f"must not have {taken}: the writer adds them")
         named = {"obs": obs, "action": action, "next_obs": next_obs, "extras": extras}
         for name, tree in named.items():
-            _require_rows(tree, count, name)
+            _check_rows(tree, count, name)
         if type(obs) is np.ndarray:
-            _require_same_kind(obs, next_obs)
+            _check_same_kind(obs, next_obs)
         else:
-            map_tree(_require_same_kind, obs, next_obs)
+            map_tree(_check_same_kind, obs, next_obs)
         with self._changed:
             if self._closing:
                 raise ClosedError("the writer was closed")
@@ -690,7 +690,7 @@ def _row(given: ArrayLike, dtype: type[np.generic], count: int, name: str) -> ND
     return array
 
 
-def _require_rows(tree: Tree, count: int, name: str) -> None:
+def _check_rows(tree: Tree, count: int, name: str) -> None:
     if type(tree) is np.ndarray and tree.shape[:1] == (count,):  # The common case.
         return
     for path, leaf in leaves(tree, name):
@@ -701,7 +701,7 @@ def _require_rows(tree: Tree, count: int, name: str) -> None:
             )
 
 
-def _require_same_kind(obs: Any, next_obs: Any) -> None:
+def _check_same_kind(obs: Any, next_obs: Any) -> None:
     one, other = np.asarray(obs), np.asarray(next_obs)
     if one.dtype != other.dtype or one.shape != other.shape:
         wanted, got = f"{one.dtype}{list(one.shape)}", f"{other.dtype}{list(other.shape)}"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from breadbox.model import trees
 from breadbox.model.trees import Tree
 from breadbox_offline.errors import OfflineDataError, placed
-from breadbox_offline.limits import DataLimits, demand_bytes
+from breadbox_offline.limits import DataLimits, check_bytes
 
 _EXTENSION_SHAPE = b"ARROW:extension:metadata"
 _TUPLE_MARK = {b"breadbox:container": b"tuple"}
@@ -35,11 +35,11 @@ def columns_of(batch: pa.RecordBatch) -> dict[str, Any]:
     return columns
 
 
-def demand_type(field: pa.Field, limits: DataLimits) -> int | None:
+def check_type(field: pa.Field, limits: DataLimits) -> int | None:
     """Bytes of a row of a column, as far as its type says; None when rows may be of any length."""
     with placed(column=field.name):
         size_bytes = _row_bytes(field.type, limits.depth_max)
-        demand_bytes("a row", abs(size_bytes or 0), limits.array_bytes_max)
+        check_bytes("a row", abs(size_bytes or 0), limits.array_bytes_max)
     return size_bytes
 
 
@@ -88,7 +88,7 @@ def _split_rows(
     else:
         for name, size_bytes in zip(batch.schema.names, sizes_bytes, strict=True):
             try:
-                demand_bytes("a row", size_bytes, limits.array_bytes_max)
+                check_bytes("a row", size_bytes, limits.array_bytes_max)
             except OfflineDataError as error:
                 error.row = first_row
                 error.add_place(column=name)

@@ -26,11 +26,11 @@ def _stack(samples: Sequence[Any], path: str) -> Tree:
     first = samples[0]
     if isinstance(first, dict):
         keys = first.keys()
-        _demand_alike(samples, lambda each: isinstance(each, dict) and each.keys() == keys, path)
+        _check_alike(samples, lambda each: isinstance(each, dict) and each.keys() == keys, path)
         return {key: _stack([each[key] for each in samples], child_path(path, key)) for key in keys}
     if isinstance(first, tuple):
         size = len(first)
-        _demand_alike(samples, lambda each: isinstance(each, tuple) and len(each) == size, path)
+        _check_alike(samples, lambda each: isinstance(each, tuple) and len(each) == size, path)
         return tuple(
             _stack([each[index] for each in samples], child_path(path, index))
             for index in range(size)
@@ -38,7 +38,7 @@ def _stack(samples: Sequence[Any], path: str) -> Tree:
     return _stack_leaves(samples, path)
 
 
-def _demand_alike(samples: Sequence[Any], is_alike: Callable[[Any], bool], path: str) -> None:
+def _check_alike(samples: Sequence[Any], is_alike: Callable[[Any], bool], path: str) -> None:
     for index, sample in enumerate(samples):
         if not is_alike(sample):
             raise OfflineDataError(

@@ -60,10 +60,10 @@ class Episode:
             raise EpisodeShapeError(
                 f"episode {self.id!r}: lookback {self.lookback} with {step_count} rewards"
             )
-        self._demand_length("observations", self.observations, step_count + 1)
-        self._demand_length("actions", self.actions, step_count)
+        self._check_length("observations", self.observations, step_count + 1)
+        self._check_length("actions", self.actions, step_count)
         for name, output in self.extra_model_outputs.items():
-            self._demand_length(name, output, step_count)
+            self._check_length(name, output, step_count)
         if self.infos is not None and len(self.infos) != step_count + 1:
             raise EpisodeShapeError(
                 f"episode {self.id!r}: {len(self.infos)} infos for {step_count} rewards; "
@@ -76,7 +76,7 @@ class Episode:
                 "not ascend"
             )
 
-    def _demand_length(self, name: str, tree: Tree, wanted: int) -> None:
+    def _check_length(self, name: str, tree: Tree, wanted: int) -> None:
         if isinstance(tree, np.ndarray) and tree.shape[:1] == (wanted,):
             return
         for path, leaf in trees.leaves(tree):
@@ -208,7 +208,7 @@ class Episode:
             EpisodeJoinError: another episode or agent, a gap or overlap in time, an end between
                 them, a different observation at the seam, or other columns.
         """
-        self._demand_follows(later)
+        self._check_follows(later)
         start = later.lookback
         infos, times = None, None
         if self.infos is not None or later.infos is not None:
@@ -241,7 +241,7 @@ class Episode:
             truncated=later.truncated,
         )
 
-    def _demand_follows(self, later: "Episode") -> None:
+    def _check_follows(self, later: "Episode") -> None:
         problem = None
         if self.key != later.key:
             problem = f"{later!r} is another episode"

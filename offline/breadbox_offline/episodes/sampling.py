@@ -86,7 +86,7 @@ def sample_steps(
         SamplingError: the buffer is empty, or `count` is less than 1.
     """
     sampling = sampling or StepSampling()
-    _demand_steps(buffer, count)
+    _check_steps(buffer, count)
     positions = _draw(buffer, count, positions, buffer.step_count)
     lengths = _draw_lengths(buffer, count, sampling)
     powers = sampling.powers()
@@ -97,7 +97,7 @@ def sample_steps(
     ]
 
 
-def _demand_steps(buffer: EpisodeBuffer, count: int) -> None:
+def _check_steps(buffer: EpisodeBuffer, count: int) -> None:
     if count < 1:
         raise SamplingError(f"at least 1 item must be asked for, got {count}")
     if not buffer.step_count:
@@ -183,7 +183,7 @@ def sample_moments(
         SamplingError: the buffer is empty, `count` is less than 1, or not that of the positions.
     """
     sampling = sampling or StepSampling()
-    _demand_steps(buffer, count)
+    _check_steps(buffer, count)
     positions = _draw(buffer, count, positions, buffer.moment_count)
     lengths = _draw_lengths(buffer, count, sampling)
     powers = sampling.powers()
@@ -228,7 +228,7 @@ def sample_sequences(
         SamplingError: the buffer is empty, `step_count` is less than 1, or no episode is long
             enough for the start margin.
     """
-    _demand_steps(buffer, step_count)
+    _check_steps(buffer, step_count)
     sequences: list[Episode] = []
     missing = step_count
     while missing > 0:
@@ -291,7 +291,7 @@ def sample_rows(buffer: EpisodeBuffer, row_count: int, length: int) -> dict[str,
     """
     if length < 1:
         raise SamplingError(f"rows must have at least 1 slot, got {length}")
-    _demand_steps(buffer, row_count)
+    _check_steps(buffer, row_count)
     rows = [_fill_row(buffer, length) for _ in range(row_count)]
     buffer.counters.sampled_step_count += row_count * length
     return {name: stack([row[name] for row in rows]) for name in rows[0]}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from breadbox.model.trees import Tree, field_of, gather
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import OfflineDataError, named
-from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits, demand_bytes, nested_at_most
+from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits, check_bytes, nested_at_most
 from breadbox_offline.report import FindingKind, ValidationReport
 
 MANIFEST_NAME = "manifest.jsonl"
@@ -84,9 +84,9 @@ def _read_npz(path: Path, limits: DataLimits) -> dict[str, NDArray[Any]]:
             # An array's own header is believed by numpy; it may state more than its file has.
             with archive.open(member) as held:
                 stated_bytes = max(member.file_size, _stated_bytes(held))
-            demand_bytes(f"{path.name}: {member.filename}", stated_bytes, limits.array_bytes_max)
+            check_bytes(f"{path.name}: {member.filename}", stated_bytes, limits.array_bytes_max)
         total_bytes = sum(member.file_size for member in members)
-        demand_bytes(path.name, total_bytes, limits.array_bytes_max)
+        check_bytes(path.name, total_bytes, limits.array_bytes_max)
     with np.load(path, allow_pickle=False) as held:
         return dict(held)
 
@@ -142,7 +142,7 @@ def _decode(path: Path, form: str, limits: DataLimits) -> NDArray[np.uint8]:
             stream.codec_context.options = {"max_pixels": str(limits.array_bytes_max // 3)}
             for frame in container.decode(stream):
                 size_bytes += frame.width * frame.height * 3
-                demand_bytes(f"{path.name}: its frames", size_bytes, limits.array_bytes_max)
+                check_bytes(f"{path.name}: its frames", size_bytes, limits.array_bytes_max)
                 frames.append(np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8))
     except (av.FFmpegError, IndexError) as error:
         raise OfflineDataError(f"{path.name} cannot be decoded: {error}") from error
@@ -159,7 +159,7 @@ def _read_images(folder: Path, limits: DataLimits) -> NDArray[np.uint8]:
             raise OfflineDataError(f"{named(path.name)} is no file")
         frames.append(_decode(path, "jpeg_pipe", limits)[0])
         size_bytes = len(paths) * frames[0].nbytes
-        demand_bytes(f"{folder.name}: its images", size_bytes, limits.array_bytes_max)
+        check_bytes(f"{folder.name}: its images", size_bytes, limits.array_bytes_max)
     if not frames:
         raise OfflineDataError(f"{folder.name} has no images")
     return np.stack(frames)

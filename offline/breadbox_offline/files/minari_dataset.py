@@ -30,7 +30,7 @@ from breadbox_offline.errors import (
     placed,
 )
 from breadbox_offline.files.writers import WrittenCounts
-from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits, demand_bytes, nested_at_most
+from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits, check_bytes, nested_at_most
 
 MINARI_SCHEME = "minari:"
 
@@ -53,7 +53,7 @@ def read_minari(path: str, *, limits: DataLimits = DEFAULT_LIMITS) -> Iterator[E
 
         folder = get_dataset_path(name) / "data"
         if folder.is_dir():
-            demand_sound(folder, limits)
+            check_sound(folder, limits)
         dataset = minari.load_dataset(name)
     except ImportError as error:
         raise _missing_package(path) from error
@@ -122,7 +122,7 @@ def write_minari(
     try:
         while group := list(islice(everything, _EPISODES_PER_WRITE)):
             for episode in group:
-                _demand_spaces(episode, dataset, path)
+                _check_spaces(episode, dataset, path)
             dataset.update_dataset_from_buffer([_to_minari(minari, each) for each in group])
             episode_count += len(group)
             step_count += sum(len(episode) for episode in group)
@@ -193,7 +193,7 @@ def _space_of(tree: Tree, path: str) -> spaces.Space[Any]:
     raise SchemaError(f"there is no Minari space for arrays of {dtype}", file=path)
 
 
-def _demand_spaces(episode: Episode, dataset: Any, path: str) -> None:
+def _check_spaces(episode: Episode, dataset: Any, path: str) -> None:
     pairs = (
         ("observation", dataset.observation_space, episode.own_observations()),
         ("action", dataset.action_space, episode.own_actions()),
@@ -232,7 +232,7 @@ _FRAMES_AT_ONCE = 64
 _JPEG = b"\xff\xd8\xff"
 
 
-def demand_sound(folder: Path, limits: DataLimits) -> None:
+def check_sound(folder: Path, limits: DataLimits) -> None:
     """Refuse a dataset that must not be opened."""
     metadata = _read_metadata(folder)
     for name in ("observation_space", "action_space"):
@@ -243,17 +243,17 @@ def demand_sound(folder: Path, limits: DataLimits) -> None:
                 column=name,
             )
         with placed(column=name), nested_at_most():
-            _demand_space(json.loads(space), limits)
+            _check_space(json.loads(space), limits)
     file = folder / "main_data.hdf5"
     if metadata.get("data_format") == "hdf5":
-        _demand_count(metadata, _demand_file(file, limits))
+        _check_count(metadata, _check_file(file, limits))
     else:
-        _demand_count(metadata, sum(1 for _ in folder.iterdir()))
+        _check_count(metadata, sum(1 for _ in folder.iterdir()))
 
 
 def _read_metadata(folder: Path) -> dict[str, Any]:
     path = folder / "metadata.json"
-    demand_bytes("its metadata", path.stat().st_size, _METADATA_BYTES_MAX)
+    check_bytes("its metadata", path.stat().st_size, _METADATA_BYTES_MAX)
     with nested_at_most():
         metadata = json.loads(path.read_bytes())
     if not isinstance(metadata, dict):
@@ -261,18 +261,18 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     return metadata
 
 
-def _demand_count(metadata: dict[str, Any], held: int) -> None:
+def _check_count(metadata: dict[str, Any], held: int) -> None:
     count = metadata.get("total_episodes")
     if type(count) is not int or not 0 <= count <= held:
         raise OfflineDataError(f"holds {held} episodes, but states another number of them")
 
 
-def _demand_space(space: Any, limits: DataLimits) -> None:
+def _check_space(space: Any, limits: DataLimits) -> None:
     if not isinstance(space, dict):
         raise OfflineDataError("a space is no object")
     branches = space.get("subspaces", ())
     for each in branches.values() if isinstance(branches, dict) else branches:
-        _demand_space(each, limits)
+        _check_space(each, limits)
     # A discrete space has no shape; its `n` is how many values there are.
     stated = space.get("shape", 1 if space.get("type") == "Discrete" else space.get("n", 1))
     sizes: list[Any] = stated if isinstance(stated, list) else [stated]
@@ -281,10 +281,10 @@ def _demand_space(space: Any, limits: DataLimits) -> None:
         if type(size) is not int or size < 0:
             raise OfflineDataError("a space has a shape that is none")
         count *= size
-    demand_bytes("a space", 8 * count, limits.array_bytes_max)
+    check_bytes("a space", 8 * count, limits.array_bytes_max)
 
 
-def _demand_file(path: Path, limits: DataLimits) -> int:
+def _check_file(path: Path, limits: DataLimits) -> int:
     """Look at everything in an HDF5 file; returns how many groups are at its top."""
     import h5py
 
@@ -292,7 +292,7 @@ def _demand_file(path: Path, limits: DataLimits) -> int:
     with h5py.File(path, "r") as file:
         for name in file:
             size_bytes = _size_of(file, name, name, seen, limits, limits.depth_max)
-            demand_bytes(f"{named(name)}", size_bytes, limits.memory_bytes_max)
+            check_bytes(f"{named(name)}", size_bytes, limits.memory_bytes_max)
         return len(file)
 
 
@@ -325,17 +325,17 @@ def _dataset_bytes(held: Any, limits: DataLimits) -> int:
     if held.shape is None:
         return 0
     size_bytes = math.prod(held.shape) * held.dtype.itemsize
-    demand_bytes("an array", size_bytes, limits.array_bytes_max)
+    check_bytes("an array", size_bytes, limits.array_bytes_max)
     if held.dtype.kind == "O":
         # Rows of any length, which may be the same bytes of the file again and again.
         for row in _rows(held):
             size_bytes += len(row) if isinstance(row, bytes) else getattr(row, "nbytes", 0)
-            demand_bytes("an array", size_bytes, limits.array_bytes_max)
+            check_bytes("an array", size_bytes, limits.array_bytes_max)
     if held.dtype.kind == "O" or (held.dtype == np.uint8 and held.ndim == 2):
         first = next(iter(_rows(held)), None)
         if isinstance(first, np.ndarray) and first.tobytes()[:3] == _JPEG:
             width, height = _jpeg_size(first.tobytes())
-            demand_bytes("frames", len(held) * width * height * 3, limits.array_bytes_max)
+            check_bytes("frames", len(held) * width * height * 3, limits.array_bytes_max)
         elif isinstance(first, np.ndarray) and held.dtype.kind == "O":
             raise OfflineDataError("holds rows of different lengths that are no JPEG")
     return int(size_bytes)

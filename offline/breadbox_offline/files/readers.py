@@ -13,13 +13,13 @@ import pyarrow.json as arrow_json
 import pyarrow.parquet as parquet
 
 from breadbox.payload.limits import EXPANSION_MAX
-from breadbox_offline.decoding.arrow import columns_of, demand_type, leaf_count, split_rows
+from breadbox_offline.decoding.arrow import check_type, columns_of, leaf_count, split_rows
 from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError, placed
 from breadbox_offline.limits import (
     DEFAULT_LIMITS,
     LIMIT_OPTION,
     DataLimits,
-    demand_bytes,
+    check_bytes,
 )
 from breadbox_offline.rows.columns import row_count
 from breadbox_offline.training.prelearner import ITEM
@@ -94,11 +94,11 @@ def _plan_parquet(
     file: parquet.ParquetFile, file_bytes: int, batch_rows: int, limits: DataLimits
 ) -> tuple[list[str], int]:
     value_bytes = 0
-    fixed = {field.name: demand_type(field, limits) for field in file.schema_arrow}
+    fixed = {field.name: check_type(field, limits) for field in file.schema_arrow}
     shared: set[str] = set()
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
-        demand_bytes(f"row group {number}", group.total_byte_size, limits.row_group_bytes_max)
+        check_bytes(f"row group {number}", group.total_byte_size, limits.row_group_bytes_max)
         row_bytes = sum(each for each in fixed.values() if each is not None)
         for index in range(group.num_columns):
             held, described = group.column(index), file.schema.column(index)
@@ -109,7 +109,7 @@ def _plan_parquet(
             if top is None or fixed[top] is None:
                 # As many values as there are may be those of a single row.
                 with placed(column=name):
-                    demand_bytes(
+                    check_bytes(
                         f"row group {number}", held.num_values * width, limits.memory_bytes_max
                     )
                 row_bytes += 8 + held.num_values * width // max(1, group.num_rows)
@@ -118,7 +118,7 @@ def _plan_parquet(
         value_bytes += row_bytes * group.num_rows
         batch_rows = max(1, min(batch_rows, limits.batch_bytes // max(1, row_bytes)))
     limit_bytes = limits.batch_bytes + EXPANSION_MAX * file_bytes
-    demand_bytes(f"a file of {file_bytes} bytes", value_bytes, limit_bytes)
+    check_bytes(f"a file of {file_bytes} bytes", value_bytes, limit_bytes)
     return sorted(shared), batch_rows
 
 
@@ -129,7 +129,7 @@ def _read_json_lines(path: Path, batch_rows: int, limits: DataLimits) -> Iterato
     parse = arrow_json.ParseOptions()
     column_count: int | None = None
     for block in read_blocks(path, limits):
-        demand_places(block, column_count, limits)
+        check_places(block, column_count, limits)
         table = arrow_json.read_json(
             pa.BufferReader(block),
             read_options=arrow_json.ReadOptions(block_size=len(block) + 1),
@@ -197,14 +197,14 @@ def read_blocks(path: Path, limits: DataLimits) -> Iterator[bytes]:
                 )
             rest = block[end:]
             if end:
-                _demand_depth(block[:end], limits)
+                _check_depth(block[:end], limits)
                 yield block[:end]
     if rest.strip():
-        _demand_depth(rest, limits)
+        _check_depth(rest, limits)
         yield rest
 
 
-def _demand_depth(block: bytes, limits: DataLimits) -> None:
+def _check_depth(block: bytes, limits: DataLimits) -> None:
     if _depth(block) <= limits.depth_max:
         return
     row = next(
@@ -225,7 +225,7 @@ def _depth(block: bytes) -> int:
     return int(np.cumsum(steps, dtype=np.int64).max(initial=0))
 
 
-def demand_places(block: bytes, column_count: int | None, limits: DataLimits) -> None:
+def check_places(block: bytes, column_count: int | None, limits: DataLimits) -> None:
     """Refuse lines of objects that would need a place for every key that any of them has."""
     objects = block.count(b"{")
     if column_count is None:

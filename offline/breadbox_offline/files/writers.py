@@ -56,7 +56,7 @@ def write_episodes(
     try:
         for episode in episodes:
             with _written_to(path):
-                _demand_readable(episode)
+                _check_readable(episode)
                 writer.write(episode)
             episode_count += 1
             step_count += len(episode)
@@ -83,7 +83,7 @@ def _written_to(path: Path) -> Iterator[None]:
         raise
 
 
-def _demand_readable(episode: Episode) -> None:
+def _check_readable(episode: Episode) -> None:
     recorded = {Column.OBS: episode.observations, Column.ACTIONS: episode.actions}
     for name, tree in (recorded | episode.extra_model_outputs).items():
         for path, leaf in trees.leaves(tree, name):

@@ -97,7 +97,7 @@ class RowAssembler:
         """Episodes that these rows complete; the rows of others wait."""
         table = read_rows(columns, self._options, first_row=first_row)
         if self._held is not None:
-            _demand_same_columns(self._held, table)
+            _check_same_columns(self._held, table)
             table = self._held.append(table)
             self._held = None
         groups = _Groups.of(table)
@@ -123,7 +123,7 @@ class RowAssembler:
         return _assemble(table, _Groups.of(table), self._options, self._report)
 
 
-def _demand_same_columns(held: RowTable, table: RowTable) -> None:
+def _check_same_columns(held: RowTable, table: RowTable) -> None:
     if held.extras.keys() != table.extras.keys():
         raise SchemaError(
             f"these rows have the extra columns {sorted(table.extras)}, those of an unfinished "

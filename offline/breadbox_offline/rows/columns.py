@@ -48,7 +48,7 @@ def infos_of(held: Any, name: str) -> list[Mapping[str, Any]]:
     return [{} if info is None else info for info in held]
 
 
-def demand_flat(columns: Columns, names: Iterable[str | None]) -> None:
+def check_flat(columns: Columns, names: Iterable[str | None]) -> None:
     """Refuse nested columns where one value per row is wanted."""
     for name in names:
         if name is not None and isinstance(columns[name], dict | tuple):
@@ -277,7 +277,7 @@ def read_rows(columns: Columns, options: MappingOptions, *, first_row: int = 0) 
         Column.MODULE_ID,
         Column.T,
     )
-    demand_flat(
+    check_flat(
         columns,
         [*(schema.find(name, columns) for name in flat), *find_flag_columns(columns, schema)],
     )

@@ -70,7 +70,7 @@ class _RowReader:
         new_obs = None if options.ignore_final_observation else schema.find(Column.NEW_OBS, columns)
         flags = [name for name in (self._terminated, self._truncated) if name is not None]
         extras = schema.extra_columns(columns, flags)
-        read.demand_flat(
+        read.check_flat(
             columns,
             [self._rewards, *flags, self._eps_id, self._agent_id, self._module_id, self._t],
         )
@@ -159,7 +159,7 @@ class _RowReader:
         for name in (self._eps_id, self._agent_id):
             held = () if name is None else self._flat(name, row)
             if len(held) > 1:
-                self._demand_steps(held, count, name)
+                self._check_steps(held, count, name)
                 changes.update(np.flatnonzero(held[1:] != held[:-1]).tolist())
         return [0, *(step + 1 for step in sorted(changes))] if count else []
 
@@ -169,7 +169,7 @@ class _RowReader:
         held = self._flat(name, row)
         return read.id_texts(held[starts] if len(held) > 1 else held.repeat(len(starts)), name)
 
-    def _demand_steps(self, values: Any, count: int, name: str | None) -> None:
+    def _check_steps(self, values: Any, count: int, name: str | None) -> None:
         if len(values) != count:
             raise OfflineDataError(
                 f"has {len(values)} steps, column {self._rewards!r} has {count}", column=name
@@ -182,17 +182,17 @@ class _RowReader:
         is_array = isinstance(value, np.ndarray) and value.ndim > 0
         try:
             if is_array and how.is_plain and value.dtype != object:
-                self._demand_steps(value, count, how.name)
+                self._check_steps(value, count, how.name)
                 return value if places is None else value[places]
             if isinstance(value, dict | tuple):
                 tree = as_arrays(np.asarray, value)
-                self._demand_steps(next(trees.leaves(tree))[1], count, how.name)
+                self._check_steps(next(trees.leaves(tree))[1], count, how.name)
                 return tree if places is None else trees.take(tree, places)
             limits = self._options.limits
             if how.is_packed:
                 value = packing.unpack_if_packed(value, limits=limits)
-            _demand_array(value, how)
-            self._demand_steps(value, count, how.name)
+            _check_array(value, how)
+            self._check_steps(value, count, how.name)
             if places is not None:
                 value = np.asarray(value)[places]
             if how.is_packed:
@@ -208,7 +208,7 @@ class _RowReader:
         if name is None:
             return None
         flags = read.bool_flags(self._flat(name, row), name)
-        self._demand_steps(flags, count, name)
+        self._check_steps(flags, count, name)
         return flags
 
     def _read_infos(self, row: int, count: int) -> list[Info] | None:
@@ -234,7 +234,7 @@ class _RowReader:
         return t if len(t) == count else t[0] + np.arange(count)
 
 
-def _demand_array(value: Any, how: _Samples) -> None:
+def _check_array(value: Any, how: _Samples) -> None:
     is_array = isinstance(value, np.ndarray) and value.ndim
     if not is_array and (how.is_observation or not isinstance(value, list)):
         raise OfflineDataError(

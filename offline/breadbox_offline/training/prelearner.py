@@ -145,7 +145,7 @@ class OfflinePreLearner:
             OfflineDataError: the data is malformed as a whole, a finding's policy is to raise, or
                 there is nothing to draw from.
         """
-        mode = self._demand_mode(columns)
+        mode = self._check_mode(columns)
         self._refresh_modules()
         episodes = self.map(columns, mode)
         if mode is InputMode.COLUMNS:
@@ -245,7 +245,7 @@ class OfflinePreLearner:
         """The connector pipeline; called once."""
         return default_pipeline()
 
-    def _demand_mode(self, columns: Columns) -> InputMode:
+    def _check_mode(self, columns: Columns) -> InputMode:
         if self._mode is InputMode.EPISODES and ITEM in columns:
             return InputMode.EPISODES
         found = detect_mode(columns, self.config.mapping)

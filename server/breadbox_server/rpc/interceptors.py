@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
-from breadbox.wire.message_parts import require_few_parts
+from breadbox.wire.message_parts import check_few_parts
 from breadbox_server.access.authorization import (
     ANONYMOUS,
     HEALTH,
@@ -70,7 +70,7 @@ def _readable(method: str, deserialize: Callable[[bytes], Any] | None) -> Callab
 
     def read(data: bytes) -> Any:
         try:
-            require_few_parts(data, kind, PARTS_MAX)
+            check_few_parts(data, kind, PARTS_MAX)
             return deserialize(data) if deserialize is not None else data
         except DecodeError:
             return InvalidArgumentError("request", "is no message of this method")

@@ -26,10 +26,10 @@ from breadbox.client import connect
 from breadbox.mirror.following import MirrorReader, Selection
 from breadbox.mirror.sharing.process import (
     MESSAGE_BYTES_MAX,
+    check_same_user,
     decode,
     encode,
     place_of,
-    require_same_user,
 )
 from breadbox.mirror.sharing.shared_memory import Publisher, SharedMemory
 from breadbox.mirror.storage.step_storage import FilledStepStorage
@@ -111,7 +111,7 @@ class Host:
     def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
             try:
-                require_same_user(connection)
+                check_same_user(connection)
                 while request := connection.recv(MESSAGE_BYTES_MAX):
                     self._answer(connection, json.loads(request)["ask"])
             except PermissionDeniedError as error:

@@ -51,7 +51,7 @@ def place_of(address: str) -> str:
     return "\0" + address
 
 
-def require_same_user(connection: socket.socket) -> None:
+def check_same_user(connection: socket.socket) -> None:
     """Raise PermissionDeniedError if the other end is another user's process."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user_id, _ = struct.unpack("3i", data)
@@ -102,7 +102,7 @@ def _connected(address: str, within_s: float) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.connect(place_of(address))
-            require_same_user(connection)
+            check_same_user(connection)
         except ConnectionRefusedError as error:
             connection.close()
             if time.monotonic() >= over_at:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from breadbox.mirror.storage.frames import End, FrameLayout, FramePlan, FrameRing, Piece
 from breadbox.model.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
 from breadbox.model.fragment import Fragment, Tree
-from breadbox.model.trees import Structure, flatten, map_structure, paths_of, require_alike, rows
+from breadbox.model.trees import Structure, check_alike, flatten, map_structure, paths_of, rows
 from breadbox.payload.dtypes import BFLOAT16, as_leaf, stored_array
 
 FRAME_MIN_BYTES = 1024
@@ -166,26 +166,26 @@ class Columns:
                 found = [tree]
             else:
                 structure, pairs = flatten(tree)
-                require_alike(self._structures[name], structure, path=name, where=where)
+                check_alike(self._structures[name], structure, path=name, where=where)
                 found = [leaf for _, leaf in pairs]
             for leaf, got in zip(self._leaves[name], found, strict=True):
                 is_plain = type(got) is np.ndarray and leaf.type_name != BFLOAT16
                 array, name_of_type = (
                     (got, leaf.type_name) if is_plain else stored_array(leaf.path, got)
                 )
-                _require_like(leaf, array, array.shape[1:], where, name_of_type)
+                _check_like(leaf, array, array.shape[1:], where, name_of_type)
                 arrays[leaf.path] = array
         return arrays
 
     def observation_of(self, tree: Tree, index: int | None, where: str) -> list[NDArray[Any]]:
         """Return the arrays of one observation: of leaves [...], or of row *index* of [K, ...]."""
         structure, pairs = flatten(tree)
-        require_alike(self._structures["obs"], structure, path="obs", where=where)
+        check_alike(self._structures["obs"], structure, path="obs", where=where)
         found = []
         for leaf, (_, got) in zip(self._leaves["obs"], pairs, strict=True):
             array, _ = stored_array(leaf.path, got)
             array = array if index is None else array[index, ...]
-            _require_like(leaf, array, array.shape, where)
+            _check_like(leaf, array, array.shape, where)
             found.append(array)
         return found
 
@@ -330,7 +330,7 @@ def laid_out(
     return columns, -(-offset // widest) * widest
 
 
-def _require_like(
+def _check_like(
     leaf: Leaf, array: NDArray[Any], shape: tuple[int, ...], where: str, type_name: str = ""
 ) -> None:
     is_same_type = array.dtype == leaf.dtype and type_name in ("", leaf.type_name)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from breadbox.mirror.storage.columns import Column, laid_out
 from breadbox.model.errors import TreeMismatchError
 from breadbox.model.fragment import Tree
-from breadbox.model.trees import Structure, flatten, map_structure, paths_of, require_alike
+from breadbox.model.trees import Structure, check_alike, flatten, map_structure, paths_of
 from breadbox.payload.dtypes import as_leaf, stored_array
 
 _HUGE_PAGES_MIN_BYTES = 1 << 22
@@ -224,7 +224,7 @@ class States(Ring):
     def checked(self, state: Tree, where: str) -> list[NDArray[Any]]:
         """Return the arrays of a state; raise TreeMismatchError if it differs from the others."""
         structure, pairs = flatten(state)
-        require_alike(self._structure, structure, path="in_state", where=where)
+        check_alike(self._structure, structure, path="in_state", where=where)
         arrays = []
         for column, (path, leaf) in zip(self._leaves, pairs, strict=True):
             array, type_name = stored_array(path, leaf)

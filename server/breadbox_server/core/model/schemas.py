@@ -50,7 +50,7 @@ class SessionSchemas(dict[int, Schema]):
         """Whether no more are remembered."""
         return len(self) >= SCHEMAS_MAX
 
-    def require_first(self, schema: Schema, session: str) -> None:
+    def check_same_as_first(self, schema: Schema, session: str) -> None:
         """Raise SchemaMismatchError, with a path, if a schema differs from the first."""
         first_hash = self.first_hash
         assert first_hash is not None, "S1: a schema to compare with"

@@ -185,7 +185,7 @@ def _is_known(state: BufferState, fragment: Fragment) -> bool:
     if schema is None:
         return takes_any and schemas.is_full
     if not takes_any and first_hash is not None:
-        schemas.require_first(schema, fragment.session_id)
+        schemas.check_same_as_first(schema, fragment.session_id)
     return True
 
 
@@ -195,7 +195,7 @@ def declare_schema(state: BufferState, input: inputs.DeclareSchema, *, now: floa
     if input.session_id != state.model.session_id or input.schema_hash in schemas:
         return
     if state.config.schema is not SchemaPolicy.ANY and schemas:
-        schemas.require_first(input.schema, input.session_id)
+        schemas.check_same_as_first(input.schema, input.session_id)
     if not schemas.is_full:
         schemas[input.schema_hash] = input.schema
         state.shared.record(input, now)
