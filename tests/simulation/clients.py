@@ -504,7 +504,7 @@ class Worker(Client):
             body = b"" if payload else b"x" * self.riding.randrange(1, 20)
             # As the service does: what rides along gets an id of its own each time it comes.
             sent = payload or named_payload(f"{self.riding.getrandbits(128):032x}", len(body))
-            self.ledger.priorities[sent.payload_id] = {priority}
+            self.ledger.priorities.setdefault(sent.payload_id, set()).add(priority)
             fragment = make_fragment(
                 self.name,
                 index,
