@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -31,13 +32,14 @@ class Access:
     """Logins, and the watches behind them.
 
     Args:
-        connect: Makes a client with a token; empty: without one.
+        connect: Makes a client with a token, or without one if that is empty; of an address if one
+            is given.
         own_token: Token of the console itself, whose watch begins with the console, or "".
         limits: How much each watch keeps and reads.
     """
 
     def __init__(
-        self, connect: Callable[[str], aio.Client], own_token: str, limits: WatchLimits
+        self, connect: Callable[..., aio.Client], own_token: str, limits: WatchLimits
     ) -> None:
         self._connect = connect
         self._own_token = own_token
@@ -96,7 +98,7 @@ class Access:
     def _watch_of(self, token: str) -> Watch:
         found = self._watches.get(token)
         if found is None or found[1].done():
-            watch = Watch(self._connect(token), self._limits)
+            watch = Watch(self._connect(token), self._limits, partial(self._connect, token))
             assert self._tasks is not None, "called before run"
             found = self._watches[token] = (watch, self._tasks.create_task(watch.run()))
         found[0].viewed_at = time.monotonic()

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from breadbox.model.errors import PermissionDeniedError, ReplayBufferError, UnauthenticatedError
 from breadbox_console.access import COOKIE, SESSION_S, Access
-from breadbox_console.episodes import Episode, Query, histogram, learning_points
+from breadbox_console.episodes import NAMES_MAX, Episode, Query, histogram, learning_points
 from breadbox_console.viewing import GoneError, Viewer
 from breadbox_console.watch import Watch, WatchedBuffer
 
@@ -155,7 +155,7 @@ class Pages:
 
         async def events() -> AsyncIterator[str]:
             async for each in watch.overviews():
-                yield f"data: {json.dumps(each, allow_nan=False)}\n\n"
+                yield f"data: {each}\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -180,6 +180,9 @@ class Pages:
             version_max=_number(asked.get("version_max")),
         )
         found = watched.index.find(query)
+        if asked.get("held"):
+            is_held = watched.history.is_held
+            found = [each for each in found if all(is_held(span.fragment) for span in each.spans)]
         start = max(0, int(_number(asked.get("start")) or 0))
         return _json(
             {
@@ -187,18 +190,22 @@ class Pages:
                 "all": len(watched.index.episodes),
                 "rows": [each.row() for each in found[start : start + ROWS_MAX]],
                 "histogram": histogram(found),
-                "workers": sorted({each.worker_id for each in watched.index.episodes.values()})[
-                    :500
-                ],
-                "tasks": sorted({each.task for each in watched.index.episodes.values()})[:500],
+                "workers": sorted(watched.index.workers)[:NAMES_MAX],
+                "tasks": sorted(watched.index.tasks),
             }
         )
 
     async def learning(self, request: Request) -> Response:
-        """Returns over time and steps."""
+        """Returns over time and steps; staleness at grants, and waiting, over time."""
         watched = self._buffer(request)[1]
         by = request.query_params.get("by", "all")
-        return _json(learning_points(list(watched.index.ended), by=by))
+        training = zip(*watched.history.training, strict=True)
+        return _json(
+            {
+                "returns": learning_points(list(watched.index.ended), by=by),
+                "training": dict(zip(("time", "staleness", "waiting"), training, strict=False)),
+            }
+        )
 
     async def episode(self, request: Request) -> Response:
         """All of an episode but its frames."""

@@ -1,5 +1,6 @@
 """Put episodes together from the small columns of fragments, and find them again. Pure."""
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from breadbox.model.types import FragmentReference
 
 RETURNS_RECENT: Final = 20
 """Episodes of a worker whose mean return is shown."""
+NAMES_MAX: Final = 500
+"""Workers and tasks of which a filter names each."""
 HISTOGRAM_BINS: Final = 24
 ENDS: Final = ("terminated", "truncated", "running", "cut")
 """How an episode ended. "cut": fragments after it are missing."""
@@ -170,6 +173,8 @@ class EpisodeIndex:
         self._seen: OrderedDict[FragmentKey, None] = OrderedDict()
         self.episodes: OrderedDict[int, Episode] = OrderedDict()
         self.workers: dict[str, Worker] = {}
+        self.tasks: set[str] = set()
+        """Names of tasks, at most `NAMES_MAX`."""
         self.ended: deque[Episode] = deque(maxlen=20_000)
         """Ended episodes in order of arrival, also those whose steps are forgotten."""
 
@@ -204,7 +209,12 @@ class EpisodeIndex:
 
     def find(self, query: Query) -> list[Episode]:
         """Return the episodes that a query shows, the latest first."""
-        return [each for each in reversed(self.episodes.values()) if query.fits(each)]
+        latest_first = reversed(self.episodes.values())
+        return (
+            list(latest_first)
+            if query == Query()
+            else [each for each in latest_first if query.fits(each)]
+        )
 
     def _note_worker(self, seen: SeenFragment, fragment: Fragment) -> None:
         worker = self.workers.setdefault(seen.key.worker_id, Worker())
@@ -249,6 +259,8 @@ class EpisodeIndex:
             text=_label(fragment.extras, "tag", start),
         )
         self.episodes[number] = episode
+        if len(self.tasks) < NAMES_MAX:
+            self.tasks.add(episode.task)
         return episode
 
     def _extend(self, episode: Episode, span: Span, fragment: Fragment) -> None:
@@ -290,10 +302,11 @@ class EpisodeIndex:
 
 def histogram(episodes: Iterable[Episode]) -> list[dict[str, float]]:
     """Return bins of the finite returns: from, to (exclusive but for the last), and count."""
-    returns = [each.return_sum for each in episodes if np.isfinite(each.return_sum)]
-    if not returns:
+    returns = np.array([each.return_sum for each in episodes])
+    returns = returns[np.isfinite(returns)]
+    if not returns.size:
         return []
-    low, high = min(returns), max(returns)
+    low, high = float(returns.min()), float(returns.max())
     if low == high:
         return [{"from": low, "to": high, "count": len(returns)}]
     counts, edges = np.histogram(returns, bins=HISTOGRAM_BINS, range=(low, high))
@@ -339,7 +352,7 @@ def learning_points(
 
 def finite(value: Any) -> float | None:
     """Return a number that JSON knows, or None if it is infinite or no number."""
-    return float(value) if np.isfinite(value) else None
+    return float(value) if math.isfinite(value) else None
 
 
 def _within(value: float, low: float | None, high: float | None) -> bool:

@@ -68,7 +68,7 @@ def console(settings: ConsoleSettings) -> None:
     hooks = Hooks(renderer=_load(settings.renderer), detokenizer=_load(settings.detokenizer))
     files = (settings.tls_ca, settings.tls_cert, settings.tls_key)
 
-    def connect(token: str) -> aio.Client:
+    def connect(token: str, address: str = settings.server) -> aio.Client:
         options = ClientOptions(
             token=token or None,
             tls=Tls(*files) if settings.tls or any(files) else None,
@@ -76,7 +76,7 @@ def console(settings: ConsoleSettings) -> None:
             reconnect_s=0.0,
             deadline_s=5.0,
         )
-        return aio.Client(settings.server, options)
+        return aio.Client(address, options)
 
     limits = WatchLimits(
         steps_max=settings.keep_steps,

@@ -1,6 +1,6 @@
 """Say of a buffer, from what was seen of it, how it is: for the overview page. Pure."""
 
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from breadbox.diagnosis import diagnose, rates_of
-from breadbox.model.types import BufferDescription, FragmentReference, FullPolicy
-from breadbox_console.episodes import EpisodeIndex, Worker, finite
+from breadbox.model.types import BufferDescription, ChunkEvent, FragmentReference, FullPolicy
+from breadbox_console.episodes import EpisodeIndex, SeenFragment, Worker, finite
 
 WINDOW_S: Final = 5.0
 """Seconds over which rates are taken."""
@@ -18,6 +18,9 @@ HISTORY_MAX: Final = 900
 WORKERS_SHOWN: Final = 100
 SILENT_S: Final = 30.0
 """Seconds after which a worker that sent often is said to be silent."""
+TRAINING_S: Final = 10.0
+"""Seconds that a point of the training's history covers; `HISTORY_MAX` of them are kept."""
+LIVES_MAX: Final = 100_000
 _SERIES: Final = ("in", "out", "chunks", "bytes", "version", "staleness", "waiters")
 _LEFT: Final = {
     "chunks_evicted_stale": "left because they became stale",
@@ -25,6 +28,26 @@ _LEFT: Final = {
     "chunks_evicted_quarantined": "were quarantined: readers could not read them",
     "chunks_evicted_payload_lost": "left because the store lost their payloads",
 }
+_WHY: Final = {
+    "stale": "it became stale",
+    "capacity": "to make room",
+    "used_up": "it was used up",
+    "session_ended": "its session ended",
+    "payload_lost": "the store lost its payload",
+    "quarantined": "readers could not read it",
+    "deleted": "a client deleted it",
+}
+
+
+@dataclass(slots=True)
+class ChunkLife:
+    """What the server reported of a chunk."""
+
+    grants: list[dict[str, Any]] = field(default_factory=list)
+    """Grants: Unix time, staleness then, and how and when its lease ended, once it has."""
+    left_at: float | None = None
+    why: str = ""
+    """Why it left, or empty while it is held."""
 
 
 @dataclass(slots=True)
@@ -45,6 +68,19 @@ class BufferHistory:
     latest_batch: dict[str, Any] | None = None
     oldest: dict[str, Any] | None = None
     """The chunk that is held longest."""
+    event_number: int = 0
+    """The latest event of chunks that was taken."""
+    lives: OrderedDict[int, ChunkLife] = field(default_factory=OrderedDict)
+    """By chunk, as far as the server reported anything of it."""
+    uses: Counter[int] = field(default_factory=Counter)
+    """Chunks that left, by their uses."""
+    training: deque[tuple[float, float | None, float]] = field(
+        default_factory=lambda: deque(maxlen=HISTORY_MAX)
+    )
+    """Unix time, mean staleness of what was granted, and the share of time that a learner waited,
+    over `TRAINING_S`."""
+    _granted: list[int] = field(default_factory=list)
+    _training_from: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def add(self, now: float, description: BufferDescription) -> None:
         """Take a look at the buffer.
@@ -55,10 +91,14 @@ class BufferHistory:
         """
         if self.looks:
             before_at, before = self.looks[-1]
-            self.events.extend(events_between(before, description, now))
+            events = events_between(before, description, now)
+            if any(each["kind"] == "anew" for each in events):
+                self.lives.clear()
+            self.events.extend(events)
             self.watched_s += now - before_at
             self.wait_s += (now - before_at) * bool(description.state.waiter_count)
         self.looks.append((now, description))
+        self._take_events(description.chunk_events, now)
         rates = self.rates()
         by_staleness = description.state.chunk_count_by_staleness
         total = sum(by_staleness.values())
@@ -75,6 +115,48 @@ class BufferHistory:
                 description.state.waiter_count,
             )
         )
+
+    def is_held(self, fragment: SeenFragment) -> bool:
+        """Return True if the fragment's chunk is in the buffer, by what is known."""
+        life = self.lives.get(fragment.chunk_id)
+        _, description = self.looks[-1]
+        return (
+            fragment.key.session_id == description.session_id
+            and description.state.chunk_count > 0
+            and (self.oldest is None or fragment.chunk_id >= self.oldest["chunk"])
+            and not (life is not None and life.why)
+        )
+
+    def _take_events(self, events: Sequence[ChunkEvent], now: float) -> None:
+        for event in events:
+            self.event_number = event.number
+            at = now - event.age_s
+            is_granted = event.kind == "granted"
+            reason = event.kind.removeprefix("evicted_")
+            if is_granted:
+                self._granted.extend(event.values)
+            elif reason in _WHY:
+                self.uses.update(event.values)
+            for place, chunk_id in enumerate(event.chunk_ids):
+                life = self.lives.setdefault(chunk_id, ChunkLife())
+                if is_granted:
+                    life.grants.append({"at": at, "staleness": event.values[place], "end": ""})
+                elif reason in _WHY:
+                    life.left_at, life.why = at, _WHY[reason]
+                else:
+                    begun = next((each for each in life.grants if not each["end"]), None)
+                    if begun is not None:
+                        begun |= {"end": event.kind, "ended_at": at}
+        while len(self.lives) > LIVES_MAX:
+            self.lives.popitem(last=False)
+        since, watched_s, wait_s = self._training_from
+        if now - since >= TRAINING_S:
+            share = (self.wait_s - wait_s) / max(self.watched_s - watched_s, 1e-3)
+            mean = float(np.mean(self._granted)) if self._granted else None
+            if since:
+                self.training.append((now, mean, share))
+            self._granted.clear()
+            self._training_from = (now, self.watched_s, self.wait_s)
 
     def rates(self) -> dict[str, float]:
         """Return events per second over the window; empty before a second look."""
@@ -109,7 +191,7 @@ def events_between(
         if grown > 0 and name != "chunks_evicted_capacity":
             found.append(("bad" if "stale" not in name else "note", f"{grown} chunks {words}"))
     if sum(counters.values()) < sum(old.values()):
-        found.append(("note", "the buffer was made anew, or its counters were set back"))
+        found.append(("anew", "the buffer was made anew, or its counters were set back"))
     return [{"time": now, "kind": kind, "text": text} for kind, text in found]
 
 
@@ -133,6 +215,7 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> 
         "staleness": {str(age): count for age, count in state.chunk_count_by_staleness.items()},
         "staleness_max": config.staleness_max,
         "uses_max": config.uses_max,
+        "uses": {str(count): number for count, number in sorted(history.uses.items())[:24]},
         "chunks": state.chunk_count,
         "capacity_chunks": config.capacity_chunks,
         "bytes": state.payload_bytes,
@@ -173,7 +256,9 @@ def describe_workers(
     """Return a line for each worker; those with something wrong come first."""
     unreadable = {each.worker_id for each in after.state.quarantined}
     means = {
-        name: float(np.mean(worker.returns)) for name, worker in workers.items() if worker.returns
+        name: sum(worker.returns) / len(worker.returns)
+        for name, worker in workers.items()
+        if worker.returns
     }
     typical = float(np.median(list(means.values()))) if len(means) >= 4 else None
     spread = (
@@ -194,8 +279,9 @@ def describe_workers(
         if mean is not None and typical is not None and abs(mean - typical) > 8 * spread > 0:
             problems.append(f"its mean return {mean:.4g} is far from the others' {typical:.4g}")
         silent_s = now - worker.last_seen_at
-        usual_s = np.median(np.diff(worker.seen_at)) if len(worker.seen_at) > 3 else np.inf
-        if silent_s > max(SILENT_S, 10 * float(usual_s)):
+        seen_at = worker.seen_at
+        usual_s = (seen_at[-1] - seen_at[0]) / (len(seen_at) - 1) if len(seen_at) > 3 else np.inf
+        if silent_s > max(SILENT_S, 10 * usual_s):
             problems.append(f"silent for {silent_s:.0f} s")
         rows.append(
             {

@@ -3,11 +3,13 @@
 import asyncio
 import io
 import tempfile
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from breadbox.model.fragment import Fragment
 from breadbox.model.trees import leaves, row
 from breadbox.model.types import ArrayType, FragmentReference
 from breadbox_console.episodes import Episode, SeenFragment, Span
+from breadbox_console.overview import BufferHistory, ChunkLife
 from breadbox_console.watch import READ_LEASE_S, Watch
 
 IMAGE_SIDE_MIN: Final = 8
@@ -120,6 +123,7 @@ class Viewer:
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
         self._cache: OrderedDict[tuple[Any, ...], Fragment] = OrderedDict()
+        self._under_way: WeakValueDictionary[tuple[Any, ...], asyncio.Lock] = WeakValueDictionary()
         self._cache_bytes = 0
         self._loading = asyncio.Semaphore(4)
 
@@ -127,6 +131,7 @@ class Viewer:
         """Return all of an episode but its frames: streams, series, ends and lanes."""
         found = episode.row() | {
             "buffer": buffer,
+            "now": time.time(),
             "rewards": _thinned(_joined(episode.rewards)),
             "lanes": lanes(watch, buffer, episode),
             "streams": [],
@@ -288,20 +293,20 @@ class Viewer:
         columns: list[str],
         steps: tuple[int, int],
     ) -> Fragment:
-        """Return some steps of a fragment, from the cache or loaded into it."""
+        """Return some steps of a fragment, from the cache or loaded into it, once for all."""
         key = (id(watch), buffer, fragment.key, tuple(columns), steps)
-        kept = self._cache.get(key)
-        if kept is not None:
-            self._cache.move_to_end(key)
-            return kept
-        loaded = await self._load(watch, buffer, fragment, columns, steps)
-        if key not in self._cache:
+        async with self._under_way.setdefault(key, asyncio.Lock()):
+            kept = self._cache.get(key)
+            if kept is not None:
+                self._cache.move_to_end(key)
+                return kept
+            loaded = await self._load(watch, buffer, fragment, columns, steps)
             self._cache[key] = loaded
             self._cache_bytes += loaded.size_bytes
-        while self._cache_bytes > CACHE_BYTES and len(self._cache) > 1:
-            _, dropped = self._cache.popitem(last=False)
-            self._cache_bytes -= dropped.size_bytes
-        return loaded
+            while self._cache_bytes > CACHE_BYTES and len(self._cache) > 1:
+                _, dropped = self._cache.popitem(last=False)
+                self._cache_bytes -= dropped.size_bytes
+            return loaded
 
     async def _load(
         self,
@@ -358,18 +363,14 @@ def lanes(watch: Watch, buffer: str, episode: Episode) -> list[dict[str, Any]]:
     watched = watch.buffers.get(buffer)
     if watched is None or not watched.history.looks:
         return []
-    now_version = watched.history.looks[-1][1].model_version
-    config = watched.history.looks[-1][1].config
+    history = watched.history
+    now_version = history.looks[-1][1].model_version
     found = []
     step = 0
     for span in episode.spans:
         each = span.fragment
         behind = None if now_version is None else now_version - each.version_min
-        is_stale = (
-            behind is not None
-            and config.staleness_max is not None
-            and behind > config.staleness_max
-        )
+        life = history.lives.get(each.chunk_id, ChunkLife())
         found.append(
             {
                 "index": each.key.fragment_index,
@@ -382,18 +383,29 @@ def lanes(watch: Watch, buffer: str, episode: Episode) -> list[dict[str, Any]]:
                 "staleness_then": each.staleness,
                 "staleness_now": behind,
                 "bytes": each.size_bytes,
-                "fate": _fate(is_stale, each, config.staleness_max),
+                "grants": life.grants,
+                "left_at": life.left_at,
+                "is_held": history.is_held(each),
+                "fate": f"left: {life.why}" if life.why else _fate(history, each),
             }
         )
         step += span.stop - span.start
     return found
 
 
-def _fate(is_stale: bool, fragment: SeenFragment, staleness_max: int | None) -> str:
-    if not is_stale or staleness_max is None:
+def _fate(history: BufferHistory, fragment: SeenFragment) -> str:
+    """Return why a fragment is not held, by the core's rules, or "" while it is."""
+    if history.is_held(fragment):
         return ""
-    left_with = fragment.version_min + staleness_max + 1
-    return f"left as stale with version {left_with} at the latest"
+    _, description = history.looks[-1]
+    if fragment.key.session_id != description.session_id:
+        return "left: its session ended"
+    staleness_max, version = description.config.staleness_max, description.model_version
+    if staleness_max is not None and version is not None:
+        left_with = fragment.version_min + staleness_max + 1
+        if version >= left_with:
+            return f"left as stale with version {left_with} at the latest"
+    return "left before the console could see why"
 
 
 def locate(episode: Episode, step: int) -> tuple[Span, int]:

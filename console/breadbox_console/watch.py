@@ -5,9 +5,10 @@ as a few small columns are loaded, and the fragments of the latest grant. Nothin
 """
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from breadbox.model.errors import (
     PermissionDeniedError,
     ReplayBufferError,
     RequestNotFoundError,
+    StandbyError,
     UnauthenticatedError,
 )
 from breadbox.model.fragment import Fragment
@@ -33,6 +35,7 @@ from breadbox_console.overview import BufferHistory, describe_batch, describe_bu
 log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 1.0
+SERVERS_PERIOD_S: Final = 5.0
 READ_CHUNKS: Final = 64
 """Most chunks of one read."""
 READ_LEASE_S: Final = 5.0
@@ -98,6 +101,8 @@ class Watch:
 
     client: aio.Client
     limits: WatchLimits
+    connect: Callable[[str], aio.Client]
+    """Makes a client of another address with the same token."""
     buffers: dict[str, WatchedBuffer] = field(default_factory=dict)
     problem: str = ""
     server: dict[str, Any] = field(default_factory=dict)
@@ -106,12 +111,14 @@ class Watch:
     """When a page was last open, by the monotonic clock."""
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
     _tasks: asyncio.TaskGroup | None = None
-    _latest: dict[str, Any] = field(default_factory=dict)
+    _latest: str = ""
+    """The overview as of the last look, as JSON: pages share it."""
 
     async def run(self) -> None:
         """Look once a second until cancelled; the server may be away meanwhile."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
+                self._tasks.create_task(self._look_at_servers())
                 while True:
                     started_at = time.monotonic()
                     await self._look()
@@ -121,8 +128,8 @@ class Watch:
         finally:
             await self.client.close()
 
-    async def overviews(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the overview now, and again after each look."""
+    async def overviews(self) -> AsyncIterator[str]:
+        """Yield the overview as JSON now, and again after each look."""
         while True:
             self.viewed_at = time.monotonic()
             if self._latest:
@@ -140,14 +147,14 @@ class Watch:
         else:
             await self._take(found, now)
         self.looked_at = now
-        self._latest = self._overview(now)
+        self._latest = json.dumps(self._overview(now), allow_nan=False)
 
     async def _take(self, found: dict[str, BufferDescription], now: float) -> None:
         for name in self.buffers.keys() - found.keys():
             gone = self.buffers.pop(name)
             if gone.reader is not None:
                 gone.reader.cancel()
-        for name, description in found.items():
+        for name, listed in found.items():
             watched = self.buffers.get(name)
             if watched is None:
                 limits = self.limits
@@ -155,13 +162,25 @@ class Watch:
                     BufferHistory(),
                     EpisodeIndex(steps_max=limits.steps_max, age_s_max=limits.keep_s),
                 )
+            description = await self._describe(name, watched, listed)
             watched.history.add(now, description)
             watched.note_arrivals(description)
             if watched.is_unread and len(self.buffers) <= BUFFERS_MAX and self._tasks:
                 watched.reader = self._tasks.create_task(self._follow(name, watched))
             await self._look_closer(name, watched, description, now)
-        if not self.server or int(now) % 5 == 0:
-            await self._look_at_server()
+
+    async def _describe(
+        self, name: str, watched: WatchedBuffer, listed: BufferDescription
+    ) -> BufferDescription:
+        """Return a buffer with its subscriptions and what happened to its chunks, if it may be."""
+        if len(self.buffers) > BUFFERS_MAX:
+            return listed
+        try:
+            after = watched.history.event_number
+            return await self.client.get_buffer(name, events_after=after)
+        except ReplayBufferError as error:
+            log.debug("describing %s: %s", name, error)
+            return listed
 
     async def _look_closer(
         self, name: str, watched: WatchedBuffer, description: BufferDescription, now: float
@@ -193,18 +212,38 @@ class Watch:
         first = read.fragments[0]
         return {"chunk": first.chunk_id, "worker": first.metadata.worker_id}
 
-    async def _look_at_server(self) -> None:
-        try:
-            config = await self.client.get_store_config()
-        except ReplayBufferError as error:
-            log.debug("asking for the server's configuration: %s", error)
-            return
-        self.server = {
-            "address": self.client.address,
-            "version": config.server_version,
-            "epoch": config.journal_epoch,
-            "concerns": list(config.store_concerns),
-        }
+    async def _look_at_servers(self) -> None:
+        while True:
+            try:
+                config = await self.client.get_store_config()
+                self.server |= {
+                    "version": config.server_version,
+                    "epoch": config.journal_epoch,
+                    "concerns": list(config.store_concerns),
+                }
+            except ReplayBufferError as error:
+                log.debug("asking for the server's configuration: %s", error)
+            self.server["servers"] = await self._servers()
+            await asyncio.sleep(SERVERS_PERIOD_S)
+
+    async def _servers(self) -> list[str]:
+        """Return of each of several addresses what is there."""
+        addresses = self.client.address.split(",")
+        found = []
+        for address in addresses if len(addresses) > 1 else ():
+            client = self.connect(address)
+            try:
+                await client.list_buffers()
+                said = "leads"
+            except StandbyError as error:
+                behind = f"{error.lag_turns} turns, {error.lag_s or 0:.1f} s behind"
+                said = f"stands by, {behind}" if error.lag_turns else "stands by"
+            except ReplayBufferError:
+                said = "does not answer"
+            finally:
+                await client.close()
+            found.append(f"{address} {said}")
+        return found
 
     def _overview(self, now: float) -> dict[str, Any]:
         buffers = [
@@ -218,7 +257,7 @@ class Watch:
         return {
             "time": now,
             "problem": self.problem,
-            "server": self.server or {"address": self.client.address, "concerns": []},
+            "server": {"address": self.client.address} | self.server,
             "buffers": buffers,
         }
 

@@ -12,14 +12,14 @@ from axe_playwright_python.sync_playwright import Axe
 
 import breadbox
 from breadbox.model.types import BufferConfig
-from support.console import browser, console, film, played
+from support.console import WIDE, browser, console, film, opened, played
 from support.eventually import eventually_sync
 from support.server_process import ServerProcess
 from support.token_files import write_tokens
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-WIDE, NARROW = {"width": 1400, "height": 900}, {"width": 400, "height": 800}
+NARROW = {"width": 400, "height": 800}
 HOSTILE = "<img src=x onerror=window.hacked=1>\u202egnp.exe"
 
 
@@ -53,22 +53,6 @@ def url(server: ServerProcess, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 def page(chromium: Any, url: str) -> Iterator[Any]:
     yield from opened(chromium, url)
-
-
-def opened(chromium: Any, url: str, **options: Any) -> Iterator[Any]:
-    """A page on which no script fails and nothing is refused by its policy."""
-    context = chromium.new_context(**({"viewport": WIDE} | options))
-    page = context.new_page()
-    problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on(
-        "console",
-        lambda said: problems.append(said.text) if "Content Security Policy" in said.text else None,
-    )
-    page.goto(url)
-    yield page
-    context.close()
-    assert [] == problems
 
 
 def go(page: Any, url: str, fragment: str) -> None:
@@ -247,18 +231,6 @@ def test_an_episode_is_downloaded_as_parquet_and_as_a_film(
     assert (32, 32) == (rows.num_rows, frames)
 
 
-def test_a_page_goes_on_when_the_server_was_killed_and_started(
-    page: Any, server: ServerProcess, client: breadbox.Client
-) -> None:
-    page.get_by_text("Live from").wait_for()
-    server.kill()
-    page.get_by_text("Cannot ask").wait_for()
-    server.start(60)
-    page.get_by_text("Live from").wait_for()
-    client.append(played(0))
-    page.get_by_role("link", name="w0").wait_for()
-
-
 def test_an_episode_that_has_left_says_so_and_keeps_its_rewards(
     page: Any, url: str, client: breadbox.Client
 ) -> None:
@@ -270,6 +242,41 @@ def test_an_episode_that_has_left_says_so_and_keeps_its_rewards(
     page.get_by_text("has left the buffer").wait_for()
 
     page.get_by_role("img", name="reward").wait_for()
+
+
+def test_the_life_of_a_fragment_says_when_it_was_granted_and_why_it_left(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    client.append(played(0, obs=film()))
+    client.append(played(1, obs=film(), episode_id=1))
+    go(page, url, "#/episodes/default")
+    page.get_by_text("2 of 2 episodes seen").wait_for()
+    client.publish_model("run", 2)
+    with client.fetch(fragment_count=2, max_wait_s=10):
+        pass
+    page.get_by_label("Where").select_option("in the buffer now")
+    page.get_by_text("0 of 2 episodes seen").wait_for()
+    page.get_by_label("Where").select_option("")
+    page.get_by_role("link", name="w0 #1").click()
+    life = page.get_by_role("button", name="Life of fragment 1:")
+    life.wait_for()
+
+    said = life.get_attribute("aria-label")
+    assert "at staleness 2, consumed" in said, said
+    assert "left: it was used up" in said, said
+
+
+def test_subscriptions_show_their_lag_and_uses_their_chunks(
+    page: Any, client: breadbox.Client
+) -> None:
+    client.create_subscription("evaluator")
+    for at in range(3):
+        client.append(played(at, episode_id=at))
+    with client.fetch(fragment_count=1, max_wait_s=10):
+        pass
+    row = page.get_by_role("row", name="evaluator 2")
+    row.wait_for()
+    page.get_by_role("img", name="uses 1: 1").wait_for()
 
 
 def test_looking_uses_nothing_up_and_leaves_no_lease(

@@ -14,7 +14,7 @@ import pytest
 from breadbox.model.fragment import Fragment
 from support.server_process import plain_environment
 
-START_S = 60.0
+WIDE = {"width": 1400, "height": 900}
 
 
 @contextmanager
@@ -59,6 +59,22 @@ def browser() -> Iterator[Any]:
             yield running
         finally:
             running.close()
+
+
+def opened(chromium: Any, url: str, **options: Any) -> Iterator[Any]:
+    """A page on which no script fails and nothing is refused by its policy."""
+    context = chromium.new_context(**({"viewport": WIDE} | options))
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on(
+        "console",
+        lambda said: problems.append(said.text) if "Content Security Policy" in said.text else None,
+    )
+    page.goto(url)
+    yield page
+    context.close()
+    assert [] == problems
 
 
 def played(

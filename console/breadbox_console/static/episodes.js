@@ -3,12 +3,12 @@ import { ask, bufferPath, clock, h, number, table } from "./dom.js";
 import { bars } from "./charts.js";
 
 const FIELDS = [
-  ["worker", "Worker", "select"], ["task", "Task", "select"], ["end", "End", "select"],
+  ["worker", "Worker", "select"], ["task", "Task", "select"], ["end", "End", "select"], ["held", "Where", "select"],
   ["text", "Text or tag", "search"], ["return_min", "Return from", "number"], ["return_max", "Return to", "number"],
   ["length_min", "Length from", "number"], ["length_max", "Length to", "number"],
   ["version_min", "Version from", "number"], ["version_max", "Version to", "number"],
 ];
-const ENDS = ["terminated", "truncated", "running", "cut"];
+const CHOICES = { end: ["terminated", "truncated", "running", "cut"], held: ["in the buffer now"] };
 
 export function showEpisodes(main, app, at) {
   const buffer = at.path[0] ?? app.buffer;
@@ -37,8 +37,8 @@ export function showEpisodes(main, app, at) {
   } }, "Compare two");
   main.append(h("h2", {}, `Episodes of ${buffer}`), form, picture, h("div", { class: "bar-row" }, count, compare), list);
 
-  const fill = (select, values) => {
-    const wanted = query.get(select === inputs.worker ? "worker" : select === inputs.task ? "task" : "end") ?? "";
+  const fill = (name, values) => {
+    const select = inputs[name], wanted = query.get(name) ?? "";
     const all = ["", ...new Set([...values, ...(wanted ? [wanted] : [])])];
     if (all.join("\n") === [...select.options].map((each) => each.value).join("\n")) return;
     select.replaceChildren(...all.map((each) => h("option", { value: each }, each || "any")));
@@ -48,22 +48,22 @@ export function showEpisodes(main, app, at) {
   async function refresh() {
     if (isAsking || hasEnded) return;
     isAsking = true;
+    const asked_at = performance.now();
     clearTimeout(timer);
     try {
       const asked = new URLSearchParams(query);
       asked.set("start", start);
       const found = await ask(`${here}/episodes?${asked}`);
       if (hasEnded) return;
-      fill(inputs.worker, found.workers);
-      fill(inputs.task, found.tasks);
-      fill(inputs.end, ENDS);
+      fill("worker", found.workers);
+      fill("task", found.tasks);
       count.textContent = `${number(found.total)} of ${number(found.all)} episodes seen`;
       // Bins stay as they are while one of them is focused: a key press must not lose its place.
       if (!picture.contains(document.activeElement)) drawHistogram(found.histogram);
       if (!list.contains(document.activeElement)) drawList(found);
     } catch (error) { count.textContent = error.message; } finally {
       isAsking = false;
-      if (!hasEnded) timer = setTimeout(refresh, 1000);
+      if (!hasEnded) timer = setTimeout(refresh, Math.max(1000, 4 * (performance.now() - asked_at)));
     }
   }
 
@@ -97,7 +97,7 @@ export function showEpisodes(main, app, at) {
         h("button", { type: "button", disabled: start + 200 >= found.total, onclick: () => { start += 200; document.activeElement.blur(); refresh(); } }, "Earlier")));
   }
 
-  fill(inputs.end, ENDS);
+  for (const [name, values] of Object.entries(CHOICES)) fill(name, values);
   refresh();
   return { end() { hasEnded = true; clearTimeout(timer); } };
 }

@@ -1,4 +1,4 @@
-// Returns over time and steps, staleness at arrival, and the share of time that the learner waited.
+// Returns over time and steps, staleness at arrival and when trained with, and waiting learners.
 import { ask, bufferPath, h } from "./dom.js";
 import { lines } from "./charts.js";
 
@@ -24,13 +24,15 @@ export function showLearning(main, app, at) {
   function draw(found) {
     for (const each of charts) each.end();
     charts = [];
-    const names = Object.keys(found);
-    if (!names.length) { holder.replaceChildren(h("p", { class: "empty" }, "No episode has ended since the console began to watch.")); return; }
-    const isTime = axis.value === "time";
-    for (const [title, field] of [["Return of episodes", "return"], ["Staleness at arrival, versions", "staleness"]]) {
-      charts.push(lines(title, names, joined(names.map((name) => [found[name][axis.value], found[name][field]])), { isTime, height: 240 }));
+    const { returns, training } = found, names = Object.keys(returns), isTime = axis.value === "time";
+    for (const [title, field] of names.length ? [["Return of episodes", "return"], ["Staleness at arrival, versions", "staleness"]] : []) {
+      charts.push(lines(title, names, joined(names.map((name) => [returns[name][axis.value], returns[name][field]])), { isTime, height: 240 }));
     }
-    holder.replaceChildren(...charts.map((each) => each.element));
+    for (const [title, field] of training.time ? [["Staleness when trained with, versions", "staleness"], ["Share of time that the learner waited", "waiting"]] : []) {
+      charts.push(lines(title, [field], [training.time, training[field]], { height: 160 }));
+    }
+    const empty = names.length ? "" : h("p", { class: "empty" }, "No episode has ended since the console began to watch.");
+    holder.replaceChildren(empty, ...charts.map((each) => each.element));
   }
 
   by.addEventListener("change", refresh);

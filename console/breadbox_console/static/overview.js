@@ -12,7 +12,8 @@ export function showOverview(main) {
   return {
     update(overview) {
       const concerns = overview.server.concerns ?? [];
-      server.replaceChildren(...concerns.map((each) => h("p", { class: "problem warn" }, each)));
+      server.replaceChildren(h("p", { class: "hint" }, serverText(overview.server)),
+        ...concerns.map((each) => h("p", { class: "problem warn" }, each)));
       for (const buffer of overview.buffers) {
         if (!cards.has(buffer.name)) cards.set(buffer.name, card(buffer));
         cards.get(buffer.name).update(buffer, overview.time);
@@ -29,10 +30,13 @@ export function showOverview(main) {
   };
 }
 
+const serverText = (server) => [server.version ? `Server ${server.version}` : "", server.epoch ? `claim ${server.epoch} of its journal` : "",
+  ...(server.servers ?? [])].filter(Boolean).join("; ");
+
 function card(first) {
   const title = h("h3", {}, first.name), badge = h("span", { class: "badge" });
   const said = h("div", { class: "said" }), facts = h("dl", { class: "facts" });
-  const meters = h("div", { class: "meters" }), below = h("div", { class: "below" }), ages = h("div", {});
+  const meters = h("div", { class: "meters" }), below = h("div", { class: "below" }), ages = h("div", {}), uses = h("div", {});
   const empty = [[], []];
   const flow = lines("Fragments in, chunks out, per second", ["in", "out"], [[], [], []]);
   const held = lines("Chunks held", ["chunks"], empty);
@@ -42,7 +46,7 @@ function card(first) {
   const element = h("section", { class: "card", "aria-label": `Buffer ${first.name}` },
     h("div", { class: "head" }, title, badge,
       h("a", { href: `#/episodes/${encodeURIComponent(first.name)}` }, "Episodes")),
-    said, facts, meters, h("div", { class: "charts" }, charts.map((each) => each.element), ages), below);
+    said, facts, meters, h("div", { class: "charts" }, charts.map((each) => each.element), ages, uses), below);
   let history = null, shown = "";
   ask(`${bufferPath(first.name)}/history`).then((found) => { history = found; }, () => {});
   const names = ["time", "in", "out", "chunks", "bytes", "version", "staleness", "waiters"];
@@ -86,6 +90,8 @@ function card(first) {
       const staleness = Object.entries(buffer.staleness).map(([age, count]) => ({ label: `staleness ${age}`, short: age, count }))
         .sort((a, b) => a.short - b.short);
       ages.replaceChildren(bars(`Chunks by staleness${buffer.staleness_max === null ? "" : `, limit ${buffer.staleness_max}`}`, staleness));
+      uses.replaceChildren(bars("Chunks that left, by their uses",
+        Object.entries(buffer.uses).map(([count, chunks]) => ({ label: `uses ${count}`, short: count, count: chunks }))));
       below.replaceChildren(batch(buffer, now), leaving(buffer), workers(buffer),
         table("Subscriptions", ["Name", "#Chunks behind", "#Bytes behind", "#Seconds", "#Missed"],
           buffer.subscriptions.map((each) => [each.name, number(each.lag_chunks), bytes(each.lag_bytes), number(each.lag_s), number(each.missed)])),

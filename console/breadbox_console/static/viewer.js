@@ -82,7 +82,7 @@ function makeSide(buffer, episode, go) {
   const order = ["reward", "value", "log_prob", "model_version", "action"];
   const series = { reward: [episode.rewards], ...episode.series };
   for (const name of [...order, ...Object.keys(series).filter((each) => !order.includes(each))]) {
-    const constant = ["first", "terminated", "truncated", "episode_id", "extras.episode_return", "extras.episode_length"].includes(name);
+    const constant = ["first", "episode_id", "extras.episode_return", "extras.episode_length"].includes(name);
     if (series[name] && !constant) chart(name, series[name]);
   }
   const texts = Object.keys(episode.texts).map((name) => ({ name, at: h("p", { class: "text" }) }));
@@ -90,7 +90,7 @@ function makeSide(buffer, episode, go) {
   const canBeTokens = episode.streams.some((each) => each.path === "action" && /^.?[iu]\d\[\]$/.test(each.type.replace(/[<>|=]/, "")));
   const marker = h("span", { class: "cursor" });
   const lane = h("div", { class: "lanes" }, episode.lanes.map((each) => h("button", {
-    type: "button", class: each.fate ? "lane gone" : "lane", style: { flexGrow: String(each.steps) },
+    type: "button", class: each.is_held ? "lane" : "lane gone", style: { flexGrow: String(each.steps) },
     title: laneText(each), "aria-label": laneText(each), onclick: () => go(each.step),
   }, `v${each.version_min}${each.version_max === each.version_min ? "" : `–${each.version_max}`}`)), marker);
   const element = h("section", { class: "side", "aria-label": `Episode ${episode.number}` },
@@ -101,7 +101,7 @@ function makeSide(buffer, episode, go) {
       canBeTokens ? h("button", { type: "button", onclick: () => showTokens(path, tokens, go) }, "Show actions as tokens") : ""),
     episode.gone ? h("p", { class: "problem warn", role: "status" }, episode.gone) : "",
     h("div", { class: "images" }, images.map((each) => each.figure)), texts.map((each) => h("div", {}, h("h3", {}, each.name), each.at)), tokens,
-    h("h3", {}, "Fragments, by the versions that acted"), lane, lanesTable(episode),
+    h("h3", {}, "Fragments, by the versions that acted"), lane, lives(episode, go), lanesTable(episode),
     h("div", { class: "charts" }, charts.map((each) => each.element)), h("div", { class: "images" }, pictures));
   const ahead = new Map();
   return {
@@ -129,10 +129,28 @@ const laneText = (each) => `Fragment ${each.index}, chunk ${each.chunk}: steps $
   + `acted with versions ${each.version_min} to ${each.version_max}, appended ${clock(each.appended_at)} at staleness ${each.staleness_then}`
   + `${each.staleness_now === null ? "" : `, ${each.staleness_now} versions behind now`}${each.fate ? `, ${each.fate}` : ""}`;
 
+const grantText = (each) => `granted ${clock(each.at)} at staleness ${each.staleness}${each.end ? `, ${each.end} ${clock(each.ended_at)}` : ", leased now"}`;
+const lifeText = (each) => [...each.grants.map(grantText), each.fate ? `${each.fate}${each.left_at ? ` ${clock(each.left_at)}` : ""}` : "held"].join("; ");
+
+/** A lane over time for each fragment: held, under which leases, and when it left. */
+function lives(episode, go) {
+  const shown = episode.lanes.slice(0, 40);
+  const from = Math.min(...shown.map((each) => each.appended_at)), until = Math.max(episode.now, from + 1);
+  const at = (time) => `${(100 * (Math.max(time, from) - from)) / (until - from)}%`;
+  const span = (kind, start, end) => h("span", { class: kind, style: { left: at(start), right: `calc(100% - ${at(end)})` } });
+  return h("figure", { class: "lives" },
+    h("figcaption", {}, `Life of each fragment from ${clock(from)} to ${clock(until)}: held, leased (dark), left (mark)`),
+    shown.map((each) => h("button", { type: "button", class: "life", title: lifeText(each), "aria-label": `Life of fragment ${each.index}: ${lifeText(each)}`, onclick: () => go(each.step) },
+      h("span", {}, `${each.index}`), h("span", { class: "time" },
+        each.is_held || each.left_at ? span("held", each.appended_at, each.left_at ?? until) : "",
+        each.grants.map((grant) => span("leased", grant.at, grant.ended_at ?? until)),
+        each.left_at ? span("left", each.left_at, each.left_at) : ""))));
+}
+
 const lanesTable = (episode) => h("details", {}, h("summary", {}, "The life of each fragment"),
-  table("Fragments", ["#Fragment", "#Chunk", "#From step", "#Steps", "#Versions", "#Appended", "#Staleness then", "#Staleness now", "#Bytes", "Fate"],
+  table("Fragments", ["#Fragment", "#Chunk", "#From step", "#Steps", "#Versions", "#Appended", "#Staleness then", "#Staleness now", "#Bytes", "What became of it"],
     episode.lanes.map((each) => [each.index, each.chunk, each.step, each.steps, `${each.version_min}–${each.version_max}`, clock(each.appended_at),
-      each.staleness_then, number(each.staleness_now), bytes(each.bytes), each.fate || "within its limits"].map(String))));
+      each.staleness_then, number(each.staleness_now), bytes(each.bytes), lifeText(each)].map(String))));
 
 async function showTokens(path, holder, go) {
   const found = await ask(`${path}/tokens`);

@@ -1,0 +1,106 @@
+"""What the console says of a buffer follows from what the server said."""
+
+from typing import Any
+
+import pytest
+
+from breadbox.model.types import BufferConfig, BufferDescription, BufferState, ChunkEvent
+from breadbox_console.episodes import FragmentKey, SeenFragment
+from breadbox_console.overview import LIVES_MAX, BufferHistory, next_out
+
+
+def description(*events: ChunkEvent, session_id: str = "run", **state: Any) -> BufferDescription:
+    return BufferDescription(
+        name="default",
+        config=BufferConfig(staleness_max=2),
+        session_id=session_id,
+        model_version=3,
+        state=BufferState(**state),
+        chunk_events=events,
+    )
+
+
+def fragment(chunk_id: int) -> SeenFragment:
+    key = FragmentKey("run", "w0", chunk_id)
+    return SeenFragment(key, chunk_id, 0, 0, 32, 100, 0, 1.0, discontinuity=False)
+
+
+def event(
+    number: int, kind: str, *chunk_ids: int, age_s: float = 0.0, value: int = 0
+) -> ChunkEvent:
+    values = tuple(value for _ in chunk_ids) if kind == "granted" or "_" in kind else ()
+    return ChunkEvent(number, kind, age_s, chunk_ids, values)
+
+
+def history_of(*events: ChunkEvent, oldest: int = 0, **state: Any) -> BufferHistory:
+    history = BufferHistory()
+    history.oldest = {"chunk": oldest, "worker": "w0"}
+    history.add(100.0, description(*events, **state))
+    return history
+
+
+def test_the_life_of_a_chunk_has_each_grant_its_end_and_why_it_left() -> None:
+    history = history_of(
+        event(1, "granted", 0, 1, age_s=9, value=2),
+        event(2, "returned", 0, 1, age_s=8),
+        event(3, "granted", 0, age_s=7, value=3),
+        event(4, "expired", 0, age_s=6),
+        event(5, "evicted_stale", 0, age_s=5, value=1),
+    )
+
+    life = history.lives[0]
+    assert [(91.0, 2, "returned", 92.0), (93.0, 3, "expired", 94.0)] == [
+        (each["at"], each["staleness"], each["end"], each["ended_at"]) for each in life.grants
+    ]
+    assert (95.0, "it became stale") == (life.left_at, life.why)
+    assert (None, "") == (history.lives[1].left_at, history.lives[1].why)
+    assert 5 == history.event_number
+
+
+def test_a_fragment_is_held_until_its_chunk_has_left_or_older_ones_are_all_that_left() -> None:
+    history = history_of(event(1, "evicted_capacity", 5), oldest=3, chunk_count=2)
+    assert [False, True, False] == [history.is_held(fragment(at)) for at in (2, 4, 5)]
+    history.add(101.0, description(session_id="next"))
+
+    assert not history.is_held(fragment(4))
+
+
+def test_chunks_that_left_are_counted_by_their_uses() -> None:
+    history = history_of(
+        event(1, "evicted_used_up", 0, 1, value=2), event(2, "evicted_stale", 2, value=0)
+    )
+
+    assert {2: 2, 0: 1} == history.uses
+
+
+def test_staleness_when_trained_with_is_kept_for_each_ten_seconds() -> None:
+    history = history_of()
+    history.add(111.0, description(event(1, "granted", 0, 1, value=2), waiter_count=1))
+    history.add(122.0, description())
+
+    assert [(111.0, 2.0, 1.0), (122.0, None, 0.0)] == [
+        (at, mean, share) for at, mean, share in history.training
+    ]
+
+
+def test_the_lives_of_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("breadbox_console.overview.LIVES_MAX", 3)
+    history = history_of(*(event(at, "evicted_stale", at) for at in range(5)))
+
+    assert LIVES_MAX > 3
+    assert [2, 3, 4] == list(history.lives)
+
+
+def test_a_buffer_that_was_made_anew_has_other_chunks() -> None:
+    history = history_of(event(1, "evicted_stale", 0), counters={"chunks_closed": 1})
+    history.add(101.0, description())
+
+    assert {} == history.lives
+
+
+def test_what_leaves_next_is_said_for_each_way_out() -> None:
+    said = next_out(description(chunk_count_by_staleness={2: 7}), None)
+
+    assert [
+        "7 chunks have the staleness limit of 2: they leave as stale when version 4 is published."
+    ] == said
