@@ -43,7 +43,7 @@ HABITS = {
 
 HELD = {
     "unnamed actor": 179,
-    "tell": 54,
+    "tell": 53,
     "summary that begins with 'Of'": 17,
     "'; None:' for 'or None if'": 16,
     "ride along": 7,

@@ -17,7 +17,7 @@ NAME_SHOWN_MAX: Final = 64
 
 
 class Role(Enum):
-    """What a caller is here for."""
+    """What a caller may call."""
 
     PRODUCER = "producer"
     """A rollout worker: appends, watches the model, reports episodes."""
@@ -48,7 +48,7 @@ EVERYTHING: Final = ("*",)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Caller and what of the server it may use."""
+    """A token's name and role, and the buffers, workers and quotas that it is bound to."""
 
     name: str
     """The token's name, at most 64 of A-Z a-z 0-9 . _ -, or empty if no token was asked for."""
@@ -162,7 +162,7 @@ PUBLIC_METHODS: Final = frozenset({HEALTH + "Check", HEALTH + "Watch", HEALTH + 
 
 
 class Tokens(Protocol):
-    """What knows tokens."""
+    """Lookup of the callers of tokens."""
 
     def caller_of(self, token: str) -> Caller | None:
         """Return a token's caller, or None if unknown; takes the same time for both."""
@@ -176,7 +176,7 @@ class Gate:
 
     @property
     def asks_for_tokens(self) -> bool:
-        """Whether anybody is asked for a token."""
+        """Whether calls need a token."""
         return self._tokens is not None
 
     def admit(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:

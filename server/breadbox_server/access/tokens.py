@@ -63,7 +63,7 @@ class TokenEntry(NamedTuple):
 
 
 def digest_of(token: str) -> bytes:
-    """What the file holds of a token."""
+    """Return the digest that a token file holds of a token."""
     return hashlib.sha256(token.encode()).digest()
 
 

@@ -81,7 +81,7 @@ Place = tuple[SessionId, WorkerId, int]
 
 
 class State(Enum):
-    """Where an append stands; see the table above."""
+    """State of a pending append; see the table above."""
 
     QUEUED = auto()
     DECIDING = auto()
@@ -95,7 +95,7 @@ _PENDING: Final = (State.QUEUED, State.DECIDING, State.ANSWERED)
 
 @dataclass(slots=True, eq=False)
 class PendingAppend:
-    """Fragments that came together, on their way."""
+    """Fragments that came in one call, until it is answered."""
 
     buffer: BufferName
     fragments: list[Fragment]
@@ -130,7 +130,7 @@ class PendingAppend:
 
     @property
     def is_decided(self) -> bool:
-        """Return True if nothing more can become of it."""
+        """Return True if the append failed, or every fragment has a result."""
         return self.error is not None or len(self.results) == len(self.fragments)
 
     def fill(self, result: Appended) -> None:

@@ -39,7 +39,7 @@ _OF_UNKNOWN: Final = frozenset((AdmissionOutcome.WRONG_SESSION,))
 
 
 class Appends:
-    """Take appends in: charge quotas, declare schemas, queue fragments; and published versions."""
+    """Charge quotas for appends, declare their schemas, queue their fragments; publish versions."""
 
     def __init__(
         self,

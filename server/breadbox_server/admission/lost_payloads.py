@@ -56,7 +56,7 @@ class LostPayloads:
         return await self._mend(buffer, missing)
 
     async def confirm_again(self, buffer: BufferName, payloads: Iterable[Payload]) -> int:
-        """Make payloads of a buffer stay; else as `drop_missing`."""
+        """Confirm payloads of a buffer again; drop those that are missing, and return how many."""
         references = self._stored(payloads)
         with self._metrics.store_trip("confirm"):
             answers = await self._custodian.confirm(references)

@@ -80,7 +80,7 @@ class DeletionQueue:
         self._forget(payload_ids)
 
     def put(self, payloads: Iterable[Payload]) -> None:
-        """Queue payloads that nothing refers to any more, which is durable."""
+        """Queue payloads for deletion; that nothing refers to them any more must be durable."""
         payloads = list(payloads)
         self.announce(payloads)
         self._payloads.extend(self._hold_back(payloads))

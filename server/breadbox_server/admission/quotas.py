@@ -19,7 +19,7 @@ from breadbox_server.metrics.metrics import Metrics
 
 
 class Charge:
-    """What one append takes of its account, until it is answered, and for what it leaves."""
+    """What one append takes of a token's quotas until it is answered, and for what it admits."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ UNCHARGED: Final = Charge()
 
 
 class _Allowance:
-    """A rate. Unused allowance may come in a burst; a larger request takes it in advance."""
+    """A rate limit. Unused allowance may come in a burst; a larger request takes it in advance."""
 
     def __init__(self, now: float) -> None:
         self._left = inf
@@ -144,7 +144,7 @@ class Quotas:
             raise
 
     def left(self, caller: Caller, credit: AppendCredit) -> AppendCredit:
-        """What of a buffer's credit a token's bounds leave to its holders."""
+        """Return what a token's bounds leave of a buffer's credit."""
         account = self._accounts.get(caller.name)
         if account is None:
             return credit

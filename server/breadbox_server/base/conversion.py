@@ -158,12 +158,12 @@ _RELEASE_MODES: Final = members(pb.ReleaseMode.DESCRIPTOR, ReleaseMode)
 
 
 def buffer_name(text: str) -> BufferName:
-    """The buffer that a request names; empty is the default buffer."""
+    """Return the buffer that a request names; empty is the default buffer."""
     return BufferName(text or DEFAULT_BUFFER_NAME)
 
 
 def wait_s(request: "WaitingRequest", cap_s: float) -> float:
-    """How long a caller is ready to wait, at most `cap_s`; absent is 0."""
+    """Return the seconds that a caller is ready to wait, at most `cap_s`; 0 if absent."""
     span_s = seconds(request.max_wait)
     if span_s < 0:
         raise InvalidArgumentError("max_wait", f"must not be negative, got {span_s:g} s")
@@ -171,7 +171,7 @@ def wait_s(request: "WaitingRequest", cap_s: float) -> float:
 
 
 def read_spec(request: "pb.ReadFragmentsRequest") -> ReadSpec:
-    """Where a reader stands."""
+    """Return what a read asks for, or raise InvalidArgumentError."""
     check_int("chunk_count_max", request.chunk_count_max, 0, 2**62)
     if request.HasField("after_chunk_id"):
         check_int("after_chunk_id", request.after_chunk_id, -1, 2**62)
@@ -188,7 +188,7 @@ def read_spec(request: "pb.ReadFragmentsRequest") -> ReadSpec:
 def lease_s(
     request: "pb.FetchFragmentsRequest | pb.ReadFragmentsRequest | pb.RenewLeaseRequest",
 ) -> float | None:
-    """How long a lease is to live; None when the caller leaves it to the buffer."""
+    """Return the seconds that a lease is to live, or None if the buffer decides."""
     if not request.HasField("lease_duration"):
         return None
     span_s = seconds(request.lease_duration)
@@ -197,7 +197,7 @@ def lease_s(
 
 
 def release_mode(value: int) -> ReleaseMode:
-    """How a lease is to end; there is no default."""
+    """Return how a lease is to end, or raise InvalidArgumentError: there is no default."""
     if value not in _RELEASE_MODES:
         raise InvalidArgumentError("mode", "must be RELEASE_MODE_CONSUMED or RELEASE_MODE_RETURNED")
     mode: ReleaseMode = _RELEASE_MODES[value]
@@ -205,13 +205,13 @@ def release_mode(value: int) -> ReleaseMode:
 
 
 def unreadable(payload_ids: Sequence[str]) -> tuple[PayloadId, ...]:
-    """Payloads that a reader names; those that are none are ignored with the others not leased."""
+    """Return the ids of payloads that a reader names; ids without a payload are ignored later."""
     check_int("unreadable_payload_ids", len(payload_ids), 0, UNREADABLE_MAX)
     return tuple([PayloadId(each) for each in payload_ids])
 
 
 def priorities(request: "pb.UpdatePrioritiesRequest") -> UpdatePriorities:
-    """Which priorities are to be set, and which chunks to be evicted."""
+    """Return the priorities to set and the chunks to evict, or raise InvalidArgumentError."""
     check_int("updates", len(request.updates), 0, PRIORITIES_MAX)
     check_int("delete_chunk_ids", len(request.delete_chunk_ids), 0, PRIORITIES_MAX)
     return UpdatePriorities(
@@ -222,7 +222,7 @@ def priorities(request: "pb.UpdatePrioritiesRequest") -> UpdatePriorities:
 
 
 def payload(message: fragment_pb2.PayloadReference, field: str) -> Payload:
-    """Where a payload is said to live."""
+    """Return a reference to a payload, or raise InvalidArgumentError if it has too many pieces."""
     value = payload_of(message)
     _check_pieces(value, field)
     return value
@@ -293,7 +293,7 @@ def fragments(
 
 
 def inline_bytes_max(request: pb.FetchFragmentsRequest | pb.ReadFragmentsRequest) -> int:
-    """Bytes of payloads that may be inline in the reply."""
+    """Return how many bytes of payloads may be inline in the reply."""
     check_int("inline_bytes_max", request.inline_bytes_max, 0, 2**63 - 1)
     return request.inline_bytes_max
 
@@ -322,7 +322,7 @@ def _inline(message: fragment_pb2.FragmentMetadata, body: bytes) -> Fragment:
 
 
 def episode_end(value: int, position: int) -> str:
-    """How an episode ended, as a label."""
+    """Return how an episode ended, as a label."""
     if value not in pb.EpisodeEnd.values() or value == pb.EPISODE_END_UNSPECIFIED:
         raise InvalidArgumentError(f"episodes[{position}].end", "must say how the episode ended")
     return pb.EpisodeEnd.Name(value).removeprefix("EPISODE_END_").lower()
@@ -332,14 +332,14 @@ def episode_end(value: int, position: int) -> str:
 
 
 def payload_reference(value: Payload) -> PayloadReference:
-    """A payload as the stores name it."""
+    """Return a payload as the stores name it."""
     return PayloadReference(value.payload_id, value.size_bytes, value.piece_size_bytes)
 
 
 def ranges(
     messages: Sequence["pb.PayloadRange"],
 ) -> list[tuple[PayloadReference, int, int]]:
-    """The ranges of payloads that a request wants: (payload, first byte, bytes)."""
+    """Return the ranges of payloads that a request wants: (payload, first byte, bytes)."""
     check_int("ranges", len(messages), 1, GATEWAY_RANGES_MAX)
     checked = []
     for position, message in enumerate(messages):
@@ -386,7 +386,7 @@ def to_subscription(value: SubscriptionDescription, lag_s: float) -> buffer_pb2.
 
 
 def to_duration(span_s: float) -> Duration:
-    """A span of seconds on the wire."""
+    """Return a span of seconds as a message."""
     duration = Duration()
     DURATION.put(span_s, duration)
     return duration

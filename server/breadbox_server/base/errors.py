@@ -10,7 +10,7 @@ from breadbox_server.core.model.inputs import Payload
 
 
 class AppendsFullError(DomainError):
-    """As many fragments wait for their admission as may."""
+    """The queue of fragments that wait for admission is full."""
 
     def __init__(self, waiting: int, expected_s: float = 0.0) -> None:
         super().__init__(
@@ -20,7 +20,7 @@ class AppendsFullError(DomainError):
 
 
 class WatchersFullError(DomainError):
-    """As many callers watch models, or wait for chunks to read, as may."""
+    """The server has its maximum of callers that watch models or wait for chunks to read."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} callers wait for such news already, which is the limit")
@@ -35,7 +35,7 @@ class ServerBusyError(DomainError):
 
 
 class QuotaFullError(DomainError):
-    """The holders of a token have in use what they may; it becomes free by itself."""
+    """The token's quota is in use; it becomes free by itself."""
 
     def __init__(self, token: str, quota: str, limit: float) -> None:
         super().__init__(f"token {token!r} is at its {quota} of {limit:g}; wait until less is used")
@@ -45,7 +45,7 @@ class QuotaFullError(DomainError):
 
 
 class QuotaExceededError(DomainError):
-    """The holders of a token want more than they may, and no waiting helps."""
+    """The request exceeds the token's quota, and waiting does not help."""
 
     def __init__(self, token: str, quota: str, limit: float) -> None:
         super().__init__(
@@ -72,7 +72,7 @@ class PayloadSizeError(DomainError):
 
 
 class GatewayOffError(DomainError):
-    """This server hands no payloads on."""
+    """This server has no gateway."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -81,7 +81,7 @@ class GatewayOffError(DomainError):
 
 
 class GatewayFullError(DomainError):
-    """As much as may is on its way through the gateway already."""
+    """The gateway has no place for the call, or no room for its bytes."""
 
 
 class GatewayStalledError(DomainError):

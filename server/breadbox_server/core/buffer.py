@@ -216,7 +216,7 @@ class ReplayBuffer:
         granting.time_out_overdue(state, now=now)
 
     def replay(self, entry: Entry, *, now: float) -> None:
-        """Do what is due, then once more what an entry says was done; no request may be waiting."""
+        """Apply what is due, then an entry of the journal; no request may be waiting."""
         if isinstance(entry, FragmentTaken):
             if now >= self._quiet_until:
                 self._be_quiet(now=now)

@@ -185,7 +185,7 @@ class BufferSet:
         return entries
 
     def replay(self, entries: Iterable[tuple[float, Entry]]) -> None:
-        """Do once more what entries after a snapshot say was done, each at its time.
+        """Apply the entries after a snapshot, each at its time.
 
         For a set fresh from `restore`; call `handle_timer` of the present afterwards. Of the
         replayed past's events only `PayloadsDisposable` matters. After a ReplayError the set is

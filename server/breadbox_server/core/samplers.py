@@ -88,12 +88,12 @@ class UniformSampler(Sampler):
         self._chunks: list[Candidate] = []
 
     def add(self, chunk: Candidate) -> None:
-        """Put it at the end of the array."""
+        """Put a chunk at the end of the array."""
         chunk.sampler_position = len(self._chunks)
         self._chunks.append(chunk)
 
     def remove(self, chunk: Candidate) -> None:
-        """Fill its place with the last one."""
+        """Fill a chunk's place with the last one."""
         last = self._chunks.pop()
         if last is not chunk:
             self._chunks[chunk.sampler_position] = last
@@ -116,7 +116,7 @@ class UniformSampler(Sampler):
         return [chunks[at].chunk_id for at in drawn]
 
     def probabilities(self, chunks: Iterable[Candidate]) -> list[float]:
-        """The same for each."""
+        """Return the same probability for each chunk."""
         probability = 1.0 / len(self._chunks)
         return [probability for _ in chunks]
 
@@ -162,7 +162,7 @@ class PrioritisedSampler(Sampler):
         self._sums = [0.0] * (2 * TREE_SIZE_MIN)
 
     def add(self, chunk: Candidate) -> None:
-        """Put it at the end of the array."""
+        """Put a chunk at the end of the array."""
         position = len(self._chunks)
         if position == self._leaves_at:
             self._grow()
@@ -171,7 +171,7 @@ class PrioritisedSampler(Sampler):
         self._put(position, self._weigh(chunk))
 
     def remove(self, chunk: Candidate) -> None:
-        """Fill its place with the last one."""
+        """Fill a chunk's place with the last one."""
         position = self._positions.pop(chunk.chunk_id)
         last = self._chunks.pop()
         end = len(self._chunks)
@@ -182,7 +182,7 @@ class PrioritisedSampler(Sampler):
         self._put(end, 0.0)
 
     def update(self, chunk: Candidate) -> None:
-        """Weigh it anew."""
+        """Set a chunk's weight anew."""
         self._put(self._positions[chunk.chunk_id], self._weigh(chunk))
 
     def clear(self) -> None:
@@ -277,17 +277,17 @@ class OrderedSampler(Sampler):
         self._first: LazyHeap[Place] = LazyHeap(lambda place: self._places.get(place[-1]) == place)
 
     def add(self, chunk: Candidate) -> None:
-        """Put it where it belongs."""
+        """Insert a chunk at its place in the order."""
         place = self._places[chunk.chunk_id] = self._place(chunk)
         self._first.push(place)
 
     def remove(self, chunk: Candidate) -> None:
-        """Forget it."""
+        """Forget a chunk."""
         del self._places[chunk.chunk_id]
         self._first.compact(len(self._places))
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all chunks."""
         self._places.clear()
         self._first.replace(())
 
@@ -320,7 +320,7 @@ class ByPrioritySampler(OrderedSampler):
         super().__init__(lambda chunk: (sign * chunk.priority, next(set_numbers), chunk.chunk_id))
 
     def update(self, chunk: Candidate) -> None:
-        """Put it where it belongs now, behind those that are equal."""
+        """Move a chunk to its place in the order, behind those that are equal."""
         self.add(chunk)
         self._first.compact(len(self._places))
 

@@ -120,7 +120,7 @@ class BufferSnapshot:
 
 
 def take(state: BufferState) -> BufferSnapshot:
-    """Write down a buffer; O(everything held)."""
+    """Return the snapshot of a buffer; O(everything held)."""
     table = state.holdings.table
     held = [table.held[chunk_id] for chunk_id in table.sampler.order()]
     return BufferSnapshot(

@@ -19,7 +19,7 @@ _ALL: Final[Key] = ("all", "")
 
 
 class Slot:
-    """The place of one call: of the caller with a token, or without one of a connection."""
+    """The place of one call, which counts for its token or, without one, its connection."""
 
     def __init__(self, caller: str, peer: str) -> None:
         self._loop = asyncio.get_running_loop()

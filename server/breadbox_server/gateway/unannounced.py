@@ -27,7 +27,7 @@ class _Held:
 
 
 class Unannounced:
-    """Accounts: `bytes_max` for one caller, `limits.UNANNOUNCED_CALLERS` times that for all."""
+    """Bound unannounced bytes by caller and, `limits.UNANNOUNCED_CALLERS` times that, in all."""
 
     def __init__(self, bytes_max: int, *, keep_s: float) -> None:
         self.bytes_max = bytes_max
@@ -43,7 +43,7 @@ class Unannounced:
         """That have come, altogether."""
 
     def bytes_of(self, caller: str) -> int:
-        """What a caller has written, or is writing."""
+        """Return the bytes that a caller has written, or is writing."""
         return self._bytes[caller]
 
     def add(
@@ -93,7 +93,7 @@ class Unannounced:
             held.give_up = give_up
 
     def of(self, caller: str, payload_id: PayloadId) -> PayloadReference | None:
-        """A payload, if this caller wrote it and it is not announced yet."""
+        """Return a payload that this caller wrote and has not announced, or None."""
         held = self._of.get(caller, {}).get(payload_id)
         return None if held is None else held.reference
 
@@ -102,7 +102,7 @@ class Unannounced:
         return payload_id in self._held and self.of(caller, payload_id) is None
 
     def forget(self, payload_id: PayloadId) -> None:
-        """Count a payload no more: it is announced, or deleted, or another's."""
+        """Stop counting a payload: it is announced, or deleted, or another's."""
         held = self._held.pop(payload_id, None)
         if held is None:
             return

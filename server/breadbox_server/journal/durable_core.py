@@ -128,17 +128,17 @@ class DurableCore:
         return self.buffers.describe(buffer, now=self.clock.now())
 
     def judge(self, buffer: BufferName, fragment: Fragment) -> Appended | None:
-        """Return what would be refused, without changing anything; see `BufferSet.judge`."""
+        """Return how a fragment would be refused, or None; see `BufferSet.judge`."""
         return self.buffers.judge(buffer, fragment, now=self.clock.now())
 
     def may_overtake(
         self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome
     ) -> bool:
-        """Say whether a fragment leaves an earlier one what it waits for; see `BufferSet`."""
+        """Return whether a fragment leaves an earlier one what it waits for; see `BufferSet`."""
         return self.buffers[buffer].may_overtake(fragment, waits_for)
 
     async def durable_model(self, buffer: BufferName) -> ModelState:
-        """Return what is current once that is durable; it waits only right after a change."""
+        """Return the model once it is durable; this waits only right after a change."""
         async with self.durable_refusals():
             state = self.buffers[buffer].model
         if self.undurable_models:
@@ -146,7 +146,7 @@ class DurableCore:
         return state
 
     def when_settled(self, effect: Callable[[], None]) -> None:
-        """Call once everything decided so far is durable; see `Turns.when_settled`."""
+        """Call an effect once everything decided so far is durable; see `Turns.when_settled`."""
         self.turns.when_settled(effect)
 
     def unused_s(self, buffer: BufferName) -> float:
@@ -160,7 +160,7 @@ class DurableCore:
     # --- life ----------------------------------------------------------------------------------
 
     def check_serving(self) -> None:
-        """See that what begins now may begin."""
+        """Raise DrainingError if the server takes no new work."""
         if self._is_draining:
             raise DrainingError
 

@@ -78,19 +78,19 @@ class Heartbeats:
         self._thread = threading.Thread(target=self._run, name="breadbox-heartbeats", daemon=True)
 
     def start(self) -> None:
-        """Send them from now on."""
+        """Send heartbeats from now on."""
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Whether more are to come."""
+        """Whether more heartbeats are to come."""
         return self._thread.is_alive()
 
     def end(self) -> None:
-        """Send none any more, but for one that is under way. Idempotent."""
+        """Send no more heartbeats, but for one that is under way. Idempotent."""
         self._ended.set()
 
     def close(self) -> None:
-        """Send none any more; block until the one under way is sent."""
+        """Send no more heartbeats; block until the one under way is sent."""
         self.end()
         self._thread.join()
 
@@ -259,7 +259,7 @@ def _is_held(archive: JournalArchive, error: JournalHeldError, remedy: str) -> S
 
 
 def check_standby(settings: Settings) -> None:
-    """See that a standby, if this is to be one, could go on wherever the other server runs."""
+    """Raise StartError if this is to be a standby that could not take over from another machine."""
     if not settings.is_standby:
         return
     if settings.takes_over:

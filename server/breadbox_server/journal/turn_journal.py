@@ -66,7 +66,7 @@ class TurnJournal:
 
     @property
     def replay_s(self) -> float:
-        """CPU time that this would take."""
+        """CPU seconds that replaying the backlog would take."""
         return self.backlog.entry_count * self.entry_s
 
     @property

@@ -182,7 +182,7 @@ class Turns:
         )
 
     def when_settled(self, effect: Callable[[], None]) -> None:
-        """Call back once everything decided so far is durable; see `settled` for claims."""
+        """Call an effect once everything decided so far is durable; see `settled` for claims."""
         turn = self._pending()
         if turn is not None:
             turn.effects.append(effect)
@@ -203,7 +203,7 @@ class Turns:
         await self.ours()
 
     async def settled_or_away(self) -> None:
-        """As `settled`, for a mere look: not for longer than it takes to notice an outage."""
+        """Wait as `settled`, but no longer than until an outage would be noticed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(0.0 if self.away_s >= OUTAGE_S else OUTAGE_S):
                 await self.settled()
@@ -220,7 +220,7 @@ class Turns:
         await self._found_ours.wait()
 
     async def known(self) -> None:
-        """Return as `settled`, and knowing what another server may have decided until now.
+        """Wait as `settled`, and until the journal has named its owner since the call began.
 
         A refusal may rest on what this server does not know: one started with `--take-over`, which
         has not waited for this claim's expiry, may have granted a lease. So the journal is asked

@@ -26,7 +26,7 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}
 
 
 def local_address(environment: Mapping[str, str]) -> str:
-    """Where the server with these settings can be reached from beside it."""
+    """Return the address of the server with these settings, as seen from its own machine."""
     if path := environment.get("BREADBOX_LOCAL_SOCKET"):
         return f"unix:{path}"
     host, _, port = environment.get("BREADBOX_LISTEN", "127.0.0.1:50051").rpartition(":")

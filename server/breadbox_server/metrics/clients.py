@@ -36,7 +36,7 @@ class ClientCensus:
         self._seen_at: dict[tuple[str, Role], float] = {}
 
     def seen(self, peer: str, role: Role) -> None:
-        """A connection made a call; `peer` is what gRPC names it."""
+        """Note that a connection made a call; `peer` is what gRPC names it."""
         key = (peer, role)
         # Out and in again, so that the dictionary is in order of last sight.
         self._seen_at.pop(key, None)

@@ -74,7 +74,7 @@ class Fetches:
         self._core.pump()
 
     def tell(self, event: FetchGranted | FetchRefused | WaitElapsed) -> None:
-        """Wake the fetch of an outcome, which is durable."""
+        """Wake the fetch that waits for an outcome, which is durable."""
         match event:
             case FetchGranted() | WaitElapsed():
                 future = self._callers.get(event.caller_id)

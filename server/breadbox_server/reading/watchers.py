@@ -118,7 +118,7 @@ class Watchers:
             self.wake(buffer)
 
     def turn_away(self, error: Exception) -> None:
-        """Fail all of them."""
+        """Fail all waiting callers with an error."""
         for watchers in self._of.values():
             for future in watchers:
                 if not future.done():

@@ -90,7 +90,7 @@ def _sendable(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """The outermost interceptor: every error that a handler raises is reported (`status.told`).
+    """The outermost interceptor: it reports every error of a handler (`status.status_of`).
 
     `gate` is asked before a request is read; `traffic` for a call's place and message.
     """

@@ -238,11 +238,11 @@ class PortConnections:
         self._port = 0 if address.startswith("unix:") else int(address.rpartition(":")[2])
 
     def peers(self) -> set[str]:
-        """All there are; takes some microseconds for every open file. From any thread."""
+        """Return all peers; takes some microseconds for every open file. From any thread."""
         return {peer for _, peer in self._files()}
 
     def close(self, peers: Iterable[str]) -> None:
-        """Hang up on some; gRPC sees their ends. From any thread."""
+        """Hang up on some peers; gRPC sees their ends. From any thread."""
         wanted = set(peers)
         for file, peer in self._files():
             if peer in wanted:

@@ -251,7 +251,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         return response
 
     async def ReadFragments(self, request: pb.ReadFragmentsRequest, context: Context) -> bytes:
-        """Tell what came after a cursor; a ReadFragmentsResponse, encoded once for all like it."""
+        """Return the chunks after a cursor; the response is encoded once for equal readers."""
         inline_bytes_max = convert.inline_bytes_max(request)
         found, reply, lease = await self._driver.reading.read(
             convert.buffer_name(request.buffer),
@@ -439,7 +439,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     async def GetStoreConfig(
         self, request: pb.GetStoreConfigRequest, context: Context
     ) -> pb.GetStoreConfigResponse:
-        """Say where payloads live."""
+        """Return the payload store's URL and settings."""
         settings = self._settings
         server_time = Timestamp()
         server_time.FromNanoseconds(time.time_ns())

@@ -97,18 +97,18 @@ class UntakenReplies:
 
     @property
     def total_bytes(self) -> int:
-        """Of all that are not taken."""
+        """Bytes of all replies that are not taken."""
         return self._bytes[_ALL]
 
     def is_full(self, peer: str, token: str) -> bool:
-        """Whether another large answer might not be given: to make it would be for nothing."""
+        """Whether another large reply might not be sent, so that making it would be for nothing."""
         return any(
             self._bytes[key] > UNTAKEN_BYTES_OF[key[0]] - INLINE_REPLY_BYTES_MAX
             for key in _shares(peer, token)
         )
 
     def hold(self, peer: str, token: str, size_bytes: int) -> PendingReply | None:
-        """Count an answer that is about to leave, or return None if there is no room for it.
+        """Count a reply that is about to be sent, or return None if there is no room for it.
 
         A small holder is not refused because of others: the largest holder is hung up on.
         """
@@ -122,7 +122,7 @@ class UntakenReplies:
         return held
 
     def release(self, held: PendingReply) -> None:
-        """Count an answer no more."""
+        """Stop counting a reply."""
         if held in self._held:
             del self._held[held]
             self.released_bytes += held.size_bytes
@@ -132,7 +132,7 @@ class UntakenReplies:
                     del self._bytes[key]
 
     def _full_for(self, held: PendingReply) -> Key | None:
-        """The bound that an answer would exceed; one alone exceeds none."""
+        """Return the bound that a reply would exceed, or None; a single reply exceeds none."""
         for key in reversed(held.keys):
             if 0 < self._bytes[key] > UNTAKEN_BYTES_OF[key[0]] - held.size_bytes:
                 return key
@@ -197,7 +197,7 @@ class Call:
 
 
 class Traffic:
-    """What is in progress, and what may be. Used from the loop's thread only."""
+    """The calls in progress, and the bounds on them. For the loop's thread only."""
 
     def __init__(
         self, metrics: Metrics, connections: PortConnections, connections_max: int
@@ -287,12 +287,12 @@ class Traffic:
             self._of_token[token] += 1
 
     def check_untaken(self, call: Call) -> None:
-        """Raise ServerBusyError if too much is not taken already for a large answer."""
+        """Raise ServerBusyError if replies that are not taken leave no room for a large one."""
         if self._untaken.is_full(own_name(call.peer), call.token):
             raise self._busy("untaken", _UNTAKEN)
 
     def hold(self, call: Call, size_bytes: int) -> PendingReply:
-        """Count an answer that is about to leave; raise ServerBusyError if there is no room."""
+        """Count a reply that is about to be sent; raise ServerBusyError if there is no room."""
         held = self._untaken.hold(own_name(call.peer), call.token, size_bytes)
         if held is None:
             raise self._busy("untaken", _UNTAKEN)

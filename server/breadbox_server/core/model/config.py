@@ -21,7 +21,7 @@ BUFFER_NAME_LENGTH_MAX = 64
 
 
 class FullPolicy(Enum):
-    """What an append meets when there is no room."""
+    """What happens to an append for which there is no room."""
 
     EVICT = "evict"
     BLOCK = "block"

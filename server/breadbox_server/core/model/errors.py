@@ -56,7 +56,7 @@ class BufferExistsError(DomainError):
 
 
 class BuffersFullError(DomainError):
-    """The server holds as many buffers as it may, or of them a token's as many as are left."""
+    """The server, or the share of it left to a token, has as many buffers as it can."""
 
     def __init__(self, limit: int, own_count: int | None = None) -> None:
         own = "" if own_count is None else f"{own_count} of this token's and may have no more of "
@@ -130,7 +130,7 @@ class SubscriptionExistsError(DomainError):
 
 
 class SubscriptionsFullError(DomainError):
-    """The buffer has as many subscriptions as it may."""
+    """The buffer has its maximum of subscriptions."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the buffer has its limit of {limit} subscriptions; delete one first")

@@ -54,7 +54,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class FetchGranted(Event):
-    """A caller gets its share. Tell it, or answer with `UndeliveredGrant`."""
+    """A caller gets its share. Report it, or answer with `UndeliveredGrant`."""
 
     caller_id: CallerId
     lease_id: LeaseId

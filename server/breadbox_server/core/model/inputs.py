@@ -45,7 +45,7 @@ class ReleaseMode(Enum):
 
 @dataclass(slots=True, unsafe_hash=True)
 class Payload:
-    """Where bytes live; opaque to the core but for their size. Never changed once made."""
+    """Reference to stored bytes; the core looks at their size alone. Never changed once made."""
 
     payload_id: ids.PayloadId
     size_bytes: int

@@ -74,7 +74,7 @@ class SessionSchemas(dict[int, Schema]):
         return UNSAID if schema_hash == NO_SCHEMA else self.get(schema_hash)
 
     def note(self, schema_hash: int) -> None:
-        """Remember of an admitted fragment that its producer does not say its schema."""
+        """Remember `NO_SCHEMA` if an admitted fragment declares no schema."""
         if schema_hash == NO_SCHEMA and NO_SCHEMA not in self and not self.is_full:
             self[NO_SCHEMA] = UNSAID
 

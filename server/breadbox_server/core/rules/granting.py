@@ -107,7 +107,7 @@ def _repeat(state: BufferState, grant: Grant, input: inputs.Fetch) -> CallerId:
 
 
 def cancel(state: BufferState, input: inputs.CancelFetch, *, now: float) -> None:
-    """Let a caller go that waits; its request goes with its last caller (B8)."""
+    """Remove a waiting caller; its request goes with its last caller (B8)."""
     if input.caller_id in state.waiters:
         state.waiters.remove_caller(input.caller_id)
         state.counters["fetches_cancelled"] += 1
@@ -232,7 +232,7 @@ def _draw(state: BufferState, waiter: Waiter, *, now: float) -> None:
 
 
 def replay(state: BufferState, made: GrantMade, *, now: float) -> None:
-    """Make a written grant once more; it counts as reported once.
+    """Apply a journalled grant again; it counts as reported once.
 
     ReplayError if it does not fit.
     """

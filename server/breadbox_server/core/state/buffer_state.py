@@ -113,7 +113,7 @@ class BufferState:
         return Flow(len(self.holdings.table.held), meter.inserted_count, meter.delivered_count)
 
     def may_grant(self, chunk_count: int, world_size: int) -> bool:
-        """Whether a request could be granted now, were it its turn."""
+        """Whether a request could be granted now if it were the first in the queue."""
         return (
             self.holds(chunk_count)
             and self.has_leases_for(world_size)

@@ -102,7 +102,7 @@ class ArrivalOrder:
         """Count and bytes of what is held, by the block of ids, or None if never asked for."""
 
     def add(self, chunk: Chunk) -> None:
-        """Take a chunk that is held from now on: O(1) for a new one, else a search and a move."""
+        """Add a chunk that is held from now on: O(1) for a new one, else a search and a move."""
         if self._blocks is not None:
             _count(self._blocks, chunk)
         ids, chunk_id = self._ids, chunk.chunk_id
@@ -116,7 +116,7 @@ class ArrivalOrder:
             ids.insert(place, chunk_id)
 
     def remove(self, chunk: Chunk) -> None:
-        """Let a chunk go that is held no more; O(1) amortised."""
+        """Remove a chunk that is not held any more; O(1) amortised."""
         if self._blocks is not None:
             number = chunk.chunk_id >> BLOCK_BITS
             block = self._blocks[number]
@@ -245,7 +245,7 @@ class ChunkTable:
         self.arrived.forget()
 
     def remove_many(self, chunks: Iterable[Chunk], state: ChunkState) -> None:
-        """Let held chunks go, USED_UP or GONE, at less than the cost of removing each."""
+        """Remove held chunks, as USED_UP or GONE, at less than the cost of removing each."""
         held, counts, remove = self.held, self.count_by_version, self.sampler.remove
         for chunk in chunks:
             version = chunk.version
@@ -268,7 +268,7 @@ class ChunkTable:
         self._by_version.compact(len(held))
 
     def clear(self) -> list[Chunk]:
-        """Let all chunks go, GONE, at a fraction of the cost of removing each; by age."""
+        """Remove all chunks, as GONE, at a fraction of the cost of removing each; by age."""
         gone = self.by_age()
         for chunk in gone:
             chunk.state = ChunkState.GONE

@@ -24,7 +24,7 @@ RETAINED_AFTER = frozenset({EvictionReason.USED_UP, EvictionReason.STALE})
 
 
 class ChunkHoldings:
-    """What a buffer does with closed chunks; its callers decide why.
+    """Hold, lease and evict the closed chunks of a buffer; callers decide why.
 
     `remover` says which chunks leave for room; None: the oldest. `removal_seed` seeds its choices.
     """

@@ -34,7 +34,7 @@ SUBSCRIPTIONS_MAX: Final = 256
 
 @dataclass(slots=True)
 class Subscription:
-    """A reader's cursor, kept for it."""
+    """A named cursor of a reader, which the buffer keeps."""
 
     name: SubscriptionName
     is_retaining: bool
@@ -72,7 +72,7 @@ class Subscriptions:
     # Subscriptions ---------------------------------------------------------------------------
 
     def all(self) -> tuple[Subscription, ...]:
-        """List them, by name."""
+        """List the subscriptions, by name."""
         self._settle()
         return tuple([self._by_name[name] for name in sorted(self._by_name)])
 
@@ -84,7 +84,7 @@ class Subscriptions:
         return found
 
     def add(self, subscription: Subscription) -> bool:
-        """Take one in, and return whether it was not there; the limits are checked."""
+        """Add a subscription, and return whether it was not there; the limits are checked."""
         found = self._by_name.get(subscription.name)
         if found is not None:
             if found.is_retaining != subscription.is_retaining:
@@ -97,7 +97,7 @@ class Subscriptions:
         return True
 
     def remove(self, name: SubscriptionName) -> None:
-        """Delete one, and let go of the chunks that no other has to pass."""
+        """Delete a subscription, and let go of the chunks that no other has to pass."""
         del self._by_name[self[name].name]
         self._let_passed_go()
 
@@ -115,7 +115,7 @@ class Subscriptions:
         return chunk.chunk_id > self._retaining_min
 
     def _line_up(self) -> None:
-        """Put those that retain in order anew, after one came, left or moved."""
+        """Sort the retaining subscriptions again after one came, left or moved."""
         self._settle()
         retaining = [each for each in self._by_name.values() if each.is_retaining]
         self._retaining = sorted(retaining, key=lambda each: each.cursor)
@@ -149,12 +149,12 @@ class Subscriptions:
     # Chunks ----------------------------------------------------------------------------------
 
     def hold_used_up(self, chunk: Chunk) -> None:
-        """Let a chunk be read that has left the table for its uses, and is leased."""
+        """Keep a leased chunk readable that has left the table because its uses were used up."""
         self.left[chunk.chunk_id] = chunk
         self.arrived.add(chunk)
 
     def take_back(self, chunk: Chunk) -> bool:
-        """Forget such a chunk, and return whether it could be read."""
+        """Forget a chunk out of the table, and return whether it could be read."""
         is_known = self.left.pop(chunk.chunk_id, None) is not None
         if is_known:
             self.arrived.remove(chunk)

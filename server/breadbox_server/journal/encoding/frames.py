@@ -37,7 +37,7 @@ def frame_turn(before: int, sequence: int, body: bytes) -> tuple[bytes, int]:
 
 
 def open_turn(before: int, sequence: int, record: bytes) -> tuple[bytes, int]:
-    """Body and chain of a turn's record."""
+    """Return body and chain of a turn's record, or raise JournalFormatError."""
     if not record.startswith(TURN_MAGIC) or len(record) < _TURN.size:
         raise JournalFormatError("a record is damaged, or is of another version of Breadbox")
     _, chain = _TURN.unpack_from(record)
@@ -54,7 +54,7 @@ def frame_snapshot(sequence: int, body: bytes, chain: int | None = None) -> byte
 
 
 def open_snapshot(sequence: int, record: bytes) -> tuple[bytes, int]:
-    """Body of a snapshot's record, and the chain that its turns go on from."""
+    """Return body of a snapshot's record, and the chain that its turns go on from."""
     if not record.startswith(SNAPSHOT_MAGIC) or len(record) < _SNAPSHOT.size:
         raise JournalFormatError("a snapshot is damaged, or is of another version of Breadbox")
     _, chain, checksum = _SNAPSHOT.unpack_from(record)

@@ -121,7 +121,7 @@ class JournalWriter(Protocol):
 
     @property
     def claim(self) -> Claim:
-        """Under which it writes; of a later epoch once the journal was begun again."""
+        """The claim under which it writes; of a later epoch once the journal was begun again."""
 
     @property
     def carries_payloads(self) -> bool:
@@ -191,4 +191,4 @@ class JournalView(JournalArchive, Protocol):
     """A journal that others can follow while one server writes it."""
 
     def look(self, first: int) -> JournalStatus:
-        """See what there is from a turn on; changes nothing."""
+        """Return the journal's status, with its turns from one on; change nothing."""
