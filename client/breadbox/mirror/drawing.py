@@ -34,7 +34,7 @@ RewardMap = Callable[[NDArray[np.float32]], NDArray[Any]]
 
 
 class Draws:
-    """Choose steps, under the lock of the holdings."""
+    """Choose steps to draw, under the lock of the storage."""
 
     def __init__(self, held: StepStorage, rng: np.random.Generator) -> None:
         self.rng = rng

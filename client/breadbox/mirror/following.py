@@ -91,10 +91,10 @@ class Target(NamedTuple):
     chunk_id: int | None
     """The newest chunk; None or NONE if there was none."""
     begun_count: int
-    """How often the follower has to have restarted by then."""
+    """How often the reader has to have restarted by then."""
 
     def is_met(self, now: Progress) -> bool:
-        """Return True if a follower has come that far."""
+        """Return True if a reader has come that far."""
         if now.begun_count < self.begun_count:
             return False  # Its steps are of the buffer before it was set back.
         return self.chunk_id in (None, NONE) or (
@@ -139,7 +139,7 @@ class MirrorReader:
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
     def go_on_from(self, begun_count: int, skipped_chunk_count: int) -> None:
-        """Continue the counts of a follower that this replaces; no first outage ends it."""
+        """Continue the counts of a reader that this replaces; no first outage ends it."""
         self.begun_count, self.skipped_chunk_count = begun_count, skipped_chunk_count
         self._is_successor = True
 

@@ -51,12 +51,12 @@ def path_parts(path: str) -> list[str | int]:
 
 
 def field_of(path: str) -> str:
-    """The field of a fragment or batch that a path begins with: `obs` of `obs.image`."""
+    """Return the field of a fragment or batch that a path begins with: `obs` of `obs.image`."""
     return _FIELD_ENDS.split(path, maxsplit=1)[0]
 
 
 def is_within(path: str, part: str) -> bool:
-    """Whether a path is `part`, or leads to something in it."""
+    """Return whether a path is `part`, or leads to something in it."""
     return path.startswith(part) and path[len(part) : len(part) + 1] in ("", ".", "[")
 
 
@@ -98,7 +98,7 @@ def _take_apart(node: Tree, leaves: list[Any], node_count: list[int], depth: int
 
 
 def paths_of(structure: Structure) -> list[str]:
-    """Path of every leaf of a structure, in order."""
+    """Return the path of every leaf of a structure, in order."""
     paths: list[str] = []
 
     def visit(node: Structure, path: str) -> None:
@@ -172,7 +172,7 @@ def _mapped(function: Callable[..., Any], tree: Tree, others: tuple[Tree, ...]) 
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf with its path, in order; whatever the keys of dicts are."""
+    """Yield every leaf with its path, in order; whatever the keys of dicts are."""
     if isinstance(tree, Mapping):
         for key, child in tree.items():
             yield from leaves(child, child_path(path, str(key)))
@@ -211,19 +211,19 @@ def _contained(node: Any) -> Tree:
 
 
 def row(tree: Tree, index: int) -> Tree:
-    """One row of every leaf, as a view; of a leaf with one axis, the scalar."""
+    """Return one row of every leaf, as a view; of a leaf with one axis, the scalar."""
     return map_tree(lambda leaf: leaf[index], tree)
 
 
 def rows(tree: Tree, start: int | None, stop: int | None) -> Tree:
-    """The same rows of every leaf, as views."""
+    """Return the same rows of every leaf, as views."""
     if type(tree) is np.ndarray:  # First, because most are.
         return tree[start:stop]
     return map_tree(lambda leaf: leaf[start:stop], tree)
 
 
 def take(tree: Tree, chosen: NDArray[np.integer[Any]]) -> Tree:
-    """Chosen rows of every leaf, copied."""
+    """Return chosen rows of every leaf, copied."""
     return map_tree(lambda leaf: leaf[chosen], tree)
 
 
@@ -237,7 +237,7 @@ def concat(trees: Sequence[Tree]) -> Tree:
 
 
 def leaf_numbers(structure: Structure) -> Iterator[int]:
-    """Every leaf number in a structure, in order."""
+    """Yield every leaf number in a structure, in order."""
     if isinstance(structure, dict):
         for node in structure.values():
             yield from leaf_numbers(node)

@@ -34,7 +34,7 @@ class UniformPayloads(NamedTuple):
     """uint8[payload, byte of the body]."""
 
     def column(self, index: int) -> NDArray[np.uint8]:
-        """uint8[payload, byte]: one array of each, by its index."""
+        """Return one array of each payload, by its index: uint8[payload, byte]."""
         start = self.head.places.offsets[index]
         return self.bodies[:, start : start + self.head.places.sizes[index]]
 

@@ -296,7 +296,7 @@ class Selection:
         self._steps = steps
 
     def includes(self, field_name: str) -> bool:
-        """Whether a field of `Fragment` is read, or a part of it."""
+        """Return whether a field of `Fragment`, or a part of it, is read."""
         return self._columns is None or any(
             field_of(column) == field_name for column in self._columns
         )
@@ -356,7 +356,7 @@ class Selection:
         return None if self._matching(arrays[structure].name) is None else structure
 
     def reads(self, name: str) -> bool:
-        """Whether the array of this name is read."""
+        """Return whether the array of this name is read."""
         return self._matching(name) is not None
 
     def _matching(self, name: str) -> set[str] | None:
@@ -393,7 +393,7 @@ def _cut_to_steps(tree: dict[str, Any], steps: tuple[int, int], step_count: int)
 
 
 def check_fields(tree: Any) -> dict[str, Any]:
-    """Return a tree, or structure, that is a fragment's."""
+    """Return a tree, or structure, of a fragment; raise PayloadCorruptError for another."""
     if not isinstance(tree, dict) or tree.keys() != set(FIELDS):
         raise PayloadCorruptError("the payload is not a fragment's")
     return tree

@@ -33,7 +33,7 @@ class BackgroundTask:
             self._turn.release()
 
     def go_on(self, perform: Callable[[Effect], Any]) -> float | None:
-        """Run it until it sleeps; return for how many seconds, or None if it has returned."""
+        """Run the operation until it sleeps; return the seconds, or None if it has returned."""
         with self._turn:
             if self.has_ended:
                 return None
@@ -81,7 +81,7 @@ class BackgroundRunner:
         return task
 
     def forget(self, task: BackgroundTask) -> None:
-        """Do not run an operation again."""
+        """Drop a task: its operation does not run again."""
         with self._wake:
             self._due_at.pop(task, None)
 

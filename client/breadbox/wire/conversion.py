@@ -290,5 +290,5 @@ def read_from_wire(message: pb.ReadFragmentsResponse) -> types.FragmentRead:
 
 
 def release_mode_to_wire(mode: types.ReleaseMode) -> pb.ReleaseMode:
-    """Say how a lease ends."""
+    """Return the value on the wire of a release mode."""
     return _RELEASE_MODES[mode]  # type: ignore[return-value]

@@ -21,7 +21,7 @@ NOTHING: Mapping[str, Any] = {}
 
 
 def seconds(span: Duration) -> float:
-    """Read a span."""
+    """Return the seconds of a span."""
     return float(span.seconds + span.nanos / 1e9)
 
 
@@ -312,7 +312,7 @@ _NO_DEFAULT = object()
 
 
 class members(dict[int, Any]):  # noqa: N801 - read as a function
-    """Members of an enum by number: `LEASE_END_EXPIRED` on the wire is `LeaseEnd.EXPIRED`."""
+    """Return the members of an enum by number: `LEASE_END_EXPIRED` is `LeaseEnd.EXPIRED`."""
 
     def __init__(self, on_wire: Any, enum: type[Enum]) -> None:
         zero = on_wire.values_by_number[0].name

@@ -20,7 +20,7 @@ NO_SCHEMA: Final = 0
 
 
 def message_of(arrays: Iterable[tuple[str, str, Iterable[int]]]) -> schema_pb2.Schema:
-    """Say a schema: (path, dtype, shape) of each array, in any order."""
+    """Return the message of a schema: (path, dtype, shape) of each array, in any order."""
     message = schema_pb2.Schema()
     for path, dtype, shape in sorted(arrays, key=lambda each: each[0].encode()):
         message.arrays.add(path=path, dtype=dtype, shape=shape)
@@ -28,5 +28,5 @@ def message_of(arrays: Iterable[tuple[str, str, Iterable[int]]]) -> schema_pb2.S
 
 
 def hash_of(message: schema_pb2.Schema) -> int:
-    """Hash of a schema that `message_of` made."""
+    """Return the hash of a schema that `message_of` made."""
     return xxhash.xxh3_64_intdigest(message.SerializeToString(deterministic=True)) or 1

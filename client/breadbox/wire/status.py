@@ -36,11 +36,11 @@ class Failure:
         self.text = self.text or "no details"
 
     def text_of(self, key: str) -> str:
-        """A field that varies; empty when the server did not send it."""
+        """Return a field that varies, or "" if the server did not send it."""
         return self.metadata.get(key, "")
 
     def number_of(self, key: str) -> int:
-        """A field that varies, as a whole number; -1 when it is absent or none."""
+        """Return a field that varies as a whole number, or -1 if it is absent or none."""
         try:
             return int(self.metadata[key])
         except (KeyError, ValueError):
@@ -184,7 +184,7 @@ BY_CODE: Mapping[grpc.StatusCode, _Maker] = {
 
 
 def error_of(failure: Failure) -> errors.ReplayBufferError:
-    """The error that a caller of the library meets."""
+    """Return the error that a caller of the library gets for a failure."""
     known = errors_pb2.ErrorReason.DESCRIPTOR.values_by_name.get(failure.reason)
     make = (known and BY_REASON.get(known.number)) or BY_CODE.get(failure.code, _unknown)
     error = make(failure)

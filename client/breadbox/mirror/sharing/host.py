@@ -6,7 +6,7 @@ comes and log lines go, and the memory to fill. Other processes send requests:
 attach   return the shape of the memory and its descriptor; the connection stays open
 target   return the point that stands for all that the buffer holds now
 why      return what keeps steps from coming
-failure  return the error that ended the follower
+failure  return the error that ended the reader
 clear    remove all steps
 """
 

@@ -129,7 +129,7 @@ class ProcessSource:
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that ended it, or None."""
+        """The error that ended the process, or None."""
         if self._failure is None and self.held.head.has_failed:
             try:
                 self._ask("failure")

@@ -93,7 +93,7 @@ class StepStorage:
         return [slice(start, size), slice(0, start + count - size)]
 
     def refresh(self) -> Check:
-        """See what there is now, and return a check for later, without the lock."""
+        """Look up which steps there are; return a check of that for later, without the lock."""
         return self._still_has
 
     def _still_has(self, number: int) -> bool:
@@ -104,7 +104,7 @@ class StepStorage:
         return True
 
     def held_up(self) -> AbstractContextManager[Any]:
-        """Return a context in which nothing goes; for moments only."""
+        """Return a context in which no step is removed; for moments only."""
         return self.changed
 
     def wait_for(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
@@ -148,7 +148,7 @@ class FilledStepStorage(StepStorage):
         self.priorities = StepPriorities(self.row_count, next_number)
 
     def notify(self) -> None:
-        """Show readers what there is."""
+        """Show readers the steps that there are."""
         self.on_change()
         self.changed.notify_all()
 
