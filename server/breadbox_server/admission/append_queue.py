@@ -213,7 +213,7 @@ class RoomQueue:
         del self._places[place]
 
     def waiting(self) -> Iterator[PendingAppend]:
-        """Iterate over waiting appends in order; the queue must not change meanwhile."""
+        """Iterate over the waiting appends in order; do not change the queue meanwhile."""
         return (each for each in self._places.values() if each is not None and each.is_waiting)
 
     def waits_for(self) -> AdmissionOutcome | None:

@@ -81,7 +81,7 @@ def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
         pool: Any = client.connection_pool
         if issubclass(pool.connection_class, redis.asyncio.SSLConnection):
             pool.connection_class = _explaining_tls(pool.connection_class)
-        _require_known_options(pool)
+        _check_known_options(pool)
         return client
 
 
@@ -114,11 +114,11 @@ def _blocking_client(parsed: StoreUrl, retry: Retry) -> Any:
         return _sentinel_client(redis, parsed, options)
     with _url_errors(parsed):
         pool = BoundedPool.from_url(parsed.url, **options)
-        _require_known_options(pool)
+        _check_known_options(pool)
         return redis.Redis.from_pool(pool)
 
 
-def _require_known_options(pool: Any) -> None:
+def _check_known_options(pool: Any) -> None:
     """Make a connection object without connecting: redis-py checks options only then."""
     pool.connection_class(**pool.connection_kwargs)
 
@@ -175,7 +175,7 @@ def _sentinel_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> 
     if module is redis:
         for each in (client, *sentinel.sentinels):
             pool = each.connection_pool
-            pool.connection_class = bounded(pool.connection_class)
+            pool.connection_class = keeping_deadline(pool.connection_class)
     _close_together(client, sentinel.sentinels)
     return client
 
@@ -203,15 +203,15 @@ _SHARE: Final = 0.5
 
 
 class BoundedPool(redis.ConnectionPool):
-    """A pool of bounded connections."""
+    """A pool of connections that keep to the deadline in force."""
 
     def __init__(self, connection_class: Any = redis.connection.Connection, **options: Any) -> None:
-        super().__init__(connection_class=bounded(connection_class), **options)
+        super().__init__(connection_class=keeping_deadline(connection_class), **options)
 
 
 @cache
-def bounded(connection_class: Any) -> Any:
-    """A kind of connection that keeps to the deadline in force."""
+def keeping_deadline(connection_class: Any) -> Any:
+    """Return a kind of connection that keeps to the deadline in force."""
     if getattr(connection_class, "keeps_deadlines", False):
         return connection_class
 
