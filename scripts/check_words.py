@@ -44,7 +44,7 @@ HABITS = {
 HELD = {
     "unnamed actor": 179,
     "tell": 53,
-    "summary that begins with 'Of'": 17,
+    "summary that begins with 'Of'": 16,
     "'; None:' for 'or None if'": 16,
     "ride along": 7,
     "mend": 0,

@@ -36,7 +36,7 @@ BUG: Final = 5
 
 
 def compact(archive: JournalArchive, is_wanted: Callable[[], bool] = lambda: True) -> Recovered:
-    """Write a snapshot of everything that the journal holds; return what that is."""
+    """Write a snapshot of everything that the journal holds; return the core that it is of."""
     # Nothing is drawn here, so any generator will do.
     found = recover(archive, lambda taken: BufferSet.restore(taken, random.Random(0)))
     if found.turn_count and is_wanted():

@@ -57,7 +57,7 @@ class DurableCore:
         on_pumped: Callable[[], None],
     ) -> None:
         self.buffers = buffers
-        """The core, for looks at it; inputs go through `apply`, `apply_now` or `decide`."""
+        """The core, to be read; inputs go through `apply`, `apply_now` or `decide`."""
         self.clock = clock
         self._metrics = metrics
         self._on_events = on_events

@@ -46,7 +46,7 @@ _REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A core as it was."""
+    """A core rebuilt from a journal, and how far that was read."""
 
     buffers: BufferSet
     sequence: int

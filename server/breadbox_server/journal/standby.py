@@ -151,7 +151,7 @@ class JournalFollower:
         return 0.0 if self.is_read and lag_s < RETRY_S and not self.lag_turns else lag_s
 
     def is_warm(self) -> bool:
-        """Whether it could lead at once: all is read, but for what came within the last seconds."""
+        """Return True if it could lead immediately: it has read all but the last seconds."""
         return self.is_read and self.lag_s <= WARM_LAG_S_MAX
 
     @property
@@ -208,7 +208,7 @@ class Standby:
         self._outage = OutageLog(log, "following the journal")
 
     def refusal(self) -> StandbyError:
-        """The error that every caller gets."""
+        """Return the error that every caller gets."""
         follower = self._follower
         leader = follower.leader
         return StandbyError(
@@ -216,7 +216,7 @@ class Standby:
         )
 
     def reason(self) -> str:
-        """Why this server does not serve, for people."""
+        """Return why this server does not serve, for people."""
         follower = self._follower
         leads = f"{follower.leader.shown} leads" if follower.leader else "no server leads"
         behind = (
@@ -227,7 +227,7 @@ class Standby:
         return f"stands by: {leads}, epoch {follower.epoch}; {behind}"
 
     def is_warm(self) -> bool:
-        """Whether it could lead at once."""
+        """Return True if it could lead immediately."""
         return self._follower.is_warm()
 
     async def lead(self, check: Callable[[], Awaitable[None]]) -> tuple[Claim, Recovered | None]:

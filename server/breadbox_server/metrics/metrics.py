@@ -81,7 +81,7 @@ class WaitingFor(Enum):
     WORKERS = "workers"
     """A session is current, and no worker has appended anything to it."""
     LEASES = "leases"
-    """As many leases live as may; a learner holds on to what it has."""
+    """The maximum of leases is live; learners hold on to what they have."""
     CHUNKS = "chunks"
     """There are too few chunks, or the limiter holds them back."""
 

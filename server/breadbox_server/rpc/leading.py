@@ -51,7 +51,7 @@ class LeadershipStatus:
         self.be_certain(True)
 
     def be_certain(self, is_certain: bool) -> None:
-        """Lead while it is certain that the journal is this server's, else not: another may."""
+        """Lead if the journal is certainly this server's; else stop: another may lead."""
         driver = self._driver
         assert driver is not None, "it has not begun"
         self._metrics.leads.set(is_certain)

@@ -43,7 +43,7 @@ class Holder:
 
     @classmethod
     def of_this_process(cls) -> "Holder":
-        """This process, under a fresh token."""
+        """Return this process, under a fresh token."""
         boot = pid_namespace = started = ""
         with suppress(OSError):
             boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -62,17 +62,17 @@ class Holder:
             return cls(text)
 
     def to_text(self) -> str:
-        """One line for the journal."""
+        """Return one line for the journal."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         return json.dumps(fields, separators=(",", ":"))
 
     @property
     def shown(self) -> str:
-        """For people."""
+        """Name of the process, for people."""
         return f"process {self.pid} on {self.host}" if self.pid else "of unknown name"
 
     def is_dead(self) -> bool:
-        """Whether the process has certainly ended. False where that cannot be seen from here."""
+        """Return True if the process has certainly ended, as far as this host can see."""
         here = Holder.of_this_process()
         known = (here.boot, here.pid_namespace, here.started)
         if "" in known or (self.boot, self.pid_namespace) != known[:2]:
@@ -105,7 +105,7 @@ def _state_and_start(pid: int) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a server holds that may write a journal."""
+    """The right to write a journal, as one server holds it."""
 
     journal: str
     """Identity of the journal: random, made when it was begun."""
@@ -114,16 +114,16 @@ class Claim:
     holder: Holder
 
     def to_text(self) -> str:
-        """As the journal holds it: whole words, the epoch first."""
+        """Return the claim as the journal holds it: whole words, the epoch first."""
         return f"{self.epoch} {self.holder.token} {self.journal}"
 
     def raised(self, epoch: int) -> "Claim":
-        """The same holder's claim of a later epoch."""
+        """Return the same holder's claim of a later epoch."""
         return replace(self, epoch=epoch)
 
 
 def owner_from_text(text: str) -> tuple[int, str, str]:
-    """Epoch, token and journal of a claim's text; 0 and empty for what is none."""
+    """Return epoch, token and journal of a claim's text; 0 and empty for what is none."""
     words = text.split(" ")
     if len(words) == 3 and words[0].isdigit():
         return int(words[0]), words[1], words[2]
@@ -136,12 +136,12 @@ def epoch_after(*epochs: int) -> int:
 
 
 def new_journal_id() -> str:
-    """A fresh identity of a journal."""
+    """Return a fresh identity of a journal."""
     return secrets.token_hex(8)
 
 
 def as_claim(owner: Any, holder: Holder) -> Claim:
-    """The claim that a store answered with, as bytes or text of `Claim.to_text`."""
+    """Return the claim that a store answered with, as bytes or text of `Claim.to_text`."""
     text = owner.decode() if isinstance(owner, bytes) else str(owner)
     epoch, _, journal = owner_from_text(text)
     return Claim(journal, epoch, holder)

@@ -98,7 +98,7 @@ class SqliteArchive:
         return owner_from_text(_read_owner(self._connection)[0])[2]
 
     def claim(self, holder: Holder, displaced: str = "") -> Claim:
-        """See JournalArchive. Who lives is not displaced: its lock goes with its process."""
+        """See JournalArchive. A living holder is not displaced: its lock ends with its process."""
         with _translated_errors():
             lock = open(self._directory / LOCK_NAME, "w", opener=opener)  # noqa: SIM115 - held
         try:
@@ -115,7 +115,7 @@ class SqliteArchive:
         return claim
 
     def send_heartbeat(self) -> None:
-        """See JournalArchive: the lock is one."""
+        """See JournalArchive: the lock is the heartbeat."""
 
     def is_begun(self) -> bool:
         """See JournalArchive."""
