@@ -246,6 +246,21 @@ async def test_a_writer_that_stalls_is_cut_off(monkeypatch: pytest.MonkeyPatch) 
         await nothing_is_left(world)
 
 
+async def test_a_writer_that_trickles_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is on a part: it does not begin anew with each of its messages."""
+    monkeypatch.setattr(limits, "PART_S", 0.5)
+
+    async def trickle() -> AsyncIterator[pb.WritePayloadsRequest]:
+        yield pb.WritePayloadsRequest(size_bytes=[100], data=b"x")
+        for _ in range(99):
+            await asyncio.sleep(0.02)
+            yield pb.WritePayloadsRequest(data=b"x")
+
+    async with gateway() as (world, _):
+        assert "GATEWAY_STALLED" == await refusal(world.stub.WritePayloads(trickle()))
+        await nothing_is_left(world)
+
+
 async def test_a_reader_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PART_S", 0.2)
     async with gateway() as (world, _):
