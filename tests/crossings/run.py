@@ -25,6 +25,7 @@ if str(TESTS) not in sys.path:
 
 from crossings.life import Life  # noqa: E402 - the tests' own packages are found only now
 from crossings.settings import VALUES, covering, pairs_of, possible_pairs, why_not  # noqa: E402
+from crossings.world import described  # noqa: E402
 
 AT_A_TIME = 2
 ROW_S_MAX = 360.0
@@ -50,7 +51,7 @@ class Done:
 def live_row(number: int, seed: int, keep: Path, *, is_told: bool) -> int:
     """Live one row in this process; gives the exit status."""
     setting = covering(seed)[number]
-    sys.stdout.write(f"row {number} of seed {seed}: {setting}\n")
+    sys.stdout.write(f"row {number} of seed {seed}: {described(setting)}\n")
     began_at = time.monotonic()
 
     def say(part: str) -> None:
@@ -103,7 +104,7 @@ def run_rows(numbers: Sequence[int], seed: int, keep: Path) -> Iterator[Done]:
 
 def told(done: Done, seed: int) -> str:
     """A row's line, and how to live it alone where it was wrong."""
-    setting = covering(seed)[done.number]
+    setting = described(covering(seed)[done.number])
     came_to = "WRONG" if done.problem else "right"
     line = f"row {done.number:2}: {came_to} in {done.took_s:.0f} s: {setting}\n"
     if done.problem:

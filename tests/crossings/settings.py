@@ -19,7 +19,7 @@ VALUES: Mapping[str, Sequence[Any]] = {
     "preset": ("on-policy", "queue", "off-policy", "stack"),
     "path": ("inline", "gateway", "direct"),
     "schema": ("one", "ragged", "any"),
-    "release": ("redis-6.2", "valkey-8.1"),
+    "release": ("redis", "valkey"),
     "sync": ("everysec", "always"),
     "acl": (False, True),
     "tokens": (False, True),
@@ -45,7 +45,7 @@ class Setting:
     schema: str
     """The server's rule of how alike fragments are; producers vary them as far as it allows."""
     release: str
-    """What answers as Redis."""
+    """What answers as Redis: the `redis-server` of this machine, or a Valkey."""
     sync: str
     """When the append-only file, or the journal in a directory, is synced."""
     acl: bool
@@ -84,7 +84,7 @@ def why_not(chosen: Mapping[str, Any]) -> str:
         return "the server refuses it: a standby follows a journal in Redis"
     if of_directory and ("acl", True) in has:
         return "a directory has no users"
-    if of_directory and chosen.get("release") == "valkey-8.1":
+    if of_directory and chosen.get("release") == "valkey":
         return "a directory has no Redis"
     return ""
 

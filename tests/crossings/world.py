@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import redis
+import yaml
 
 import breadbox
 from breadbox.stores.keys import payload_id_of_key
@@ -22,7 +23,13 @@ from support.certificates import Authority
 from support.eventually import eventually_sync
 from support.proxy import Proxy
 from support.redis_cluster import READY_S, RedisCluster
-from support.redis_server import RedisServer, redis_binary, valkey_binary
+from support.redis_server import (
+    RedisServer,
+    binary_since_7,
+    redis_binary,
+    release_of,
+    valkey_binary,
+)
 from support.server_process import ServerProcess
 from support.token_files import write_tokens
 
@@ -31,6 +38,20 @@ CAPACITY = 24
 LEASE_S = 2.0
 TEAMS = ("red", "blue")
 ROLES = ("producer", "learner", "admin")
+
+
+def binary_of(setting: Setting) -> str:
+    """The server that a row's Redis is; with users one that reads its data as user `default`."""
+    if setting.release == "valkey":
+        return valkey_binary()
+    return binary_since_7() if setting.acl else redis_binary()
+
+
+def described(setting: Setting) -> str:
+    """A row, and the very release that its Redis is."""
+    if setting.store == "file":
+        return str(setting)
+    return f"{setting}, on {release_of(binary_of(setting))}"
 
 
 @dataclass
@@ -70,15 +91,13 @@ class World:
     def _make_users(self) -> None:
         """The users that `breadbox secrets` writes for one installation."""
         write_secrets(self.folder / "secrets", "HOST:0")
-        config = (self.folder / "secrets" / CONFIG).read_text()
-        for line in config.splitlines():
-            name, _, url = line.partition(": ")
-            user = url.removeprefix("redis://").partition("@")[0] + "@"
-            self._users["client" if name == "client-store" else "server"] = user
+        urls = yaml.safe_load((self.folder / "secrets" / CONFIG).read_text())
+        for user, option in (("server", "store"), ("client", "client-store")):
+            self._users[user] = urls[option].removeprefix("redis://").partition("@")[0] + "@"
 
     def _start_store(self) -> None:
         acl = self.folder / "secrets" / ACL if self.setting.acl else None
-        binary = valkey_binary() if self.setting.release == "valkey-8.1" else redis_binary()
+        binary = binary_of(self.setting)
         match self.setting.store:
             case "cluster":
                 made = RedisCluster(sync=self.setting.sync, binary=binary)

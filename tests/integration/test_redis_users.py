@@ -11,7 +11,7 @@ from breadbox.model.types import BufferConfig, ReleaseMode
 from breadbox.stores import open_store
 from breadbox_server.access.credentials import ACL, CONFIG, TOKENS, write_secrets
 from support.fragments import vector_fragment
-from support.redis_server import RedisServer
+from support.redis_server import RedisServer, binary_since_7
 from support.server_process import ServerProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -65,7 +65,9 @@ def test_a_viewer_reads_payloads_in_redis_and_can_neither_delete_nor_replace_the
 
 def installation(directory: Path) -> tuple[RedisServer, ServerProcess]:
     """A Redis that keeps its users in a file, and a server that is one of them; neither runs."""
-    redis = RedisServer(with_tcp=True, is_durable=True, users=directory / ACL)
+    redis = RedisServer(
+        with_tcp=True, is_durable=True, users=directory / ACL, binary=binary_since_7()
+    )
     write_secrets(directory, f"127.0.0.1:{redis.port}")
     return redis, ServerProcess("--config", str(directory / CONFIG), log=directory / "server.log")
 

@@ -42,6 +42,24 @@ def valkey_binary() -> str:
     return redis_binary()
 
 
+def binary_since_7() -> str:
+    """Path of a Redis since 7.0, or a Valkey; fails where there is none.
+
+    These read their append-only file as the user `default`, and drop what that user may not do.
+    """
+    for path in (redis_binary(), valkey_binary(), *_packaged_binaries()):
+        if int(release_of(path).split()[1].partition(".")[0]) >= 7:
+            return path
+    raise AssertionError("no Redis since 7.0, and no Valkey: install one, or the extra `dev`")
+
+
+def release_of(binary: str) -> str:
+    """Name and version of a server, such as "Redis 7.0.15"."""
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True)
+    name, _, version = said.stdout.split()[:3]
+    return f"{name} {version.removeprefix('v=')}"
+
+
 def _packaged_binaries() -> Iterator[str]:
     """Binaries in the packages that carry one, found without importing them."""
     for package, pattern in (
