@@ -5,12 +5,18 @@ import re
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from breadbox_server.limits import MESSAGE_BYTES_MAX, STREAMS_MAX
+import breadbox
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.v1.fragment_pb2 import FragmentMetadata
+from breadbox_server.limits import FRUITLESS_MAX, MESSAGE_BYTES_MAX, STREAMS_MAX
+from breadbox_server.rpc.traffic import STRANGER_WEIGHT
 from hostile.harness import ATTACK_S, Ground, attacked_server, ground
 from support.certificates import Authority
 from support.http2 import (
@@ -30,10 +36,13 @@ from support.http2 import (
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 SERVICE = "/breadbox.v1.ReplayBufferService/"
+SPOIL = "spoil"
 WATCH = "/grpc.health.v1.Health/Watch"
 COMES_BACK_FACTOR = 60.0
 """What SECURITY.md says of floods whose sender comes back as soon as it is hung up on: gRPC hands
 the loop one call at a time, and `STREAMS_MAX` given-up ones are before everybody each time."""
+CALLS_MIN = 100
+"""Of the pair beside a flood that is over at once; beside one that lasts it makes fifteen."""
 LOG_BYTES_MAX = 2000
 """Whatever strangers do."""
 both_kinds = pytest.mark.parametrize("has_tokens", [False, True], ids=["anonymous", "no token"])
@@ -46,10 +55,15 @@ def lasting(step: Callable[[], object], within_s: float = ATTACK_S) -> None:
         step()
 
 
+def counted(it: Ground, sample: str) -> float:
+    """What the server has counted of a metric, named by its end and its labels."""
+    found = re.search(rf"{re.escape(sample)} (\S+)", it.read_metrics())
+    return float(found[1]) if found else 0.0
+
+
 def hung_up_count(it: Ground, reason: str) -> float:
     """Connections that the server has closed."""
-    found = re.search(rf'closed_total{{reason="{reason}"}} (\S+)', it.read_metrics())
-    return float(found[1]) if found else 0.0
+    return counted(it, f'closed_total{{reason="{reason}"}}')
 
 
 def conversations(
@@ -129,6 +143,44 @@ def test_calls_that_are_given_up_as_soon_as_they_begin(tmp_path: Path) -> None:
                     first += 200
 
         it.attack(lambda: lasting(flood), factor=COMES_BACK_FACTOR)
+
+
+def test_appends_that_are_cancelled_in_the_packets_that_bring_them(tmp_path: Path) -> None:
+    """Each costs its sender, who is hung up on before it costs others."""
+    fragments = [
+        FragmentMetadata(worker_id="w", fragment_index=each, session_id=SPOIL, step_count=4)
+        for each in range(8)
+    ]
+    whole = pb.AppendFragmentsRequest(
+        buffer=SPOIL, fragments=fragments, payloads=[b"x"] * len(fragments)
+    ).SerializeToString()
+
+    with ground(tmp_path) as it, contextlib.ExitStack() as stack:
+        with breadbox.connect(it.address) as client:
+            client.create_buffer(SPOIL)
+            client.start_session(SPOIL, buffer=SPOIL)
+        strangers = conversations(stack, it, 4)
+
+        def flood(until: float, stranger: Conversation) -> None:
+            while not stranger.is_closed and time.monotonic() < until:
+                with stranger.in_one_piece():
+                    for _ in range(32):
+                        stream = stranger.begin(SERVICE + "AppendFragments")
+                        stranger.send_data(stream, message_prefix(len(whole)) + whole)
+                        stranger.reset(stream)
+
+        def attack() -> None:
+            until = time.monotonic() + ATTACK_S
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(partial(flood, until), strangers))
+            time.sleep(max(0.0, until - time.monotonic()))
+            assert hung_up_count(it, "flood") == len(strangers)
+            # What had come before it was hung up on is still looked at.
+            looked_at = counted(it, 'rpcs_total{code="CANCELLED",method="AppendFragments"}')
+            assert looked_at <= len(strangers) * (FRUITLESS_MAX / STRANGER_WEIGHT + STREAMS_MAX)
+
+        outcome = it.attack(attack)
+    assert outcome.call_count > CALLS_MIN, str(outcome)
 
 
 def test_refused_calls_by_the_thousand(tmp_path: Path) -> None:

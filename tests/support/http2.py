@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -71,6 +72,7 @@ class Conversation:
         self.is_closed = False
         """Whether the other side has hung up, or said that it will."""
         self._lock = threading.Lock()
+        self._unsent: bytearray | None = None
         self._initial_window = 65_535
         self._windows: dict[int, int] = {0: 65_535}
         self._next_stream = 1
@@ -85,11 +87,24 @@ class Conversation:
 
     def send(self, data: bytes) -> bool:
         """Send; gives whether the other side still listens."""
+        with self._lock:
+            if self._unsent is not None:
+                self._unsent += data
+                return not self.is_closed
         try:
             self.socket.sendall(data)
         except OSError:
             self.is_closed = True
         return not self.is_closed
+
+    @contextlib.contextmanager
+    def in_one_piece(self) -> Iterator[None]:
+        """Hold back what is sent inside the block, and send all of it at its end."""
+        self._unsent = bytearray()
+        yield
+        with self._lock:
+            unsent, self._unsent = self._unsent, None
+        self.send(bytes(unsent))
 
     def begin(self, path: str, *fields: tuple[bytes, bytes], flags: int = 0) -> int:
         """Begin a call of /SERVICE/METHOD; gives its stream."""
