@@ -59,7 +59,9 @@ ELSEWHERE = {
     },
     "tests/peers/test_torchrl.py": {
         "docs/adapters.md#torchrl": "test_the_lines_of_adapters_md_learn",
-        "adapters/breadbox_adapters/torchrl/buffer.py#1": "test_the_lines_of_buffer_py_run",
+        "adapters/breadbox_adapters/torchrl/buffer.py#BreadboxReplayBuffer": (
+            "test_the_lines_of_buffer_py_run"
+        ),
     },
     "tests/mirror/test_docs.py": {
         "docs/mirror.md#sample": "test_steps_are_sampled",
@@ -203,7 +205,12 @@ def run_step_writer() -> None:
             **{name: np.zeros(4, np.float32) for name in ("obs", "next_obs")},
             **{"action": np.int64(0), "reward": 1.0, "terminated": False, "truncated": True},
         }
-        run("client/breadbox/writing/step_writer.py#1", client.address, breadbox=breadbox, **step)
+        run(
+            "client/breadbox/writing/step_writer.py#StepWriter",
+            client.address,
+            breadbox=breadbox,
+            **step,
+        )
         assert 1 == client.get_buffer().state.counters["fragments_admitted"]
 
 
@@ -225,7 +232,7 @@ def run_mirror() -> None:
 def run_step_memory() -> None:
     from breadbox.mirror import StepMemory
 
-    place = "client/breadbox/mirror/memory.py#1"
+    place = "client/breadbox/mirror/memory.py#StepMemory"
     names = run(place, StepMemory=StepMemory, fragment=vector_fragment(0))
     assert len(names["again"]) == len(names["batch"])
 
@@ -235,7 +242,7 @@ def run_reverb_writer() -> None:
 
     tables = [reverb.Table.queue("queue", 10)]
     with reverb.Server(tables) as server, server.localhost_client() as client:
-        run("adapters/breadbox_adapters/reverb/writers.py#1", client=client)
+        run("adapters/breadbox_adapters/reverb/writers.py#TrajectoryWriter", client=client)
         samples = client.sample("queue", 2, emit_timesteps=False)
         assert [1, 0] == [int(sample.data[0]) for sample in samples]
 
@@ -289,30 +296,41 @@ HERE: dict[str, Callable[[], None]] = {
     **{
         place: partial(with_fragments, place)
         for place in (
-            *(f"client/breadbox/client.py#{number}" for number in (1, 2, 3, 4, 5, 7)),
-            *("client/breadbox/lease.py#1", "client/breadbox/loader.py#1"),
+            "client/breadbox/client.py#Client",
+            *(
+                f"client/breadbox/client.py#Client.{name}"
+                for name in (
+                    *("load_model", "append_many", "fetch", "read_fragments"),
+                    "create_subscription",
+                )
+            ),
+            *("client/breadbox/lease.py#Lease", "client/breadbox/loader.py#FragmentLoader"),
         )
     },
-    "client/breadbox/aio/local.py#1": lambda: with_fragments(
-        "client/breadbox/aio/local.py#1", run_async
+    "client/breadbox/aio/local.py#local_server": lambda: with_fragments(
+        "client/breadbox/aio/local.py#local_server", run_async
     ),
-    "client/breadbox/client.py#6": lambda: with_fragments("client/breadbox/client.py#6", run_tail),
-    "client/breadbox/writing/appender.py#1": lambda: with_fragments(
-        "client/breadbox/writing/appender.py#1"
+    "client/breadbox/client.py#Client.tail": lambda: with_fragments(
+        "client/breadbox/client.py#Client.tail", run_tail
     ),
-    "client/breadbox/writing/step_writer.py#1": run_step_writer,
+    "client/breadbox/writing/appender.py#Appender": lambda: with_fragments(
+        "client/breadbox/writing/appender.py#Appender"
+    ),
+    "client/breadbox/writing/step_writer.py#StepWriter": run_step_writer,
     "client/breadbox/mirror/__init__.py#1": run_mirror,
-    "client/breadbox/mirror/memory.py#1": run_step_memory,
-    "client/breadbox/mirror/replay.py#1": lambda: with_fragments(
-        "client/breadbox/mirror/replay.py#1"
+    "client/breadbox/mirror/memory.py#StepMemory": run_step_memory,
+    "client/breadbox/mirror/replay.py#ReplayMirror": lambda: with_fragments(
+        "client/breadbox/mirror/replay.py#ReplayMirror"
     ),
     "docs/console.md#2": run_views,
     "docs/adapters.md#reverb": lambda: with_fragments("docs/adapters.md#reverb"),
     "adapters/breadbox_adapters/reverb/__init__.py#1": lambda: with_fragments(
         "adapters/breadbox_adapters/reverb/__init__.py#1"
     ),
-    "adapters/breadbox_adapters/reverb/writers.py#1": run_reverb_writer,
-    "client/breadbox/local.py#1": lambda: with_fragments("client/breadbox/local.py#1"),
+    "adapters/breadbox_adapters/reverb/writers.py#TrajectoryWriter": run_reverb_writer,
+    "client/breadbox/local.py#local_server": lambda: with_fragments(
+        "client/breadbox/local.py#local_server"
+    ),
     "client/breadbox/testing.py#1": lambda: run_as_test("client/breadbox/testing.py#1", PRODUCER),
     "client/breadbox/testing.py#2": lambda: with_fragments("client/breadbox/testing.py#2"),
 }

@@ -292,7 +292,7 @@ def test_a_buffer_of_one_length_is_refused_with_the_remedy(client: breadbox.Clie
 
 
 def test_the_lines_of_buffer_py_run(client: breadbox.Client) -> None:
-    block = PYTHON["adapters/breadbox_adapters/torchrl/buffer.py#1"]
+    block = PYTHON["adapters/breadbox_adapters/torchrl/buffer.py#BreadboxReplayBuffer"]
     names: dict[str, Any] = {"data": steps(300), "BreadboxReplayBuffer": BreadboxReplayBuffer}
     exec(block.code.replace("localhost:50051", client.address), names)  # It is ours.
     with names["buffer"] as buffer:

@@ -16,7 +16,7 @@ class Block:
     """A fenced block."""
 
     place: str
-    """The file, and the block's name or number in it."""
+    """The file, and the block's name or number in it, or what its docstring belongs to."""
     language: str
     code: str
 
@@ -35,21 +35,28 @@ def blocks() -> Iterator[Block]:
             source = (ROOT / path).read_text()
             if "```" not in source:
                 continue
-            tree = ast.parse(source)
-            kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-            texts = [
-                ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)
-            ]
-            yield from blocks_in("\n".join(texts), path)
+            for owner, docstring in docstrings(ast.parse(source)):
+                yield from blocks_in(docstring, path, owner)
 
 
-def blocks_in(text: str, path: str) -> Iterator[Block]:
-    """Blocks of one text; a comment before one is its name."""
+def docstrings(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, name: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Every docstring in something, by its qualified name; that of a module has none."""
+    yield name, ast.get_docstring(node) or ""
+    for each in node.body:
+        if isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from docstrings(each, f"{name}.{each.name}".lstrip("."))
+
+
+def blocks_in(text: str, path: str, owner: str = "") -> Iterator[Block]:
+    """Blocks of one text; a comment before one is its name, or else what the text belongs to."""
     found = re.finditer(
         r"(?:<!-- (\S+) -->\n)?^ *```(\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE
     )
     for number, block in enumerate(found, 1):
-        yield Block(f"{path}#{block[1] or number}", block[2], textwrap.dedent(block[3]))
+        name = block[1] or (owner if owner and number == 1 else f"{owner}{number}")
+        yield Block(f"{path}#{name}", block[2], textwrap.dedent(block[3]))
 
 
 BLOCKS = {block.place: block for block in blocks()}
