@@ -85,28 +85,14 @@ class Client:
     """A connection to one server. Use it as a context manager, or call `close`.
 
     ```python
-    import numpy as np
-
-    client.create_buffer("tour", breadbox.BufferConfig(uses_max=2))
-    session = client.start_session(buffer="tour")
-    client.publish(session.session_id, 1, {"bias": np.zeros(8)}, buffer="tour")
-    model = client.watch_model(buffer="tour")
-    client.update_buffer("tour", breadbox.BufferConfig(uses_max=4), reset=["staleness_max"])
-    print(len(client.list_buffers()), client.get_buffer("tour").state.chunk_count)
-    client.end_session(session.session_id, buffer="tour")
-    client.delete_buffer("tour")
-
-    print(client.append(fragment).outcome)
-    grant = client.fetch_fragments(fragment_count=2, max_wait_s=30)
-    print(client.describe_arrays(grant.fragments)[0]["obs"])
-    batch = client.load_batch(grant.fragments)
-    client.update_priorities({each.chunk_id: 2.0 for each in grant.fragments})
-    client.renew_lease(grant.lease_id, lease_s=60)
-    client.release_lease(grant.lease_id)
+    with breadbox.connect("localhost:50051") as client:
+        print(client.append(fragment).outcome)
     ```
 
+    `buffer` of a method names the buffer, or is None for the client's buffer.
+
     Blocks (every call): until the server has answered, for at most `deadline_s` and `reconnect_s`
-    together, on top of a wait that was asked for by `max_wait_s`.
+    together, on top of a wait that was asked for by `max_wait_s`; `max_wait_s=0` looks once.
 
     Thread-safe: any number of threads may call any method at a time; `close` makes calls of other
     threads fail with ClosedError. Not for use after a fork: gRPC's threads do not survive it, so
@@ -116,6 +102,7 @@ class Client:
         InvalidRequestError: An argument is malformed, or can never be satisfied.
         BufferNotFoundError: There is no such buffer.
         UnavailableError: The server was unreachable, or draining, for `reconnect_s`.
+        StoreUnavailableError: The store, where it is needed, was unreachable for `reconnect_s`.
         TlsError: Certificates or encryption do not fit. Raised immediately if the server never
             answered this client before.
         DeadlineExceededError: The server was silent for `deadline_s`, and then for `reconnect_s`.
@@ -179,7 +166,12 @@ class Client:
         return self._interpreter.run(operations.opened_store(self._context))
 
     def close(self) -> None:
-        """Close connections. Idempotent; calls in progress raise ClosedError, leases expire."""
+        """Close connections. Idempotent; calls in progress raise ClosedError, leases expire.
+
+        ```python
+        client.close()
+        ```
+        """
         self._interpreter.close()
 
     def __enter__(self) -> Self:
@@ -211,14 +203,18 @@ class Client:
     ) -> types.ModelState:
         """Start a session, and end the current one with all its fragments.
 
+        ```python
+        session = client.start_session("run-7")
+        print(session.session_id, session.model_version)
+        ```
+
+        Returns the session that is current now, and its version.
+
         Args:
             session_id: A name that no session had before, one for each run, or None for a random
-                one, which is returned. The name of the current session changes nothing.
+                one. The name of the current session changes nothing.
             model_version: Version to start at, for a resumed run, or None for 0.
             buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The session that is current now, and its version.
 
         Raises:
             SessionEndedError: The session was current before, and ended.
@@ -227,6 +223,10 @@ class Client:
 
     def end_session(self, session_id: str, *, buffer: str | None = None) -> None:
         """End a session, and drop its fragments; leases stay valid until they end.
+
+        ```python
+        client.end_session(session.session_id)
+        ```
 
         Does nothing if the session is not current.
         """
@@ -242,20 +242,19 @@ class Client:
     ) -> types.PublishReply:
         """Publish a version, with weights that are written already; `publish` writes them, too.
 
-        Publishing the current version again changes nothing, so a retry is safe.
+        ```python
+        reply = client.publish_model(session.session_id, model_version=1)
+        print(reply.evicted_chunk_count)
+        ```
 
-        Args:
-            session_id: The current session.
-            model_version: The new version, not below the current one.
-            weights: Reference of the written weights, or None for a version without weights.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The version, and how many chunks became stale by it and were evicted.
+        Without `weights`, a reference, the version has none. Publishing the current version again
+        changes nothing, so a retry is safe. Returns the version, and how many chunks became stale
+        by it and were evicted.
 
         Raises:
             SessionEndedError: The session is not current.
             VersionRegressedError: The version is lower than the current one.
+            PayloadMissingError: The store does not have the weights.
         """
         call = calls.publish_model(buffer or self.buffer, session_id, model_version, weights)
         return self._invoke(call)
@@ -270,10 +269,13 @@ class Client:
     ) -> types.PublishReply:
         """Write weights, array or tensor by name, then publish them with their version, atomically.
 
+        ```python
+        client.publish(session.session_id, 1, {"bias": np.zeros(8, np.float32)})
+        ```
+
         Blocks while the weights are written, and while the store is full. Else as `publish_model`.
 
         Raises:
-            StoreUnavailableError: The store was unreachable for `reconnect_s`.
             BackpressureError: The store was full for `append_wait_s`.
         """
         return self._interpreter.run(
@@ -291,15 +293,14 @@ class Client:
     ) -> types.ModelState | None:
         """Wait until a session or version other than the known one is current; see `load_model`.
 
+        ```python
+        known = client.watch_model(max_wait_s=30)
+        newer = client.watch_model(known)
+        ```
+
         Weights published for a version that was known without weights count as a change too.
-
-        Args:
-            known: The state that the caller has, or None to get a current session immediately.
-            max_wait_s: Seconds to wait for a change; 0 to look once.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The current session, version and weights, or None if `known` is still current.
+        Returns the current session, version and weights, or None if `known` is still current. If
+        `known` is None, any current session ends the wait.
         """
         return self._interpreter.run(
             operations.watch_model(self._context, buffer or self.buffer, known, max_wait_s)
@@ -312,7 +313,7 @@ class Client:
         max_wait_s: float = 0.0,
         buffer: str | None = None,
     ) -> tuple[types.ModelState, dict[str, Any]] | None:
-        """Wait until weights other than the known ones are published, and read the newest.
+        """Wait until weights other than those of `newer_than` are published, and read the newest.
 
         ```python
         model = None  # The session and version that this actor acts with.
@@ -321,22 +322,14 @@ class Client:
         ```
 
         If the learner supersedes the weights while they are read, the newer ones are read instead.
-        A session or version without weights does not end the wait. Blocks for at most `max_wait_s`,
-        plus `deadline_s` and `reconnect_s`.
+        A session or version without weights does not end the wait.
 
-        Args:
-            newer_than: The state that the caller has, or None to get published weights immediately.
-            max_wait_s: Seconds to wait for weights; 0 to look once.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            Session and version, and the weights: numpy array by name. Or None if no weights are
-            published, or only those that the caller has.
+        Returns session and version, and the weights: numpy array by name. Or None if no weights are
+        published, or only those of `newer_than`.
 
         Raises:
             PayloadMissingError: The store lost the weights, or the learner publishes faster than
                 this host reads them.
-            StoreUnavailableError: The store was unreachable for `reconnect_s`.
         """
         return self._interpreter.run(
             operations.load_model(self._context, buffer or self.buffer, newer_than, max_wait_s)
@@ -345,10 +338,14 @@ class Client:
     def load_weights(self, reference: types.PayloadReference) -> dict[str, Any]:
         """Read the published weights of a reference: numpy array by name. Actors call `load_model`.
 
+        ```python
+        state = client.watch_model(max_wait_s=30)
+        weights = client.load_weights(state.weights)
+        ```
+
         Raises:
             PayloadMissingError: The weights are gone: the server keeps those of the latest two
                 versions.
-            StoreUnavailableError: The store was unreachable for `reconnect_s`.
         """
         return self._interpreter.run(operations.load_weights(self._context, reference))
 
@@ -359,10 +356,14 @@ class Client:
     ) -> types.AppendReply:
         """Announce up to 4096 fragments whose payloads are written; `append_many` also writes them.
 
-        Does not wait for room: results BUFFER_FULL and BYTES_FULL ask the caller to retry.
+        ```python
+        (payload,) = client.store.write_many([[memoryview(packed)]])  # As docs/payload-format.md.
+        metadata = breadbox.FragmentMetadata("w1", 0, session.session_id, 0, 0, payload, 5)
+        print(client.append_fragments([metadata]).results[0].outcome)
+        ```
 
-        Returns:
-            One result per fragment, in order, with session, version and append credit.
+        Does not wait for room: results BUFFER_FULL and BYTES_FULL ask the caller to retry. Returns
+        one result per fragment, in order, with session, version and append credit.
 
         Raises:
             LimitExceededError: The session has as many workers as the buffer allows.
@@ -376,7 +377,12 @@ class Client:
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
     ) -> types.AppendResult:
-        """Append one fragment; as `append_many`. A producer of many uses `breadbox.Appender`."""
+        """Append one fragment; as `append_many`. A producer of many uses `breadbox.Appender`.
+
+        ```python
+        print(client.append(fragment).outcome)
+        ```
+        """
         results = self.append_many([fragment], buffer=buffer, codecs=codecs)
         return results[0]
 
@@ -400,20 +406,14 @@ class Client:
         answers DUPLICATE for those that it admitted. After an error some may have been admitted;
         payloads that were not announced expire by themselves.
 
-        Args:
-            fragments: Any number of fragments.
-            buffer: The buffer's name, or None for the client's buffer.
-            codecs: Codecs of the arrays, or None for the client's codecs.
-
-        Returns:
-            One result per fragment, in order: ADMITTED or DUPLICATE; or STALE or WRONG_SESSION for
-            fragments that are not in the buffer.
+        `codecs` of the arrays are as in `connect`, or None for the client's codecs. Returns one
+        result per fragment, in order: ADMITTED or DUPLICATE; or STALE or WRONG_SESSION for
+        fragments that are not in the buffer.
 
         Raises:
             BackpressureError: Nothing was admitted for `append_wait_s`; its `results` has the
                 results so far.
             LimitExceededError: The session has as many workers as the buffer allows.
-            StoreUnavailableError: The store was unreachable for `reconnect_s`.
             PayloadMissingError: For `reconnect_s` the store lost each payload that was written.
             UnsupportedArrayError: An array cannot be stored. Fragments before it may be admitted.
         """
@@ -425,6 +425,13 @@ class Client:
         self, episodes: Sequence[types.EpisodeReport], *, buffer: str | None = None
     ) -> None:
         """Report 1 to 1024 finished episodes, for metrics. The report is sent once, never retried.
+
+        ```python
+        end = breadbox.EpisodeEnd.TERMINATED
+        report = breadbox.EpisodeReport(worker_id="w0", return_sum=9.0, discounted_return_sum=8.5,
+                                        step_count=9, end=end)
+        client.report_episodes([report])
+        ```
 
         Raises:
             BackpressureError: The token's rate is used up; nothing was counted.
@@ -446,8 +453,14 @@ class Client:
     ) -> types.LeaseGrant:
         """Fetch fragments under a lease that the caller renews and releases; see `fetch`.
 
+        ```python
+        grant = client.fetch_fragments(fragment_count=2, max_wait_s=30)
+        batch = client.load_batch(grant.fragments)
+        client.release_lease(grant.lease_id)
+        ```
+
         Blocks until the buffer has them, for at most `max_wait_s`. Fetches are served in the order
-        of their arrival.
+        of their arrival. Returns the lease, and the fragments of this rank in draw order.
 
         Args:
             fragment_count: Fragments for all ranks together; a multiple of
@@ -459,9 +472,6 @@ class Client:
                 random one.
             lease_s: Seconds until the lease expires, or None for the buffer's `lease_s`.
             buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The lease, and the fragments of this rank in draw order.
 
         Raises:
             WaitElapsedError: The wait is over; nothing was taken. The message names what is
@@ -521,6 +531,11 @@ class Client:
     ) -> tuple[types.FragmentReference, ...]:
         """Return the fragments granted to a request for all ranks, rank 0 first. Takes no lease.
 
+        ```python
+        grant = client.fetch_fragments(2, world_size=2, request_id="update-1")
+        references = client.get_prepared_fragments("update-1")
+        ```
+
         `BufferState.latest_request_id` names the latest request.
 
         Raises:
@@ -550,7 +565,7 @@ class Client:
 
         The payloads stay readable until the lease of the read is released or expires. If all of
         them are small, they come inline, and the read has no lease. Blocks until there is a chunk,
-        for at most `max_wait_s`.
+        for at most `max_wait_s`. A read without fragments found no chunk.
 
         Args:
             after_chunk_id: The `cursor` of the read before, or None to begin with the oldest chunk
@@ -563,9 +578,6 @@ class Client:
             subscription: Subscription whose unacknowledged chunks to read, retained ones included,
                 or None for a cursor that the caller keeps. With `after_chunk_id`, begins there.
             buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The read; without fragments if there was no chunk.
 
         Raises:
             BackpressureError: Too many readers wait already.
@@ -602,26 +614,17 @@ class Client:
             for fragment in read.fragments: ...
         ```
 
-        Each step blocks until there is a chunk or another session, for at most `max_wait_s`. The
-        iteration survives restarts of server and store of up to `reconnect_s`, and continues over
-        sessions; each read names its session, and counts the chunks that left unread before it.
+        Each step blocks until there is a chunk or another session; after `max_wait_s` the iteration
+        ends, or never if that is None. It survives restarts of server and store of up to
+        `reconnect_s`, and continues over sessions; each read names its session, and counts the
+        chunks that left unread before it.
 
-        Args:
-            after_chunk_id: The `cursor` of an earlier read, or None to begin with the oldest chunk
-                that is held.
-            chunk_count_max: Most chunks of one read, 1 to 4096; large ones come in smaller numbers.
-            max_wait_s: Seconds to wait for a chunk, after which the iteration ends, or None to wait
-                without a limit.
-            lease_s: Seconds in which a read has to be loaded, or None for the buffer's `lease_s`.
-            known_session_id: The `session_id` of that earlier read, or None.
-            subscription: Subscription to continue from, or None for no cursor on the server. A read
-                is acknowledged when the caller asks for the next one: a reader that dies while it
-                handles a read gets it again.
-            is_acknowledging: False to acknowledge only by `acknowledge_chunks`, such as when a
-                reader asks for reads before it has handled the earlier ones.
-            columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
-            is_mapped: See `load_fragments`.
-            buffer: The buffer's name, or None for the client's buffer.
+        `after_chunk_id`, `chunk_count_max`, `known_session_id` and `subscription` are as of
+        `read_fragments`, `columns` and `is_mapped` as of `load_fragments`. A read has to be loaded
+        within `lease_s`, or the buffer's if None. With a subscription, a read is acknowledged when
+        the caller asks for the next one: a reader that dies while it handles a read gets it again.
+        With `is_acknowledging=False` only `acknowledge_chunks` does it, such as for a reader that
+        asks for reads before it has handled the earlier ones.
 
         Raises:
             ReplayBufferError: As `read_fragments` and `load_fragments`, but payloads that are gone
@@ -658,11 +661,10 @@ class Client:
         ```python
         client.create_subscription("evaluator")
         read = client.read_fragments(subscription="evaluator")
-        client.acknowledge_chunks("evaluator", read.cursor)
-        client.delete_subscription("evaluator")
         ```
 
-        An existing one of the same name and kind keeps its position.
+        Returns the subscription and its position. An existing one of the same kind keeps its
+        position.
 
         Args:
             name: 1 to 128 bytes of printable text without path separators.
@@ -671,9 +673,6 @@ class Client:
                 chunks first; in a buffer that blocks, producers wait.
             after_chunk_id: Chunk to begin after, or None to begin with the oldest one held.
             buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            The subscription and its position.
 
         Raises:
             SubscriptionExistsError: The subscription of this name is of the other kind.
@@ -689,6 +688,11 @@ class Client:
     ) -> None:
         """Acknowledge all chunks up to one, the `cursor` of a read; again changes nothing.
 
+        ```python
+        read = client.read_fragments(subscription="evaluator")
+        client.acknowledge_chunks("evaluator", read.cursor)
+        ```
+
         Raises:
             SubscriptionNotFoundError: There is no such subscription.
         """
@@ -697,6 +701,10 @@ class Client:
 
     def delete_subscription(self, name: str, *, buffer: str | None = None) -> None:
         """Delete a subscription, and the chunks that are retained for it alone.
+
+        ```python
+        client.delete_subscription("evaluator")
+        ```
 
         Raises:
             SubscriptionNotFoundError: There is no such subscription.
@@ -715,6 +723,10 @@ class Client:
     ) -> list[Fragment]:
         """Load the payloads of granted fragments, in order.
 
+        ```python
+        fragments = client.load_fragments(grant.fragments, columns=["reward"], steps=(0, 2))
+        ```
+
         Args:
             references: Fragments of an open lease.
             columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
@@ -727,7 +739,6 @@ class Client:
         Raises:
             PayloadMissingError: A payload is gone.
             PayloadCorruptError: A payload fails its checksum.
-            StoreUnavailableError: The store was unreachable for `reconnect_s`.
         """
         return self._interpreter.run(
             operations.load_fragments(
@@ -740,8 +751,12 @@ class Client:
     ) -> list[dict[str, types.ArrayType]]:
         """Read types and shapes of the arrays of granted fragments, without loading the arrays.
 
-        Returns for each fragment, in order, type and shape of each array by its path; `str` of one
-        gives "<f4[16, 3]", for example. Raises the errors of `load_fragments`.
+        ```python
+        print(client.describe_arrays(grant.fragments)[0]["reward"])  # <f4[5]
+        ```
+
+        Returns for each fragment, in order, type and shape of each array by its path. Raises the
+        errors of `load_fragments`.
         """
         return self._interpreter.run(operations.describe_arrays(self._context, references))
 
@@ -775,12 +790,13 @@ class Client:
     ) -> Batch:
         """Load the payloads of granted fragments into one stacked batch [B, T, ...].
 
-        Args:
-            references: Fragments of an open lease; at least one.
-            device: Device of torch tensors, such as "cpu" or "cuda", or None for numpy arrays.
-            columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
-            into: An earlier batch, or its `stacked`, whose host memory is reused where it fits, or
-                None. The caller must not use the earlier batch's arrays on the CPU any more.
+        ```python
+        batch = client.load_batch(grant.fragments, device="cpu")
+        ```
+
+        Without a `device` of torch tensors the arrays are numpy's. `references` and `columns` are
+        as of `load_fragments`. The host memory of `into`, an earlier batch or its `stacked`, is
+        reused where it fits: the caller must not use its arrays on the CPU any more.
 
         Raises:
             TreeMismatchError: The fragments differ in structure, shape or type.
@@ -793,9 +809,13 @@ class Client:
     def renew_lease(
         self, lease_id: str, *, lease_s: float | None = None, buffer: str | None = None
     ) -> float:
-        """Renew a lease for `lease_s` seconds from now, or for its granted time if None.
+        """Renew a lease, and return the seconds until it expires.
 
-        Returns the seconds until it expires.
+        ```python
+        expires_in_s = client.renew_lease(grant.lease_id, lease_s=60)
+        ```
+
+        The lease then lasts `lease_s` seconds from now, or its granted time if None.
 
         Raises:
             LeaseExpiredError: The lease is unknown, or has expired.
@@ -812,12 +832,13 @@ class Client:
     ) -> None:
         """End a lease. Idempotent.
 
-        Args:
-            lease_id: Id of the lease.
-            mode: CONSUMED to count its uses, RETURNED to give them back.
-            buffer: The buffer it was fetched from, or None for the client's buffer.
-            unreadable: Ids of its payloads that are in the store but cannot be read. The server
-                quarantines a payload that readers have named `--poison-after` times.
+        ```python
+        client.release_lease(grant.lease_id, breadbox.ReleaseMode.RETURNED)
+        ```
+
+        `mode` CONSUMED counts its uses, RETURNED gives them back. `unreadable` has ids of payloads
+        that are in the store but cannot be read: the server quarantines one that readers have named
+        `--poison-after` times. `buffer` is the one it was fetched from.
 
         Raises:
             LeaseExpiredError: The lease is unknown, or has expired.
@@ -833,17 +854,17 @@ class Client:
     ) -> types.PrioritiesReply:
         """Set priorities of chunks, which samplers and removers of the buffer may use.
 
+        ```python
+        client.update_priorities({each.chunk_id: 2.0 for each in grant.fragments})
+        ```
+
         A buffer never uses a chunk id twice, so a late update changes no other chunk: ids of chunks
         that are not held any more are counted. More than 2048 take several calls. If one of these
         fails, earlier ones have been carried out; repeating all is safe.
 
-        Args:
-            priorities: Priority, from 0 to 1e30, by `FragmentReference.chunk_id`.
-            delete: Ids of chunks to evict. Leases keep their payloads readable.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Returns:
-            How many chunks were updated and deleted, and how many ids were unknown.
+        Priorities are from 0 to 1e30. Chunks of the ids in `delete` are evicted; leases keep their
+        payloads readable. Returns how many chunks were updated and deleted, and how many ids were
+        unknown.
         """
         return self._interpreter.run(
             operations.update_priorities(
@@ -857,6 +878,10 @@ class Client:
         self, name: str, config: types.BufferConfig | None = None
     ) -> types.BufferDescription:
         """Create a buffer; an existing one of the same name and limits is left as it is.
+
+        ```python
+        client.create_buffer("demo", breadbox.BufferConfig(uses_max=2))
+        ```
 
         Limits that `config` leaves out are the server's defaults. Returns the buffer with all.
 
@@ -875,13 +900,13 @@ class Client:
     ) -> types.BufferDescription:
         """Change limits of a buffer; chunks that no longer fit are evicted immediately.
 
-        Args:
-            name: Name of the buffer.
-            config: New limits. A limit that is None stays as it is, as do all if this is None.
-            reset: Names of limits to set to the server's default, such as "uses_max".
+        ```python
+        config = breadbox.BufferConfig(uses_max=4)
+        client.update_buffer(client.buffer, config, reset=["staleness_max"])
+        ```
 
-        Returns:
-            The buffer with all its limits.
+        A limit of `config` that is None stays as it is; one that `reset` names gets the server's
+        default. Returns the buffer with all its limits.
 
         Raises:
             InvalidRequestError: A limit is out of range, or `reset` has a name that is no limit.
@@ -889,11 +914,22 @@ class Client:
         return self._invoke(calls.update_buffer(name, config or types.BufferConfig(), reset))
 
     def delete_buffer(self, name: str) -> None:
-        """Delete a buffer with everything in it; fetches that wait for it raise an error."""
+        """Delete a buffer with everything in it; fetches that wait for it raise an error.
+
+        ```python
+        client.create_buffer("scratch")
+        client.delete_buffer("scratch")
+        ```
+        """
         self._interpreter.run(operations.delete_buffer(self._context, name))
 
     def list_buffers(self) -> tuple[types.BufferDescription, ...]:
-        """Return all buffers, sorted by name, with their gauges and counters."""
+        """Return all buffers, sorted by name, with their gauges and counters.
+
+        ```python
+        print([description.name for description in client.list_buffers()])
+        ```
+        """
         return self._interpreter.run(operations.list_buffers(self._context))
 
     def get_buffer(
@@ -901,13 +937,20 @@ class Client:
     ) -> types.BufferDescription:
         """Return one buffer, or the client's if None, with its gauges and counters.
 
-        Args:
-            name: Name of the buffer.
-            events_after: Number of the last `ChunkEvent` that the caller has seen, or 0: later ones
-                are returned, as far as the server remembers them. None: no events.
+        ```python
+        print(client.get_buffer().state.chunk_count)
+        ```
+
+        `events_after` is the number of the last `ChunkEvent` that the caller has seen, or 0: later
+        ones are returned, as far as the server remembers them. None: no events.
         """
         return self._invoke(calls.get_buffer(name or self.buffer, events_after))
 
     def get_store_config(self) -> types.StoreConfig:
-        """Return the settings of the payload store. The URL may hold a password: never log it."""
+        """Return the settings of the payload store. The URL may hold a password: never log it.
+
+        ```python
+        print(client.get_store_config().inline_size_bytes_max)
+        ```
+        """
         return self._invoke(calls.get_store_config())

@@ -35,10 +35,6 @@ class Lease(Granted):
     with client.fetch(fragment_count=32, max_wait_s=30) as lease:
         for fragment in lease.fragments(columns=["reward"]):
             print(fragment.reward.mean())
-
-    lease = client.fetch(fragment_count=2)
-    print(lease.renew(60), lease.unreadable())
-    lease.release(breadbox.ReleaseMode.RETURNED)
     ```
 
     A clean exit consumes the lease: the use counts. An exception returns it: the use is given back,
@@ -47,6 +43,8 @@ class Lease(Granted):
     served for ever. Without `with`, nothing renews it: call `renew` and `release` yourself.
 
     Not thread-safe but for `released` and `expired`: one thread at a time works on a lease.
+
+    Methods that call the server also raise the errors of every method of `Client`.
     """
 
     def __init__(self, interpreter: Interpreter, buffer: str, grant: LeaseGrant) -> None:
@@ -63,16 +61,17 @@ class Lease(Granted):
     ) -> Iterator[Fragment]:
         """Load the granted fragments, in draw order, a few at a time and a few ahead.
 
-        Each step blocks until the next fragments are loaded.
+        ```python
+        rewards = [fragment.reward.sum() for fragment in lease.fragments(columns=["reward"])]
+        ```
 
-        Args:
-            columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
-            steps: Half-open range [start, stop) of the steps to load, or None for all.
+        Each step blocks until the next fragments are loaded. `columns` and `steps` are as of
+        `Client.load_fragments`.
 
         Raises:
             LeaseExpiredError: A renewal found that the lease has expired.
-            PayloadMissingError: A payload is gone, which happens only after the lease.
-            StoreUnavailableError: The store was unreachable for `reconnect_s`.
+            ClosedError: The lease was released.
+            ReplayBufferError: As `Client.load_fragments`; payloads are gone only after the lease.
         """
 
         def read(references: Sequence[FragmentReference]) -> list[Fragment]:
@@ -116,6 +115,11 @@ class Lease(Granted):
     ) -> Generator[Batch, None, None]:
         """Load the granted fragments as stacked batches [batch_size, T, ...], ahead of their use.
 
+        ```python
+        for batch in lease.batches(batch_size=2, prefetch_batches=4):
+            print(batch.reward.mean())
+        ```
+
         Each step blocks until the next batch is loaded.
 
         Args:
@@ -143,9 +147,13 @@ class Lease(Granted):
         return loader.batches(self.references, batch_size)
 
     def renew(self, lease_s: float | None = None) -> float:
-        """Renew the lease for `lease_s` seconds from now, or for its granted time if None.
+        """Renew the lease, and return the seconds until it expires.
 
-        Returns the seconds until it expires.
+        ```python
+        expires_in_s = lease.renew(60)
+        ```
+
+        It then lasts `lease_s` seconds from now, or its granted time if None.
 
         Raises:
             LeaseExpiredError: It has expired already.
@@ -156,19 +164,26 @@ class Lease(Granted):
     def unreadable(self) -> list[str]:
         """Read each payload by itself, and return the ids of those that cannot be read.
 
+        ```python
+        if lease.unreadable():
+            lease.release(breadbox.ReleaseMode.RETURNED)
+        ```
+
         `release` reports the ids to the server, which quarantines a payload that readers have named
-        `--poison-after` times. Blocks while all payloads are read; ends early if the store does not
-        answer. Payloads that are missing are not named.
+        `--poison-after` times. Blocks while all payloads are read. Raises nothing, but ends early
+        if the store does not answer. Payloads that are missing are not named.
         """
         return self._interpreter.run(self._examined())
 
     def release(self, mode: ReleaseMode = ReleaseMode.CONSUMED) -> None:
         """End the lease. Idempotent: a second call does nothing, whatever its mode.
 
-        Reports to the server the payloads that `unreadable()` found and `refuse()` named.
+        ```python
+        lease.release(breadbox.ReleaseMode.RETURNED)
+        ```
 
-        Args:
-            mode: CONSUMED to count the uses, RETURNED to give them back.
+        `mode` CONSUMED counts the uses, RETURNED gives them back. Reports to the server the
+        payloads that `unreadable()` found and `refuse()` named.
 
         Raises:
             LeaseExpiredError: It expired before; the server may serve its chunks again.

@@ -60,6 +60,11 @@ class FragmentLoader(Generic[Loaded]):
     ) -> Generator[Loaded, None, None]:
         """Load *references* in batches of *batch_size*; the last may be shorter.
 
+        ```python
+        for batch in loader.batches(lease.references, batch_size=2):
+            print(batch.reward.mean())
+        ```
+
         Each step blocks until the next batch is loaded. The lease of the references must not expire
         before the iteration ends. An error ends the iteration.
 

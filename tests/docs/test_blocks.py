@@ -5,13 +5,16 @@ here. A block without either fails, and so does a name that stands here without 
 shell are those of `test_shell_lines`.
 """
 
+import ast
 import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +22,12 @@ import pytest
 import yaml
 
 import breadbox
+from breadbox.loader import FragmentLoader
+from breadbox.mirror import ReplayMirror, StepMemory
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.serialized import pack_episode
 from breadbox_offline.files.writers import write_episodes
+from mirror.goals import goal_fragments
 from support.documents import BLOCKS, ROOT
 from support.fragments import vector_fragment
 
@@ -93,13 +99,6 @@ def run(place: str, address: str = ADDRESS, **names: Any) -> dict[str, Any]:
     return names
 
 
-def run_tail(place: str, _: str, **names: Any) -> None:
-    """Run a block that reads for ever, until it has read what there is."""
-    code = PYTHON[place].code.replace("tail()", "tail(max_wait_s=0)")
-    assert code != PYTHON[place].code
-    exec(compile(code, place, "exec"), names)
-
-
 def run_async(place: str, address: str = ADDRESS, **names: Any) -> None:
     """Run a block that awaits, as the body of a coroutine."""
     code = textwrap.indent(PYTHON[place].code.replace(ADDRESS, address), "    ")
@@ -124,6 +123,47 @@ def with_fragments(place: str, runner: Callable[..., Any] = run) -> None:
         runner(place, client.address, **names)
     finally:
         server.__exit__(None, None, None)
+
+
+def run_method(place: str, client: breadbox.Client) -> None:
+    """Run a method's block beside a buffer that has fragments; what it names is made first."""
+    client.update_buffer(
+        client.buffer, breadbox.BufferConfig(schema=breadbox.SchemaPolicy.ANY, uses_max=100)
+    )
+    session = client.start_session("s")
+    client.publish("s", 0, {"bias": np.zeros(8)})
+    *fragments, fragment = goal_fragments(65)
+    client.append_many(fragments)
+    # A read for ever ends when it has read what there is.
+    code = PYTHON[place].code.replace("tail()", "tail(max_wait_s=0)")
+    envs = SimpleNamespace(step=lambda action: (np.ones((1, 3)), [1.0], [False], [True], {}))
+    names: dict[str, Any] = {"breadbox": breadbox, "np": np, "ReplayMirror": ReplayMirror}
+    names.update(client=client, session=session, fragment=fragment, packed=b"payload")
+    names.update(envs=envs, obs=np.zeros((1, 3)), action=np.zeros(1))
+    with ExitStack() as opened:
+        makers: dict[str, Callable[[], Any]] = {
+            "evaluator": lambda: client.create_subscription("evaluator"),
+            "grant": lambda: client.fetch_fragments(4),
+            "lease": lambda: client.fetch(4),
+            "loader": lambda: FragmentLoader(client.load_batch),
+            "writer": lambda: opened.enter_context(breadbox.StepWriter(client)),
+            "appender": lambda: opened.enter_context(breadbox.Appender(client)),
+            "memory": lambda: memory_of(fragments),
+            "mirror": lambda: opened.enter_context(
+                ReplayMirror(client, capacity_steps=1_000, process="share" in code)
+            ),
+        }
+        names.update(
+            {name: make() for name, make in makers.items() if re.search(rf"\b{name}\b", code)}
+        )
+        exec(compile(code, place, "exec"), names)
+
+
+def memory_of(fragments: list[breadbox.Fragment]) -> StepMemory:
+    memory = StepMemory(1_000)
+    for each in fragments:
+        memory.extend(each)
+    return memory
 
 
 def an_episode(number: int, length: int = 12) -> Episode:
@@ -230,11 +270,9 @@ def run_mirror() -> None:
 
 
 def run_step_memory() -> None:
-    from breadbox.mirror import StepMemory
-
     place = "client/breadbox/mirror/memory.py#StepMemory"
     names = run(place, StepMemory=StepMemory, fragment=vector_fragment(0))
-    assert len(names["again"]) == len(names["batch"])
+    assert 32 == len(names["batch"])
 
 
 def run_reverb_writer() -> None:
@@ -296,22 +334,12 @@ HERE: dict[str, Callable[[], None]] = {
     **{
         place: partial(with_fragments, place)
         for place in (
-            "client/breadbox/client.py#Client",
-            *(
-                f"client/breadbox/client.py#Client.{name}"
-                for name in (
-                    *("load_model", "append_many", "fetch", "read_fragments"),
-                    "create_subscription",
-                )
-            ),
-            *("client/breadbox/lease.py#Lease", "client/breadbox/loader.py#FragmentLoader"),
+            *("client/breadbox/client.py#Client", "client/breadbox/lease.py#Lease"),
+            "client/breadbox/loader.py#FragmentLoader",
         )
     },
     "client/breadbox/aio/local.py#local_server": lambda: with_fragments(
         "client/breadbox/aio/local.py#local_server", run_async
-    ),
-    "client/breadbox/client.py#Client.tail": lambda: with_fragments(
-        "client/breadbox/client.py#Client.tail", run_tail
     ),
     "client/breadbox/writing/appender.py#Appender": lambda: with_fragments(
         "client/breadbox/writing/appender.py#Appender"
@@ -337,6 +365,58 @@ HERE: dict[str, Callable[[], None]] = {
 """Blocks of Python that are run here."""
 
 
+CLASSES = {
+    "client/breadbox/client.py": "Client",
+    "client/breadbox/lease.py": "Lease",
+    "client/breadbox/loader.py": "FragmentLoader",
+    "client/breadbox/operations/leasing.py": "Granted",
+    "client/breadbox/mirror/memory.py": "StepMemory",
+    "client/breadbox/mirror/replay.py": "ReplayMirror",
+    "client/breadbox/writing/appender.py": "Appender",
+    "client/breadbox/writing/step_writer.py": "StepWriter",
+}
+"""The classes of which each public method has an example, by their modules."""
+
+METHODS = [
+    place
+    for place in PYTHON
+    if place.partition(".py#")[2].startswith(f"{CLASSES.get(place.partition('#')[0])}.")
+]
+"""Examples of methods, which `run_method` runs."""
+
+
+def public_methods(path: str, name: str) -> Iterator[tuple[str, bool]]:
+    """Places of a class' public methods, and whether errors are named there or for every method."""
+    (owner,) = (
+        each
+        for each in ast.parse((ROOT / path).read_text()).body
+        if isinstance(each, ast.ClassDef) and each.name == name
+    )
+    for_all = "Raises (every method)" in (ast.get_docstring(owner) or "")
+    for each in owner.body:
+        if not isinstance(each, ast.FunctionDef) or each.name.startswith("_"):
+            continue
+        kinds = {ast.unparse(decorator).rpartition(".")[2] for decorator in each.decorator_list}
+        if not {"overload", "property", "setter"} & kinds:
+            said = ast.get_docstring(each) or ""
+            yield f"{path}#{name}.{each.name}", for_all or "aises" in said
+
+
+PUBLIC = {
+    place: names_errors
+    for path, name in CLASSES.items()
+    for place, names_errors in public_methods(path, name)
+}
+
+
+def test_every_public_method_has_an_example() -> None:
+    assert [] == sorted(PUBLIC.keys() - set(METHODS))
+
+
+def test_every_public_method_names_its_errors() -> None:
+    assert [] == [place for place, names_errors in PUBLIC.items() if not names_errors]
+
+
 def test_every_block_says_what_it_is() -> None:
     known = {"python", "sh", "text", "yaml"}
     assert [] == [place for place, block in BLOCKS.items() if block.language not in known]
@@ -344,7 +424,7 @@ def test_every_block_says_what_it_is() -> None:
 
 def test_every_block_of_python_is_run_once_and_what_is_listed_exists() -> None:
     assert sorted(PYTHON) == sorted(
-        [*HERE, *(place for runs in ELSEWHERE.values() for place in runs)]
+        [*HERE, *METHODS, *(place for runs in ELSEWHERE.values() for place in runs)]
     )
 
 
@@ -363,6 +443,13 @@ def test_a_block_of_python_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
     HERE[place]()
+
+
+@pytest.mark.parametrize("place", METHODS)
+def test_the_example_of_a_method_runs(place: str, breadbox_client: breadbox.Client) -> None:
+    address, buffer = breadbox_client.address, breadbox_client.buffer
+    with breadbox.connect(address, buffer=buffer) as client:  # It may be closed.
+        run_method(place, client)
 
 
 @pytest.mark.parametrize(

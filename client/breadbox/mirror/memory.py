@@ -46,12 +46,7 @@ class StepMemory:
     ```python
     memory = StepMemory(100_000, seed=1)
     memory.extend(fragment)
-    batch = memory.sample(32, n_step=3, prioritised=True)
-    memory.update_priorities(batch.handle, abs(batch.reward))
-    sequences = memory.sample_sequences(8, length=16)
-    for batch in memory.batches(32, prefetch=0):
-        break
-    again = memory.steps(batch.handle[memory.holds(batch.handle)])
+    batch = memory.sample(32, n_step=3)
     ```
 
     One thread may extend it while others sample. These block only for the moments in which steps
@@ -123,6 +118,10 @@ class StepMemory:
     def wait_until(self, steps: int, timeout_s: float | None = None) -> None:
         """Block until `steps` steps can be sampled. Logs every 30 s what is missing, and why.
 
+        ```python
+        memory.wait_until(100, timeout_s=60)
+        ```
+
         Raises:
             WaitElapsedError: There were fewer after `timeout_s`; None waits without a limit.
             InvalidRequestError: `steps` is more than `capacity_steps`.
@@ -180,17 +179,15 @@ class StepMemory:
     def extend(self, fragment: Fragment, chunk_id: int | None = None) -> int:
         """Add a fragment's steps, atomically; the oldest steps make room. Copies its arrays.
 
+        ```python
+        first_handle = memory.extend(fragment)
+        ```
+
         Fragments of one worker must come in order of their index. Windows and sequences do not
-        continue over a missing fragment, nor into one that is marked as a discontinuity.
-
-        Args:
-            fragment: The fragment.
-            chunk_id: Id of its chunk, not below the last one's, or None for a chunk of its own.
-                Fragments of one chunk must come in order.
-
-        Returns:
-            The handle of its first step, which the handles of the others follow, or -1 if it has no
-            step.
+        continue over a missing fragment, nor into one that is marked as a discontinuity. `chunk_id`
+        is the id of its chunk, not below the last one's, or None for a chunk of its own. Returns
+        the handle of the first step, which the handles of the others follow, or -1 if it has no
+        step.
 
         Raises:
             InvalidRequestError: It has more steps than `capacity_steps`, or its chunk came before.
@@ -202,7 +199,12 @@ class StepMemory:
         return self._held.extend(fragment, chunk_id)
 
     def clear(self) -> None:
-        """Remove all steps, and the known types of arrays. Handles are not used again."""
+        """Remove all steps and known types of arrays; handles are not used again. Raises nothing.
+
+        ```python
+        memory.clear()
+        ```
+        """
         self._held.clear()
 
     # Drawing -----------------------------------------------------------------------------------
@@ -259,8 +261,12 @@ class StepMemory:
     ) -> StepBatch:
         """Draw steps, with replacement. Does not wait for steps; see `wait_until`.
 
+        ```python
+        batch = memory.sample(256, n_step=3, prioritised=True)
+        ```
+
         Steps whose next observation is unknown, such as the last one before an environment failed,
-        are not drawn, and windows end before them.
+        are not drawn, and windows end before them. Returns steps, leaves [B, ...].
 
         Args:
             batch_size: B, at least 1.
@@ -272,9 +278,6 @@ class StepMemory:
             reward_map: Function to scale or clip rewards, or None. It gets the rewards of all
                 windows, float32[B, n], before they are discounted and added, and returns as many.
             device: Device of torch tensors, or None for numpy arrays.
-
-        Returns:
-            Steps, leaves [B, ...].
 
         Raises:
             InvalidRequestError: An argument is out of its range, there is no such device, or there
@@ -307,19 +310,19 @@ class StepMemory:
     ) -> SequenceBatch:
         """Draw sequences of consecutive steps of one worker, with replacement.
 
+        ```python
+        sequences = memory.sample_sequences(16, length=8, burn_in=4)
+        ```
+
         Sequences begin with any step. If fragments have a recurrent state, they begin with the
-        first step of a fragment, whose state is known. Errors and `device` as of `sample`.
+        first step of a fragment, whose state is known. Returns leaves [B, burn_in + length, ...],
+        with a mask of the steps that exist. `batch_size`, `device` and what it raises are as of
+        `sample`.
 
-        Args:
-            batch_size: B, at least 1.
-            length: Steps to learn from, at least 1; with `burn_in` at most 65,536.
-            burn_in: Steps before these, which only warm up the recurrent state.
-            prioritised: True, or exponents, to draw in proportion to the priority of the first
-                step. If sequences begin with a fragment, the sum over the fragment's steps counts.
-            device: Device of torch tensors, or None for numpy arrays.
-
-        Returns:
-            Sequences, leaves [B, burn_in + length, ...], with a mask of the steps that exist.
+        The last `length` steps, at least 1, are to learn from; the `burn_in` before them, with
+        these at most 65,536, only warm up the recurrent state. With `prioritised`, the priority of
+        the first step counts, or if sequences begin with a fragment, the sum over the fragment's
+        steps.
         """
         check_whole("batch_size", batch_size, 1, 1 << 24)
         check_whole("length", length, 1, 1 << 16)
@@ -348,6 +351,10 @@ class StepMemory:
 
     def sample_episodes(self, count: int, *, device: Device | None = None) -> list[StepBatch]:
         """Draw `count` whole episodes, with replacement, each as its steps in order.
+
+        ```python
+        returns = [episode.reward.sum() for episode in memory.sample_episodes(8)]
+        ```
 
         An episode is whole if all its steps are kept, from the first to the end, without a gap.
 
@@ -382,18 +389,20 @@ class StepMemory:
     ) -> StepBatch:
         """Draw steps of whole episodes, most of them with a goal that was reached (HER).
 
-        Observations are dicts with `achieved_goal` and `desired_goal`, as in gymnasium's goal
-        environments. Of each `goals_per_step` + 1 steps, one keeps its goal.
+        ```python
+        def reward_of(achieved, desired, extras):
+            return -(achieved != desired).any(axis=1).astype(np.float32)
+        batch = memory.sample_goals(256, reward_of)
+        ```
 
-        Args:
-            batch_size: B, at least 1.
-            relabel: Called with the achieved goals and the new desired goals, both [b, ...], and
-                the extras; returns the rewards, float32[b].
-            strategy: Step of the episode whose achieved goal becomes the desired one: "future" for
-                this step or a later one, "final" for the last, "episode" for any.
-            goals_per_step: At least 0; 0 changes no goals.
-            gamma: Discount per step, from 0 to 1.
-            device: Device of torch tensors, or None for numpy arrays.
+        Observations are dicts with `achieved_goal` and `desired_goal`, as in gymnasium's goal
+        environments. Of each `goals_per_step` + 1 steps, one keeps its goal; with 0 all do.
+        `batch_size`, `gamma` and `device` are as of `sample`.
+
+        `relabel` is called with the achieved goals and the new desired goals, both [b, ...], and
+        the extras, and returns the rewards, float32[b]. `strategy` names the step of the episode
+        whose achieved goal becomes the desired one: "future" for this step or a later one, "final"
+        for the last, "episode" for any.
 
         Raises:
             InvalidRequestError: An argument is out of its range, or no whole episode is kept.
@@ -442,21 +451,19 @@ class StepMemory:
     ) -> Generator[StepBatch, None, None]:
         """Yield batch after batch, drawn in a thread, ahead of the learner; see `sample`.
 
-        The iterator has no end; leaving the loop, or its `close()`, ends the thread. Each step
-        blocks until the next batch is drawn. Errors as of `sample`.
+        ```python
+        for update, batch in zip(range(10), memory.batches(256, prefetch=2)):
+            print(update, batch.reward.mean())
+        ```
 
-        Args:
-            batch_size: B, at least 1.
-            n_step: Steps of a window.
-            gamma: Discount per step.
-            prioritised: True, or exponents, to draw in proportion to priorities. Later updates do
-                not change a batch that was drawn ahead.
-            device: Device of torch tensors, or None for numpy arrays.
-            prefetch: Batches that are ready or being drawn beside the yielded one, 0 to 1024; 0
-                draws on request, in the iterating thread.
-            samples_per_insert: Most steps that are drawn for each step that arrives after the first
-                batch was requested, or None for no bound. Each batch, the first one too, waits for
-                them, and a line every 30 s says what it waits for.
+        The iterator has no end; leaving the loop, or its `close()`, ends the thread. Each step
+        blocks until the next batch is drawn. Arguments and what it raises are as of `sample`, but
+        later updates of priorities do not change a batch that was drawn ahead.
+
+        `prefetch` batches, 0 to 1024, are ready or being drawn beside the yielded one; 0 draws on
+        request, in the iterating thread. At most `samples_per_insert` steps, or any number if None,
+        are drawn for each step that arrives after the first batch was requested. Each batch, the
+        first one too, waits for them, and a line every 30 s says what it waits for.
         """
         check_whole("prefetch", prefetch, 0, 1024)
         if samples_per_insert is not None and not (
@@ -502,14 +509,18 @@ class StepMemory:
     def update_priorities(self, handles: ArrayLike, priorities: ArrayLike) -> int:
         """Set priorities of steps, such as the sizes of their errors.
 
+        ```python
+        batch = memory.sample(256, prioritised=True)
+        memory.update_priorities(batch.handle, abs(batch.reward))
+        ```
+
+        Returns how many steps were updated. Steps that are not kept any more are counted in
+        `late_update_count`.
+
         Args:
             handles: int64[B], or of any shape; negative ones stand for no step. Arrays or tensors.
             priorities: As many, each finite and at least 0; a step with 0 is not drawn any more. If
                 a handle occurs twice, the last priority counts.
-
-        Returns:
-            How many steps were updated. Steps that are not kept any more are counted in
-            `late_update_count`.
 
         Raises:
             InvalidRequestError: The lengths differ, or a priority is out of its range.
@@ -548,7 +559,12 @@ class StepMemory:
             return len(rows)
 
     def priorities(self, handles: ArrayLike) -> NDArray[np.float64]:
-        """Return priorities of steps, float64[B], NaN for steps that are not kept any more."""
+        """Return priorities, float64[B], NaN for steps that are not kept any more. Raises nothing.
+
+        ```python
+        mean = np.nanmean(memory.priorities(memory.handles()))
+        ```
+        """
         held, wanted = self._held, _flat(handles).astype(np.int64)
         with self._changed:
             numbers = self._look_up(lambda: held.index.numbers_of(wanted))
@@ -560,7 +576,12 @@ class StepMemory:
     # Direct access -----------------------------------------------------------------------------
 
     def handles(self) -> Numbers:
-        """Return the handles of all kept steps, the oldest first, int64[step_count]."""
+        """Return the handles of all kept steps, oldest first, int64[step_count]. Raises nothing.
+
+        ```python
+        newest = memory.steps(memory.handles()[-32:])
+        ```
+        """
         held = self._held
 
         def look() -> Numbers:
@@ -573,7 +594,13 @@ class StepMemory:
             return self._look_up(look)
 
     def holds(self, handles: ArrayLike) -> NDArray[np.bool_]:
-        """Return bool[B]: True for handles of steps that are kept."""
+        """Return bool[B]: True for handles of steps that are kept. Raises nothing.
+
+        ```python
+        batch = memory.sample(256)
+        kept = batch.handle[memory.holds(batch.handle)]
+        ```
+        """
         wanted = _flat(handles).astype(np.int64)
         with self._changed:
             return np.not_equal(self._look_up(lambda: self._held.index.numbers_of(wanted)), NONE)
@@ -588,6 +615,10 @@ class StepMemory:
         device: Device | None = None,
     ) -> StepBatch:
         """Return steps by position: 0 is the oldest that is kept, `step_count` - 1 the newest.
+
+        ```python
+        oldest = memory.at(range(32))
+        ```
 
         Arguments as of `sample`. Raises InvalidRequestError for a position out of range.
         """
@@ -614,6 +645,10 @@ class StepMemory:
         device: Device | None = None,
     ) -> StepBatch:
         """Return steps by handle.
+
+        ```python
+        again = memory.steps(memory.sample(256).handle, n_step=3)
+        ```
 
         Arguments as of `sample`. Raises InvalidRequestError for a step that is not kept any more;
         `holds` returns which are.

@@ -24,8 +24,7 @@ class ReplayMirror(StepMemory):
 
     with ReplayMirror("localhost:50051", process=True, capacity_steps=100_000) as mirror:
         mirror.catch_up(timeout_s=60)
-        other = ReplayMirror.attach(mirror.share(), seed=2)  # In another process of this host.
-        print(len(other), mirror.session_id, mirror.lag_s, mirror.skipped_chunk_count)
+        print(len(mirror), mirror.session_id, mirror.lag_s, mirror.skipped_chunk_count)
     ```
 
     Its contents follow from the buffer alone. A learner that is killed and restarted has the same
@@ -55,7 +54,7 @@ class ReplayMirror(StepMemory):
             starts and ends with this mirror, and both share the memory. Filling then hardly slows
             draws down, and other processes of this host can draw from it, see `share`. Draws are
             the same. Linux only. The process makes a client of its own; `client` is an address, or
-            a `breadbox.Client`.
+            a `breadbox.Client`. After a fork every call in the child raises ClosedError; attach.
         connection: Further arguments of `breadbox.connect`, such as `token`, for an address.
 
     Raises:
@@ -105,14 +104,16 @@ class ReplayMirror(StepMemory):
     def attach(cls, address: str, *, seed: int | None = None) -> Self:
         """Return a mirror that shares the steps of one in another process of this user and host.
 
+        ```python
+        address = mirror.share()  # In the process of the learner.
+        other = ReplayMirror.attach(address, seed=2)
+        ```
+
         The steps are stored once. Each process has its own draws and priorities: a priority update
         is visible in that process alone. The mirror ends with the process that created it; the next
         call that draws or waits then raises ClosedError. `clear` empties it for all processes.
-        Blocks for at most 30 s.
-
-        Args:
-            address: Address that `share` returned.
-            seed: Seed of the draws, another one for each process, or they draw the same steps.
+        `seed` is of the draws, another one for each process, or they draw the same steps. Blocks
+        for at most 30 s.
 
         Raises:
             InvalidRequestError: The address is not one of `share`.
@@ -126,6 +127,10 @@ class ReplayMirror(StepMemory):
 
     def share(self) -> str:
         """Return an address at which other processes of this host can `attach`.
+
+        ```python
+        print(mirror.share())
+        ```
 
         Raises:
             InvalidRequestError: The mirror was made without `process`.
@@ -157,6 +162,10 @@ class ReplayMirror(StepMemory):
     def catch_up(self, timeout_s: float | None = None) -> None:
         """Block until the mirror has all steps that the buffer holds now.
 
+        ```python
+        mirror.catch_up(timeout_s=60)
+        ```
+
         So a producer finds here every fragment whose append was answered before this call.
 
         Raises:
@@ -172,7 +181,14 @@ class ReplayMirror(StepMemory):
         return self._is_closed
 
     def close(self) -> None:
-        """End the thread. Idempotent; blocks for up to a second. Its steps can still be sampled."""
+        """End the thread. Idempotent; blocks for up to a second, and raises nothing.
+
+        ```python
+        mirror.close()
+        ```
+
+        Its steps can still be sampled.
+        """
         self._is_closed = True
         self._source.close()
 

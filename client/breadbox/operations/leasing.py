@@ -53,7 +53,12 @@ class Granted:
         return len(self.grant.fragments)
 
     def refuse(self, payload_ids: Iterable[str]) -> None:
-        """Name payloads that are readable but unusable; `release` reports them. Does not block."""
+        """Name payloads that are readable but unusable; `release` reports them. Raises nothing.
+
+        ```python
+        lease.refuse([reference.metadata.payload.payload_id for reference in lease.references])
+        ```
+        """
         self._unreadable += [each for each in payload_ids if each not in self._unreadable]
 
     def __repr__(self) -> str:

@@ -215,11 +215,12 @@ class Appender:
     def append(self, fragment: Fragment, *, max_wait_s: float | None = None) -> None:
         """Queue a fragment for sending; do not write to its arrays until it is answered.
 
-        Blocks while the queue is full.
+        ```python
+        appender.append(fragment, max_wait_s=5)
+        ```
 
-        Args:
-            fragment: The fragment. It is not copied.
-            max_wait_s: Seconds to wait for room, or None to wait without a limit.
+        Blocks while the queue is full, for at most `max_wait_s`, or without a limit if None. The
+        fragment is not copied.
 
         Raises:
             ReplayBufferError: Sending failed in the background. The fragment was not queued.
@@ -242,6 +243,10 @@ class Appender:
 
     def flush(self, *, max_wait_s: float | None = None, pending_max: int = 0) -> None:
         """Send everything given so far, and block until the server has answered.
+
+        ```python
+        appender.flush(max_wait_s=30, pending_max=64)
+        ```
 
         Args:
             max_wait_s: Seconds to wait, or None to wait without a limit.
@@ -285,9 +290,14 @@ class Appender:
             )
 
     def unsent(self) -> list[Fragment]:
-        """Return the fragments that an error left unanswered, in order. Does not block.
+        """Return the fragments that an error left unanswered, in order.
 
-        Sending them again is safe: those that the server admitted are answered DUPLICATE.
+        ```python
+        client.append_many(appender.unsent())
+        ```
+
+        Does not block, and raises nothing. Sending them again is safe: those that the server
+        admitted are answered DUPLICATE.
         """
         with self._changed:
             return list(self._unsent)
@@ -295,12 +305,13 @@ class Appender:
     def close(self, *, max_wait_s: float | None = None) -> None:
         """Send the queued fragments, then stop. Idempotent.
 
-        Blocks until all are answered or an error stops the appender, at most about `append_wait_s`
-        of the client. With `on_failure` "wait" or "persist" it blocks for as long as the buffer is
-        full. Other errors are not retried after `close`.
+        ```python
+        appender.close(max_wait_s=30)
+        ```
 
-        Args:
-            max_wait_s: Seconds to wait, or None to wait without a limit.
+        Blocks until all are answered or an error stops the appender: at most about `append_wait_s`
+        of the client, or `max_wait_s` if that is not None. With `on_failure` "wait" or "persist" it
+        blocks for as long as the buffer is full. Other errors are not retried after `close`.
 
         Raises:
             ReplayBufferError: Sending failed in the background. Only the first close raises it.

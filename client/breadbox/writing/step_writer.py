@@ -254,11 +254,17 @@ class StepWriter:
     def model_version(self) -> int:
         """Version of the policy that acts, with which the next steps are labelled.
 
+        ```python
+        if (newer := client.load_model()) is not None:
+            model, weights = newer
+            writer.model_version = model.model_version
+        ```
+
         At the start, and when another session begins, it is the version of the session's weights,
         or 0 while the session has none: no published policy acts then, whatever version a resumed
         learner starts at. A producer that loads newer weights sets it to their version. A buffer
-        with a `staleness_max` refuses steps of versions that are too old. Setting it blocks for
-        as long as an `add` in another thread does.
+        with a `staleness_max` refuses steps of versions that are too old. Setting it blocks for as
+        long as an `add` in another thread does.
 
         Raises:
             InvalidRequestError: It was set to anything but an integer from 0 to 2**63 - 1.
@@ -302,6 +308,12 @@ class StepWriter:
         acts: ArrayLike | None = None,
     ) -> None:
         """Add a step of each environment. All is copied; the caller may reuse its arrays.
+
+        ```python
+        next_obs, reward, terminated, truncated, infos = envs.step(action)
+        led_to = breadbox.true_next_obs(next_obs, infos)
+        writer.add(obs, action, reward, led_to, terminated, truncated)
+        ```
 
         An observation that differs from the environment's last `next_obs` starts a new episode. The
         earlier one ends truncated, with that `next_obs` as its final observation, so that nothing
@@ -387,10 +399,13 @@ class StepWriter:
     def flush(self, *, max_wait_s: float | None = None) -> None:
         """Send all steps added so far, and block until the server has answered.
 
-        Where the buffer takes fragments of one length only, steps that fill no fragment stay.
+        ```python
+        writer.flush(max_wait_s=30)
+        print(writer.counts.fragments.admitted)
+        ```
 
-        Args:
-            max_wait_s: Seconds to wait for answers, or None to wait without a limit.
+        Blocks for at most `max_wait_s`, or without a limit if None. Where the buffer takes
+        fragments of one length only, steps that fill no fragment stay.
 
         Raises:
             ReplayBufferError: Sending failed in the background.
@@ -403,11 +418,12 @@ class StepWriter:
     def close(self, *, max_wait_s: float | None = None) -> None:
         """Send the waiting steps, then stop. Idempotent; blocks as `Appender.close` does.
 
+        ```python
+        writer.close(max_wait_s=30)
+        ```
+
         Where the buffer takes fragments of one length only, steps that fill no fragment are dropped
         and counted, and a warning says so.
-
-        Args:
-            max_wait_s: Seconds to wait for answers, or None to wait without a limit.
 
         Raises:
             ReplayBufferError: Sending failed in the background. Only the first close raises it.
