@@ -190,7 +190,8 @@ class StepMemory:
         step.
 
         Raises:
-            InvalidRequestError: It has more steps than `capacity_steps`, or its chunk came before.
+            InvalidRequestError: It has more steps than `capacity_steps`, its chunk came before, or
+                another process fills this mirror.
             TreeMismatchError: Its arrays differ from those of the fragments before.
             UnsupportedArrayError: An array cannot be kept, or a required array is absent.
         """
@@ -199,11 +200,13 @@ class StepMemory:
         return self._held.extend(fragment, chunk_id)
 
     def clear(self) -> None:
-        """Remove all steps and known types of arrays; handles are not used again. Raises nothing.
+        """Remove all steps, and the known types of arrays. Handles are not used again.
 
         ```python
         memory.clear()
         ```
+
+        Raises nothing but ClosedError, if this is a mirror and its process has ended.
         """
         self._held.clear()
 

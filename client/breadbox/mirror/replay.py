@@ -54,7 +54,7 @@ class ReplayMirror(StepMemory):
             starts and ends with this mirror, and both share the memory. Filling then hardly slows
             draws down, and other processes of this host can draw from it, see `share`. Draws are
             the same. Linux only. The process makes a client of its own; `client` is an address, or
-            a `breadbox.Client`. After a fork every call in the child raises ClosedError; attach.
+            a `breadbox.Client`. In a forked child its steps raise ClosedError: `attach` there.
         connection: Further arguments of `breadbox.connect`, such as `token`, for an address.
 
     Raises:
