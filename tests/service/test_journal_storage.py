@@ -313,6 +313,16 @@ async def test_payloads_are_written_with_a_turn_and_stay(redis_server: RedisServ
         assert {writer.claim.journal.encode(): str(writer.claim.epoch).encode()} == epochs
 
 
+async def test_a_turn_that_is_repeated_writes_no_payload_that_was_deleted_since(
+    redis_server: RedisServer,
+) -> None:
+    async with payload_writer(redis_server) as (writer, client):
+        await writer.append(FIRST, b"turn", PAYLOADS)
+        client.delete(*KEYS)
+        await writer.append(FIRST, b"turn", PAYLOADS)
+        assert [None, None] == client.mget(KEYS)
+
+
 async def test_a_server_that_was_replaced_writes_no_payloads(redis_server: RedisServer) -> None:
     async with payload_writer(redis_server) as (writer, client):
         later = replace(writer.claim, epoch=writer.claim.epoch + 1)

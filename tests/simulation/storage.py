@@ -632,11 +632,13 @@ class SimulatedWriter:
                 raise JournalFullError("the simulated disk is full")
             self._journal.append(claim, sequence, data)
 
+        is_repeat = self._journal.newest == sequence
         if self._reserve is None:
             write()
         else:
             self._reserve.with_room(write)
-        if self._store is not None and payload_ids:
+        # Not with a repeat: they may have been deleted since.
+        if self._store is not None and payload_ids and not is_repeat:
             self._store.keep_with_turn(claim, payload_ids)
 
     def compact(self) -> None:

@@ -53,6 +53,12 @@ def test_who_was_replaced_stays_so_in_a_journal_that_came_back_as_its_own(seed: 
     assert outcome.failure == "", outcome.where
 
 
+def test_a_turn_that_arrives_again_late_brings_no_payload_back() -> None:
+    """Of a turn sent twice, whose payload was deleted before the first of them arrived."""
+    outcome = simulate(385, world=World.WEATHER)
+    assert outcome.failure == "", outcome.where
+
+
 @pytest.mark.parametrize("seed", [8, 237])
 def test_what_a_store_lost_may_be_granted_while_nobody_can_ask_it(seed: int) -> None:
     outcome = simulate(seed, world=World.SILENCE)
