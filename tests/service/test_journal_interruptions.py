@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import redis
 
+from breadbox.stores.keys import piece_key
+from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.journal.storage import redis_stream
 from breadbox_server.journal.storage.interface import (
     BEGINNING,
@@ -23,6 +25,7 @@ from support.redis_server import RedisServer
 FIRST = BEGINNING + 1
 STATE = b"state" * 500_000
 """Three pieces."""
+PAYLOADS = {PayloadId("a" * 32): b"one", PayloadId("b" * 32): b"two"}
 
 
 class Interruptible:
@@ -89,7 +92,7 @@ def archive(server: RedisServer) -> Iterator[RedisArchive]:
 
 
 async def begun(archive: RedisArchive, url: str, last: int) -> RedisWriter:
-    writer = RedisWriter(url, claim_of(archive))
+    writer = RedisWriter(url, claim_of(archive), carries_payloads=True)
     archive.begin(b"nothing")
     for sequence in range(FIRST, last + 1):
         await writer.append(sequence, b"turn")
@@ -146,11 +149,15 @@ async def test_a_server_killed_while_it_began_its_journal_again_has_all_or_says_
                 await writer.append(FIRST + 4, b"turn")
             clients[-1].interrupt(command_count, crash)
             try:
-                await writer.begin_again(FIRST + 4, STATE, {})
+                await writer.begin_again(FIRST + 4, STATE, {}, PAYLOADS)
                 is_done = True
             except JournalUnavailableError:
                 # The turn that was deleted was acknowledged: it is not passed over in silence.
                 assert found(archive) in (FIRST + 4, f"turns {FIRST + 3} to {FIRST + 3}")
+            if found(archive) == FIRST + 4:
+                # The snapshot refers to them.
+                keys = [piece_key(payload_id, 0) for payload_id in PAYLOADS]
+                assert list(PAYLOADS.values()) == client.mget(keys), command_count
             await writer.close()
             command_count += 1
     assert command_count > 5

@@ -323,6 +323,16 @@ async def test_a_turn_that_is_repeated_writes_no_payload_that_was_deleted_since(
         assert [None, None] == client.mget(KEYS)
 
 
+async def test_a_journal_that_is_begun_again_has_its_payloads_under_its_protection(
+    redis_server: RedisServer,
+) -> None:
+    async with payload_writer(redis_server) as (writer, client):
+        await writer.begin_again(FIRST, b"state", NOTES, PAYLOADS)
+        assert list(PAYLOADS.values()) == client.mget(KEYS)
+        epochs = client.hgetall(JOURNALS_KEY)
+        assert {writer.claim.journal.encode(): str(writer.claim.epoch).encode()} == epochs
+
+
 async def test_a_server_that_was_replaced_writes_no_payloads(redis_server: RedisServer) -> None:
     async with payload_writer(redis_server) as (writer, client):
         later = replace(writer.claim, epoch=writer.claim.epoch + 1)

@@ -661,9 +661,22 @@ class SimulatedWriter:
             found = compact(Archive(self._journal))
             self._journal.trim(self.claim, found.sequence)
 
-    async def begin_again(self, sequence: int, snapshot: bytes, notes: Mapping[str, str]) -> None:
+    async def begin_again(
+        self,
+        sequence: int,
+        snapshot: bytes,
+        notes: Mapping[str, str],
+        payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
+    ) -> None:
         self.claim = await self._ask(self._journal.claim_again)
+        if payloads:
+            await self._ask(self._keep, list(payloads))
         await self._ask(self._journal.begin, sequence, snapshot, notes)
+
+    def _keep(self, claim: Claim, payload_ids: Sequence[PayloadId]) -> None:
+        assert self._store is not None
+        self._journal.check_ours(claim)
+        self._store.keep_with_turn(claim, payload_ids)
 
     async def trim(self, up_to: int) -> bool:
         with suppress(JournalLostError, JournalTakenError):

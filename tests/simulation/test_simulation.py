@@ -59,6 +59,12 @@ def test_a_turn_that_arrives_again_late_brings_no_payload_back() -> None:
     assert outcome.failure == "", outcome.where
 
 
+def test_a_journal_begun_again_never_refers_to_a_payload_that_was_not_written() -> None:
+    """Of a server that is killed while it begins its journal again."""
+    outcome = simulate(452, world=World.RIVALS_YOUNGER)
+    assert outcome.failure == "", outcome.where
+
+
 @pytest.mark.parametrize("seed", [8, 237])
 def test_what_a_store_lost_may_be_granted_while_nobody_can_ask_it(seed: int) -> None:
     outcome = simulate(seed, world=World.SILENCE)

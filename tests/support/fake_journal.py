@@ -25,7 +25,7 @@ class FakeJournal:
         self.is_full = False
         self.carries_payloads = False
         self.payloads: dict[PayloadId, bytes] = {}
-        """That came with turns."""
+        """That came with turns, or with a snapshot."""
         self.has_payload_room = True
         self.incarnation = "first"
         self.may_write = asyncio.Event()
@@ -67,9 +67,12 @@ class FakeJournal:
             raise JournalTakenError("another server writes the fake journal")
         return self.incarnation
 
-    async def begin_again(self, state: Any, now: float) -> None:
+    async def begin_again(
+        self, state: Any, now: float, payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS
+    ) -> None:
         if self.is_down:
             raise JournalUnavailableError("the fake journal is down")
         self.is_lost = False
         self.turns.clear()
         self.snapshots.append(state)
+        self.payloads |= payloads

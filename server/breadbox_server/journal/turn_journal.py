@@ -120,11 +120,16 @@ class TurnJournal:
         """Send a heartbeat, and check that the journal is still ours; see `Journal.renew`."""
         return await self._writer.renew(self.sequence)
 
-    async def begin_again(self, buffers: tuple[BufferSnapshot, ...], now: float) -> None:
+    async def begin_again(
+        self,
+        buffers: tuple[BufferSnapshot, ...],
+        now: float,
+        payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
+    ) -> None:
         """Begin a journal that was lost; see `Journal.begin_again`."""
         sequence = self.sequence + 1
         data = frame_snapshot(sequence, encode_snapshot(Snapshot(sequence, now, buffers)))
-        await self._writer.begin_again(sequence, data, self.notes)
+        await self._writer.begin_again(sequence, data, self.notes, payloads)
         self.sequence = sequence
         _, self._chain = open_snapshot(sequence, data)
         self.custody.epoch = self._writer.claim.epoch

@@ -73,8 +73,13 @@ class Journal(Protocol):
         loss.
         """
 
-    async def begin_again(self, buffers: tuple[BufferSnapshot, ...], now: float) -> None:
-        """Begin a journal that was lost with the core's state as it is after this turn."""
+    async def begin_again(
+        self,
+        buffers: tuple[BufferSnapshot, ...],
+        now: float,
+        payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
+    ) -> None:
+        """Begin a lost journal with the core's state after this turn, and the turn's payloads."""
 
 
 @dataclass(slots=True, eq=False)
@@ -372,16 +377,13 @@ class Turns:
         turn, self._open = self._open, _Turn()
         self._committing = turn
         self._committing_since = asyncio.get_running_loop().time()
-        entries = turn.entries
         while True:
             try:
                 if self._is_lost:
                     await self._begin_again(journal, turn)
-                    # The snapshot knows them; payloads are written with a turn without any.
-                    entries = []
-                if entries or turn.payloads:
+                else:
                     async with self._asking():
-                        had_room = await journal.append(entries, turn.payloads)
+                        had_room = await journal.append(turn.entries, turn.payloads)
                     if turn.payloads:
                         self.has_payload_room = had_room
                 if await self._is_settled():
@@ -422,7 +424,7 @@ class Turns:
         while True:
             try:
                 async with self._asking():
-                    await journal.begin_again(buffers, now)
+                    await journal.begin_again(buffers, now, turn.payloads)
                 break
             except JournalUnavailableError as error:
                 self._fail(error)

@@ -146,10 +146,17 @@ class JournalWriter(Protocol):
     async def renew(self, sequence: int) -> str:
         """Send a heartbeat, and check that the journal is whole and ours; raises as `append`."""
 
-    async def begin_again(self, sequence: int, snapshot: bytes, notes: Mapping[str, str]) -> None:
+    async def begin_again(
+        self,
+        sequence: int,
+        snapshot: bytes,
+        notes: Mapping[str, str],
+        payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
+    ) -> None:
         """Begin a lost journal in a later epoch: a snapshot of `sequence`, and no turns.
 
         What can be read of the old one stays until the new one is whole. `notes` replace the old.
+        `payloads`, as of `append`, are kept before the snapshot counts, which refers to them.
         """
 
     async def trim(self, up_to: int) -> bool:

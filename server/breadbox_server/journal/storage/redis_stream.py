@@ -111,31 +111,39 @@ redis.call('SET', KEYS[3], ARGV[5], 'PX', ARGV[6])
 return {'OK', owner}
 """
 """ARGV: our epoch, token, least epoch, identity of the journal, heartbeat, its milliseconds."""
+_PAYLOADS: Final = """
+for i = 6, #KEYS do redis.call('SET', KEYS[i], ARGV[#ARGV - #KEYS + i]) end
+if KEYS[6] and tonumber(redis.call('HGET', KEYS[5], ARGV[2]) or '0') < tonumber(ARGV[3]) then
+  redis.call('HSET', KEYS[5], ARGV[2], ARGV[3])
+end
+"""
+"""A part of scripts: keep payloads, under this epoch's protection (`redis_custodian`). KEYS: turns,
+the store's hash of journals, payloads; ARGV: claim, identity, epoch, others, payloads."""
+_KEEP: Final = _OURS + _PAYLOADS + "return {'OK'}"
 _APPEND: Final = (
     _CLAIMED
     + """
 local newest = redis.call('XREVRANGE', KEYS[4], '+', '-', 'COUNT', 1)
 if #newest == 0 then return {'LOST'} end
 local last, fields = newest[1][1], newest[1][2]
-if last == ARGV[2] .. '-0' then
-  if fields[2] == ARGV[4] and fields[4] == ARGV[5] then return {'OK'} end
+if last == ARGV[4] .. '-0' then
+  if fields[2] == ARGV[6] and fields[4] == ARGV[3] then return {'OK'} end
   return {'LOST'}
 end
-if last ~= ARGV[3] .. '-0' then return {'LOST'} end
+if last ~= ARGV[5] .. '-0' then return {'LOST'} end
 local refused = KEYS[6] and redis.pcall('SET', KEYS[6], ARGV[7]).err
 redis.call('DEL', KEYS[2])
-for i = 6, #KEYS do redis.call('SET', KEYS[i], ARGV[i + 1]) end
-if KEYS[6] and tonumber(redis.call('HGET', KEYS[5], ARGV[6]) or '0') < tonumber(ARGV[5]) then
-  redis.call('HSET', KEYS[5], ARGV[6], ARGV[5])
-end
-redis.call('XADD', KEYS[4], ARGV[2] .. '-0', 'd', ARGV[4], 'e', ARGV[5])
+"""
+    + _PAYLOADS
+    + """
+redis.call('XADD', KEYS[4], ARGV[4] .. '-0', 'd', ARGV[6], 'e', ARGV[3])
 return {'OK', refused and 1 or 0}
 """
 )
-"""KEYS: turns, the store's hash of journals, payloads; ARGV: claim, sequence, the one before, data,
-epoch, identity, payloads. Only the same owner's same turn is a repeat. The first payload shows
-whether Redis has room; after the DEL it takes all anyway: the turn has been decided. Payloads are
-under this epoch's protection (`redis_custodian`)."""
+"""KEYS and ARGV as of `_PAYLOADS`, the others being sequence, the one before, data. Only the same
+owner's same turn is a repeat, and writes nothing: its payloads may have been deleted since. The
+first payload shows whether Redis has room; after the DEL it takes all anyway: the turn has been
+decided."""
 _RENEW: Final = (
     _OURS
     + """
@@ -401,13 +409,7 @@ class RedisWriter:
         self, sequence: int, data: bytes, payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS
     ) -> bool:
         """See JournalWriter."""
-        claim = self.claim
-        keys: list[str | bytes] = [TURNS]
-        if payloads:
-            # Not otherwise: in a cluster they may be on another node.
-            keys += [JOURNALS_KEY, *(piece_key(each, 0) for each in payloads)]
-        turn = (sequence, sequence - 1, data, claim.epoch, claim.journal)
-        return not await self._eval(_APPEND, keys, *turn, *payloads.values())
+        return not await self._eval_with(payloads, _APPEND, sequence, sequence - 1, data)
 
     async def renew(self, sequence: int) -> str:
         """See JournalWriter."""
@@ -415,7 +417,13 @@ class RedisWriter:
         run_id: bytes = await self._eval(_RENEW, (TURNS, SNAPSHOT), *values)
         return run_id.decode()
 
-    async def begin_again(self, sequence: int, snapshot: bytes, notes: Mapping[str, str]) -> None:
+    async def begin_again(
+        self,
+        sequence: int,
+        snapshot: bytes,
+        notes: Mapping[str, str],
+        payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
+    ) -> None:
         """See JournalWriter."""
         await self._claim_again()
         with kept_cancellation(), _translated_errors():
@@ -425,6 +433,8 @@ class RedisWriter:
         await self._eval(_ANYWAY, (HALF,), "HSET", sequence, len(pieces))
         for k, piece in enumerate(pieces):
             await self._eval(_ANYWAY, (_piece(sequence, k),), "SET", piece)
+        if payloads:
+            await self._eval_with(payloads, _KEEP)
         # Until the snapshot counts, what is left of the old journal is all there is.
         await self._eval(
             _BEGIN, _BEGUN, *_beginning(sequence, len(pieces), self.claim.to_text(), notes)
@@ -447,6 +457,19 @@ class RedisWriter:
                 *(claim.epoch + 1, claim.journal, *self._heartbeat()),
             )
         self.claim = as_claim(_checked(answer), claim.holder)
+
+    async def _eval_with(
+        self, payloads: Mapping[PayloadId, bytes], script: str, *values: str | bytes | int
+    ) -> Any:
+        """Run a script that has `_PAYLOADS` in it."""
+        keys: list[str | bytes] = [TURNS]
+        if payloads:
+            # Not otherwise: in a cluster they may be on another node.
+            keys += [JOURNALS_KEY, *(piece_key(each, 0) for each in payloads)]
+        claim = self.claim
+        return await self._eval(
+            script, keys, claim.journal, claim.epoch, *values, *payloads.values()
+        )
 
     async def _eval(
         self, script: str, keys: Iterable[str | bytes], *values: str | bytes | int

@@ -344,8 +344,15 @@ class SqliteWriter:
                 f"{self._directory / FILE_NAME} lacks its snapshot, or turns right after it"
             )
 
-    async def begin_again(self, sequence: int, snapshot: bytes, notes: Mapping[str, str]) -> None:
+    async def begin_again(
+        self,
+        sequence: int,
+        snapshot: bytes,
+        notes: Mapping[str, str],
+        payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
+    ) -> None:
         """See JournalWriter."""
+        assert not payloads
         # In the thread, so that the connection is not closed under a trim.
         await self._run(self._begin_again, sequence, snapshot, notes)
 
