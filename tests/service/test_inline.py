@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import grpc
 import pytest
 
+from breadbox.model.errors import StoreUnavailableError
 from breadbox.model.types import PayloadReference
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -205,7 +207,8 @@ async def test_what_is_in_memory_is_not_given_up_by_a_store_without_room_for_it(
     assert 0 == reference.metadata.fragment_index
 
 
-async def test_what_is_let_go_while_it_is_written_again_is_deleted() -> None:
+@pytest.mark.parametrize("loses_answers", [False, True], ids=["answered", "answer lost"])
+async def test_what_is_let_go_while_it_is_written_again_is_deleted(loses_answers: bool) -> None:
     async with served(BufferConfig(uses_max=1)) as it:
         await it.start()
         losses, payloads = it.server.driver.losses, it.server.driver.core.buffers[DEFAULT].payloads
@@ -213,8 +216,13 @@ async def test_what_is_let_go_while_it_is_written_again_is_deleted() -> None:
         it.custodian.lose_everything()
         it.custodian.may_confirm.clear()
         it.custodian.confirming.clear()
+
+        async def mend() -> None:
+            with pytest.raises(StoreUnavailableError) if loses_answers else nullcontext():
+                assert 1 == await losses.drop_missing(DEFAULT, payloads())
+
         async with asyncio.TaskGroup() as group:
-            mending = group.create_task(losses.drop_missing(DEFAULT, payloads()))
+            group.create_task(mend())
             await it.custodian.confirming.wait()
             lease_id = (await it.fetch(1)).grant.lease.lease_id
             await it.stub.ReleaseLease(
@@ -222,8 +230,8 @@ async def test_what_is_let_go_while_it_is_written_again_is_deleted() -> None:
                 timeout=CALL_S,
             )
             await eventually(lambda: len(it.custodian.deleted) == 1)
+            it.custodian.loses_answers = loses_answers
             it.custodian.may_confirm.set()
-        assert 1 == mending.result()
         await eventually(lambda: not it.custodian.bodies)
     assert set() == it.custodian.kept
 

@@ -116,16 +116,19 @@ class LostPayloads:
         bodies: Mapping[PayloadId, bytes],
     ) -> None:
         await self._core.turns.ours()
-        with self._deletions.confirming(bodies), self._metrics.store_trip("keep"):
-            await self._custodian.keep(
-                [(each, bodies[PayloadId(each.payload_id)]) for each in references]
+        try:
+            with self._deletions.confirming(bodies), self._metrics.store_trip("keep"):
+                await self._custodian.keep(
+                    [(each, bodies[PayloadId(each.payload_id)]) for each in references]
+                )
+        finally:
+            # What was let go meanwhile may have been deleted before it was written, also where
+            # the store's answer was lost.
+            self._deletions.put(
+                Payload(PayloadId(each.payload_id), each.size_bytes, each.piece_size_bytes)
+                for each in references
+                if not self._refers_to(buffer, PayloadId(each.payload_id))
             )
-        # What was let go meanwhile may have been deleted before it was written.
-        self._deletions.put(
-            Payload(PayloadId(each.payload_id), each.size_bytes, each.piece_size_bytes)
-            for each in references
-            if not self._refers_to(buffer, PayloadId(each.payload_id))
-        )
         log.warning(
             "the store lost %d payloads of buffer %s that are in memory: they are written again",
             len(references),
