@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -155,6 +156,8 @@ class Pages:
 
         async def events() -> AsyncIterator[str]:
             async for each in watch.overviews():
+                if request.app.state.is_ending():
+                    return
                 yield f"data: {each}\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream")
@@ -258,6 +261,8 @@ class Pages:
         episode = found.index.episodes.get(request.path_params["number"])
         if episode is None:
             raise RefusedError(404, "this episode is not remembered any more")
+        # As it is now: it may go on while its arrays are loaded.
+        episode = replace(episode, spans=[*episode.spans], rewards=[*episode.rewards])
         return watch, request.path_params["buffer"], episode
 
 
@@ -285,31 +290,21 @@ def make_app(
 
     async def refused(request: Request, error: Exception) -> Response:
         del request
-        assert isinstance(error, RefusedError)
-        return _json({"error": str(error)}, error.status)
+        status = {GoneError: 410, KeyError: 404}.get(type(error), 503)
+        return _json({"error": str(error)}, getattr(error, "status", status))
 
-    async def gone(request: Request, error: Exception) -> Response:
-        del request
-        return _json({"error": str(error)}, 410 if isinstance(error, GoneError) else 404)
-
-    async def failed(request: Request, error: Exception) -> Response:
-        del request
-        return _json({"error": str(error)}, 503)
-
-    return Starlette(
+    refusals = (RefusedError, GoneError, KeyError, ReplayBufferError)
+    app = Starlette(
         routes=Pages(access, viewer, is_secure=is_secure).routes(),
         middleware=[
             Middleware(SecurityHeaders),
             Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
         ],
-        exception_handlers={
-            RefusedError: refused,
-            GoneError: gone,
-            KeyError: gone,
-            ReplayBufferError: failed,
-        },
+        exception_handlers=dict.fromkeys(refusals, refused),
         lifespan=lifespan,
     )
+    app.state.is_ending = lambda: False
+    return app
 
 
 def _demand_same_origin(request: Request) -> None:

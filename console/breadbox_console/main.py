@@ -101,9 +101,11 @@ def console(settings: ConsoleSettings) -> None:
         port = listening.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"console: {'https' if is_secure else 'http'}://{shown}:{port}/")
+        server = uvicorn.Server(config)
+        app.state.is_ending = lambda: server.should_exit
         # uvicorn ends in order by a signal and then raises it again, which is to change nothing.
         with stop_on_signals():
-            uvicorn.Server(config).run(sockets=[listening])
+            server.run(sockets=[listening])
 
 
 def _address(listen: str) -> tuple[str, int]:

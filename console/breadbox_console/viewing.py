@@ -33,6 +33,7 @@ WINDOW_STEPS: Final = 16
 """Steps whose frames are loaded together."""
 CACHE_BYTES: Final = 256 * 2**20
 """Most bytes of loaded frames that are kept."""
+SCHEMAS_MAX: Final = 64
 VIDEO_FPS: Final = 30
 TOKENS_MAX: Final = 20_000
 
@@ -55,13 +56,8 @@ class Hooks:
     detokenizer: Detokenizer | None = None
 
 
-def kind_of(path: str, array: ArrayType) -> str:
-    """Return how an array [T, ...] is shown: image, picture, lines, text, or "" for not at all.
-
-    Args:
-        path: Path of the array within the fragment.
-        array: Its type.
-    """
+def kind_of(array: ArrayType) -> str:
+    """Return how an array [T, ...] is shown: image, picture, lines, text, or "" for not at all."""
     shape, name = array.shape[1:], array.type_name
     if any(kind in name for kind in "US"):
         return "text" if not shape else ""
@@ -72,7 +68,6 @@ def kind_of(path: str, array: ArrayType) -> str:
     size = int(np.prod(shape))
     if len(shape) == 2 and min(shape) >= IMAGE_SIDE_MIN:
         return "image"
-    del path
     return "lines" if size <= LINES_MAX else "picture"
 
 
@@ -126,6 +121,8 @@ class Viewer:
         self._under_way: WeakValueDictionary[tuple[Any, ...], asyncio.Lock] = WeakValueDictionary()
         self._cache_bytes = 0
         self._loading = asyncio.Semaphore(4)
+        self._types: dict[tuple[str, int], dict[str, ArrayType]] = {}
+        """Types of the arrays of a schema, by address of the server and hash."""
 
     async def describe(self, watch: Watch, buffer: str, episode: Episode) -> dict[str, Any]:
         """Return all of an episode but its frames: streams, series, ends and lanes."""
@@ -140,7 +137,7 @@ class Viewer:
             "gone": "",
         }
         try:
-            types = await self._types(watch, buffer, episode.spans[0].fragment)
+            types = await self._types_of(watch, buffer, episode.spans[-1].fragment)
         except (GoneError, ReplayBufferError) as error:
             found["gone"] = f"Its arrays cannot be loaded: {error}"
             return found
@@ -148,16 +145,13 @@ class Viewer:
             {"path": path, "kind": kind, "type": str(ArrayType(each.type_name, each.shape[1:]))}
             for path, each in types.items()
             if path.split(".")[0] not in ("next_obs", "in_state", "final_obs", "final_obs_step")
-            and (kind := kind_of(path, each))
+            and (kind := kind_of(each))
         ]
         if self._hooks.renderer is not None:
             streams.insert(0, {"path": "(rendered)", "kind": "image", "type": "renderer"})
         found["streams"] = streams
-        try:
-            series = [each["path"] for each in streams if each["kind"] in ("lines", "text")]
-            await self._add_series(found, watch, buffer, episode, series)
-        except (GoneError, ReplayBufferError) as error:
-            found["gone"] = f"Some of its fragments have left: {error}"
+        series = [each["path"] for each in streams if each["kind"] in ("lines", "text")]
+        await self._add_series(found, watch, buffer, episode, series)
         return found
 
     async def frame(
@@ -197,9 +191,9 @@ class Viewer:
     async def tokens(self, watch: Watch, buffer: str, episode: Episode) -> list[dict[str, Any]]:
         """Return the actions as tokens, with log-probability and version of each."""
         found: list[dict[str, Any]] = []
-        for span in episode.spans:
-            columns = ["action", "log_prob", "model_version"]
-            fragment = await self._load(watch, buffer, span.fragment, columns, None)
+        columns = ["action", "log_prob", "model_version"]
+        fragments = await self._load_all(watch, buffer, episode, columns)
+        for span, fragment in zip(episode.spans, fragments, strict=True):
             ids = np.asarray(fragment.action)[span.start : span.stop]
             if ids.ndim != 1 or ids.dtype.kind not in "iu":
                 return []
@@ -230,9 +224,7 @@ class Viewer:
             GoneError: A payload has left the buffer.
             KeyError: The episode has no images to make a film of.
         """
-        fragments = [
-            await self._load(watch, buffer, span.fragment, None, None) for span in episode.spans
-        ]
+        fragments = await self._load_all(watch, buffer, episode, None)
         with tempfile.TemporaryDirectory(prefix="breadbox-console-") as folder:
             path = Path(folder) / f"episode{suffix}"
             write = _write_parquet if suffix == ".parquet" else _write_video
@@ -244,45 +236,77 @@ class Viewer:
     async def _add_series(
         self, found: dict[str, Any], watch: Watch, buffer: str, episode: Episode, paths: list[str]
     ) -> None:
-        versions: list[NDArray[Any]] = []
-        parts: dict[str, list[NDArray[Any]]] = {path: [] for path in paths}
-        for span in episode.spans:
-            fragment = await self._load(watch, buffer, span.fragment, [*paths], None)
-            for path in paths:
-                parts[path].append(leaf_of(fragment, path)[span.start : span.stop])
-            acted = fragment.model_version
-            count = span.stop - span.start
-            versions.append(
-                np.full(count, span.fragment.version_min)
-                if acted is None
-                else acted[span.start : span.stop]
-            )
-        found["series"]["model_version"] = [_thinned(_joined(versions))]
-        for path, arrays in parts.items():
-            column = _joined(arrays)
-            if column.dtype.kind in "US":
+        fragments = await self._load_held(watch, buffer, episode, paths)
+        if None in fragments:
+            found["gone"] = "Some of its fragments have left the buffer, or cannot be loaded now."
+        for path in [*paths, "model_version"]:
+            arrays = [
+                None if each is None else _column_of(each, path)[span.start : span.stop]
+                for span, each in zip(episode.spans, fragments, strict=True)
+            ]
+            model = next((each for each in arrays if each is not None), None)
+            if model is None:
+                continue
+            is_text = model.dtype.kind in "US"
+            for at, span in enumerate(episode.spans):
+                if arrays[at] is None:
+                    shape = (span.stop - span.start, *model.shape[1:])
+                    arrays[at] = np.full(shape, "" if is_text else np.nan)
+            column = _joined([each for each in arrays if each is not None])
+            if is_text:
                 found["texts"][path] = [str(each) for each in column[:POINTS_MAX]]
-            elif path != "model_version":
+            else:
                 flat = column.reshape(len(column), -1)
                 found["series"][path] = [_thinned(flat[:, at]) for at in range(flat.shape[1])]
 
-    async def _types(
+    async def _types_of(
         self, watch: Watch, buffer: str, fragment: SeenFragment
     ) -> dict[str, ArrayType]:
         read, reference = await self._reference(watch, buffer, fragment)
         try:
-            return (await watch.client.describe_arrays([reference]))[0]
+            return await self._described(watch, reference)
         finally:
             await watch.release(read, buffer)
+
+    async def _described(self, watch: Watch, reference: FragmentReference) -> dict[str, ArrayType]:
+        key = (watch.client.address, reference.metadata.schema_hash)
+        if not key[1] or key not in self._types:
+            if len(self._types) >= SCHEMAS_MAX:
+                self._types.clear()
+            self._types[key] = dict((await watch.client.describe_arrays([reference]))[0])
+        return self._types[key]
+
+    async def _load_held(
+        self, watch: Watch, buffer: str, episode: Episode, columns: list[str] | None
+    ) -> list[Fragment | None]:
+        """Load the fragments of an episode, several at a time; None for those that cannot be."""
+
+        async def load(span: Span) -> Fragment | None:
+            try:
+                return await self._load(watch, buffer, span.fragment, columns, None)
+            except (GoneError, ReplayBufferError):
+                return None
+
+        async with asyncio.TaskGroup() as tasks:
+            loads = [tasks.create_task(load(span)) for span in episode.spans]
+        return [each.result() for each in loads]
+
+    async def _load_all(
+        self, watch: Watch, buffer: str, episode: Episode, columns: list[str] | None
+    ) -> list[Fragment]:
+        held = await self._load_held(watch, buffer, episode, columns)
+        found = [each for each in held if each is not None]
+        if len(found) < len(held):
+            raise GoneError("some of the episode's fragments have left the buffer")
+        return found
 
     async def _column(
         self, watch: Watch, buffer: str, episode: Episode, path: str
     ) -> list[NDArray[Any]]:
+        fragments = await self._load_all(watch, buffer, episode, [path])
         return [
-            leaf_of(await self._load(watch, buffer, span.fragment, [path], None), path)[
-                span.start : span.stop
-            ]
-            for span in episode.spans
+            leaf_of(fragment, path)[span.start : span.stop]
+            for span, fragment in zip(episode.spans, fragments, strict=True)
         ]
 
     async def _window(
@@ -320,7 +344,7 @@ class Viewer:
             read, reference = await self._reference(watch, buffer, fragment)
             try:
                 if columns is not None:
-                    types = (await watch.client.describe_arrays([reference]))[0]
+                    types = await self._described(watch, reference)
                     columns = [
                         each
                         for each in columns
@@ -434,6 +458,12 @@ def leaf_of(fragment: Fragment, path: str) -> NDArray[Any]:
         if found == path:
             return np.asarray(leaf)
     raise KeyError(path)
+
+
+def _column_of(fragment: Fragment, path: str) -> NDArray[Any]:
+    if path == "model_version" and fragment.model_version is None:
+        return np.full(fragment.step_count, fragment.model_version_min)
+    return leaf_of(fragment, path)
 
 
 def _write_parquet(path: Path, episode: Episode, fragments: list[Fragment]) -> None:

@@ -76,11 +76,6 @@ class WatchedBuffer:
     closed_count: int | None = None
     """Chunks that the buffer had counted at the last look."""
 
-    @property
-    def is_unread(self) -> bool:
-        """True if nothing reads along: not yet, or not any more."""
-        return self.reader is None or self.reader.done()
-
     def note_arrivals(self, description: BufferDescription) -> None:
         """Count what arrived since the last look."""
         closed = description.state.counters.get("chunks_closed", 0)
@@ -165,7 +160,8 @@ class Watch:
             description = await self._describe(name, watched, listed)
             watched.history.add(now, description)
             watched.note_arrivals(description)
-            if watched.is_unread and len(self.buffers) <= BUFFERS_MAX and self._tasks:
+            is_unread = watched.reader is None or watched.reader.done()
+            if is_unread and len(self.buffers) <= BUFFERS_MAX and self._tasks:
                 watched.reader = self._tasks.create_task(self._follow(name, watched))
             await self._look_closer(name, watched, description, now)
 
@@ -329,8 +325,7 @@ class Watch:
             return []
         found: list[tuple[FragmentReference, Fragment]] = []
         try:
-            fragments = await self._load_columns(references)
-            return list(zip(references, fragments, strict=True))
+            return list(zip(references, await self._load_columns(references), strict=True))
         except ReplayBufferError:
             for each in references:  # One of them is gone, or unreadable.
                 try:

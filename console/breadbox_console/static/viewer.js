@@ -83,7 +83,8 @@ function makeSide(buffer, episode, go) {
   const series = { reward: [episode.rewards], ...episode.series };
   for (const name of [...order, ...Object.keys(series).filter((each) => !order.includes(each))]) {
     const constant = ["first", "episode_id", "extras.episode_return", "extras.episode_length"].includes(name);
-    if (series[name] && !constant) chart(name, series[name]);
+    const isFlag = ["terminated", "truncated"].includes(name);
+    if (series[name] && !constant && !(isFlag && !series[name][0].values.some(Boolean))) chart(name, series[name]);
   }
   const texts = Object.keys(episode.texts).map((name) => ({ name, at: h("p", { class: "text" }) }));
   const tokens = h("div", {});
