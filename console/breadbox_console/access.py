@@ -55,9 +55,9 @@ class Access:
         """Own the watches until cancelled."""
         async with asyncio.TaskGroup() as self._tasks:
             self._watch_of(self._own_token)
-            started.set()
             while True:
                 await self._ask_whether_open()
+                started.set()  # A page that asks before would ask for a token.
                 self._end_idle()
                 await asyncio.sleep(10.0)
 

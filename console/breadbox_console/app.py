@@ -219,13 +219,13 @@ class Pages:
         """One image."""
         watch, buffer, episode = self._episode(request)
         path, step = request.query_params.get("stream", ""), int(request.path_params["step"])
-        return _png(await self._viewer.frame(watch, buffer, episode, path, step))
+        return _image(await self._viewer.frame(watch, buffer, episode, path, step))
 
     async def picture(self, request: Request) -> Response:
         """A wide array over all steps, as one image."""
         watch, buffer, episode = self._episode(request)
         path = request.query_params.get("stream", "")
-        return _png(await self._viewer.picture(watch, buffer, episode, path))
+        return _image(await self._viewer.picture(watch, buffer, episode, path))
 
     async def tokens(self, request: Request) -> Response:
         """The actions as tokens."""
@@ -320,8 +320,9 @@ def _json(value: Any, status: int = 200) -> JSONResponse:
     return JSONResponse(value, status_code=status)
 
 
-def _png(body: bytes) -> Response:
-    return Response(body, media_type="image/png", headers={"cache-control": "private, max-age=600"})
+def _image(body: bytes) -> Response:
+    kind = "image/jpeg" if body.startswith(b"\xff\xd8") else "image/png"
+    return Response(body, media_type=kind, headers={"cache-control": "private, max-age=600"})
 
 
 def _number(text: str | None) -> float | None:

@@ -112,7 +112,6 @@ class Worker:
     step_count: int = 0
     last_seen_at: float = 0.0
     version: int = 0
-    staleness: int = 0
     not_finite_count: int = 0
     """Rewards, values and log-probabilities that are no finite number."""
     break_count: int = 0
@@ -209,12 +208,8 @@ class EpisodeIndex:
 
     def find(self, query: Query) -> list[Episode]:
         """Return the episodes that a query shows, the latest first."""
-        latest_first = reversed(self.episodes.values())
-        return (
-            list(latest_first)
-            if query == Query()
-            else [each for each in latest_first if query.fits(each)]
-        )
+        latest_first, is_all = reversed(self.episodes.values()), query == Query()
+        return [each for each in latest_first if is_all or query.fits(each)]
 
     def _note_worker(self, seen: SeenFragment, fragment: Fragment) -> None:
         worker = self.workers.setdefault(seen.key.worker_id, Worker())
@@ -223,7 +218,7 @@ class EpisodeIndex:
         worker.step_count += seen.step_count
         worker.last_seen_at = seen.appended_at
         worker.seen_at.append(seen.appended_at)
-        worker.version, worker.staleness = seen.version_max, seen.staleness
+        worker.version = seen.version_max
         for column in (fragment.reward, fragment.value, fragment.log_prob):
             if column is not None and column.dtype.kind == "f":
                 worker.not_finite_count += int(np.count_nonzero(~np.isfinite(column)))

@@ -35,6 +35,8 @@ CACHE_BYTES: Final = 256 * 2**20
 """Most bytes of loaded frames that are kept."""
 SCHEMAS_MAX: Final = 64
 VIDEO_FPS: Final = 30
+PNG_BYTES_MAX: Final = 256 * 2**10
+"""Most bytes of pixels that are sent as they are: PNG takes 20 times as long as JPEG."""
 TOKENS_MAX: Final = 20_000
 
 Pixels = NDArray[np.uint8]
@@ -101,10 +103,11 @@ def as_pixels(array: NDArray[Any]) -> Pixels:
     return ((values - low) * (255.0 / ((high - low) or 1.0))).astype(np.uint8)
 
 
-def png(pixels: Pixels) -> bytes:
-    """Encode a picture, fast rather than small."""
+def encoded(pixels: Pixels) -> bytes:
+    """Encode a picture, fast rather than small: as PNG, or a large one as JPEG."""
     out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "PNG", compress_level=1)
+    kind = "PNG" if pixels.nbytes <= PNG_BYTES_MAX else "JPEG"
+    Image.fromarray(pixels).save(out, kind, compress_level=1, quality=95, subsampling=0)
     return out.getvalue()
 
 
@@ -157,7 +160,7 @@ class Viewer:
     async def frame(
         self, watch: Watch, buffer: str, episode: Episode, path: str, step: int
     ) -> bytes:
-        """Return the PNG of a stream at a step of the episode.
+        """Return the picture of a stream at a step of the episode.
 
         Raises:
             GoneError: The payload has left the buffer.
@@ -172,12 +175,12 @@ class Viewer:
         if is_rendered and self._hooks.renderer is not None:
             observation = row(fragment.obs, at - start)
             made = await asyncio.to_thread(self._hooks.renderer, observation, step)
-            return await asyncio.to_thread(png, as_pixels(np.asarray(made)))
+            return await asyncio.to_thread(encoded, as_pixels(np.asarray(made)))
         array = leaf_of(fragment, path)[at - start]
-        return await asyncio.to_thread(lambda: png(as_pixels(array)))
+        return await asyncio.to_thread(lambda: encoded(as_pixels(array)))
 
     async def picture(self, watch: Watch, buffer: str, episode: Episode, path: str) -> bytes:
-        """Return the PNG of a wide array: a column for each step, a row for each element.
+        """Return the picture of a wide array: a column for each step, a row for each element.
 
         Raises:
             GoneError: A payload has left the buffer.
@@ -186,7 +189,7 @@ class Viewer:
         parts = await self._column(watch, buffer, episode, path)
         flat = np.concatenate([each.reshape(len(each), -1) for each in parts])
         thinned = flat[:: -(-len(flat) // POINTS_MAX)]
-        return await asyncio.to_thread(lambda: png(as_pixels(np.ascontiguousarray(thinned.T))))
+        return await asyncio.to_thread(lambda: encoded(as_pixels(np.ascontiguousarray(thinned.T))))
 
     async def tokens(self, watch: Watch, buffer: str, episode: Episode) -> list[dict[str, Any]]:
         """Return the actions as tokens, with log-probability and version of each."""

@@ -42,6 +42,8 @@ READ_LEASE_S: Final = 5.0
 """A read whose release is lost holds payloads for so long at most."""
 POLL_S: Final = 10.0
 """Seconds for which a read waits at the server for a chunk."""
+GATHER_S: Final = 0.5
+"""Seconds between two reads, so that chunks come together: each read is two calls."""
 RECENT_CHUNKS: Final = 512
 """Chunks that reading may be behind; beyond, older ones are left out."""
 BUFFERS_MAX: Final = 32
@@ -89,7 +91,7 @@ class Watch:
     """Everything that one token has seen. Made with `watching`.
 
     Attributes:
-        client: A client with that token.
+        client: A client with that token; `connect` makes one of another address.
         buffers: By name.
         problem: Why the server could not be asked at the last look, or empty.
     """
@@ -97,11 +99,9 @@ class Watch:
     client: aio.Client
     limits: WatchLimits
     connect: Callable[[str], aio.Client]
-    """Makes a client of another address with the same token."""
     buffers: dict[str, WatchedBuffer] = field(default_factory=dict)
     problem: str = ""
     server: dict[str, Any] = field(default_factory=dict)
-    looked_at: float = 0.0
     viewed_at: float = field(default_factory=time.monotonic)
     """When a page was last open, by the monotonic clock."""
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -141,7 +141,6 @@ class Watch:
             self.problem = str(error)
         else:
             await self._take(found, now)
-        self.looked_at = now
         self._latest = json.dumps(self._overview(now), allow_nan=False)
 
     async def _take(self, found: dict[str, BufferDescription], now: float) -> None:
@@ -293,7 +292,8 @@ class Watch:
             chunk_count = len({each.chunk_id for each in read.fragments})
             watched.backlog = max(0, watched.backlog - chunk_count - read.skipped_chunk_count)
             if read.fragments:
-                await asyncio.sleep(len(read.fragments) / self.limits.fragments_per_s)
+                pause_s = len(read.fragments) / self.limits.fragments_per_s
+                await asyncio.sleep(max(GATHER_S, pause_s))
 
     async def _recent_cursor(self, name: str, watched: WatchedBuffer) -> int | None:
         """Return a cursor that leaves the latest `RECENT_CHUNKS` to read, or None to read all."""
@@ -341,9 +341,10 @@ class Watch:
 
     async def release(self, read: FragmentRead, buffer: str) -> None:
         """Release a read's lease, if it has one; if that fails, it expires."""
-        if read.lease_id is None:
-            return
         try:
-            await self.client.release_lease(read.lease_id, mode=ReleaseMode.CONSUMED, buffer=buffer)
+            if read.lease_id is not None:
+                await self.client.release_lease(
+                    read.lease_id, mode=ReleaseMode.CONSUMED, buffer=buffer
+                )
         except ReplayBufferError as error:
             log.debug("a read's lease expires by itself: %s", error)

@@ -8,7 +8,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
  * Draw lines. Returns {element, update(columns), mark(x)}.
  * columns: [x, y1, y2, ...], lists of equal length; null where there is no value.
  */
-export function lines(title, names, columns, { isTime = true, height = 110, onPick = null, summary = "" } = {}) {
+export function lines(title, names, columns, { isTime = true, height = 110, onPick = null } = {}) {
   const holder = h("div", { class: "plot" });
   const element = h("figure", { class: "chart" }, h("figcaption", {}, title), holder);
   let plot = null, marked = null;
@@ -45,7 +45,7 @@ export function lines(title, names, columns, { isTime = true, height = 110, onPi
     plot = new window.uPlot(options(), columns, holder);
     const canvas = holder.querySelector("canvas");
     canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", summary || `${title}: ${names.join(", ")}`);
+    canvas.setAttribute("aria-label", `${title}: ${names.join(", ")}`);
     if (onPick) plot.over.addEventListener("click", () => { if (plot.cursor.idx !== null) onPick(columns[0][plot.cursor.idx]); });
   };
   const watcher = new ResizeObserver(() => {
