@@ -90,11 +90,20 @@ def test_attributes_of_the_first_version_are_read() -> None:
     assert wanted == decode_tree(golden("fragment"))[1]
 
 
+@pytest.fixture
+def blocks_of_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers choose the size of checksummed blocks: these files have 256 KiB."""
+    monkeypatch.setattr("breadbox.payload.layout.CHECKSUM_BLOCK_BYTES", 256 * 1024)
+    monkeypatch.setattr("breadbox.payload.format._kinds", {})
+
+
+@pytest.mark.usefixtures("blocks_of_then")
 @pytest.mark.parametrize("name", RAW)
 def test_the_same_bytes_are_still_written(name: str) -> None:
     assert golden(name) == b"".join(RAW[name]())
 
 
+@pytest.mark.usefixtures("blocks_of_then")
 def test_encoded_arrays_are_placed_as_they_were() -> None:
     """What a codec's library makes of them may change; where they are may not."""
     payload = golden("packed")

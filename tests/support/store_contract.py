@@ -63,6 +63,9 @@ class RangeReceiver:
     received: dict[int, list[bytearray]] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
 
+    def foresee(self, position: int) -> None:
+        """Foresee nothing: random bytes are not like others."""
+
     def head_bytes(self, position: int, prelude: memoryview) -> int:
         assert len(prelude) == PRELUDE_BYTES
         return self.head_size_bytes

@@ -102,7 +102,7 @@ _kinds: dict[Hashable, "_TreeKind"] = {}
 _kinds_lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Head:
     """A payload's head, read and checked."""
 

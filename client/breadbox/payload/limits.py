@@ -48,8 +48,10 @@ ATTRIBUTES_MAX: Final = 64
 ATTRIBUTE_CHARACTERS_MAX: Final = 1024
 """Length of an attribute's name, and of its value."""
 
-CHECKSUM_BLOCK_BYTES: Final = 256 * 1024
-"""Block of writers' checksums, doubled until an array has few; it fits a cache and a slice."""
+CHECKSUM_BLOCK_BYTES: Final = 64 * 1024
+"""Block of writers' checksums, doubled until an array has few. For at most 100,000 bytes xxhash
+keeps the interpreter, which beside a busy thread takes up to 5 ms to get back.
+"""
 
 CHECKSUM_BLOCK_BYTES_MIN: Final = 4 * 1024
 """Smallest block that readers take."""

@@ -7,12 +7,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox.model.errors import PayloadCorruptError
 from breadbox.model.types import PayloadReference
 from breadbox.payload.codecs import decode_into
 from breadbox.payload.dtypes import byte_view
 from breadbox.payload.format import Head, head_bytes_of, parse_head, verify
 from breadbox.payload.layout import GAP_BYTES_MAX, Layout, StoredArray
-from breadbox.stores.base import PayloadStore, Segment
+from breadbox.stores.base import PayloadStore, Segment, UnforeseenError
 
 _SMALL_BYTES: Final = 16 * 1024
 """Neighbouring arrays up to this size are received together: 0.7 to 0.8 of the cost."""
@@ -30,6 +31,10 @@ class Placement(NamedTuple):
     """First row, and the row behind the last; None for the whole array."""
 
 
+HEADS_MET_MAX: Final = 256
+"""Sizes of payloads that are known."""
+
+
 Place = Callable[[int, Head], Sequence[Placement]]
 """Returns where arrays of the payload at a position go; must answer alike if asked again."""
 
@@ -40,9 +45,14 @@ def receive(
     place: Place,
     *,
     wants_whole: bool = True,
+    foresees: bool = False,
 ) -> None:
-    """Receive payloads into the arrays that `place` names, every byte verified."""
-    store.read_many(references, _Receiver(references, place, wants_whole))
+    """Receive payloads into the arrays that `place` names, every byte verified.
+
+    With `foresees`, payloads of sizes met before are placed by the heads of those, and received at
+    once; UnforeseenError then says that one differs, or is gone, and that `place` was misled.
+    """
+    store.read_many(references, _Receiver(references, place, wants_whole, foresees))
 
 
 @dataclass(slots=True)
@@ -122,6 +132,29 @@ class _Run(NamedTuple):
     """(number of the placement, first byte within the run, byte behind the last)."""
 
 
+class _Foreseen(NamedTuple):
+    """A payload on its way as if it were like an earlier one, whose head this is."""
+
+    head: Head
+    placements: Sequence[Placement]
+    plan: "_Plan"
+    memory: memoryview
+    """Everything but the large arrays, which are received into place."""
+
+
+class _Plan(NamedTuple):
+    """Where the bytes of payloads of one layout go, large arrays and the rest apart."""
+
+    large: Sequence[tuple[int, int]]
+    """(number of the placement, bytes of the rest in front of it), by offset."""
+    small: Sequence[tuple[int, int, int]]
+    """(number of the placement, first byte within the rest, byte behind the last)."""
+    rest_bytes: int
+
+
+heads_met: dict[int, Head | None] = {}
+"""Heads of payloads without encoded arrays, by size; None where layouts share a size."""
+
 _Route = Sequence[int | _Run]
 """How the arrays of a layout are received: by number of the placement alone, or in runs."""
 
@@ -131,15 +164,40 @@ class _Receiver:
     references: Sequence[PayloadReference]
     place: Place
     wants_whole: bool
+    foresees: bool
     arriving: dict[int, list[_Arriving | _ArrivingRun]] = field(default_factory=dict)
     routes: dict[tuple[Layout, tuple[int, ...]], _Route] = field(default_factory=dict)
+    foreseen: dict[int, _Foreseen] = field(default_factory=dict)
+    plans: dict[Head, _Plan] = field(default_factory=dict)
+
+    def foresee(self, position: int) -> Sequence[memoryview] | None:
+        head = heads_met.get(self.references[position].size_bytes)
+        if head is None or not self.foresees:
+            return None
+        placements = self.place(position, head)
+        plan = self.plans.get(head)
+        if plan is None:
+            plan = self.plans[head] = _plan_of(head, placements)
+        memory = memoryview(bytearray(plan.rest_bytes))
+        self.foreseen[position] = _Foreseen(head, placements, plan, memory)
+        buffers, done = [], 0
+        for number, start in plan.large:
+            buffers += (memory[done:start], _memory(placements[number].destination))
+            done = start
+        buffers.append(memory[done:])
+        return buffers
 
     def head_bytes(self, position: int, prelude: memoryview) -> int:
         del position
         return head_bytes_of(prelude)
 
     def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
-        parsed = parse_head(head, self.references[position].size_bytes)
+        size_bytes = self.references[position].size_bytes
+        parsed = parse_head(head, size_bytes)
+        if not parsed.layout.encoded and size_bytes not in heads_met:
+            while len(heads_met) >= HEADS_MET_MAX:
+                heads_met.pop(next(iter(heads_met)), None)
+            heads_met[size_bytes] = parsed
         placements = self.place(position, parsed)
         arriving: list[_Arriving | _ArrivingRun] = []
         for step in self._route(parsed, placements):
@@ -153,8 +211,31 @@ class _Receiver:
         return [each for each in segments if len(each.destination)]
 
     def arrived(self, position: int) -> None:
+        foreseen = self.foreseen.pop(position, None)
+        if foreseen is not None:
+            self._verify(foreseen)
+            return
         for each in self.arriving.pop(position):
             each.arrived()
+
+    def _verify(self, foreseen: _Foreseen) -> None:
+        like, placements, plan, memory = foreseen
+        size_bytes = like.body_offset + like.places.body_bytes
+        try:
+            head = parse_head(memory[: like.body_offset], size_bytes)
+        except PayloadCorruptError:  # Or it has a longer one.
+            head = None
+        if head is None or head.layout is not like.layout or head.body_offset != like.body_offset:
+            heads_met[size_bytes] = None
+            raise UnforeseenError
+        for number, _ in plan.large:
+            placement = placements[number]
+            verify(head, placement.array_index, _memory(placement.destination))
+        for number, start, end in plan.small:
+            placement = placements[number]
+            part = memory[start:end]
+            verify(head, placement.array_index, part)
+            _memory(placement.destination)[:] = part
 
     def _route(self, head: Head, placements: Sequence[Placement]) -> _Route:
         key = head.layout, tuple([each.array_index for each in placements])
@@ -169,6 +250,26 @@ class _Receiver:
             route = _route(head, placements, in_order) if self.wants_whole else in_order
             self.routes[key] = route
         return route
+
+
+def _plan_of(head: Head, placements: Sequence[Placement]) -> _Plan:
+    places = head.places
+    by_offset = sorted(
+        range(len(placements)), key=lambda number: places.offsets[placements[number].array_index]
+    )
+    large: list[tuple[int, int]] = []
+    small: list[tuple[int, int, int]] = []
+    large_bytes = 0
+    for number in by_offset:
+        index = placements[number].array_index
+        size_bytes = places.sizes[index]
+        start = head.body_offset + places.offsets[index] - large_bytes
+        if size_bytes > _SMALL_BYTES:
+            large.append((number, start))
+            large_bytes += size_bytes
+        elif size_bytes:
+            small.append((number, start, start + size_bytes))
+    return _Plan(large, small, head.body_offset + places.body_bytes - large_bytes)
 
 
 def _route(head: Head, placements: Sequence[Placement], in_order: Sequence[int]) -> _Route:

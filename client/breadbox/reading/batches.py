@@ -36,7 +36,7 @@ from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
 from breadbox.reading.devices import check_device
-from breadbox.stores.base import PayloadStore
+from breadbox.stores.base import PayloadStore, UnforeseenError
 from breadbox.stores.reading import bodies_at_hand
 
 if TYPE_CHECKING:
@@ -212,7 +212,12 @@ def load_batch(
     at_hand = bodies_at_hand(store, payloads)
     groups = None if at_hand is None else verify_and_group(at_hand)
     if groups is None:
-        receive(store, payloads, builder.place, wants_whole=columns is None)
+        try:
+            wants_whole = columns is None
+            receive(store, payloads, builder.place, wants_whole=wants_whole, foresees=wants_whole)
+        except (UnforeseenError, TreeMismatchError):
+            builder = _Builder(references, Selection(columns), reusable, is_pinned=is_elsewhere)
+            receive(store, payloads, builder.place, wants_whole=wants_whole)
     else:
         for group in groups:
             builder.take(group)

@@ -58,6 +58,10 @@ class StoreTakenError(StoreUnavailableError):
         super().__init__("another server has taken over")
 
 
+class UnforeseenError(Exception):
+    """What came is not what a receiver foresaw: read everything again without foresight."""
+
+
 class StoreSharedError(StoreError):
     """The store holds payloads of other journals: what one's own does not know may be theirs."""
 
@@ -97,6 +101,12 @@ class PayloadReceiver(Protocol):
     def wants_whole(self) -> bool:
         """Whether nearly all bytes are wanted: then one pass costs less than picking ranges."""
 
+    def foresee(self, position: int) -> Sequence[memoryview] | None:
+        """Return memory for a payload's every byte in order, where it may be like an earlier one.
+
+        In place of `head_bytes` and `segments`; None where they are to be called.
+        """
+
     def head_bytes(self, position: int, prelude: memoryview) -> int:
         """Length of the head of the payload at `position` of the request, prelude included."""
 
@@ -104,7 +114,11 @@ class PayloadReceiver(Protocol):
         """Return where bytes behind the head go, by offset, without overlap; `head` may be kept."""
 
     def arrived(self, position: int) -> None:
-        """All segments of this payload are filled."""
+        """All memory for this payload is filled.
+
+        Raises:
+            UnforeseenError: It is not what was foreseen.
+        """
 
 
 class PayloadStore(Protocol):

@@ -186,8 +186,12 @@ class FileStore(PartsStore):
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         self._begin()
         for position, reference in enumerate(references):
+            destinations = receiver.foresee(position)
             with self._directory.open(reference) as descriptor:
-                _read(descriptor, position, reference, receiver)
+                if destinations is None:
+                    _read(descriptor, position, reference, receiver)
+                else:
+                    _read_fully(descriptor, destinations, 0, reference)
             receiver.arrived(position)
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:

@@ -173,6 +173,10 @@ class _Answers:
             if filled is not None:
                 filled(done)
 
+    def receive_all(self, destinations: Sequence[memoryview]) -> None:
+        for each in destinations:
+            self.receive_into(each)
+
     def skip(self, count: int) -> None:
         """Bytes that were asked for come, wanted or not."""
         while count:

@@ -5,7 +5,12 @@ from typing import Any, Final, Protocol
 
 from breadbox.model.errors import PayloadCorruptError
 from breadbox.model.types import PayloadReference
-from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, PayloadStore, Segment
+from breadbox.stores.base import (
+    PRELUDE_BYTES,
+    PayloadReceiver,
+    PayloadStore,
+    Segment,
+)
 from breadbox.stores.deadline import Deadline
 
 _RANGE_GUESS_BYTES: Final = 4 * 1024
@@ -24,6 +29,9 @@ class ByteStream(Protocol):
         self, destination: memoryview, filled: Callable[[int], None] | None = None
     ) -> None:
         """Fill `destination` with the next bytes of the stream; call `filled` for each part."""
+
+    def receive_all(self, destinations: Sequence[memoryview]) -> None:
+        """Fill many destinations with the next bytes, by as few system calls as there can be."""
 
     def skip(self, count: int) -> None:
         """Drop the next bytes of the stream."""
@@ -45,9 +53,37 @@ def read(
         is_whole = receiver.wants_whole or item[1].size_bytes <= _WHOLE_BYTES_MAX
         (whole if is_whole else ranged).append(item)
     if whole:
-        _read_whole(open_stream, whole, receiver)
+        _read_whole(open_stream, _read_foreseen(open_stream, whole, receiver), receiver)
     if ranged:
         _read_ranges(open_stream, ranged, receiver)
+
+
+def _read_foreseen(
+    open_stream: OpenStream,
+    part: Sequence[tuple[int, PayloadReference]],
+    receiver: PayloadReceiver,
+) -> Sequence[tuple[int, PayloadReference]]:
+    """Read payloads that may be like earlier ones; return the rest.
+
+    Each system call gives the interpreter up: beside a thread that keeps it busy, a call takes as
+    long as that thread's turn (5 ms).
+    """
+    rest: list[tuple[int, PayloadReference]] = []
+    foreseen: list[tuple[int, PayloadReference]] = []
+    memory: list[memoryview] = []
+    for item in part:
+        destinations = receiver.foresee(item[0])
+        if destinations is None:
+            rest.append(item)
+        else:
+            foreseen.append(item)
+            memory += destinations
+    if foreseen:
+        stream = open_stream([(reference, 0, reference.size_bytes) for _, reference in foreseen])
+        stream.receive_all(memory)
+    for position, _ in foreseen:
+        receiver.arrived(position)
+    return rest
 
 
 def _read_whole(
@@ -55,6 +91,8 @@ def _read_whole(
     part: Sequence[tuple[int, PayloadReference]],
     receiver: PayloadReceiver,
 ) -> None:
+    if not part:
+        return
     stream = open_stream([(reference, 0, reference.size_bytes) for _, reference in part])
     for position, reference in part:
         head = _receive_head(stream, position, reference, receiver)
@@ -250,6 +288,9 @@ class _Renumbered:
     @property
     def wants_whole(self) -> bool:
         return self._receiver.wants_whole
+
+    def foresee(self, position: int) -> Sequence[memoryview] | None:
+        return self._receiver.foresee(self._positions[position])
 
     def head_bytes(self, position: int, prelude: memoryview) -> int:
         return self._receiver.head_bytes(self._positions[position], prelude)

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -39,6 +39,12 @@ _BYTES_AT_ONCE: Final = 512 * 1024
 
 CONNECTIONS_MAX: Final = 16
 """Connections of one store at a time; further threads wait for one."""
+
+_WINDOW_BYTES: Final = 32 * 1024 * 1024
+"""Asked for at once where few system calls matter more."""
+
+_Request = tuple[bytes, int, str]
+"""(packed command, bytes of the reply, payload id)."""
 
 Router = Callable[[str], redis.ConnectionPool]
 """The pool of the node that has a payload's pieces, by payload id."""
@@ -215,6 +221,19 @@ class _Stream:
                 filled(done)  # Meanwhile Redis fills the socket.
             self._took(count)
 
+    def receive_all(self, destinations: Sequence[memoryview]) -> None:
+        """Receive whole replies, or raise UnforeseenError if one is not as long as asked for."""
+        wire = self._wire
+        if wire.is_tls:
+            for each in destinations:
+                self.receive_into(each)
+            return
+        rest = deque(destinations)
+        for requests in _in_windows(self._requests):
+            values = [_take(rest, length) for _, length, _ in requests]
+            wire.send([b"".join([command for command, _, _ in requests])])
+            wire.receive_values(values)
+
     def skip(self, count: int) -> None:
         while count:
             if not self._left:
@@ -259,8 +278,34 @@ class _Stream:
             self._wire.send([b"".join(commands)])
 
 
-def _requests(ranges: Iterable[Range]) -> Iterator[tuple[bytes, int, str]]:
-    """List by piece: (packed command, bytes of the reply, payload id)."""
+def _take(buffers: deque[memoryview], count: int) -> list[memoryview]:
+    """Take the memory of the next bytes."""
+    taken = []
+    while count:
+        each = buffers.popleft()
+        if len(each) > count:
+            buffers.appendleft(each[count:])
+        taken.append(each[:count])
+        count -= len(taken[-1])
+    return taken
+
+
+def _in_windows(requests: Sequence[_Request]) -> Iterator[list[_Request]]:
+    """Cut requests into groups whose replies are asked for at once."""
+    window: list[_Request] = []
+    window_bytes = 0
+    for each in requests:
+        window.append(each)
+        window_bytes += each[1]
+        if window_bytes >= _WINDOW_BYTES:
+            yield window
+            window, window_bytes = [], 0
+    if window:
+        yield window
+
+
+def _requests(ranges: Iterable[Range]) -> Iterator[_Request]:
+    """List requests by piece."""
     for reference, offset_bytes, length_bytes in ranges:
         piece_size_bytes = reference.piece_size_bytes or reference.size_bytes
         for piece, start, length in piece_ranges(reference, offset_bytes, length_bytes):
@@ -307,6 +352,7 @@ class _InTurns:
         self._receiver = receiver
         self._turn = Lock()
         self.wants_whole: Any = receiver.wants_whole
+        self.foresee = receiver.foresee
         self.head_bytes = receiver.head_bytes
         self.arrived = receiver.arrived
 

@@ -20,6 +20,7 @@ from breadbox.model.errors import (
     PayloadCorruptError,
     StoreUnavailableError,
 )
+from breadbox.stores.base import UnforeseenError
 from breadbox.stores.deadline import LOOK_S, Deadline, in_force
 from breadbox.stores.reading import drop
 from breadbox.stores.redis.errors import raise_reply_error, translated_errors
@@ -80,12 +81,12 @@ class Wire:
     def __init__(self, connection: Any, deadline: Deadline) -> None:
         # Nothing is left to read on it, and only this class reads from it until the last reply.
         self._socket: socket.socket = connection._sock  # noqa: SLF001 - redis-py has no public one
-        self._is_tls = isinstance(self._socket, ssl.SSLSocket)
+        self.is_tls = isinstance(self._socket, ssl.SSLSocket)
         self._timeout_s = self._socket.gettimeout()
         self._deadline = deadline
         self._heard_at = deadline.heard_at
         self._has_moved = False
-        if self._is_tls:
+        if self.is_tls:
             self._socket.settimeout(LOOK_S)
         else:
             self._let_kernel_wait()
@@ -110,7 +111,7 @@ class Wire:
 
     def send(self, buffers: Sequence[memoryview | bytes]) -> None:
         """Send buffers one after another; returns when the kernel has them all."""
-        if self._is_tls:
+        if self.is_tls:
             for joined in _join_small(buffers):
                 self._send_encrypted(joined)
             return
@@ -157,8 +158,31 @@ class Wire:
                 filled += count
             else:
                 # All of it, where the kernel can wait and bytes move.
-                flags = 0 if self._is_tls else socket.MSG_WAITALL
+                flags = 0 if self.is_tls else socket.MSG_WAITALL
                 filled += self._receive(destination[filled:], flags)
+
+    def receive_values(self, values: Sequence[Sequence[memoryview]]) -> None:
+        """Receive the next bulk replies into memory, each as long as its memory; not on TLS.
+
+        Raises:
+            UnforeseenError: A reply has another length.
+        """
+        # What stands between values is received as well, and compared with what it must be.
+        frames = [b"$%d\r\n" % sum(map(len, value)) for value in values]
+        frames[1:] = [b"\r\n" + frame for frame in frames[1:]]
+        wanted = b"".join((*frames, b"\r\n"))
+        framing = memoryview(bytearray(wanted))
+        rest: list[memoryview] = []
+        start = 0
+        for frame, value in zip(frames, values, strict=True):
+            rest += (framing[start : start + len(frame)], *value)
+            start += len(frame)
+        rest.append(framing[start:])
+        while rest:
+            # Compared also where nothing comes: an error is shorter than a value.
+            drop(rest, self._receive_vector(rest[:_BUFFERS_PER_CALL]))
+            if framing != wanted:
+                raise UnforeseenError
 
     def skip(self, count: int) -> None:
         self._reply_left -= count
@@ -193,6 +217,18 @@ class Wire:
                 raise ConnectionResetError(errno.ECONNRESET, "closed by Redis")
             self._has_moved = True
             return count
+
+    def _receive_vector(self, destinations: list[memoryview]) -> int:
+        """Receive all of it, or what comes within `LOOK_S`."""
+        try:
+            count = self._socket.recvmsg_into(destinations, 0, socket.MSG_WAITALL)[0]
+        except BlockingIOError:
+            self._look()
+            return 0
+        if not count:
+            raise ConnectionResetError(errno.ECONNRESET, "closed by Redis")
+        self._has_moved = True
+        return count
 
     def _look(self) -> None:
         """Raise TimeoutError if the connection was silent for too long; called each `LOOK_S`."""

@@ -1,0 +1,174 @@
+"""Payloads like those met before are received at once, and those that only seem so are found."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from breadbox.model.errors import PayloadCorruptError, PayloadMissingError
+from breadbox.model.fragment import Fragment
+from breadbox.model.types import FragmentReference
+from breadbox.payload import encode_fragment, receive, write_fragments
+from breadbox.reading.batches import load_batch
+from breadbox.stores import open_store
+from breadbox.stores.base import PayloadStore
+from breadbox.stores.files import FileStore
+from breadbox.stores.redis.store import RedisStore
+from breadbox.stores.redis.wire import Wire
+from breadbox.wire.conversion import metadata_of
+from support.redis_server import RedisServer
+
+PIECE_BYTES = 64 * 1024
+STEPS = 8
+
+
+@pytest.fixture(autouse=True)
+def nothing_met() -> None:
+    receive.heads_met.clear()
+
+
+@pytest.fixture(params=["redis", "files"])
+def store(
+    request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path
+) -> Iterator[PayloadStore]:
+    url = redis_server.url if request.param == "redis" else f"file://{tmp_path}/payloads"
+    if request.param == "redis":
+        opened = open_store(url, piece_size_bytes=PIECE_BYTES)
+    else:
+        opened = FileStore(f"{tmp_path}/payloads")
+    yield opened
+    opened.close()
+
+
+def fragment_of(index: int, **other: Any) -> Fragment:
+    rng = np.random.default_rng(index)
+    fields: dict[str, Any] = {
+        "obs": {
+            "image": rng.integers(0, 256, (STEPS, 100, 100, 3), dtype=np.uint8),
+            "speed": rng.random((STEPS, 3), dtype=np.float32),
+            "depth": rng.integers(0, 2**16, (STEPS, 50, 50), dtype=np.uint16),
+        },
+        "action": rng.integers(0, 4, STEPS),
+        "reward": rng.random(STEPS, dtype=np.float32),
+        "terminated": rng.random(STEPS) < 0.5,
+        "truncated": rng.random(STEPS) < 0.5,
+        "first": rng.random(STEPS) < 0.5,
+        "episode_id": rng.integers(0, 9, STEPS),
+        "next_obs": {
+            "image": rng.integers(0, 256, (100, 100, 3), dtype=np.uint8),
+            "speed": rng.random(3, dtype=np.float32),
+            "depth": rng.integers(0, 2**16, (50, 50), dtype=np.uint16),
+        },
+    }
+    return Fragment(
+        worker_id="w",
+        fragment_index=index,
+        session_id="s",
+        model_version_min=0,
+        model_version_max=0,
+        **(fields | other),
+    )
+
+
+def other_kind(index: int) -> Fragment:
+    """A fragment whose payload has as many bytes, and another layout."""
+    like = fragment_of(index)
+    assert isinstance(like.obs, dict)
+    obs = {("depht" if key == "depth" else key): value for key, value in like.obs.items()}
+    assert isinstance(like.next_obs, dict)
+    next_obs = {("depht" if key == "depth" else key): leaf for key, leaf in like.next_obs.items()}
+    return replace(like, obs=obs, next_obs=next_obs)
+
+
+def written(store: PayloadStore, fragments: Sequence[Fragment]) -> list[FragmentReference]:
+    return [
+        FragmentReference(metadata_of(fragment, payload), 0, 0, 1)
+        for fragment, payload in zip(fragments, write_fragments(store, fragments), strict=True)
+    ]
+
+
+def require_same(store: PayloadStore, fragments: Sequence[Fragment]) -> None:
+    batch = load_batch(store, written(store, fragments))
+    for row, fragment in enumerate(fragments):
+        for name in ("action", "reward", "terminated", "truncated", "first", "episode_id"):
+            np.testing.assert_array_equal(getattr(fragment, name), getattr(batch, name)[row])
+        for part in ("obs", "next_obs"):
+            for key, leaf in getattr(fragment, part).items():
+                np.testing.assert_array_equal(leaf, getattr(batch, part)[key][row])
+
+
+def test_a_batch_like_the_last_one_holds_what_was_written(store: PayloadStore) -> None:
+    for first in (0, 4, 8):
+        require_same(store, [fragment_of(first + at) for at in range(4)])
+
+
+def test_a_batch_like_the_last_one_takes_one_call_to_receive(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(redis_server.url)
+    assert isinstance(store, RedisStore)
+    calls: list[str] = []
+    for name in ("_receive", "_receive_vector", "send"):
+        called = getattr(Wire, name)
+
+        def counted(self: Wire, *given: Any, called: Any = called, name: str = name) -> Any:
+            calls.append(name)
+            return called(self, *given)
+
+        monkeypatch.setattr(Wire, name, counted)
+    references = written(store, [fragment_of(at) for at in range(8)])
+    load_batch(store, references)
+    calls.clear()
+    load_batch(store, references)
+    store.close()
+    assert ["send", "_receive_vector"] == calls
+
+
+@pytest.mark.parametrize("first_kind", [fragment_of, other_kind])
+def test_payloads_of_one_size_and_two_layouts_are_told_apart(
+    store: PayloadStore, first_kind: Any
+) -> None:
+    second_kind = other_kind if first_kind is fragment_of else fragment_of
+    assert len(b"".join(encode_fragment(fragment_of(0)))) == len(
+        b"".join(encode_fragment(other_kind(0)))
+    )
+    require_same(store, [first_kind(at) for at in range(3)])
+    require_same(store, [second_kind(at) for at in range(3)])
+    require_same(store, [first_kind(at) for at in range(3)])
+
+
+@pytest.mark.parametrize("gone", [0, 2, 3])
+def test_a_payload_that_is_gone_is_named_at_once(store: PayloadStore, gone: int) -> None:
+    references = written(store, [fragment_of(at) for at in range(4)])
+    load_batch(store, references)
+    lost = references[gone].metadata.payload
+    store.delete_many([lost])
+    began = time.monotonic()
+    with pytest.raises(PayloadMissingError, match=lost.payload_id):
+        load_batch(store, references)
+    assert time.monotonic() - began < 5.0
+    rest = [each for each in references if each.metadata.payload != lost]
+    assert 3 == len(load_batch(store, rest))
+
+
+@pytest.mark.parametrize("at_fraction", [0.0, 0.002, 0.3, 0.6, 0.9, 0.999])
+def test_a_damaged_byte_is_noticed(store: PayloadStore, at_fraction: float) -> None:
+    references = written(store, [fragment_of(at) for at in range(4)])
+    load_batch(store, references)
+    payload = bytearray(b"".join(encode_fragment(fragment_of(2))))
+    payload[int(at_fraction * len(payload))] ^= 1
+    (damaged,) = store.write_many([[memoryview(payload)]])
+    metadata = replace(references[2].metadata, payload=damaged)
+    with pytest.raises(PayloadCorruptError):
+        load_batch(store, [references[0], replace(references[2], metadata=metadata)])
+
+
+def test_sizes_that_were_met_are_bounded(store: PayloadStore) -> None:
+    for count in range(receive.HEADS_MET_MAX + 10):
+        fragment = fragment_of(0, extras={"x": np.zeros((STEPS, 8 * count), np.uint8)})
+        load_batch(store, written(store, [fragment]))
+    assert receive.HEADS_MET_MAX == len(receive.heads_met)
