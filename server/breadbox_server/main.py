@@ -53,7 +53,7 @@ def serve(settings: Settings) -> None:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """Make uvloop's event loop, at 0.8 of the cost of an append, or asyncio's where it is missing."""
+    """Make uvloop's event loop, or asyncio's where that is not installed."""
     try:
         import uvloop
     except ImportError:

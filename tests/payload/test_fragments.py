@@ -163,6 +163,7 @@ class CountingStore(FakeStore):
 class _Spy:
     def __init__(self, receiver: Any, segments: Any) -> None:
         self.wants_whole = receiver.wants_whole
+        self.foresee = receiver.foresee
         self.head_bytes = receiver.head_bytes
         self.segments = segments
         self.arrived = receiver.arrived

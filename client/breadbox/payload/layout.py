@@ -36,9 +36,6 @@ from breadbox.payload.limits import (
 from breadbox.v1 import payload_pb2
 from breadbox.wire.message_parts import check_few_parts
 
-GAP_BYTES_MAX: Final = ALIGNMENT_BYTES - 1
-"""Zeros between two arrays, at most."""
-
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:

@@ -7,18 +7,20 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.model.errors import PayloadCorruptError
+from breadbox.model.errors import PayloadCorruptError, ReplayBufferError
 from breadbox.model.types import PayloadReference
 from breadbox.payload.codecs import decode_into
 from breadbox.payload.dtypes import byte_view
 from breadbox.payload.format import Head, head_bytes_of, parse_head, verify
-from breadbox.payload.layout import GAP_BYTES_MAX, Layout, StoredArray
+from breadbox.payload.layout import StoredArray
 from breadbox.stores.base import PayloadStore, Segment, UnforeseenError
 
 _SMALL_BYTES: Final = 16 * 1024
-"""Neighbouring arrays up to this size are received together: 0.7 to 0.8 of the cost."""
+"""Arrays up to this size are received with what is around them, and copied: 0.7 to 0.8 of the cost.
+"""
 
-_RUN_BYTES_MAX: Final = 64 * 1024
+HEADS_MET_MAX: Final = 256
+"""Sizes of payloads that are known."""
 
 
 class Placement(NamedTuple):
@@ -31,10 +33,6 @@ class Placement(NamedTuple):
     """First row, and the row behind the last; None for the whole array."""
 
 
-HEADS_MET_MAX: Final = 256
-"""Sizes of payloads that are known."""
-
-
 Place = Callable[[int, Head], Sequence[Placement]]
 """Returns where arrays of the payload at a position go; must answer alike if asked again."""
 
@@ -45,14 +43,18 @@ def receive(
     place: Place,
     *,
     wants_whole: bool = True,
-    foresees: bool = False,
+    start_over: Callable[[], None] = lambda: None,
 ) -> None:
     """Receive payloads into the arrays that `place` names, every byte verified.
 
-    With `foresees`, payloads of sizes met before are placed by the heads of those, and received at
-    once; UnforeseenError then says that one differs, or is gone, and that `place` was misled.
+    Payloads of sizes met before are placed by the heads of those, and received at once. Where one
+    then differs, `start_over` is called, and everything is placed and received again.
     """
-    store.read_many(references, _Receiver(references, place, wants_whole, foresees))
+    try:
+        store.read_many(references, _Receiver(references, place, wants_whole, wants_whole))
+    except UnforeseenError:
+        start_over()
+        store.read_many(references, _Receiver(references, place, wants_whole, False))
 
 
 @dataclass(slots=True)
@@ -67,8 +69,6 @@ class _Arriving:
     """Bytes of `encoded` before the first row wanted."""
     is_in_place: bool = False
     """`encoded` is the destination's own memory."""
-    verified_bytes: int = 0
-    """Verified bytes of `encoded`, from its start: whole blocks, or all."""
 
     @property
     def stored(self) -> StoredArray:
@@ -78,58 +78,14 @@ class _Arriving:
     def segment(self) -> Segment:
         offset = self.head.places.offsets[self.placement.array_index]
         offset += self.first_block * self.head.layout.block_bytes
-        return Segment(self.head.body_offset + offset, self.encoded, self.filled)
-
-    def filled(self, filled_bytes: int) -> None:
-        """Verify complete blocks, while they are in a cache."""
-        block_bytes = self.head.layout.block_bytes
-        end = filled_bytes
-        if filled_bytes < len(self.encoded):
-            end -= filled_bytes % block_bytes
-        if end > self.verified_bytes:
-            verify(
-                self.head,
-                self.placement.array_index,
-                self.encoded[self.verified_bytes : end],
-                first_block=self.first_block + self.verified_bytes // block_bytes,
-            )
-            self.verified_bytes = end
+        return Segment(self.head.body_offset + offset, self.encoded)
 
     def arrived(self) -> None:
-        """Verify the rest, and bring the array to its destination."""
-        if self.verified_bytes < len(self.encoded):
-            self.filled(len(self.encoded))
+        """Verify the array, and bring it to its destination."""
+        index = self.placement.array_index
+        verify(self.head, index, self.encoded, first_block=self.first_block)
         if not self.is_in_place:
             _unpack(self)
-
-
-@dataclass(slots=True)
-class _ArrivingRun:
-    head: Head
-    run: "_Run"
-    placements: Sequence[Placement]
-    memory: memoryview
-
-    @property
-    def segment(self) -> Segment:
-        return Segment(self.head.body_offset + self.run.offset_bytes, self.memory)
-
-    def arrived(self) -> None:
-        for number, start, end in self.run.parts:
-            placement = self.placements[number]
-            part = self.memory[start:end]
-            verify(self.head, placement.array_index, part)
-            _memory(placement.destination)[:] = part
-
-
-class _Run(NamedTuple):
-    """Small raw arrays one behind another, wanted whole."""
-
-    offset_bytes: int
-    """From the start of the body."""
-    size_bytes: int
-    parts: Sequence[tuple[int, int, int]]
-    """(number of the placement, first byte within the run, byte behind the last)."""
 
 
 class _Foreseen(NamedTuple):
@@ -155,9 +111,6 @@ class _Plan(NamedTuple):
 heads_met: dict[int, Head | None] = {}
 """Heads of payloads without encoded arrays, by size; None where layouts share a size."""
 
-_Route = Sequence[int | _Run]
-"""How the arrays of a layout are received: by number of the placement alone, or in runs."""
-
 
 @dataclass(slots=True)
 class _Receiver:
@@ -165,8 +118,7 @@ class _Receiver:
     place: Place
     wants_whole: bool
     foresees: bool
-    arriving: dict[int, list[_Arriving | _ArrivingRun]] = field(default_factory=dict)
-    routes: dict[tuple[Layout, tuple[int, ...]], _Route] = field(default_factory=dict)
+    arriving: dict[int, list[_Arriving]] = field(default_factory=dict)
     foreseen: dict[int, _Foreseen] = field(default_factory=dict)
     plans: dict[Head, _Plan] = field(default_factory=dict)
 
@@ -174,13 +126,17 @@ class _Receiver:
         head = heads_met.get(self.references[position].size_bytes)
         if head is None or not self.foresees:
             return None
-        placements = self.place(position, head)
+        try:
+            placements = self.place(position, head)
+        except ReplayBufferError as error:  # Perhaps of the earlier payload alone.
+            raise UnforeseenError from error
         plan = self.plans.get(head)
         if plan is None:
             plan = self.plans[head] = _plan_of(head, placements)
         memory = memoryview(bytearray(plan.rest_bytes))
         self.foreseen[position] = _Foreseen(head, placements, plan, memory)
-        buffers, done = [], 0
+        buffers: list[memoryview] = []
+        done = 0
         for number, start in plan.large:
             buffers += (memory[done:start], _memory(placements[number].destination))
             done = start
@@ -198,15 +154,11 @@ class _Receiver:
             while len(heads_met) >= HEADS_MET_MAX:
                 heads_met.pop(next(iter(heads_met)), None)
             heads_met[size_bytes] = parsed
-        placements = self.place(position, parsed)
-        arriving: list[_Arriving | _ArrivingRun] = []
-        for step in self._route(parsed, placements):
-            if isinstance(step, int):
-                arriving.append(_plan(parsed, placements[step]))
-            else:
-                memory = memoryview(bytearray(step.size_bytes))
-                arriving.append(_ArrivingRun(parsed, step, placements, memory))
-        self.arriving[position] = arriving
+        offsets = parsed.places.offsets
+        placements = sorted(
+            self.place(position, parsed), key=lambda each: offsets[each.array_index]
+        )
+        arriving = self.arriving[position] = [_plan(parsed, each) for each in placements]
         segments = [each.segment for each in arriving]
         return [each for each in segments if len(each.destination)]
 
@@ -237,20 +189,6 @@ class _Receiver:
             verify(head, placement.array_index, part)
             _memory(placement.destination)[:] = part
 
-    def _route(self, head: Head, placements: Sequence[Placement]) -> _Route:
-        key = head.layout, tuple([each.array_index for each in placements])
-        route = self.routes.get(key)
-        if route is None:
-            arrays = head.layout.arrays
-            indexes = [each.array_index for each in placements]
-            in_order = sorted(
-                range(len(indexes)),
-                key=lambda number: (not arrays[indexes[number]].is_raw, indexes[number]),
-            )
-            route = _route(head, placements, in_order) if self.wants_whole else in_order
-            self.routes[key] = route
-        return route
-
 
 def _plan_of(head: Head, placements: Sequence[Placement]) -> _Plan:
     places = head.places
@@ -270,39 +208,6 @@ def _plan_of(head: Head, placements: Sequence[Placement]) -> _Plan:
         elif size_bytes:
             small.append((number, start, start + size_bytes))
     return _Plan(large, small, head.body_offset + places.body_bytes - large_bytes)
-
-
-def _route(head: Head, placements: Sequence[Placement], in_order: Sequence[int]) -> _Route:
-    """Find small raw arrays that stand together, by the layout alone."""
-    route: list[int | _Run] = []
-    members: list[tuple[int, int, int]] = []
-
-    def close_run() -> None:
-        if len(members) == 1:
-            route.append(members[0][0])
-        elif members:
-            first = members[0][1]
-            parts = [(number, start - first, end - first) for number, start, end in members]
-            route.append(_Run(first, parts[-1][2], parts))
-        members.clear()
-
-    for number in in_order:
-        placement = placements[number]
-        stored = head.layout.arrays[placement.array_index]
-        is_small = stored.is_raw and 0 < stored.raw_bytes <= _SMALL_BYTES
-        if not is_small or placement.rows is not None:
-            close_run()
-            route.append(number)
-            continue
-        start = head.places.offsets[placement.array_index]
-        end = start + stored.raw_bytes
-        if members and (
-            start - members[-1][2] > GAP_BYTES_MAX or end - members[0][1] > _RUN_BYTES_MAX
-        ):
-            close_run()
-        members.append((number, start, end))
-    close_run()
-    return route
 
 
 def _memory(destination: NDArray[Any] | memoryview) -> memoryview:

@@ -36,7 +36,7 @@ from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
 from breadbox.reading.devices import check_device
-from breadbox.stores.base import PayloadStore, UnforeseenError
+from breadbox.stores.base import PayloadStore
 from breadbox.stores.reading import bodies_at_hand
 
 if TYPE_CHECKING:
@@ -212,12 +212,14 @@ def load_batch(
     at_hand = bodies_at_hand(store, payloads)
     groups = None if at_hand is None else verify_and_group(at_hand)
     if groups is None:
-        try:
-            wants_whole = columns is None
-            receive(store, payloads, builder.place, wants_whole=wants_whole, foresees=wants_whole)
-        except (UnforeseenError, TreeMismatchError):
-            builder = _Builder(references, Selection(columns), reusable, is_pinned=is_elsewhere)
-            receive(store, payloads, builder.place, wants_whole=wants_whole)
+        wants_whole = columns is None
+        receive(
+            store,
+            payloads,
+            builder.place,
+            wants_whole=wants_whole,
+            start_over=builder.start_over,
+        )
     else:
         for group in groups:
             builder.take(group)
@@ -266,6 +268,10 @@ class _Builder:
         self._selection = selection
         self._reusable = reusable
         self._is_pinned = is_pinned
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget what was placed."""
         self._stack: Stack | None = None
         self._loose: dict[int, dict[str, Any]] = {}
         self._heads: dict[int, Head] = {}

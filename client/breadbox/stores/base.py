@@ -8,7 +8,7 @@ expires), and *confirmed* once the server has admitted its fragment (it stays un
 import copy
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import repeat
@@ -35,8 +35,6 @@ class Segment(NamedTuple):
     """First byte wanted, counted from the start of the payload."""
     destination: memoryview
     """Format "B", C-contiguous; as long as the range."""
-    filled: Callable[[int], None] | None = None
-    """Called, by some stores, with the bytes there so far, still in a cache, before `arrived`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,6 @@ _FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM})
 
 _GAP: Final = memoryview(bytearray(4096))
 
-_BYTES_AT_ONCE: Final = 512 * 1024
-"""Read before they are verified: what stays in a core's own cache."""
-
 _HEAD_GUESS_BYTES: Final = 16 * 1024
 """First read of a payload; holds most heads."""
 
@@ -477,15 +474,9 @@ def _read(
     run: list[memoryview] = []
     run_start = end = 0
     for segment in receiver.segments(position, head):
-        start, destination, filled = segment
+        start, destination = segment
         if start + len(destination) <= len(guess):
             destination[:] = guess[start : start + len(destination)]
-            continue
-        if filled is not None and len(destination) > _BYTES_AT_ONCE:
-            for done in range(0, len(destination), _BYTES_AT_ONCE):
-                part = destination[done : done + _BYTES_AT_ONCE]
-                _read_fully(descriptor, [part], start + done, reference)
-                filled(done + len(part))
             continue
         if run and 0 <= start - end <= len(_GAP):
             # Near enough: reading the gap costs less than another call.

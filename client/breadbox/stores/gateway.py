@@ -162,16 +162,12 @@ class _Answers:
         )
         self._message = memoryview(b"")
 
-    def receive_into(
-        self, destination: memoryview, filled: Callable[[int], None] | None = None
-    ) -> None:
+    def receive_into(self, destination: memoryview) -> None:
         done = 0
         while done < len(destination):
             part = self._next(len(destination) - done)
             destination[done : done + len(part)] = part
             done += len(part)
-            if filled is not None:
-                filled(done)
 
     def receive_all(self, destinations: Sequence[memoryview]) -> None:
         for each in destinations:

@@ -25,10 +25,8 @@ Range = tuple[PayloadReference, int, int]
 class ByteStream(Protocol):
     """The bytes of ranges, one behind another."""
 
-    def receive_into(
-        self, destination: memoryview, filled: Callable[[int], None] | None = None
-    ) -> None:
-        """Fill `destination` with the next bytes of the stream; call `filled` for each part."""
+    def receive_into(self, destination: memoryview) -> None:
+        """Fill `destination` with the next bytes of the stream."""
 
     def receive_all(self, destinations: Sequence[memoryview]) -> None:
         """Fill many destinations with the next bytes, by as few system calls as there can be."""
@@ -99,7 +97,7 @@ def _read_whole(
         offset = len(head)
         for segment in receiver.segments(position, head):
             stream.skip(segment.offset_bytes - offset)
-            stream.receive_into(segment.destination, segment.filled)
+            stream.receive_into(segment.destination)
             offset = segment.offset_bytes + len(segment.destination)
         stream.skip(reference.size_bytes - offset)
         receiver.arrived(position)
@@ -163,7 +161,7 @@ def _read_ranges(
     )
     for (position, _), (_, segments) in zip(part, plans, strict=True):
         for segment in segments:
-            stream.receive_into(segment.destination, segment.filled)
+            stream.receive_into(segment.destination)
         receiver.arrived(position)
 
 
@@ -307,7 +305,7 @@ def _give(
 ) -> None:
     _check_size(reference, body)
     head_bytes = head_bytes_of(position, reference, body[:PRELUDE_BYTES], receiver)
-    for offset, destination, _ in receiver.segments(position, body[:head_bytes]):
+    for offset, destination in receiver.segments(position, body[:head_bytes]):
         part = body[offset : offset + len(destination)]
         if len(part) != len(destination):
             raise PayloadCorruptError(f"payload {reference.payload_id} ends at byte {len(body)}")

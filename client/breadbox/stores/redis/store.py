@@ -35,8 +35,6 @@ _COMMANDS_IN_FLIGHT_MAX: Final = 256
 _BYTES_IN_FLIGHT_MAX: Final = 2 * 1024 * 1024
 """Values asked for before they are received: bounds Redis's reply buffers. Measured best."""
 
-_BYTES_AT_ONCE: Final = 512 * 1024
-
 CONNECTIONS_MAX: Final = 16
 """Connections of one store at a time; further threads wait for one."""
 
@@ -207,18 +205,14 @@ class _Stream:
         self._current = -1
         self._left = 0
 
-    def receive_into(
-        self, destination: memoryview, filled: Callable[[int], None] | None = None
-    ) -> None:
+    def receive_into(self, destination: memoryview) -> None:
         wanted, done = len(destination), 0
         while done < wanted:
             if not self._left:
                 self._next_reply()
-            count = min(self._left, wanted - done, _BYTES_AT_ONCE)
+            count = min(self._left, wanted - done)
             self._wire.receive_into(destination[done : done + count])
             done += count
-            if filled is not None:
-                filled(done)  # Meanwhile Redis fills the socket.
             self._took(count)
 
     def receive_all(self, destinations: Sequence[memoryview]) -> None:
@@ -352,9 +346,12 @@ class _InTurns:
         self._receiver = receiver
         self._turn = Lock()
         self.wants_whole: Any = receiver.wants_whole
-        self.foresee = receiver.foresee
         self.head_bytes = receiver.head_bytes
         self.arrived = receiver.arrived
+
+    def foresee(self, position: int) -> Sequence[memoryview] | None:
+        with self._turn:
+            return self._receiver.foresee(position)
 
     def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
         with self._turn:
