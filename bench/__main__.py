@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from bench import report
+from bench.beside_rows import beside_rows
 from bench.gateway_rows import gateway_rows
 from bench.learner import learner_rows
 from bench.measure import Figure
@@ -71,6 +72,7 @@ def _figures(
 ) -> Iterator[Figure]:
     if "payload" in sections:
         yield from payload_rows(rounds=5 if quick else 25)
+        yield from beside_rows(rounds=3 if quick else 9)
     if "service" in sections:
         yield from service_rows(
             rounds=3 if quick else 10,
