@@ -169,9 +169,12 @@ class _Answers:
             destination[done : done + len(part)] = part
             done += len(part)
 
-    def receive_all(self, destinations: Sequence[memoryview]) -> None:
+    def receive_all(self, destinations: Sequence[memoryview]) -> Iterator[int]:
+        received_bytes = 0
         for each in destinations:
             self.receive_into(each)
+            received_bytes += len(each)
+            yield received_bytes
 
     def skip(self, count: int) -> None:
         """Bytes that were asked for come, wanted or not."""

@@ -1,6 +1,7 @@
 """Feed receivers from a stream of byte ranges (Redis, gateway), and from inline payloads."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from breadbox.model.errors import PayloadCorruptError
@@ -28,8 +29,11 @@ class ByteStream(Protocol):
     def receive_into(self, destination: memoryview) -> None:
         """Fill `destination` with the next bytes of the stream."""
 
-    def receive_all(self, destinations: Sequence[memoryview]) -> None:
-        """Fill many destinations with the next bytes, by as few system calls as there can be."""
+    def receive_all(self, destinations: Sequence[memoryview]) -> Iterator[int]:
+        """Fill many destinations with the next bytes, by as few system calls as there can be.
+
+        Yield the bytes that are there, while the next ones are on their way.
+        """
 
     def skip(self, count: int) -> None:
         """Drop the next bytes of the stream."""
@@ -67,20 +71,23 @@ def _read_foreseen(
     long as that thread's turn (5 ms).
     """
     rest: list[tuple[int, PayloadReference]] = []
-    foreseen: list[tuple[int, PayloadReference]] = []
+    ranges: list[Range] = []
+    ends: deque[tuple[int, int]] = deque()
     memory: list[memoryview] = []
-    for item in part:
-        destinations = receiver.foresee(item[0])
+    end = 0
+    for position, reference in part:
+        destinations = receiver.foresee(position)
         if destinations is None:
-            rest.append(item)
-        else:
-            foreseen.append(item)
-            memory += destinations
-    if foreseen:
-        stream = open_stream([(reference, 0, reference.size_bytes) for _, reference in foreseen])
-        stream.receive_all(memory)
-    for position, _ in foreseen:
-        receiver.arrived(position)
+            rest.append((position, reference))
+            continue
+        ranges.append((reference, 0, reference.size_bytes))
+        end += reference.size_bytes
+        ends.append((end, position))
+        memory += destinations
+    if ranges:
+        for received_bytes in open_stream(ranges).receive_all(memory):
+            while ends and ends[0][0] <= received_bytes:
+                receiver.arrived(ends.popleft()[1])
     return rest
 
 

@@ -217,18 +217,26 @@ class _Stream:
             done += count
             self._took(count)
 
-    def receive_all(self, destinations: Sequence[memoryview]) -> None:
+    def receive_all(self, destinations: Sequence[memoryview]) -> Iterator[int]:
         """Receive whole replies, or raise UnforeseenError if one is not as long as asked for."""
-        wire = self._wire
+        wire, received_bytes = self._wire, 0
         if wire.is_tls:
             for each in destinations:
                 self.receive_into(each)
+                received_bytes += len(each)
+                yield received_bytes
             return
         rest = deque(destinations)
-        for requests in _in_windows(self._requests):
-            values = [_take(rest, length) for _, length, _ in requests]
-            wire.send([b"".join([command for command, _, _ in requests])])
-            wire.receive_values(values)
+        asked: list[_Request] = []
+        for requests in (*_in_windows(self._requests), []):
+            values = [_take(rest, length) for _, length, _ in asked]
+            if values:
+                wire.receive_values(values)
+            if requests:
+                wire.send([b"".join([command for command, _, _ in requests])])
+            received_bytes += sum(length for _, length, _ in asked)
+            asked = requests
+            yield received_bytes
 
     def skip(self, count: int) -> None:
         while count:
