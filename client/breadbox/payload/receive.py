@@ -89,7 +89,7 @@ class _Arriving:
 
 
 class _Foreseen(NamedTuple):
-    """A payload on its way as if it were like an earlier one, whose head this is."""
+    """A payload on its way, placed by the head of an earlier one."""
 
     head: Head
     placements: Sequence[Placement]

@@ -295,7 +295,7 @@ def _take(buffers: deque[memoryview], count: int) -> list[memoryview]:
 
 
 def _in_windows(requests: Sequence[_Request]) -> Iterator[list[_Request]]:
-    """Cut requests into groups whose replies are asked for at once."""
+    """Cut requests into groups, each asked for at once."""
     window: list[_Request] = []
     window_bytes = 0
     for each in requests:
