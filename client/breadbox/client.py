@@ -564,8 +564,9 @@ class Client:
         ```
 
         The payloads stay readable until the lease of the read is released or expires. If all of
-        them are small, they come inline, and the read has no lease. Blocks until there is a chunk,
-        for at most `max_wait_s`. A read without fragments found no chunk.
+        them are small, and 4 MiB at most, they come inline, and the read has no lease. Waits at
+        most `max_wait_s` for a chunk, and ends early if chunks were skipped or the session is
+        another. A read without fragments found no chunk.
 
         Args:
             after_chunk_id: The `cursor` of the read before, or None to begin with the oldest chunk

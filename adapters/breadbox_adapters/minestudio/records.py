@@ -34,7 +34,11 @@ def is_minestudio_logging() -> bool:
 
 
 class FetchRecords:
-    """Record each fetch: this learner's uses, and staleness of chunks that left the buffer."""
+    """Make a record at each fetch, of what left the buffer since the last one.
+
+    It has the mean uses of those chunks (0 for one that this learner is not known to have used),
+    and the mean staleness of those that this fetch used up.
+    """
 
     def __init__(self) -> None:
         self._uses: dict[int, tuple[int, int]] = {}

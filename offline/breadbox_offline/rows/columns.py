@@ -88,7 +88,7 @@ def is_packed(values: Any, canonical: str, physical: str, options: MappingOption
 
 
 def space_spec(canonical: str, options: MappingOptions) -> SpaceSpec | None:
-    """The composite space of a column, if one was given; others need no conversion."""
+    """Return the nested space given for a column, or None if its samples need no conversion."""
     space = {
         Column.OBS: options.observation_space,
         Column.NEW_OBS: options.observation_space,

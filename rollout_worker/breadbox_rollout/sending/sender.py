@@ -146,7 +146,7 @@ class EpisodeTracker:
 
 @dataclass(frozen=True, slots=True)
 class ReporterCounts:
-    """Episodes by what became of their reports."""
+    """Numbers of episodes: reported to the server, and lost (refused, given up, or no room)."""
 
     reported: int
     lost: int

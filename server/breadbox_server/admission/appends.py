@@ -134,7 +134,7 @@ class Appends:
                 self._core.apply_now(DeclareSchema(buffer, session, schema_hash, schema))
 
     def is_anothers(self, caller: Caller, buffer: BufferName, payload_id: PayloadId) -> bool:
-        """Return True if a payload is of another buffer or client: to this one it is missing."""
+        """Whether another buffer refers to a payload, or another token wrote it: it is missing."""
         buffers = self._core.buffers
         return buffers.refers_elsewhere(buffer, payload_id) or self.is_written_by_another(
             caller.name, payload_id

@@ -82,10 +82,10 @@ def hold_directory(settings: Settings, leftovers: ExitStack) -> Iterator[None]:
 async def open_store(
     settings: Settings, custodian: PayloadCustodian | None
 ) -> tuple[PayloadCustodian, list[str], Settings]:
-    """Open the payload store, unless it is given, and see that it answers.
+    """Open the payload store, or take the given one, and check that it answers, else close it.
 
-    Return it, settings under which store or journal may lose data, and settings that promise no
-    buffer more bytes than it can hold.
+    Return the store, warnings about ways in which store or journal may lose data, and the settings
+    with `capacity_bytes` lowered to what the store can hold.
     """
     try:
         if custodian is None:

@@ -25,7 +25,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Takes connections; each has a thread, and there are few."""
+    """Serve each connection in a thread, at most `METRICS_REQUESTS_MAX`: the oldest makes room."""
 
     daemon_threads = True
     block_on_close = False

@@ -99,5 +99,5 @@ class Fetches:
 
     @property
     def waiting_count(self) -> int:
-        """Fetches whose outcome has not been read yet."""
+        """Number of fetches in progress: those that wait, and those not yet resumed."""
         return len(self._callers)

@@ -154,7 +154,7 @@ class Subscriptions:
         self.arrived.add(chunk)
 
     def take_back(self, chunk: Chunk) -> bool:
-        """Forget a chunk out of the table, and return whether it could be read."""
+        """Stop keeping a chunk that has left the table; return whether readers could read it."""
         is_known = self.left.pop(chunk.chunk_id, None) is not None
         if is_known:
             self.arrived.remove(chunk)
