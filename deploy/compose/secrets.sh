@@ -11,9 +11,9 @@ case "$1" in
     standby=${2:+,127.0.0.1:$BREADBOX_STANDBY_PORT}
     printf 'export BREADBOX_SERVER=127.0.0.1:%s%s\n' "$BREADBOX_PORT" "$standby"
     printf 'export BREADBOX_TOKEN=%s\n' "$(cat /secrets/admin/token)"
-    printf '# For the login of the console: %s\n' "$(cat /secrets/viewer/token)"
     printf 'export BREADBOX_STORE_URL=%s\n' \
       "$(sed "s|@redis:6379/|@127.0.0.1:$BREADBOX_REDIS_PORT/|" /secrets/admin/store)"
+    printf '# For the login of the console: %s\n' "$(cat /secrets/viewer/token)"
     ;;
   grafana)
     printf 'user admin, password %s\n' "$(cat /secrets/dashboards/password)"

@@ -29,6 +29,14 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "service/test_authorization.py::test_the_table_has_every_method_of_the_service_and_no_other",
         "service/test_authorization.py::test_a_role_may_call_what_the_table_says_and_nothing_else",
     ),
+    "| `viewer` | WatchModel": (
+        "service/test_viewer.py::test_a_viewer_reads_by_a_cursor_and_ends_its_read",
+        "service/test_viewer.py::test_a_viewer_ends_neither_a_learners_lease_nor_another_viewers",
+    ),
+    "A viewer, such as the console, is told": (
+        "service/test_viewer.py::test_a_viewer_is_told_a_store_of_its_own",
+        "integration/test_redis_users.py::test_a_viewer_reads_payloads_in_redis_and_can_neither_delete_nor_replace_them",
+    ),
     "patterns of buffers and workers in the token": (
         "service/test_tenancy.py::test_every_method_whose_request_names_a_buffer_is_bound_by_it",
         "service/test_tenancy.py::test_a_call_is_let_in_for_whom_it_is_meant_and_for_nobody_else",

@@ -40,7 +40,11 @@ SLACK_BYTES = 32 * MIB
 CONNECTIONS = 4
 CALLS = 250
 """On each of them."""
-both_kinds = pytest.mark.parametrize("has_tokens", [False, True], ids=["anonymous", "learner"])
+both_kinds = pytest.mark.parametrize(
+    "has_tokens",
+    [pytest.param(False, marks=pytest.mark.long), True],
+    ids=["anonymous", "learner"],
+)
 
 
 def fill(it: Ground) -> None:
@@ -101,6 +105,7 @@ def test_answers_that_are_never_taken_take_no_memory_of_the_servers(
     assert outcome.peak_bytes - outcome.start_bytes < allowed_bytes, str(outcome)
 
 
+@pytest.mark.long
 def test_a_slow_reader_is_answered_beside_teams_that_take_nothing(tmp_path: Path) -> None:
     """Together they may hold all there is to hold; whoever holds less has its share."""
     with ground(tmp_path, has_tokens=True) as it:

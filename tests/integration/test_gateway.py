@@ -144,6 +144,7 @@ def test_learners_go_to_the_store_where_they_are_given_a_way_of_their_own(
     assert {
         Role.PRODUCER: "gateway:",
         Role.LEARNER: redis_server.url,
+        Role.VIEWER: "gateway:",
         Role.ADMIN: redis_server.url,
     } == told
 

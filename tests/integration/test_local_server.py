@@ -26,7 +26,15 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
 NOT_OF_A_SERVER_OF_ONES_OWN = {
     *("config", "listen", "local_socket", "ready_file", "ephemeral"),
-    *("client_store", "share_store_password", "tls_cert", "tls_key", "tls_client_ca", "tokens"),
+    *(
+        "client_store",
+        "viewer_store",
+        "share_store_password",
+        "tls_cert",
+        "tls_key",
+        "tls_client_ca",
+        "tokens",
+    ),
     *("allow_plaintext", "allow_anonymous", "take_over", "delete_orphans"),
     *("accept_store", "standby"),
 }

@@ -102,8 +102,8 @@ class Composition:
 
     def _environment_of(self, *command: str) -> dict[str, str]:
         printed = self.compose("run", "--rm", "--no-deps", "-T", "secrets", *command)
-        lines = [line.removeprefix("export ") for line in printed.splitlines() if line.strip()]
-        return dict(line.split("=", 1) for line in lines)
+        lines = [line for line in printed.splitlines() if line.startswith("export ")]
+        return dict(line.removeprefix("export ").split("=", 1) for line in lines)
 
     @property
     def store_url(self) -> str:
@@ -122,7 +122,7 @@ class Composition:
             "cat /secrets/*/token /secrets/*/password /secrets/server/config.yml",
         )
         found = re.findall(r"bbx_[\w-]{43}|[0-9a-f]{48}", printed)
-        assert len(found) == 6, len(found)
+        assert len(found) == 8, len(found)
         return found
 
     def compose(self, *arguments: str, within_s: float = COMMAND_S_MAX) -> str:
