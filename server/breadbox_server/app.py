@@ -251,7 +251,6 @@ class _Steps:
         )
 
     def build_service(self, parts: PayloadParts | None) -> None:
-        """Build the methods, and the gateway where the settings want it; calls reach them now."""
         gateway = None
         if self.settings.has_gateway:
             gateway = self._open_gateway(parts)
@@ -296,7 +295,6 @@ class _Steps:
         self.connections.listen_at(self.address)
 
     async def start_driver(self, jobs: Jobs) -> None:
-        """Start the driver, apply due timers, reconcile with the store; wait until durable."""
         self.shutdown.driver = self.driver
         jobs.start(self.driver.run(self.shutdown.fail))
         self.driver.core.pump()

@@ -1,7 +1,4 @@
-"""Put the server's parts together around one core, and hand its decisions to them.
-
-The driver does what takes several parts: buffers' ends, leases' ends, statuses, its own life.
-"""
+"""Put the server's parts together around one core, and hand its decisions to them."""
 
 import asyncio
 import logging
@@ -209,10 +206,9 @@ class Driver:
         return await self.core.apply(command)
 
     async def release(self, command: ReleaseLease, unreadable: tuple[PayloadId, ...] = ()) -> None:
-        """End a lease; what a returned one could not read goes before it is granted again.
+        """End a lease; drop first what is lost of it, in at most `RETURN_CHECK_S`.
 
-        Waits for the store at most `RETURN_CHECK_S`. `unreadable` are payloads
-        of the lease that are there, and that its reader could not read.
+        `unreadable` are payloads of the lease that are there, and that its reader could not read.
         """
         if self.reading.leases.knows(command.buffer, command.lease_id):
             self.reading.leases.release(command.lease_id)
@@ -317,7 +313,6 @@ class Driver:
     # --- what the core decided -----------------------------------------------------------------
 
     def _hand_on(self, events: Sequence[Event]) -> None:
-        """Hand events to the parts that carry them out, effects once they are durable."""
         when_settled = self.turns.when_settled
         disposable: list[Payload] = []
         self.chunk_events.note(events, self.core.clock.now())

@@ -1,7 +1,6 @@
 """Every bound on what callers can make the server do or keep: one table.
 
-A value's row in `LIMITS` says what it bounds, its docstring the rest. `scripts/gen_limits.py`
-writes SECURITY.md from it; a test holds it against metrics and options.
+SECURITY.md is written from it, and a test holds it against metrics and options.
 """
 
 from dataclasses import dataclass

@@ -53,7 +53,6 @@ def serve(settings: Settings) -> None:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """Make uvloop's event loop, or asyncio's where that is not installed."""
     try:
         import uvloop
     except ImportError:
@@ -114,7 +113,6 @@ class _Ending:
         self._loop = loop
 
     def on_signal(self, number: int) -> None:
-        """Begin to end; the second time, and while nobody is served yet, end at once."""
         del number
         if self._is_asked or self._loop is None:
             self._exit_at_once(int(self._is_asked))
@@ -123,7 +121,6 @@ class _Ending:
         self._loop.call_soon_threadsafe(self.wanted.set)
 
     def begin(self) -> None:
-        """Take note that the server begins to end, for whatever reason."""
         self._forget_ready_file()
         self._watch()
 

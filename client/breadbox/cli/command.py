@@ -28,14 +28,10 @@ def command(
     shares_file_of: type[Settings] | None = None,
     **attributes: Any,
 ) -> Callable[[Callable[[S], Any]], click.Command]:
-    """Make a command of a function of its settings, a class whose fields are its options.
+    """Make a command of a function and its settings class.
 
-    Args:
-        settings: The class.
-        name: Name of the command, or None for the function's.
-        reads_variable: True if `BREADBOX_CONFIG` names its file, too: for processes, not people.
-        shares_file_of: Another command's settings, ignored in a file of both.
-        **attributes: Further arguments of `click.Command`.
+    `reads_variable`: `BREADBOX_CONFIG` names its file, too: for processes, not people.
+    `shares_file_of`: another command's settings, ignored in a file of both.
     """
 
     def decorate(function: Callable[[S], Any]) -> click.Command:

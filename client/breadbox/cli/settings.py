@@ -57,17 +57,10 @@ def setting(
 ) -> Any:
     """Declare a field of a settings class; without a default a value is required.
 
-    Args:
-        default: The value if none is given.
-        option: Name on the command line, in the environment and in files, or None for the field's.
-        secret: True to hide the value wherever settings are shown.
-        metavar: Name of the value in the help.
-        shown: Text for the default in the help, or empty for the default itself.
-        environment: True if there is a variable for it.
-        file: True if a file may have it.
-        folder: True if a path is one of a folder, not of a file.
-        positional: True if it is an argument instead of an option.
-        **rules: Arguments of `pydantic.Field`, such as `ge` and `default_factory`.
+    `secret` hides the value wherever settings are shown; `shown` is the help's text for the
+    default. `environment` and `file` allow a variable and a file's key; `folder`: a path is one of
+    a folder. `positional`: an argument instead of an option; `rules`: arguments of
+    `pydantic.Field`.
     """
     said: Any = {
         "metavar": metavar,

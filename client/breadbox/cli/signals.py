@@ -22,10 +22,7 @@ def stop_on_signals(
     *,
     again: Callable[[int], None] = end_at_once,
 ) -> Iterator[threading.Event]:
-    """Call *stop* with the first signal's number, *again* with further ones; yield its event.
-
-    In the main thread only; *stop* may raise. Earlier handlers are restored afterwards.
-    """
+    """Call *stop*, then *again*, with each signal's number; yield its event. Main thread only."""
     came = threading.Event()
 
     def handle(number: int, _: object) -> None:

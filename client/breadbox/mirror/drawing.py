@@ -101,7 +101,6 @@ class Draws:
     def _weights_of(
         self, drawn: Numbers, prioritised: Prioritised | Literal[False]
     ) -> NDArray[np.float32]:
-        """Return importance weights of fragments drawn by their steps' sums."""
         if not prioritised:
             return np.ones(len(drawn), np.float32)
         index, tree = self._held.index, self._held.tree(prioritised.alpha)

@@ -94,7 +94,6 @@ class Granted:
             raise errors.LeaseExpiredError(self.lease_id)
 
     def _groups(self) -> list[Sequence[FragmentReference]]:
-        """Return the references in groups that are read together, in draw order."""
         starts = range(0, len(self), FRAGMENTS_PER_READ)
         return [self.references[start : start + FRAGMENTS_PER_READ] for start in starts]
 

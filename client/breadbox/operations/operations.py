@@ -232,8 +232,7 @@ def repeat(
 ) -> Generator[Effect, Any, tuple[T, int]]:
     """Send a call until it is answered, refused, or the retry policy gives up.
 
-    `make_call` runs for every attempt, so that a wait can shrink. `meanwhile` moves payloads during
-    the first attempt and keeps its errors itself. Returns the answer and the count of sends.
+    `make_call` runs for every attempt; `meanwhile` during the first, and keeps its errors itself.
     """
     budget = RetryBudget(policy or context.policy, context.rng)
     while True:
@@ -447,7 +446,6 @@ def opened_store(context: Context) -> Operation[PayloadStore]:
 
 
 def _store_config(context: Context, *, is_doubted: bool = False) -> Operation[StoreConfig]:
-    """Return the server's settings of the store, known ones unless they are in doubt."""
     if context.slot.config is None or is_doubted:
         context.slot.config = yield from invoke(context, calls.get_store_config())
     return context.slot.config
@@ -481,7 +479,6 @@ def _store_on_use(context: Context) -> Operation[PayloadStore]:
 def _store_of(
     context: Context, references: Sequence[FragmentReference]
 ) -> Operation[tuple[PayloadStore, Sequence[FragmentReference]]]:
-    """Return a store that has the inline payloads too, and the references without them."""
     store = yield from _store_on_use(context)
     bodies = {each.metadata.payload.payload_id: each.body for each in references if each.body}
     if not bodies:
@@ -579,10 +576,7 @@ def load_weights(context: Context, reference: PayloadReference) -> Operation[dic
 def load_model(
     context: Context, buffer: str, newer_than: ModelState | None, max_wait_s: float
 ) -> Operation[tuple[ModelState, dict[str, Any]] | None]:
-    """Wait for weights other than the known ones and read them, or None if the wait has elapsed.
-
-    If weights are superseded before they are read, the newer ones are read, within the deadlines.
-    """
+    """Wait for weights other than the known ones and read the newest, or None if none came."""
     wire.duration("max_wait_s", max_wait_s)
     until = context.now() + max_wait_s
     give_up_at = until + context.options.deadline_s + context.options.reconnect_s
@@ -733,7 +727,6 @@ def _run_in_order(
 
 
 def _groups(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
-    """Cut into groups of bounded count and bytes, in order."""
     if len(fragments) == 1:
         yield fragments
         return
@@ -821,10 +814,7 @@ class _Appending:
         return []
 
     def _encoded_at_once(self) -> list[payload.Written]:
-        """Encode a few small fragments that are all inline, or return [] to leave it to a thread.
-
-        Encoding these costs less than handing them to a thread.
-        """
+        """Encode a few small inline fragments, or return []: cheaper than handing them over."""
         config = self._context.slot.config
         if config is None or len(self._fragments) > AT_ONCE_COUNT_MAX:
             return []
@@ -871,7 +861,6 @@ class _Appending:
         self._call = self._announcement_of(everything[: self._count_in_a_call(everything)])
 
     def _count_in_a_call(self, pending: Sequence[int]) -> int:
-        """Return how many of these, from the first on, one call may announce; at least one."""
         if len(pending) == 1:
             return 1
         left = INLINE_REQUEST_BYTES_MAX

@@ -93,7 +93,6 @@ def verify_and_group(payloads: Sequence[bytes]) -> list[UniformPayloads] | None:
 
 
 def _blocks(head: Head) -> list[slice]:
-    """Return where the checksummed blocks of a payload without encoded arrays are."""
     block_bytes = head.layout.block_bytes
     blocks = []
     for index in head.layout.order:

@@ -328,7 +328,6 @@ def _describe(tree: Tree) -> tuple[Structure, list[str], list[str]]:
 
 
 def _place(layout: Layout, sizes: Sequence[int]) -> Places:
-    """Place a payload's arrays, its encoded ones of these sizes, if they can be true."""
     expansion = Expansion()
     for index, size_bytes in zip(layout.encoded, sizes, strict=True):
         stored = layout.arrays[index]
@@ -349,7 +348,6 @@ def _place(layout: Layout, sizes: Sequence[int]) -> Places:
 def _assemble(
     layout: Layout, buffers: Sequence[bytes | memoryview], raw_attributes: bytes
 ) -> list[memoryview]:
-    """Return head and arrays with padding, small neighbours joined."""
     sizes = [len(buffers[index]) for index in layout.encoded]
     places = layout.place(sizes)
     figures = list(sizes)

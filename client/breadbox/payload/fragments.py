@@ -165,12 +165,7 @@ def write_and_describe(
 def encode_inline(
     fragments: Sequence[Fragment], *, codecs: Codecs, inline_size_bytes_max: int
 ) -> list[Written]:
-    """Encode payloads that are all inline, as `write_and_describe`, or return [] if one is not.
-
-    Raises:
-        TreeMismatchError: A leaf does not have one row per step.
-        UnsupportedArrayError: A leaf cannot be stored.
-    """
+    """Encode payloads that are all inline, as `write_and_describe`, or return [] if one is not."""
     written: list[Written] = []
     for fragment in fragments:
         inline = _inline(*_encode(fragment, codecs), inline_size_bytes_max)
@@ -183,7 +178,6 @@ def encode_inline(
 def _inline(
     layout: Layout, buffers: Sequence[memoryview], inline_size_bytes_max: int
 ) -> Written | None:
-    """Return an inline payload, or None if it is too large."""
     if sum(map(len, buffers)) > inline_size_bytes_max:
         return None
     return Written(None, schema_of(layout), b"".join(buffers))

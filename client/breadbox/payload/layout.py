@@ -1,8 +1,4 @@
-"""What is in a payload and where: layouts, checked and known by their bytes, and attributes.
-
-Layouts are made and checked once and shared, so `is` finds payloads alike. They are looked up by
-hash and compared by bytes: a malicious producer can make two of one hash.
-"""
+"""Layouts, checked once and shared: found by hash, compared by bytes, as hashes can be forged."""
 
 import math
 import threading
@@ -284,7 +280,6 @@ def _path_below(path: str, key: str | int) -> str:
 
 
 def _structure_of(root: payload_pb2.TreeNode, arrays: list[StoredArray]) -> Structure:
-    """Return the structure, and append its arrays, named after their paths."""
     node_count = 0
 
     def visit(node: payload_pb2.TreeNode, path: str, depth: int) -> Structure:

@@ -81,7 +81,6 @@ class _Arriving:
         return Segment(self.head.body_offset + offset, self.encoded)
 
     def arrived(self) -> None:
-        """Verify the array, and bring it to its destination."""
         index = self.placement.array_index
         verify(self.head, index, self.encoded, first_block=self.first_block)
         if not self.is_in_place:
@@ -215,7 +214,6 @@ def _memory(destination: NDArray[Any] | memoryview) -> memoryview:
 
 
 def _plan(head: Head, placement: Placement) -> _Arriving:
-    """Decide what to read for an array: into its place, or into memory of its own first."""
     size_bytes = head.places.sizes[placement.array_index]
     is_raw = head.is_raw(placement.array_index)
     if is_raw and placement.rows is None:

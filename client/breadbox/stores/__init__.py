@@ -97,10 +97,7 @@ def open_store(
 def open_custodian(
     url: str, *, unannounced_s: float = UNANNOUNCED_S_DEFAULT, answer_s: float = 5.0
 ) -> PayloadCustodian:
-    """Open the store at `url` for confirming and deleting. Redis is connected to on use.
-
-    Files unannounced for `unannounced_s` are swept; Redis has `answer_s` for an answer.
-    """
+    """Open the store at `url` for confirming and deleting; file:// sweeps after `unannounced_s`."""
     parsed = parse_store_url(url)
     if parsed.kind == "file":
         return FileCustodian(parsed.directory, unannounced_s=unannounced_s)

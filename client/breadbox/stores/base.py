@@ -112,11 +112,7 @@ class PayloadReceiver(Protocol):
         """Return where bytes behind the head go, by offset, without overlap; `head` may be kept."""
 
     def arrived(self, position: int) -> None:
-        """All memory for this payload is filled.
-
-        Raises:
-            UnforeseenError: It is not what was foreseen.
-        """
+        """Note that all memory is filled; raise UnforeseenError if it is not what was foreseen."""
 
 
 class PayloadStore(Protocol):

@@ -30,10 +30,7 @@ class ByteStream(Protocol):
         """Fill `destination` with the next bytes of the stream."""
 
     def receive_all(self, destinations: Sequence[memoryview]) -> Iterator[int]:
-        """Fill many destinations with the next bytes, by as few system calls as there can be.
-
-        Yield the bytes that are there, while the next ones are on their way.
-        """
+        """Fill many destinations in few system calls; yield those that are filled so far."""
 
     def skip(self, count: int) -> None:
         """Drop the next bytes of the stream."""
@@ -67,8 +64,7 @@ def _read_foreseen(
 ) -> Sequence[tuple[int, PayloadReference]]:
     """Read payloads that may be like earlier ones; return the rest.
 
-    Each system call gives the interpreter up: beside a thread that keeps it busy, a call takes as
-    long as that thread's turn (5 ms).
+    Few system calls: beside a busy thread each takes as long as that thread's turn (5 ms).
     """
     rest: list[tuple[int, PayloadReference]] = []
     ranges: list[Range] = []

@@ -33,17 +33,10 @@ def put_seconds(span_s: float, message: Duration) -> None:
 class MessageMapping(Generic[M, V]):
     """The pairs of a message's fields and a value's attributes; complete, or it is refused.
 
-    Args:
-        message_type: The message.
-        value_type: A dataclass or named tuple.
-        names: Attributes by field, where the names differ.
-        parts: Forms, by attribute, of fields that hold messages.
-        reads: Functions, by attribute, through which what is read goes.
-        absent: What absence stands for, by attribute; where an attribute may be None, that.
-        same: Attributes that are read as the object of an earlier one where they are equal to it.
-        within: Columns, by attribute, that are fields of the message itself.
-        beside: Attributes that the message does not have: `read` takes them behind the message.
-        left_out: Fields that the value does not have.
+    `names`: attributes by field, where they differ. By attribute: `parts`, forms of fields that
+    hold messages; `reads`, functions through which what is read goes; `absent`, what absence stands
+    for; `same`, those read as the object of an earlier, equal one; `within`, columns that are the
+    message's own fields. `beside`: attributes passed behind the message. `left_out`: unread fields.
     """
 
     def __init__(
@@ -156,7 +149,6 @@ class MessageMapping(Generic[M, V]):
         return f" {condition}{place} = {f'{name}_({term})' if part else term}"
 
     def _part(self, name: str) -> Any:
-        """Find how a field's value, or each, is converted, or None if it is the same."""
         field = self.fields[name]
         if name in self._parts:
             return self._parts[name]
@@ -243,14 +235,11 @@ class Choice(Functions):
 
 
 class Columns(Generic[V]):
-    """Rows of one kind as columns: a repeated field for each attribute.
+    """Rows of one kind as columns, a repeated field for each attribute.
 
-    Args:
-        row_type: A dataclass or named tuple, all of whose attributes are columns.
-        names: Fields by attribute, where the names differ.
-        defaults: Values by attribute: a column that has but this one is left out.
-        parts: How a column is read and filled whose field is no list of its values.
-        within: Attributes that are several columns.
+    `names`: fields, where the names differ. `defaults`: a column that has but this value is left
+    out. `parts`: how to read a column that is no list of its values. `within`: attributes of
+    several columns.
     """
 
     def __init__(

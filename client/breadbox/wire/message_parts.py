@@ -73,7 +73,6 @@ def _walk(raw: bytes, level: _Level, parts_max: int) -> None:
 
 
 def _varint(raw: bytes, position: int) -> tuple[int, int]:
-    """Return a number, and the position behind it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = raw[position]

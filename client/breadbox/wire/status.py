@@ -314,7 +314,6 @@ def _cause(details: str) -> str:
 
 
 def _hint(encrypted: bool) -> str:
-    """Return what a silently closed connection may mean."""
     if encrypted:
         return (
             "; a server that asks for certificates (--tls-client-ca) closes connections of clients "

@@ -75,10 +75,9 @@ def make_secrets(settings: SecretsSettings) -> None:
 
 
 def write_secrets(directory: Path, redis: str) -> list[Path]:
-    """Make what is not there yet; return the new files, not those that got new lines.
+    """Make what is not there yet; return the new files.
 
-    `redis` is HOST:PORT, as server and clients reach it. Raises OSError, or ValueError for a broken
-    token file.
+    `redis` is HOST:PORT, as server and clients reach it. ValueError: a broken token file.
     """
     make_private_directory(directory, has_parents=True)
     made: list[Path] = []

@@ -68,10 +68,7 @@ def digest_of(token: str) -> bytes:
 
 
 def parse(text: str) -> tuple[TokenEntry, ...]:
-    """Read the lines of a token file.
-
-    ValueError names the number of a bad line, and never shows the line.
-    """
+    """Read the lines of a token file. ValueError names a line's number and never shows the line."""
     entries: list[TokenEntry] = []
     for number, line in enumerate(text.splitlines(), start=1):
         content = line.partition("#")[0].strip()
@@ -145,10 +142,7 @@ def _bounded(caller: Caller, bounds: Sequence[str]) -> Caller:
 
 
 class TokenFile:
-    """The tokens of a file, which may be a link that is replaced, as a Kubernetes secret is.
-
-    `on_failure` is called when a changed file cannot be used. StartError never shows its content.
-    """
+    """The tokens of a file or link; `on_failure` is called when a changed one cannot be used."""
 
     def __init__(
         self,
@@ -205,10 +199,9 @@ class TokenFile:
                 on_change()
 
     def refresh(self) -> None:
-        """Read the file again if it has changed.
+        """Read the file again if it has changed; an unusable one leaves the old for `GRACE_S`.
 
-        An unusable one leaves the old tokens for `GRACE_S`. An empty one counts at the second look:
-        an editor that writes in place empties it first.
+        An empty one counts at the second look: an editor that writes in place empties it first.
         """
         stamp = self._stamp()
         if stamp == self._seen and not self._was_empty:
@@ -360,11 +353,7 @@ def token(settings: TokenSettings) -> None:
 
 
 def add_line(path: Path, line: str, *, replaces: str = "") -> None:
-    """Add a line to a token file atomically, replacing the line of the token named `replaces`.
-
-    Makes the file, for its owner alone, if there is none. Raises OSError, or ValueError if the
-    result would not be a token file.
-    """
+    """Add or replace (`replaces`) a token file's line atomically; a new file is its owner's."""
     path = path.resolve()
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

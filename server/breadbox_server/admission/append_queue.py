@@ -310,11 +310,7 @@ class AppendQueue:
         return pending
 
     def withdraw(self, pending: PendingAppend) -> None:
-        """Forget an append, once: it is answered, or its caller has gone.
-
-        Before its turn its fragments go with it; later a retry is answered DUPLICATE. A waiting
-        one's position is kept for `PLACE_KEPT_S`.
-        """
+        """Forget an append, once. A waiting one's position is kept for `PLACE_KEPT_S`."""
         # Of a caller that went away: while the store hangs nothing else would take it out.
         self._pending.pop(pending, None)
         pending.done.cancel()
@@ -325,7 +321,6 @@ class AppendQueue:
         self.inline_bytes -= pending.inline_bytes
 
     def _enter(self, pending: PendingAppend, state: State) -> None:
-        """Move an append to a state, and count its fragments as pending, or not."""
         change = (state in _PENDING) - (pending.state in _PENDING)
         self.pending_count += change * len(pending.fragments)
         pending.state = state
@@ -442,7 +437,6 @@ class AppendQueue:
             self._pending.move_to_end(pending, last=False)
 
     def _outlook(self, pending: PendingAppend) -> Appended | None:
-        """Return how the next fragment would be answered, or None if there is room for it."""
         try:
             return self._core.judge(pending.buffer, pending.next_fragment)
         except DomainError:
@@ -459,7 +453,6 @@ class AppendQueue:
             self._hold_timer = self._clock.call_at(self._clock.now() + HOLD_S, look)
 
     def _wait(self, pending: PendingAppend, outcome: AdmissionOutcome) -> bool:
-        """Let an append wait for room, or return False if it must be answered now."""
         now = self._clock.now()
         if pending.done.done() or now >= pending.wait_until:
             return False
@@ -505,7 +498,6 @@ class AppendQueue:
             self._looks_again = True
 
     def _supersede(self, former: PendingAppend) -> None:
-        """Answer the earlier attempt of an append that has come again."""
         self._end_wait(former)
         former.fill(Appended(former.waits_for))
         self._answer(former)
@@ -609,7 +601,6 @@ class AppendQueue:
         body: bytes,
         identities: set[tuple[str, str, str, int]],
     ) -> _Item | None:
-        """Look ahead at one fragment; return None if the append is refused."""
         try:
             judged = self._core.judge(pending.buffer, fragment)
         except DomainError as error:
@@ -738,8 +729,7 @@ class AppendQueue:
     def _decide(self, item: _Item) -> Appended | None:
         """Let the core decide, or return None if the payload is missing.
 
-        An unconfirmed fragment must not be admitted, whatever changed since it was judged: the core
-        sees it only if it is still refused.
+        The core never sees an unconfirmed fragment, unless that is still refused.
         """
         buffer, fragment = item.pending.buffer, item.fragment
         if not item.is_there and self._core.judge(buffer, fragment) is None:

@@ -178,7 +178,6 @@ class Appends:
         return published
 
     async def _confirm_weights(self, weights: Payload) -> bool:
-        """Confirm one payload; return whether it is there, and not on its way out."""
         if self._deletions.is_leaving(weights.payload_id):
             return False
         self._unowned.discard(weights.payload_id)

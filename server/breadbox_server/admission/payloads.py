@@ -151,10 +151,7 @@ class DeletionQueue:
 
 
 class UnownedPayloads:
-    """Payloads confirmed for what was then refused; their sender may send them again.
-
-    They are deleted after `keep_s` unless `is_referenced`: the client that named one may err.
-    """
+    """Payloads confirmed for what was then refused: kept for `keep_s`, as they may come again."""
 
     LIMIT: Final = 65_536
     """At the limit the oldest is deleted early; if sent again it is PAYLOAD_MISSING."""
@@ -199,10 +196,7 @@ class UnownedPayloads:
 
 
 class RecentPayloads:
-    """The latest inline payloads, by id, up to `bytes_max`: read without a trip to the store.
-
-    Copies: a store that dies may lose what it took last; what of it is here is written again.
-    """
+    """Copies of the latest inline payloads, up to `bytes_max`: a dying store may lose the last."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

@@ -1,8 +1,4 @@
-"""What the holders of each token use of the server, and the limits.
-
-Rates and workers are forgotten with the process. After a restart, held bytes are found again only
-for tokens bound to workers; for others they count from then on.
-"""
+"""Use of the server by each token's holders, and the limits; rates do not survive a restart."""
 
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil, inf
@@ -182,7 +178,6 @@ class Quotas:
         session: SessionId,
         fragments: Sequence[Fragment],
     ) -> None:
-        """Count the workers of a request that are new."""
         known_session, workers = account.sessions.get(buffer, ("", set()))
         if known_session != session:
             workers = set()
@@ -204,7 +199,6 @@ class Quotas:
     def _check_bytes(
         self, account: _Account, caller: Caller, fragments: Sequence[Fragment]
     ) -> int | None:
-        """Return the bytes of a request, or None if they are not counted for this token."""
         limit = caller.quotas.bytes_held_max
         if limit is None:
             return None
@@ -220,7 +214,6 @@ class Quotas:
         more_bytes: int,
         unannounced_bytes: int = 0,
     ) -> None:
-        """Check that more fits beside what is held, being appended, and written."""
         if not account.is_bytes_known:
             account.is_bytes_known = True
             if caller.workers is not None:

@@ -1,4 +1,1 @@
-"""Clock, background jobs, errors, wire conversion; for any room but the core.
-
-Imports its model only.
-"""
+"""Clock, jobs, errors, wire conversion; for any room but the core, whose model it imports."""

@@ -24,10 +24,9 @@ class Clock(Protocol):
 
 
 class LoopClock:
-    """The event loop's monotonic clock, shifted once so that deadlines outlive the process.
+    """The loop's monotonic clock, shifted to go on at `starts_at`, where the last process ended.
 
-    Goes on at `starts_at`, the latest instant of an earlier process (0: none): no time passes while
-    no server runs. The wall clock only sets the first process's start, so setting it ends no lease.
+    Setting the wall clock ends no lease: it only sets the first process's start.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, starts_at: float = 0.0) -> None:

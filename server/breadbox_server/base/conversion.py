@@ -81,8 +81,7 @@ _shared: Final = lru_cache(maxsize=IDS_SHARED_MAX)(str)
 def as_one_object(text: str) -> str:
     """Return one object for equal ids, of the `IDS_SHARED_MAX` last seen: fragments share them.
 
-    Not interned: ids must not stay for ever, as they do in Python 3.12.0 to 3.12.5
-    (python/cpython#113993).
+    Not interned: Python 3.12.0 to 3.12.5 keep those for ever (python/cpython#113993).
     """
     return _shared(text) if len(text) <= NAME_SIZE_BYTES_MAX else text
 
@@ -263,8 +262,7 @@ def fragments(
 ) -> list[Fragment]:
     """Check all fragments of an append: a malformed one refuses all.
 
-    `bodies`: none, or one per fragment, empty if not inline. An inline one gets its id here, so
-    that it overwrites nothing, and its size.
+    `bodies`: none, or one each, empty if not inline; an inline one gets its id and size here.
     """
     check_int("fragments", len(messages), 1, APPEND_FRAGMENTS_MAX)
     if bodies and len(bodies) != len(messages):

@@ -31,10 +31,7 @@ async def with_time_limit(
 
 
 class Jobs:
-    """A task group that cancels its remaining tasks, repeatedly until all have ended, at its exit.
-
-    A job that fails cancels the block, and its error is raised when the block ends.
-    """
+    """A task group that cancels its remaining tasks, repeatedly until all end, at its exit."""
 
     def __init__(self, on_failure: Callable[[BaseException], None] = lambda _: None) -> None:
         self._on_failure = on_failure

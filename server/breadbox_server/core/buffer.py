@@ -43,11 +43,7 @@ from breadbox_server.core.state.payloads import MODEL_OWNER, Owner
 
 
 class ReplayBuffer:
-    """One named buffer of a `BufferSet`, through which its inputs go.
-
-    What an input changed is visible in the next call; what followed (grants, evictions, payloads to
-    delete) is in the events.
-    """
+    """One named buffer of a `BufferSet`; what followed from an input is in the events."""
 
     def __init__(self, state: BufferState) -> None:
         self._state = state

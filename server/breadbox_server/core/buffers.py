@@ -66,10 +66,9 @@ class BufferSet:
     # --- inputs and what comes of them -----------------------------------------------------------
 
     def apply(self, input: inputs.Input[Answer], *, now: float) -> Answer:
-        """Carry out one input (`core.model.inputs`) to its end and return its answer.
+        """Do what is due by `now` (S2), carry out one input to its end, and return its answer.
 
-        What is due by `now`, never less than before, is done first (S2). All else that came of it
-        is in `take_events()`. DomainError: refused, and nothing changed.
+        DomainError: refused, and nothing changed.
         """
         if isinstance(input, inputs.CreateBuffer):
             self._create(input, now=now)
@@ -96,8 +95,7 @@ class BufferSet:
     def handle_timer(self, *, now: float) -> None:
         """Do everything due at or before `now`, in each buffer; cheap if nothing is.
 
-        Leases expire first, since their chunks may satisfy waiters due at the same instant. Then
-        open chunks of silent workers go, then overdue waiters.
+        Leases expire first, since their chunks may satisfy waiters due at the same instant.
         """
         for buffer in self._buffers.values():
             buffer.handle_timer(now=now)
@@ -165,10 +163,9 @@ class BufferSet:
             yield from buffer.fragments()
 
     def judge(self, buffer: BufferName, fragment: Fragment, *, now: float) -> Appended | None:
-        """Return how `AppendFragment` would be answered at `now`, or None if it would be ADMITTED.
+        """Return how `AppendFragment` would be answered at `now`, or None for ADMITTED.
 
-        Does what is due (S2) and raises as `apply`. The fragment has passed
-        `validation.check_fragment`; an earlier one of its batch may still change the outcome.
+        Does what is due (S2). An earlier fragment of its batch may still change the outcome.
         """
         if self._draining:
             raise errors.DrainingError
@@ -177,10 +174,7 @@ class BufferSet:
     # --- journal -------------------------------------------------------------------------------
 
     def take_entries(self) -> list[tuple[float, Entry]]:
-        """Return the decisions since the last call, in order, each with its time.
-
-        No answer or event may leave the process before these are durable.
-        """
+        """Return new decisions, each with its time; no effect may leave before they are durable."""
         entries, self._shared.entries = self._shared.entries, []
         return entries
 
@@ -222,10 +216,7 @@ class BufferSet:
             self[entry.buffer].replay(entry, now=now)
 
     def snapshot(self) -> tuple[BufferSnapshot, ...]:
-        """Return everything that outlives the process, the buffers sorted by name; O(all held).
-
-        Equal states give equal snapshots; see `core.snapshot` for what is not in one.
-        """
+        """Return all that outlives the process; equal states give equal snapshots; O(held)."""
         return tuple([snapshot.take(state) for _, state in sorted(self._shared.states.items())])
 
     @classmethod

@@ -39,10 +39,7 @@ class Candidate(Protocol):
 
 
 class Sampler(ABC):
-    """Draw some of the chunks that may be drawn; the limiter says whether.
-
-    Notified of each chunk that comes or leaves; every method is to cost O(1) or O(log n) a chunk.
-    """
+    """Draw some of the chunks that may be drawn, in O(1) or O(log n) per chunk."""
 
     @abstractmethod
     def add(self, chunk: Candidate) -> None:
@@ -63,10 +60,9 @@ class Sampler(ABC):
     def draw(
         self, count: int, rng: random.Random, uses_left: UsesLeft | None = None
     ) -> list[ChunkId]:
-        """Choose `count` chunks, no more than there are, in the order of being handed out.
+        """Choose `count` chunks in the order of being handed out; deterministic by `rng`.
 
-        They stay known. Depends only on what was added, updated and removed, in which order, and on
-        `rng`. `uses_left`: draws each allows in a draw with replacement, None: once.
+        `uses_left`: draws that each allows in a draw with replacement, None: once.
         """
 
     @abstractmethod
@@ -79,10 +75,7 @@ class Sampler(ABC):
 
 
 class UniformSampler(Sampler):
-    """Draw uniformly: every set of chunks is as likely as any other (B9).
-
-    A dense array; the last chunk fills the place of one that leaves: a draw of k costs O(k).
-    """
+    """Draw uniformly from a dense array: every set of chunks is as likely (B9); O(k)."""
 
     def __init__(self) -> None:
         self._chunks: list[Candidate] = []
@@ -235,7 +228,6 @@ class PrioritisedSampler(Sampler):
         return [chunk.chunk_id for chunk in self._chunks]
 
     def _put(self, position: int, weight: float) -> None:
-        """Give a leaf its weight, and make the sums above it anew."""
         sums = self._sums
         node = self._leaves_at + position
         if sums[node] == weight:
@@ -259,7 +251,6 @@ class PrioritisedSampler(Sampler):
         return node - self._leaves_at
 
     def _grow(self) -> None:
-        """Make room for twice as many."""
         weights = self._sums[self._leaves_at :]
         self._leaves_at *= 2
         self._sums = [0.0] * (2 * self._leaves_at)

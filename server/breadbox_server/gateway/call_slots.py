@@ -77,10 +77,7 @@ class CallSlots:
 
     @asynccontextmanager
     async def taken(self, caller: str, peer: str) -> AsyncIterator[Slot]:
-        """Hold a place inside the block, or raise GatewayFullError after `limits.GATEWAY_WAIT_S`.
-
-        Also if too many wait, or the place had to be given to others.
-        """
+        """Hold a place inside the block, or raise GatewayFullError after `GATEWAY_WAIT_S`."""
         slot = Slot(caller, peer)
         await self._take(slot)
         try:

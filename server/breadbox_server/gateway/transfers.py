@@ -59,11 +59,7 @@ READERS: Final = {"WritePayloads": unpack_write}
 
 
 class Gateway:
-    """Write and read payloads on behalf of callers. For the loop's thread only.
-
-    Closes `store`. `check_written` is `Quotas.check_written`. Unannounced payloads live for
-    `unannounced_s`. `delete` takes stored payloads that nothing refers to.
-    """
+    """Write and read payloads on behalf of callers. For the loop's thread only; closes `store`."""
 
     def __init__(
         self,

@@ -74,10 +74,7 @@ class DurableCore:
     # --- inputs --------------------------------------------------------------------------------
 
     async def apply(self, command: Input[Answer]) -> Answer:
-        """Give the core one input; return its answer once it is durable.
-
-        A cancel leaves it applied: the core's rules for repeated inputs meet a retry.
-        """
+        """Give the core one input; return its answer once durable. A cancel leaves it applied."""
         self.turns.check_room()
         async with self.durable_refusals():
             answer = self.apply_now(command)
@@ -100,10 +97,9 @@ class DurableCore:
 
     @asynccontextmanager
     async def durable_refusals(self) -> AsyncIterator[None]:
-        """Delay refusals raised inside until what they report is durable, but for `TOLD_AT_ONCE`.
+        """Delay refusals raised inside until their cause is durable, but for `TOLD_AT_ONCE`.
 
-        Else a caller might learn of a buffer's end that a crash takes back, or of what another
-        server, which has just replaced this one, decided otherwise.
+        Else a caller might learn what a crash takes back, or another server decided otherwise.
         """
         try:
             yield

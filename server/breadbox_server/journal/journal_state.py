@@ -114,10 +114,9 @@ async def open_journal_state(
     custodian: PayloadCustodian,
     on_standby: Callable[[Standby], Awaitable[None]],
 ) -> AsyncIterator[JournalState]:
-    """Build the core, from its journal or empty; inside the block it can be written.
+    """Build the core from its journal or empty; writable inside the block.
 
-    Blocks the loop while it reads. Before, waits at most `STARTING_S` for a server that may be
-    dead; a standby follows the journal in a thread for as long as another server leads.
+    Blocks the loop; waits `STARTING_S` for a server that may be dead. A standby's thread follows.
     """
     place = _choose_place(settings)
     if place is None:

@@ -68,10 +68,7 @@ class JournalFollower:
         """Whether the core has come to the journal's end since it began."""
 
     def step(self) -> bool:
-        """Take in some of what is new; return True if there may be more.
-
-        Begins again from the snapshot where the journal has gone past it, or is another one.
-        """
+        """Take in some of what is new, from the snapshot if need be; True if there is more."""
         try:
             status = self._view.look(self._replay.sequence if self._replay else 1)
         except JournalError:
@@ -170,10 +167,7 @@ class JournalFollower:
         return self._status.left_s if self._status else 0.0
 
     def may_claim(self) -> bool:
-        """Return True if the leader's heartbeat has expired or its process is known to be dead.
-
-        False while a leader may be about to send one: see `RETURN_S`.
-        """
+        """Return True if the leader's heartbeat expired (see `RETURN_S`) or its process is dead."""
         if self.leader is not None:
             return self.leader.is_dead()
         return self._status is not None and self._now() - self._answers_since >= RETURN_S

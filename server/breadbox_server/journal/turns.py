@@ -67,10 +67,9 @@ class Journal(Protocol):
         """Return once a turn's entries and payloads are durable; False if room has run out."""
 
     async def renew(self) -> str:
-        """Send a heartbeat, and check that the journal is ours and whole; return its store's start.
+        """Send a heartbeat, check that the journal is ours and whole; return its store's start.
 
-        Another start may have less than the one before. Empty where the journal itself shows a
-        loss.
+        Another start may have less than the one before. Empty where the journal shows a loss.
         """
 
     async def begin_again(
@@ -238,7 +237,6 @@ class Turns:
             await self._look()
 
     def _may_be_replaced(self, now: float) -> bool:
-        """Return True if another server may have claimed since it was last certain."""
         return self._ours_at is not None and now - self._ours_at >= ALIVE_S
 
     @asynccontextmanager
@@ -408,7 +406,6 @@ class Turns:
             self._metrics.count_refusal(JOURNAL)
 
     async def _is_settled(self) -> bool:
-        """Wait until it is certain that what was written stays; False: the journal is lost."""
         while not self._is_lost and self._may_be_replaced(asyncio.get_running_loop().time()):
             await self._found_ours.wait()
         return not self._is_lost

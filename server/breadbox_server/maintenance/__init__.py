@@ -1,4 +1,1 @@
-"""Gauges, comparison with the store, `fsck`, the health probe.
-
-For `app.py` and the command line.
-"""
+"""Gauges, comparison with the store, `fsck`, the health probe; for `app.py` and the commands."""

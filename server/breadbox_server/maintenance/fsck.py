@@ -47,7 +47,6 @@ class _Findings:
 
 
 def _examine(store_url: str, journal: str, *, settle_s: float, repair: bool) -> _Findings:
-    """Compare journal and store, and delete orphans; the server drops what is missing itself."""
     place = JournalPlace.choose(journal, store_url)
     if place is None:
         raise StartError("without a journal there is nothing to compare the store with")

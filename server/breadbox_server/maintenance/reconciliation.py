@@ -86,10 +86,7 @@ class Reconciler:
         self._outage = OutageLog(log, "comparing the buffers and the store")
 
     async def begin(self, watched: str = "") -> None:
-        """Drop what was lost while no server ran, before any is granted; orphans are found later.
-
-        Not if the store's incarnation is still `watched`, which the former leader compared.
-        """
+        """Drop what was lost while no server ran, unless the leader has compared it: `watched`."""
         self._incarnation = await self._custodian.incarnation()
         if not watched or self._incarnation != watched:
             await self._drop_missing(BEGIN_BATCH)
@@ -120,10 +117,7 @@ class Reconciler:
                     await look(buffer, payloads)
 
     async def _find_orphans(self) -> set[PayloadId]:
-        """Return payloads to delete, or none where so many suggest that the core is wrong.
-
-        At most `ORPHANS_HELD_MAX`, and those that the journal let go of.
-        """
+        """Return at most `ORPHANS_HELD_MAX` payloads to delete; none if the core seems wrong."""
         orphans: set[PayloadId] = set()
         kept_count = doubtful_count = 0
         with self._metrics.store_trip("list"):
@@ -177,7 +171,6 @@ class Reconciler:
         await self._delete_orphans()
 
     async def _may_have_lost(self) -> bool:
-        """Whether the store is another than before, or lacks one of a few payloads."""
         if await self._custodian.incarnation() != self._incarnation:
             log.warning("the payload store was restarted or replaced: comparing buffers and store")
             return True

@@ -26,10 +26,7 @@ def role_of_call(method: str, caller: Role) -> Role | None:
 
 
 class ClientCensus:
-    """Remember which connections made calls of which role in the last minute.
-
-    `seen` is called from the loop's thread; `count` from any.
-    """
+    """Remember connections by role, for a minute. `seen`: the loop's thread; `count`: any."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

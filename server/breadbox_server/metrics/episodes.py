@@ -113,7 +113,6 @@ class TaskSeries:
             del self._by_token[owner.token]
 
     def _of_the_greediest(self, reporter: Reporter) -> str | None:
-        """Return the task that makes room for another of this reporter, or None if it has most."""
         by_token, by_worker = self._by_token, self._by_worker
         most = max(by_token.values())
         if by_token[reporter.token] == most:

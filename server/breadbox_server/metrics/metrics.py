@@ -1,8 +1,4 @@
-"""Everything that Prometheus scrapes from the server, on a registry that is handed in.
-
-The driver feeds the core's events in. Labels are small closed sets, or bounded (`buffer` by
-`buffers_max`, `task` by `TASKS_MAX`).
-"""
+"""Everything that Prometheus scrapes; labels are small closed sets, or bounded."""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -47,7 +47,6 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread; the slowest of those that are too many is hung up on."""
         with self._lock:
             self._since[request] = time.monotonic()
             if len(self._since) > METRICS_REQUESTS_MAX:
@@ -55,7 +54,6 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Forget a connection that is over."""
         with self._lock:
             self._since.pop(request, None)
         super().shutdown_request(request)

@@ -30,10 +30,7 @@ class Fetches:
         world_size: int,
         lease_s: float | None,
     ) -> FetchGranted | WaitElapsed:
-        """Wait for fragments for at most `wait_s` seconds.
-
-        A cancel takes the caller out of the queue; one in the grant's own tick gives it back.
-        """
+        """Wait `wait_s` at most for fragments. A cancel gives a grant of its own tick back."""
         self._core.turns.check_room()
         now = self._core.clock.now()
         command = Fetch(

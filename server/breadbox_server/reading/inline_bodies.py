@@ -41,10 +41,7 @@ class InlineBodies:
         self._reads = asyncio.Semaphore(BODIES_READS_MAX)
 
     async def read(self, payloads: Sequence[Payload], bytes_max: int) -> list[bytes]:
-        """Read small leased payloads, the first first, up to `bytes_max`, in at most `BODIES_S`.
-
-        Returns b"" for those that are not inline, or [] if none is.
-        """
+        """Read small leased payloads, up to `bytes_max`, in `BODIES_S`; b"" for one not inline."""
         bodies, absent = self.at_hand(payloads, min(bytes_max, INLINE_REPLY_BYTES_MAX))
         await self.add(bodies, payloads, absent)
         return bodies if any(bodies) else []
@@ -77,7 +74,6 @@ class InlineBodies:
                 bodies[position] = body
 
     async def _read(self, payloads: Sequence[Payload]) -> list[bytes]:
-        """Read small payloads from the store; return b"" for each that it does not give."""
         try:
             async with asyncio.timeout(BODIES_S), self._reads:
                 with self._metrics.store_trip("read"):

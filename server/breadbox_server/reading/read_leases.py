@@ -92,10 +92,7 @@ class ReadLeases:
         return self._kept_bytes
 
     def knows(self, buffer: BufferName, lease_id: LeaseId, holder: str | None = None) -> bool:
-        """Return True for a live or recently released lease of a reader of this buffer.
-
-        With a holder: of that holder alone.
-        """
+        """Return True for a live or recent lease of a reader (or one holder) of this buffer."""
         lease = self._leases.get(lease_id)
         found = self._released.get(lease_id) if lease is None else (lease.buffer, lease.holder)
         return found is not None and found[0] == buffer and holder in (None, found[1])

@@ -56,7 +56,6 @@ class CachedRead:
     """Replies that needed no trip to the store, by the inline bytes that readers take."""
 
     def __post_init__(self) -> None:
-        """List the payloads."""
         self.payloads = [each.fragment.payload for each in self.found.fragments]
 
 
@@ -129,8 +128,7 @@ class Reads:
     ) -> tuple[bool, ModelState]:
         """Wait at most `wait_s` until the model differs from what the caller knows.
 
-        With `lacks_weights`, weights for the known version differ too. Return whether, and the
-        model.
+        `lacks_weights`: the known version's weights differ too. Return whether, and the model.
         """
 
         def differs(state: ModelState) -> bool:
@@ -162,10 +160,7 @@ class Reads:
         inline_bytes_max: int = 0,
         caller: Caller = ANONYMOUS,
     ) -> ReadResult:
-        """Return the chunks after a cursor, under a lease; wait for news at most `wait_s` (B16).
-
-        Each of very many waiting readers gets those that come within a few milliseconds together.
-        """
+        """Return the chunks after a cursor, under a lease; wait `wait_s` at most for news (B16)."""
         self._core.check_serving()
         until = self._core.clock.now() + wait_s
         known = spec.known_session_id
@@ -269,10 +264,7 @@ class Reads:
         self._readers.wake(buffer)
 
     def idle_s(self, buffer: BufferName, *, is_held: bool) -> float:
-        """Return the seconds since a call used a buffer; 0 while one waits, or `is_held`.
-
-        `is_held`: a fetch waits, or a lease is alive. The buffer may have been deleted meanwhile.
-        """
+        """Return the seconds since a call used a buffer; 0 while one waits, or `is_held`."""
         if is_held or buffer in self._watchers.buffers() or buffer in self._readers.buffers():
             return 0.0
         return self._core.unused_s(buffer)

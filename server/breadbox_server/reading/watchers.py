@@ -18,10 +18,7 @@ GATHER_S_MAX: Final = 0.025
 
 
 class Watchers:
-    """Waiting callers, by buffer, on one event loop.
-
-    At `limit` the next replaces the longest waiting caller of the largest holder, unless its own.
-    """
+    """Waiting callers by buffer, at most `limit`; the largest holder's oldest makes room."""
 
     def __init__(self, clock: Clock, limit: int) -> None:
         self._clock = clock

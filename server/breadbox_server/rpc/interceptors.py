@@ -90,10 +90,7 @@ def _sendable(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """The outermost interceptor: it reports every error of a handler (`status.status_of`).
-
-    `gate` is asked before a request is read; `traffic` for a call's place and message.
-    """
+    """The outermost interceptor: it reports every error of a handler (`status.status_of`)."""
 
     def __init__(
         self, metrics: Metrics, gate: Gate, census: ClientCensus, traffic: Traffic
@@ -109,10 +106,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._running: set[Call] = set()
 
     def hold(self, refusal: Callable[[], DomainError], cut_off: Exception | None = None) -> None:
-        """Refuse the service's calls from now on, though not those that ask for health.
-
-        `cut_off` ends those in progress, of which it is not known what they have done.
-        """
+        """Refuse new calls, but for health's; `cut_off` ends those in progress, outcome unknown."""
         self._held = refusal
         for call in tuple(self._running):
             if call.method in _METHODS and cut_off is not None:
@@ -286,7 +280,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._running.discard(call)
 
     def _told(self, path: str, answer: Answer) -> Behaviour:
-        """Answer, or report why there is no answer, and count either."""
         method = path.rpartition("/")[2]
         seconds = self._metrics.rpc_seconds.labels(method)
         answered = {

@@ -82,10 +82,7 @@ class LeadershipStatus:
 
 
 class Shutdown:
-    """End a server in order, each step within a limit; the next start completes what is cut short.
-
-    Running calls get `grace_s` seconds to end; `on_end` is called once, when the end begins.
-    """
+    """End a server in order, each step within a limit; the next start completes the rest."""
 
     def __init__(
         self,

@@ -62,10 +62,7 @@ def _ms(span_s: float) -> int:
 
 
 def connections_max(settings: Settings) -> int:
-    """Return the connections of an address: as set, or fewer for lack of open files.
-
-    At that limit the server could neither close a surplus connection nor reach the store.
-    """
+    """Return the connections of an address: as set, or fewer for lack of open files."""
     files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files_max == resource.RLIM_INFINITY:
         return settings.connections_max
@@ -195,8 +192,7 @@ def _path_of(listen: str) -> str:
 def _turn_in(folder: Path) -> Iterator[None]:
     """Be the only server that takes a socket in a folder, inside the block.
 
-    Goes on without after `TURN_S`, or where folders cannot be locked: the lock only keeps two
-    starts in one moment apart.
+    Goes on without after `TURN_S`: the lock only keeps simultaneous starts apart.
     """
     until = monotonic() + TURN_S
     with contextlib.ExitStack() as stack:
@@ -213,7 +209,6 @@ def _turn_in(folder: Path) -> Iterator[None]:
 
 
 def _bind_socket(server: grpc.aio.Server, listen: str, option: str) -> None:
-    """Listen on a unix socket that only this user may open; it needs no encryption."""
     with _turn_in(Path(_path_of(listen)).parent):
         _check_unused(listen, option)
         mask = os.umask(0o077)

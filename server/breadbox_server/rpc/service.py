@@ -281,7 +281,6 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         return encoded + told.SerializeToString()
 
     async def _bodies(self, granted: Sequence[GrantedFragment], bytes_max: int) -> list[bytes]:
-        """Return inline payloads of a reply, or none for a caller that has the store nearer."""
         if not bytes_max or not granted or not self._inline_size_bytes_max():
             return []
         return await self._driver.bodies.read(
@@ -509,7 +508,6 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         return to_buffer(self._driver.core.describe(name))
 
     def _tell_problems(self, buffers: Sequence[buffer_pb2.Buffer]) -> None:
-        """Add what the whole server suffers from, and for how long each buffer was not used."""
         outage = self._driver.outage()
         for buffer in buffers:
             is_held = bool(buffer.state.waiter_count or buffer.state.lease_count)
@@ -554,7 +552,6 @@ def to_buffer(seen: BufferDescription) -> buffer_pb2.Buffer:
 
 
 def _wait_s(request: convert.WaitingRequest, context: Context) -> float:
-    """Return the least of the caller's wish, our cap, and the call's deadline less a margin."""
     wait_s = convert.wait_s(request, WAIT_S_MAX)
     remaining_s = context.time_remaining()
     if remaining_s is None:

@@ -116,10 +116,9 @@ def reply_budget_s(left_s: float | None) -> float | None:
 
 
 def status_of(error: Exception, method: str) -> tuple[grpc.StatusCode, status_pb2.Status]:
-    """Return the code and the status that end a call.
+    """Return the code and status that end a call.
 
-    An exception without a row is our bug: INTERNAL with a request id, never its text; the log has
-    both.
+    An exception without a row is our bug: INTERNAL with a request id; the text is in the log only.
     """
     if not isinstance(error, tuple(TABLE)):
         request_id = secrets.token_hex(REQUEST_ID_BYTES)

@@ -82,10 +82,7 @@ class PendingReply:
 
 
 class UntakenReplies:
-    """Bound the bytes of replies that clients have not taken, by owner: gRPC keeps any number.
-
-    A single reply is sent however large it is, another beside it only within the bounds.
-    """
+    """Bound the bytes of replies not taken, by owner: gRPC keeps any number. One always goes."""
 
     def __init__(self, now: Callable[[], float], hang_up: Callable[[str], None]) -> None:
         self._now = now
@@ -132,7 +129,6 @@ class UntakenReplies:
                     del self._bytes[key]
 
     def _full_for(self, held: PendingReply) -> Key | None:
-        """Return the bound that a reply would exceed, or None; a single reply exceeds none."""
         for key in reversed(held.keys):
             if 0 < self._bytes[key] > UNTAKEN_BYTES_OF[key[0]] - held.size_bytes:
                 return key
@@ -266,10 +262,7 @@ class Traffic:
         call.task.cancel()
 
     def admit(self, call: Call, token: str = "", *, is_reserved: bool = False) -> None:
-        """Let a call whose message is here be carried out, or raise ServerBusyError. Idempotent.
-
-        Operators have reserved places.
-        """
+        """Let a call be carried out, or raise ServerBusyError; operators have reserved places."""
         call.was_admitted = True
         self._useful.add(call.peer)
         if call in self._admitted:
@@ -359,7 +352,6 @@ class Traffic:
             self._refuse_slow(call)
 
     def _find_untaken(self) -> None:
-        """Find connections whose answers are not taken; no other end of such calls would come."""
         since = self._loop.time() - ANSWER_TAKEN_S
         for call in self._answered:
             if call.since > since:

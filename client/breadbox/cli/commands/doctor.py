@@ -181,7 +181,6 @@ def _remedy(error: errors.ReplayBufferError) -> str:
 
 
 def _servers(target: Target) -> Iterator[Finding]:
-    """Check which of several servers leads, and how far behind the others are."""
     addresses = split_addresses(target.server)
     if len(addresses) == 1:
         return
@@ -293,7 +292,6 @@ def _versions(server_version: str) -> Finding:
 
 
 def _clock(client: breadbox.Client) -> Finding:
-    """Compare wall clocks, less half a round trip."""
     before_s = time.time()
     server_s = client.get_store_config().server_unix_s
     after_s = time.time()
@@ -373,7 +371,6 @@ def _round_trip(store: PayloadStore, fragment: Fragment) -> tuple[float, float]:
 
 
 def _calls(client: breadbox.Client) -> Finding:
-    """Time calls that change nothing, one after the other."""
     durations_s = []
     for _ in range(PROBE_CALLS):
         started_at = time.perf_counter()

@@ -362,7 +362,6 @@ class RedisCustodian:
     async def _ask(
         self, script: str, groups: Sequence[Sequence[bytes]], sizes: Sequence[str] = ()
     ) -> list[bytes]:
-        """Run a script on the keys of payloads; return its flags, one per key, by payload."""
         if self._is_cluster:
             return await self._ask_each(script, groups, sizes)
         keys = [key for group in groups for key in group]
@@ -400,7 +399,6 @@ class RedisCustodian:
         return list(map(_checked, await pipeline.execute() if calls else []))
 
     def _pipeline(self) -> Any:
-        """Gather commands for one trip; the client of a cluster asks all of its nodes."""
         if self._is_cluster:
             return self._client.pipeline()
         return self._client.pipeline(transaction=False)
@@ -427,7 +425,6 @@ class RedisCustodian:
 
 
 def _rules(user: Mapping[str, Any]) -> set[str]:
-    """Return a user's rules of ACL GETUSER; keys as rules are written."""
     keys = [key.decode() if isinstance(key, bytes) else key for key in user["keys"]]
     return {f"~{key.removeprefix('~')}" for key in keys} | {*user["categories"], *user["commands"]}
 

@@ -283,7 +283,6 @@ class _Stream:
 
 
 def _take(buffers: deque[memoryview], count: int) -> list[memoryview]:
-    """Take the memory of the next bytes."""
     taken = []
     while count:
         each = buffers.popleft()
@@ -295,7 +294,6 @@ def _take(buffers: deque[memoryview], count: int) -> list[memoryview]:
 
 
 def _in_windows(requests: Sequence[_Request]) -> Iterator[list[_Request]]:
-    """Cut requests into groups, each asked for at once."""
     window: list[_Request] = []
     window_bytes = 0
     for each in requests:
@@ -309,7 +307,6 @@ def _in_windows(requests: Sequence[_Request]) -> Iterator[list[_Request]]:
 
 
 def _requests(ranges: Iterable[Range]) -> Iterator[_Request]:
-    """List requests by piece."""
     for reference, offset_bytes, length_bytes in ranges:
         piece_size_bytes = reference.piece_size_bytes or reference.size_bytes
         for piece, start, length in piece_ranges(reference, offset_bytes, length_bytes):

@@ -162,11 +162,7 @@ class Wire:
                 filled += self._receive(destination[filled:], flags)
 
     def receive_values(self, values: Sequence[Sequence[memoryview]]) -> None:
-        """Receive the next bulk replies into memory, each as long as its memory; not on TLS.
-
-        Raises:
-            UnforeseenError: A reply has another length.
-        """
+        """Receive the next bulk replies into memory of their exact lengths; not on TLS."""
         # What stands between values is received as well, and compared with what it must be.
         frames = [b"$%d\r\n" % sum(map(len, value)) for value in values]
         frames[1:] = [b"\r\n" + frame for frame in frames[1:]]
@@ -231,7 +227,6 @@ class Wire:
         return count
 
     def _look(self) -> None:
-        """Raise TimeoutError if the connection was silent for too long; called each `LOOK_S`."""
         if self._has_moved:
             self._has_moved = False
             self._heard_at = self._deadline.now() - LOOK_S
@@ -278,7 +273,6 @@ class Wire:
             self._fill()
 
     def _fill(self, at_least: int = 1) -> None:
-        """Receive into the lookahead until it holds `at_least` bytes."""
         held = self._end - self._start
         if held:
             self._lookahead[:held] = bytes(self._lookahead[self._start : self._end])

@@ -1,8 +1,4 @@
-"""Run operations on the running loop; payloads move in threads.
-
-Cancelling a call cancels it on the server; a thread that is moving a payload finishes it, and a
-payload that was not announced expires.
-"""
+"""Run operations on the running loop; payloads move in threads, which a cancel lets finish."""
 
 import asyncio
 import contextlib

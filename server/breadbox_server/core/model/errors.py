@@ -20,10 +20,7 @@ class InvalidArgumentError(DomainError):
 
 
 class FetchExceedsCapacityError(DomainError):
-    """More was asked for, in `unit` "fragments" or "bytes", than the buffer can ever hold (B8).
-
-    Bytes are judged by the smallest chunk.
-    """
+    """More was asked for, in `unit` "fragments" or "bytes", than the buffer can ever hold (B8)."""
 
     def __init__(self, requested: int, capacity: int, unit: str = "fragments") -> None:
         is_count = unit == "fragments"

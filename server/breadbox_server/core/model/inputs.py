@@ -60,10 +60,7 @@ class Payload:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Fragment:
-    """Metadata of one fragment. Identity: (buffer, session_id, worker_id, fragment_index) (B2).
-
-    Its values never change, but it is not frozen: that takes three times as long to make.
-    """
+    """Metadata of one fragment (B2). Not frozen: that takes three times as long to make."""
 
     worker_id: ids.WorkerId
     fragment_index: ids.FragmentIndex
@@ -111,10 +108,7 @@ class PublishModel(Input["Published"]):
 
 @dataclass(frozen=True, slots=True)
 class AppendFragment(Input["Appended"]):
-    """Offer one fragment whose payload is confirmed in the store.
-
-    Only an ADMITTED payload becomes the buffer's; else the driver has to delete it.
-    """
+    """Offer one fragment whose payload is confirmed; unless ADMITTED, the driver deletes that."""
 
     fragment: Fragment
 
@@ -130,10 +124,7 @@ class DeclareSchema(Input[None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch(Input[ids.CallerId]):
-    """Ask for fragments (B8, B12); the outcome comes as an event, if it can, of the same turn.
-
-    With `deadline_at <= now` it does not wait.
-    """
+    """Ask for fragments (B8, B12); the outcome comes as an event. `deadline_at <= now`: no wait."""
 
     request_id: ids.RequestId
     fragment_count: int
@@ -170,8 +161,7 @@ class ReleaseLease(Input[None]):
 class UndeliveredGrant(Input[None]):
     """A grant that its caller, cancelled in that very tick, never received.
 
-    One rank's grant is undone and forgotten, so that a retry draws anew; of several ranks the lease
-    stays for a retry or expires.
+    Only one rank's grant is undone; of several ranks the lease stays for a retry or expires.
     """
 
     lease_id: ids.LeaseId
@@ -203,10 +193,7 @@ class ReportUnreadable(Input[None]):
 
 @dataclass(frozen=True, slots=True)
 class UpdatePriorities(Input["PrioritiesUpdated"]):
-    """Evict held chunks (DELETED), then set priorities of others, by chunk id (B18).
-
-    Unknown ids are counted, not refused.
-    """
+    """Evict held chunks (DELETED), then set others' priorities (B18). Unknown ids are counted."""
 
     priorities: tuple[tuple[ids.ChunkId, float], ...]
     deleted: tuple[ids.ChunkId, ...] = ()

@@ -16,11 +16,7 @@ WASTE_MIN = 64
 
 
 class LazyHeap(Generic[EntryT]):
-    """Orders entries, smallest first, at O(log n) amortised for every operation.
-
-    Args:
-        is_live: Whether an entry still counts; must not change but through the owner's acts.
-    """
+    """Orders entries at O(log n) amortised; only the owner's acts may change `is_live`."""
 
     __slots__ = ("_entries", "_is_live", "push")
 
@@ -31,7 +27,6 @@ class LazyHeap(Generic[EntryT]):
         """Add a live entry. No method, since a frame of Python would cost more than the push."""
 
     def __len__(self) -> int:
-        """Count the entries, dead ones included."""
         return len(self._entries)
 
     def first(self) -> EntryT | None:

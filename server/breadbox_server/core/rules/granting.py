@@ -1,8 +1,4 @@
-"""Fetches wait, are granted or time out (B8, B9); leases begin, are renewed and end (B10 to B12).
-
-A request is granted as a whole, and only at the head of the queue. Every path that may make a grant
-possible ends in `serve`.
-"""
+"""Fetches wait, are granted or time out (B8, B9); leases begin, go on and end (B10 to B12)."""
 
 import math
 from collections.abc import Iterator
@@ -121,10 +117,7 @@ def settle(state: BufferState, *, now: float) -> None:
 
 
 def serve(state: BufferState, *, now: float) -> None:
-    """Grant from the head of the queue while it can be granted.
-
-    A head that bytes will never allow is turned away, so that it blocks no other.
-    """
+    """Grant from the head of the queue while possible; turn away a head that never will be."""
     waiters = state.waiters
     while (head := waiters.head()) is not None:
         if _may_grant(state, head):
@@ -196,7 +189,6 @@ def _chunk_count(state: BufferState, waiter: Waiter) -> int:
 
 
 def _draw(state: BufferState, waiter: Waiter, *, now: float) -> None:
-    """Grant a request that is not in the queue, and report the grant to its callers."""
     rng = state.next_draw_rng()
     table, config = state.holdings.table, state.config
 
@@ -232,10 +224,7 @@ def _draw(state: BufferState, waiter: Waiter, *, now: float) -> None:
 
 
 def replay(state: BufferState, made: GrantMade, *, now: float) -> None:
-    """Apply a journalled grant again; it counts as reported once.
-
-    ReplayError if it does not fit.
-    """
+    """Apply a journalled grant again, as reported once; ReplayError if it does not fit."""
     held = state.holdings.table.held
     unknown = [chunk_id for chunk_id in made.chunk_ids if chunk_id not in held]
     if unknown:
@@ -333,10 +322,7 @@ def release(state: BufferState, input: inputs.ReleaseLease, *, now: float) -> No
 
 
 def undo(state: BufferState, input: inputs.UndeliveredGrant, *, now: float) -> None:
-    """Note that a caller was not reached; undo the grant if none was (B12).
-
-    Only the grant of a single rank is undone: other ranks may hold their shares.
-    """
+    """Note that a caller was not reached; undo a single rank's grant if none was (B12)."""
     state.counters["grants_undelivered"] += 1
     lease = state.leases.leases.get(input.lease_id)
     if lease is not None and lease.end is None:
@@ -368,7 +354,6 @@ def _end(state: BufferState, lease: Lease, end: LeaseEnd, *, gives_back: bool) -
 
 def _let_go(state: BufferState, lease: Lease, end: LeaseEnd, *, gives_back: bool) -> None:
     def obstacle(chunk: Chunk) -> EvictionReason | None:
-        """Return why a used-up chunk that is given back could not be held again now."""
         if lease.grant.session_id != state.model.session_id:
             return EvictionReason.SESSION_ENDED
         if chunk.version < state.version_min:

@@ -135,7 +135,6 @@ def _limiter_permits(state: BufferState) -> bool:
 
 
 def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None) -> None:
-    """Refuse what no correct worker sends and no waiting can cure."""
     version = state.model.version
     if version is not None and fragment.model_version_max > version:
         raise errors.InvalidArgumentError(
@@ -279,8 +278,7 @@ def _admit(
 def carry_out_run(state: BufferState, run: Sequence[FragmentTaken]) -> bool:
     """Do `carry_out` of each at half the cost, or do nothing and return False.
 
-    It works where each was admitted and makes a chunk of its own, with room: no evictions, discards
-    or forgotten workers.
+    Each must make a chunk of its own, with room: no evictions, discards or forgotten workers.
     """
     config, holdings = state.config, state.holdings
     size_bytes = sum([each.fragment.payload.size_bytes for each in run])
@@ -335,10 +333,9 @@ def _share_ids(fragment: Fragment, worker: Worker, session_id: SessionId) -> Non
 
 
 def discard_silent(state: BufferState, *, now: float) -> None:
-    """Discard the open chunks whose workers have been silent for `open_chunk_s`.
+    """Discard the open chunks whose workers admitted nothing for `open_chunk_s`.
 
-    Silence counts from the latest *admitted* fragment, so that workers which all wait for bytes do
-    not block each other for ever.
+    Only admission counts, so that workers waiting for bytes do not block each other for ever.
     """
     assembly = state.assembly
     while (due_at := next_silence(state)) is not None and due_at <= now:

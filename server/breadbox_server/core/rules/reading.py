@@ -1,7 +1,4 @@
-"""Reading by a cursor, in order of arrival, consuming nothing (B16); named cursors (B17).
-
-A read changes nothing, so it is in no journal. The shell keeps what was read for a while.
-"""
+"""Reading by a cursor, in order of arrival, consuming nothing (B16); named cursors (B17)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -89,7 +86,6 @@ def read(state: BufferState, spec: ReadSpec) -> ChunksRead:
 
 
 def _readable(state: BufferState, after: int, subscription: Subscription | None) -> Iterator[Chunk]:
-    """Yield what may be read after a chunk: what is held and, if retaining, what left."""
     table, subscriptions = state.holdings.table, state.holdings.subscriptions
     held, left = table.held, subscriptions.left
     ids = table.arrived.after(after)

@@ -25,10 +25,9 @@ _NEVER_JUDGED = 0
 
 
 class OutcomeWindow:
-    """First outcomes of the latest indices of one worker, one byte each.
+    """First outcomes of one worker's latest indices, a byte each.
 
-    Ends below `next_index`. A skipped index in it was never judged and may still come; an index
-    below it is taken for judged, with no known outcome.
+    A skipped index in the window may still come; one below it counts as judged, outcome unknown.
     """
 
     __slots__ = ("_codes", "next_index")
@@ -159,10 +158,7 @@ class Assembly:
         return _CLOSES if closes else _GOES_ON
 
     def place(self, worker: Worker, fragment: Fragment, *, now: float) -> list[Fragment] | None:
-        """Put a fragment behind the open chunk without a gap, or begin one.
-
-        Return the fragments of the chunk that it closes, in order, or None.
-        """
+        """Put a fragment behind the open chunk, or begin one; return the one it closes, or None."""
         open_chunk = worker.open_chunk
         if open_chunk is None:
             fragments = [fragment]
@@ -190,7 +186,6 @@ class Assembly:
         return open_chunk.fragments
 
     def _discard_through(self, worker: Worker, place: int) -> list[Fragment]:
-        """Give up the open chunk up to and with the fragment at a place; the rest stays open."""
         open_chunk = worker.open_chunk
         assert open_chunk is not None
         gone, kept = open_chunk.fragments[: place + 1], open_chunk.fragments[place + 1 :]
@@ -203,10 +198,7 @@ class Assembly:
         return gone
 
     def discard_stale(self, version_min: int) -> list[Fragment]:
-        """Give up fragments older than a version, and what came before them in their chunk (B5).
-
-        The fresh rest stays open. Costs what goes, not what is open.
-        """
+        """Give up fragments older than a version, and what came before them in their chunk (B5)."""
         gone: list[Fragment] = []
         while (entry := self._by_version.first()) is not None and entry[0] < version_min:
             worker = self.workers[entry[1]]

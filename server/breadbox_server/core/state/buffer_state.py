@@ -187,10 +187,7 @@ class BufferState:
         return ""
 
     def next_draw_rng(self) -> random.Random:
-        """Return the next draw's generator, good until the next call; `draw_count` counts it.
-
-        The n-th draw depends on seed and n alone, so a journal holds no generator's state.
-        """
+        """Return the next draw's generator, from seed and `draw_count`: none is journalled."""
         self._rng.seed((self.draw_seed << 64) + self.draw_count)
         return self._rng
 

@@ -141,11 +141,7 @@ class ArrivalOrder:
                 yield ids[place]
 
     def backlogs(self, chunk_ids: Iterable[int]) -> dict[int, ReaderBacklog]:
-        """Count the held chunks after each of several, and their bytes.
-
-        Adds once for each block of 256 ids, and looks at the ids of one block for each of the
-        several.
-        """
+        """Count the held chunks after each of several, and their bytes, in blocks of 256 ids."""
         if self._blocks is None:
             self._blocks = {}
             for chunk in self._held.values():

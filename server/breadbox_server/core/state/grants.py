@@ -136,10 +136,7 @@ class LeaseBook:
         self._by_expiry.compact(self.live_count)
 
     def end(self, lease: Lease, end: LeaseEnd, remembered_max: int) -> None:
-        """End a living lease, and its grant if it was the last; both are remembered for a while.
-
-        The caller takes care of the share's chunks beforehand.
-        """
+        """End a living lease, and its grant after the last; the caller sees to the chunks first."""
         lease.end = end
         lease.grant.live_count -= 1
         self.live_count -= 1
@@ -268,7 +265,6 @@ class WaiterQueue:
         self._by_deadline.push((caller.deadline_at, caller.caller_id))
 
     def __contains__(self, caller_id: CallerId) -> bool:
-        """Whether a caller waits."""
         return caller_id in self._request_of
 
     def waiter_of(self, caller_id: CallerId) -> Waiter:

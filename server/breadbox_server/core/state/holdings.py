@@ -24,10 +24,7 @@ RETAINED_AFTER = frozenset({EvictionReason.USED_UP, EvictionReason.STALE})
 
 
 class ChunkHoldings:
-    """Hold, lease and evict the closed chunks of a buffer; callers decide why.
-
-    `remover` says which chunks leave for room; None: the oldest. `removal_seed` seeds its choices.
-    """
+    """Hold, lease and evict closed chunks; `remover` (None: oldest) says which make room."""
 
     def __init__(
         self,
@@ -111,10 +108,7 @@ class ChunkHoldings:
         self.subscriptions.restore(subscriptions, chunks, session_id)
 
     def use(self, chunks: Sequence[Chunk], uses_max: int) -> list[int]:
-        """Count a use and a lease of held chunks, which leave the table at `uses_max` (B10).
-
-        Return the uses of each, this included. A chunk may be given as often as it has uses left.
-        """
+        """Count a use and a lease of chunks, which leave at `uses_max` (B10); return their uses."""
         self.table.add_leases(chunks)
         self._counters["uses"] += len(chunks)
         use_counts = []
@@ -137,8 +131,7 @@ class ChunkHoldings:
     ) -> None:
         """End a lease on each of several chunks, and decide what becomes of them.
 
-        A used-up chunk with a use again returns to the table at its old age, unless `obstacle` says
-        why not. `chunks` may be an iterator that looks for the next when the last has its place.
+        A used-up chunk with a use again returns at its old age, unless `obstacle` says why not.
         """
         given_up: dict[EvictionReason, list[tuple[ChunkId, int]]] = {}
         for chunk in chunks:
@@ -152,7 +145,6 @@ class ChunkHoldings:
     def _end_lease(
         self, chunk: Chunk, uses_max: int, obstacle: Callable[[Chunk], EvictionReason | None]
     ) -> EvictionReason | None:
-        """End a lease on a chunk; return why the chunk is to go, or None if it is not."""
         self.table.end_lease(chunk)
         if chunk.state is ChunkState.USED_UP:
             if chunk.use_count >= uses_max:
@@ -264,11 +256,7 @@ class ChunkHoldings:
             yield chunk
 
     def _removal_rng(self) -> random.Random:
-        """Return the generator of one removal, good until the next.
-
-        It depends on a seed and on how many were evicted for room: evictions are not written down,
-        but follow.
-        """
+        """Return one removal's generator, from seed and count: evictions are not journalled."""
         if self.table.remover is not None:
             evicted_count = self._counters[CHUNKS_EVICTED[EvictionReason.CAPACITY]]
             self._rng.seed((self._removal_seed << 64) + (1 << 63) + evicted_count)
@@ -281,10 +269,7 @@ class ChunkHoldings:
         self._let_go(chunk, reason, could_be_read=could_be_read)
 
     def _let_go(self, chunk: Chunk, reason: EvictionReason, *, could_be_read: bool = True) -> None:
-        """Retain a chunk that left if a subscription may have it, else dispose of its payloads.
-
-        Not while a lease refers to it.
-        """
+        """Retain a chunk without leases if a subscription may want it, else let its payloads go."""
         if could_be_read and self.subscriptions.wants(chunk):
             if reason in RETAINED_AFTER:
                 self.subscriptions.retain(chunk)
@@ -294,7 +279,6 @@ class ChunkHoldings:
             self._payloads.dispose(chunk.fragments)
 
     def _report(self, reason: EvictionReason, gone: Sequence[tuple[ChunkId, int]]) -> None:
-        """Report chunks that left, each with its uses at that moment."""
         if gone:
             chunk_ids, use_counts = zip(*gone, strict=True)
             self._counters[CHUNKS_EVICTED[reason]] += len(gone)

@@ -46,10 +46,7 @@ class Subscription:
 
 
 class Subscriptions:
-    """The subscriptions of one buffer, and the chunks out of the table that are kept for them.
-
-    Also the session's chunks that are used up and leased: they are read, and may be retained.
-    """
+    """The subscriptions of one buffer, and the chunks out of the table that are kept for them."""
 
     def __init__(self, payloads: PayloadLedger, counters: Counters) -> None:
         self._payloads = payloads
@@ -77,7 +74,6 @@ class Subscriptions:
         return tuple([self._by_name[name] for name in sorted(self._by_name)])
 
     def __getitem__(self, name: SubscriptionName) -> Subscription:
-        """Return a subscription by name."""
         found = self._by_name.get(name)
         if found is None:
             raise SubscriptionNotFoundError(name)
@@ -115,7 +111,6 @@ class Subscriptions:
         return chunk.chunk_id > self._retaining_min
 
     def _line_up(self) -> None:
-        """Sort the retaining subscriptions again after one came, left or moved."""
         self._settle()
         retaining = [each for each in self._by_name.values() if each.is_retaining]
         self._retaining = sorted(retaining, key=lambda each: each.cursor)
@@ -132,7 +127,6 @@ class Subscriptions:
             self._missed_by_first.clear()
 
     def _let_passed_go(self) -> None:
-        """Let go of what every retaining subscription has passed now."""
         before = self._retaining_min
         self._line_up()
         # What is retained was wanted until now: it all stands behind the cursor of before.

@@ -1,4 +1,1 @@
-"""The journal's records: entries and snapshots as protobuf messages, with checksums.
-
-For `journal`.
-"""
+"""The journal's records: entries and snapshots as protobuf messages, with checksums."""

@@ -77,7 +77,6 @@ class Reserve:
                     raise
 
     def _give_up(self, keep: int) -> bool:
-        """Delete a part while more than `keep` are left; whether one was deleted."""
         parts = self._parts()
         for part in parts[keep:]:
             with contextlib.suppress(FileNotFoundError):
@@ -99,7 +98,6 @@ class Reserve:
             return False
 
     def _allocate(self, number: int, part_bytes: int) -> bool:
-        """Make a part if some room is left besides it; whether it was made."""
         room = DiskRoom.of(self._directory)
         if room.free_bytes - part_bytes < room.kept_bytes // 2:
             return False

@@ -22,10 +22,7 @@ class JournalError(Exception):
 
 
 class JournalUnavailableError(JournalError):
-    """The journal cannot be reached, or has no room; the same call may succeed later.
-
-    `answer`: the store's own words where it refuses (its disk is full, say); else empty.
-    """
+    """The journal is away or has no room; retry. `answer`: the store's own words, or empty."""
 
     def __init__(self, what: str, *, answer: str = "") -> None:
         super().__init__(what)
@@ -75,17 +72,13 @@ class JournalArchive(Protocol):
         """The journal's random identity, kept over all claims; empty before the first."""
 
     def claim(self, holder: Holder, displaced: str = "") -> Claim:
-        """Claim the right to write; every earlier holder is refused from now on.
+        """Claim the right to write, before reading: earlier holders are refused from now on.
 
-        What is read after this is all there is. `displaced`: token of a holder that may be
-        displaced although its heartbeat counts.
+        `displaced`: token of a holder that may be displaced although its heartbeat counts.
         """
 
     def send_heartbeat(self) -> None:
-        """Renew the claim's heartbeat, if there is one; JournalLostError: an older journal.
-
-        Any thread.
-        """
+        """Renew the claim's heartbeat, from any thread; JournalLostError: an older journal."""
 
     def is_begun(self) -> bool:
         """Whether there is anything of a journal: it is to be read back, or refused."""
@@ -115,8 +108,7 @@ class JournalArchive(Protocol):
 class JournalWriter(Protocol):
     """A journal as the server that writes it sees it. On one event loop; one call at a time.
 
-    An older epoch than this server's in it, or none, means that it was lost: it is begun again. A
-    newer one is another server's.
+    An older epoch in it, or none, is a loss: begin again. A newer one is another server's.
     """
 
     @property

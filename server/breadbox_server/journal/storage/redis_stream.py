@@ -445,7 +445,6 @@ class RedisWriter:
             await self._client.hdel(HALF, *_done(sequence, halves))
 
     def _heartbeat(self) -> tuple[str, int]:
-        """And for how many milliseconds it counts."""
         return _heartbeat_of(self.claim.holder), round(ALIVE_S * 1000)
 
     async def _claim_again(self) -> None:
@@ -461,7 +460,6 @@ class RedisWriter:
     async def _eval_with(
         self, payloads: Mapping[PayloadId, bytes], script: str, *values: str | bytes | int
     ) -> Any:
-        """Run a script that has `_PAYLOADS` in it."""
         keys: list[str | bytes] = [TURNS]
         if payloads:
             # Not otherwise: in a cluster they may be on another node.
@@ -500,7 +498,6 @@ class RedisWriter:
 def _arguments(
     owner: str, script: str, keys: Iterable[str | bytes], values: Iterable[str | bytes | int]
 ) -> tuple[Any, ...]:
-    """Return the arguments of EVAL for a script that only the owner may run."""
     all_keys = (OWNER, _TOUCH, ALIVE, *keys)
     return (script, len(all_keys), *all_keys, owner, *values)
 
@@ -545,10 +542,7 @@ def _pieces(sequence: int, piece_count: int) -> list[str]:
 def _useless(
     sequence: int, piece_count: int, old: dict[bytes, bytes], halves: dict[bytes, bytes]
 ) -> list[str]:
-    """Return pieces that a snapshot makes useless: the previous one's, and unfinished ones'.
-
-    `old` is the previous head, or empty; most writers of `halves` were killed.
-    """
+    """Return the pieces of the previous snapshot (`old`, or empty) and of unfinished ones."""
     counts = {int(each): int(count) for each, count in halves.items()}
     if old:
         before = int(old[b"sequence"])
@@ -571,8 +565,6 @@ def _piece(sequence: int, k: int) -> str:
 
 
 class _translated_errors:  # noqa: N801 - a context manager that reads as a function
-    """Turn redis-py's errors into those of a journal, in words of ours."""
-
     def __enter__(self) -> None:
         return None
 

@@ -207,7 +207,6 @@ class SqliteArchive:
         return self._directory / END_NAME
 
     def _read_end(self) -> int | None:
-        """Return the newest turn that was written for good, or None if there is no word of it."""
         try:
             record = self._end_path.read_bytes()
         except FileNotFoundError:
@@ -380,7 +379,6 @@ class SqliteWriter:
         self.claim = claim
 
     async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Do it at once, or in the thread where each commit reaches the disk."""
         if self._thread is None:
             return work(*arguments)
         loop = asyncio.get_running_loop()
@@ -425,7 +423,6 @@ class SqliteWriter:
 
 
 def _snapshots_in(directory: Path) -> dict[int, Path]:
-    """The snapshots by sequence; one, but for the moment in which it is replaced."""
     return {
         int(path.name.removeprefix(SNAPSHOT_PREFIX)): path
         for path in directory.glob(f"{SNAPSHOT_PREFIX}*")
@@ -494,7 +491,6 @@ def _means_full(error: BaseException | None) -> bool:
 
 
 def _read_owner(connection: sqlite3.Connection) -> tuple[str, Holder]:
-    """The text of the owner's claim, empty where there is none, and the owner."""
     with _translated_errors():
         row = connection.execute("SELECT claim, holder FROM owner").fetchone()
     return (row[0], Holder.from_text(row[1])) if row else ("", Holder(""))
@@ -508,7 +504,6 @@ def _write_owner(connection: sqlite3.Connection, claim: Claim) -> None:
 def _write_beginning(
     connection: sqlite3.Connection, claim: Claim, notes: Mapping[str, str]
 ) -> None:
-    """Make a claim the one that counts; all turns go, and notes are as they are to be."""
     with _translated_errors(), connection:
         _replace_owner(connection, claim)
         connection.execute("DELETE FROM turns")
@@ -539,7 +534,6 @@ def _with_checksum(body: bytes) -> bytes:
 
 @cache
 def _boot() -> bytes:
-    """Identity of the running kernel; zeros where it is not known."""
     with suppress(OSError, ValueError):
         return UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
     return bytes(16)
@@ -554,8 +548,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 class _translated_errors:  # noqa: N801 - a context manager that reads as a function
-    """Turn the errors of SQLite and of files into those of a journal."""
-
     def __enter__(self) -> None:
         return None
 
