@@ -225,8 +225,7 @@ def _nothing_arrives(seen: _Seen) -> _Judgement | None:
         "session.",
         [
             "Look whether rollout workers run, and reach this server: `breadbox doctor` there.",
-            "An environment that takes long for a fragment looks the same: watch for longer "
-            "(--seconds).",
+            "An environment that takes long for a fragment looks the same: watch for longer.",
         ],
     )
 

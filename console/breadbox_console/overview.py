@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from breadbox.diagnosis import diagnose, rates_of
+from breadbox.diagnosis import Diagnosis, diagnose, rates_of
 from breadbox.model.types import BufferDescription, ChunkEvent, FragmentReference, FullPolicy
 from breadbox_console.episodes import EpisodeIndex, SeenFragment, Worker, finite
 
@@ -21,6 +21,8 @@ SILENT_S: Final = 30.0
 TRAINING_S: Final = 10.0
 """Seconds that a point of the training's history covers; `HISTORY_MAX` of them are kept."""
 LIVES_MAX: Final = 100_000
+ADVISED: Final = ("Down", "Stalled", "Damaged", "Starved", "Idle")
+"""Statuses beside which remedies are shown."""
 _SERIES: Final = ("in", "out", "chunks", "bytes", "version", "staleness", "waiters")
 _LEFT: Final = {
     "chunks_evicted_stale": "left because they became stale",
@@ -202,14 +204,16 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> 
     diagnosis = diagnose(before, after, watched_s)
     state, config = after.state, after.config
     worker_rows = describe_workers(index.workers, after, now)
+    status, level, why = judge(history.looks, diagnosis, worker_rows)
+    has_learner = state.waiter_count or state.lease_count or state.counters.get("uses", 0)
     return {
         "name": after.name,
         "session": after.session_id,
         "version": after.model_version,
-        "cause": diagnosis.cause,
-        "headline": diagnosis.headline,
-        "advice": list(diagnosis.advice),
-        "level": _level(diagnosis.cause, after, worker_rows),
+        "status": status,
+        "level": level,
+        "headline": why,
+        "advice": [each for each in diagnosis.advice if each != why and status in ADVISED],
         "rates": {name: finite(rate) for name, rate in diagnosis.rates.items()},
         "point": list(history.points[-1]),
         "staleness": {str(age): count for age, count in state.chunk_count_by_staleness.items()},
@@ -224,9 +228,9 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> 
         "open_chunks": state.open_chunk_count,
         "leases": state.lease_count,
         "leases_max": config.leases_max,
-        "waiters": state.waiter_count,
-        "waiting_reason": state.waiting_reason,
-        "waiting_share": history.wait_s / history.watched_s if history.watched_s > 0 else None,
+        "waiters": state.waiter_count if has_learner else None,
+        "waiting_reason": state.waiting_reason if state.waiter_count else "",
+        "waiting_share": history.wait_s / max(history.watched_s, 1e-3) if has_learner else None,
         "worker_count": state.worker_count,
         "workers": worker_rows,
         "subscriptions": [
@@ -352,13 +356,42 @@ def next_out(description: BufferDescription, oldest: Mapping[str, Any] | None) -
     return found
 
 
-def _level(cause: str, after: BufferDescription, workers: Sequence[Mapping[str, Any]]) -> str:
-    """Return "bad", "warn" or "good": what is wrong comes first on the page."""
-    if cause in ("OUTAGE", "HOLD") or after.state.quarantined:
-        return "bad"
-    troubled = any(row["problems"] for row in workers)
-    is_waiting = cause not in ("NONE", "NO_SESSION") and bool(after.state.waiter_count)
-    return "warn" if is_waiting or troubled else "good"
+def judge(
+    looks: Sequence[tuple[float, BufferDescription]],
+    diagnosis: Diagnosis,
+    workers: Sequence[Mapping[str, Any]],
+) -> tuple[str, str, str]:
+    """Return a buffer's status: a word, its level, and its cause in a sentence.
+
+    Args:
+        looks: Unix times and states of the last seconds.
+        diagnosis: Why a fetch would wait, by the first and the last of them.
+        workers: Its workers, as `describe_workers` returns them.
+    """
+    state, cause, rates = looks[-1][1].state, diagnosis.cause, diagnosis.rates
+    arriving, leaving = rates["fragments admitted"], rates["chunks delivered"]
+    troubled = [row for row in workers if row["problems"]]
+    if cause in ("OUTAGE", "HOLD"):
+        return ("Down" if cause == "OUTAGE" else "Stalled"), "bad", diagnosis.headline
+    if state.quarantined:
+        return "Damaged", "bad", diagnosis.advice[-1]
+    # A learner that fetches again and again waits in some of the looks, and is well.
+    waits = 2 * sum(bool(each.state.waiter_count) for _, each in looks) > len(looks)
+    if waits and cause not in ("NONE", "NO_SESSION"):
+        is_blocked = cause in ("LEASES", "PRODUCERS_WAIT")
+        return ("Stalled" if is_blocked else "Starved"), "warn", diagnosis.headline
+    if not (arriving or leaving or state.lease_count):
+        if rates["fragments asked to wait"]:
+            return "Stalled", "warn", "Producers wait for room, and no learner fetches."
+        why = f"No fragment arrived in the {diagnosis.watched_s:.0f} s watched, none was fetched."
+        return "Idle", "idle", diagnosis.headline if cause == "NO_SESSION" else why
+    if troubled:
+        why = f"{len(troubled)} of {len(workers)} workers have problems: {troubled[0]['name']} "
+        return "Check workers", "warn", f"{why}{troubled[0]['problems'][0]}."
+    why = (
+        f"No learner waits: {arriving:.3g} fragments per second arrive, {leaving:.3g} chunks leave."
+    )
+    return "Healthy", "good", why
 
 
 def _rate(worker: Worker, now: float) -> float:

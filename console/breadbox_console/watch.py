@@ -247,7 +247,7 @@ class Watch:
             for each in self.buffers.values()
             if each.history.looks
         ]
-        order = {"bad": 0, "warn": 1, "good": 2}
+        order = {"bad": 0, "warn": 1, "good": 2, "idle": 3}
         buffers.sort(key=lambda each: (order[each["level"]], each["name"]))
         return {
             "time": now,

@@ -67,7 +67,7 @@ def test_the_overview_says_why_the_learner_waits_and_what_leaves_next(
 
     client.append(played(0))
     card.get_by_role("link", name="w0").wait_for()
-    card.get_by_text("No learner needs to wait").wait_for()
+    card.get_by_text("Healthy").wait_for()
     card.get_by_text("chunk 0 of w0 is next").wait_for()
 
 
@@ -331,7 +331,7 @@ def test_every_page_is_accessible_and_as_wide_as_its_window(
         client.append(played(at, obs=film(), reward=float(at), episode_id=at))
     for page in opened(chromium, url, viewport=viewport, color_scheme=scheme):
         for name, awaited in (
-            ("overview", "No learner needs"),
+            ("overview", "Latest batch"),
             ("episodes/default", "3 of 3"),
             ("episode/default/1", "step 0 of 31"),
             ("learning/default", "Return of episodes"),

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from breadbox.model.types import BufferConfig, BufferDescription, BufferState, ChunkEvent
-from breadbox_console.episodes import FragmentKey, SeenFragment
-from breadbox_console.overview import LIVES_MAX, BufferHistory, next_out
+from breadbox_console.episodes import EpisodeIndex, FragmentKey, SeenFragment
+from breadbox_console.overview import LIVES_MAX, BufferHistory, describe_buffer, next_out
 
 
 def description(*events: ChunkEvent, session_id: str = "run", **state: Any) -> BufferDescription:
     return BufferDescription(
         name="default",
-        config=BufferConfig(staleness_max=2),
+        config=BufferConfig(staleness_max=2, leases_max=4),
         session_id=session_id,
         model_version=3,
         state=BufferState(**state),
@@ -104,3 +104,28 @@ def test_what_leaves_next_is_said_for_each_way_out() -> None:
     assert [
         "7 chunks have the staleness limit of 2: they leave as stale when version 4 is published."
     ] == said
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        ({}, ("Idle", "idle")),
+        ({"counters": {"fragments_admitted": 9, "uses": 4}}, ("Healthy", "good")),
+        ({"waiter_count": 1, "waiting_reason": "0 chunks are held"}, ("Starved", "warn")),
+        ({"waiter_count": 1, "lease_count": 4}, ("Stalled", "warn")),
+        ({"outage": "Redis is gone"}, ("Down", "bad")),
+    ],
+)
+def test_a_status_is_green_only_where_nothing_is_to_be_done(
+    state: dict[str, Any], status: tuple[str, str]
+) -> None:
+    history = history_of()
+    for at in (101.0, 102.0):
+        history.add(at, description(**state))
+    said = describe_buffer(history, EpisodeIndex(steps_max=9, age_s_max=9.0), 102.0)
+
+    assert status == (said["status"], said["level"])
+    assert bool(said["advice"]) == (said["level"] != "good")
+    assert (None if status[0] in ("Idle", "Down") else state.get("waiter_count", 0)) == said[
+        "waiters"
+    ]

@@ -13,6 +13,9 @@ export function h(tag, attributes = {}, ...children) {
   return made;
 }
 
+/** A sentence's parts; what stands between backticks becomes code. */
+export const coded = (text) => text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
+
 /** Ask the console; errors carry its sentence, and `status`. */
 export async function ask(path, options = {}) {
   const answer = await fetch(path, options);

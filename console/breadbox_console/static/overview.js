@@ -1,8 +1,6 @@
 // Every buffer: why its learner waits, what flows, how fresh it is, and what is wrong.
-import { ago, ask, bufferPath, bytes, clock, h, number, table } from "./dom.js";
+import { ago, ask, bufferPath, bytes, clock, coded, h, number, table } from "./dom.js";
 import { bars, lines } from "./charts.js";
-
-const WORDS = { bad: "Broken", warn: "Look here", good: "Well" };
 
 export function showOverview(main) {
   const cards = new Map();
@@ -56,14 +54,14 @@ function card(first) {
     end() { for (const each of charts) each.end(); },
     update(buffer, now) {
       element.className = `card ${buffer.level}`;
-      badge.textContent = WORDS[buffer.level];
+      badge.textContent = buffer.status;
       badge.className = `badge ${buffer.level}`;
       // Text that did not change is left alone, so that a selection in it stays.
-      const words = JSON.stringify([buffer.headline, buffer.advice, buffer.quarantined]);
+      const words = JSON.stringify([buffer.headline, buffer.advice]);
       if (words !== shown) {
         shown = words;
-        said.replaceChildren(h("p", { class: "headline" }, buffer.headline),
-          buffer.advice.length ? h("ul", {}, buffer.advice.map((each) => h("li", {}, each))) : "");
+        said.replaceChildren(h("p", { class: "headline" }, coded(buffer.headline)),
+          buffer.advice.length ? h("ul", {}, buffer.advice.map((each) => h("li", {}, coded(each)))) : "");
       }
       if (history) {
         if (history.time[history.time.length - 1] !== buffer.point[0]) {
@@ -79,7 +77,7 @@ function card(first) {
         ["Version", number(buffer.version)],
         ["In", `${number(buffer.rates["fragments admitted"])} fragments/s`],
         ["Out", `${number(buffer.rates["chunks delivered"])} chunks/s`],
-        ["Learners waiting", `${buffer.waiters}${buffer.waiting_reason ? `: ${buffer.waiting_reason}` : ""}`],
+        ["Learners waiting", `${number(buffer.waiters)}${buffer.waiting_reason ? `, as ${buffer.waiting_reason}` : ""}`],
         ["Learner waited", buffer.waiting_share === null ? "–" : `${Math.round(100 * buffer.waiting_share)} % of the time seen`],
         ["Leases", `${buffer.leases}${buffer.leases_max ? ` of ${buffer.leases_max}` : ""}`],
         ["Workers", number(buffer.worker_count)],
