@@ -23,7 +23,7 @@ TRAINING_S: Final = 10.0
 LIVES_MAX: Final = 100_000
 ADVISED: Final = ("Down", "Stalled", "Damaged", "Starved", "Idle")
 """Statuses beside which remedies are shown."""
-_SERIES: Final = ("in", "out", "chunks", "bytes", "version", "staleness", "waiters")
+_SERIES: Final = ("in", "out", "chunks", "version", "staleness")
 _LEFT: Final = {
     "chunks_evicted_stale": "left because they became stale",
     "chunks_evicted_capacity": "left to make room",
@@ -108,13 +108,11 @@ class BufferHistory:
         self.points.append(
             (
                 now,
-                rates.get("fragments admitted"),
+                rates.get("chunks completed"),
                 rates.get("chunks delivered"),
                 description.state.chunk_count,
-                description.state.payload_bytes,
                 description.model_version,
                 mean,
-                description.state.waiter_count,
             )
         )
 
@@ -244,10 +242,6 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> 
             }
             for each in after.subscriptions
         ],
-        "quarantined": [
-            {"worker": each.worker_id, "fragment": each.fragment_index}
-            for each in state.quarantined[-8:]
-        ],
         "batch": history.latest_batch,
         "next_out": next_out(after, history.oldest),
         "events": list(history.events)[-20:][::-1],
@@ -257,8 +251,8 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> 
 def describe_workers(
     workers: Mapping[str, Worker], after: BufferDescription, now: float
 ) -> list[dict[str, Any]]:
-    """Return a line for each worker; those with something wrong come first."""
-    unreadable = {each.worker_id for each in after.state.quarantined}
+    """Return a line for each worker; the worst first."""
+    unreadable = Counter(each.worker_id for each in after.state.quarantined)
     means = {
         name: sum(worker.returns) / len(worker.returns)
         for name, worker in workers.items()
@@ -274,7 +268,7 @@ def describe_workers(
     for name, worker in workers.items():
         problems = []
         if name in unreadable:
-            problems.append("sends payloads that readers cannot read")
+            problems.append(f"sent {unreadable[name]} payloads that readers cannot read")
         if worker.not_finite_count:
             problems.append(f"sent {worker.not_finite_count} values that are no finite number")
         if worker.break_count:
@@ -299,7 +293,14 @@ def describe_workers(
                 "problems": problems,
             }
         )
-    rows.sort(key=lambda row: (not row["problems"], row["silent_s"] > SILENT_S, row["name"]))
+    rows.sort(
+        key=lambda row: (
+            -len(row["problems"]),
+            row["silent_s"] <= SILENT_S,
+            -row["behind"],
+            row["name"],
+        )
+    )
     return rows[:WORKERS_SHOWN]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from breadbox.model.types import BufferConfig, BufferDescription, BufferState, ChunkEvent
-from breadbox_console.episodes import EpisodeIndex, FragmentKey, SeenFragment
+from breadbox_console.episodes import EpisodeIndex, FragmentKey, SeenFragment, Worker
 from breadbox_console.overview import LIVES_MAX, BufferHistory, describe_buffer, next_out
 
 
@@ -129,3 +129,18 @@ def test_a_status_is_green_only_where_nothing_is_to_be_done(
     assert (None if status[0] in ("Idle", "Down") else state.get("waiter_count", 0)) == said[
         "waiters"
     ]
+
+
+def test_the_worst_workers_come_first_and_both_rates_are_of_chunks() -> None:
+    history = history_of()
+    history.add(102.0, description(counters={"chunks_closed": 4, "uses": 2}))
+    index = EpisodeIndex(steps_max=9, age_s_max=9.0)
+    index.workers |= {
+        "well": Worker(last_seen_at=102.0, version=3),
+        "late": Worker(last_seen_at=102.0, version=1),
+        "nans": Worker(last_seen_at=102.0, version=3, not_finite_count=2),
+    }
+    said = describe_buffer(history, index, 102.0)
+
+    assert ["nans", "late", "well"] == [each["name"] for each in said["workers"]]
+    assert (2.0, 1.0) == (history.history()["in"][-1], history.history()["out"][-1])

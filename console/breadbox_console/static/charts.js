@@ -10,12 +10,15 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
  */
 export function lines(title, names, columns, { isTime = true, height = 110, onPick = null } = {}) {
   const holder = h("div", { class: "plot" });
-  const element = h("figure", { class: "chart" }, h("figcaption", {}, title), holder);
+  const none = h("p", { class: "empty" }, "no data");
+  const element = h("figure", { class: "chart" }, h("figcaption", {}, title), none, holder);
+  const tell = () => { holder.hidden = !(none.hidden = columns.slice(1).some((each) => each.some((value) => value !== null && value !== undefined))); };
+  tell();
   let plot = null, marked = null;
   const options = () => ({
     width: Math.max(120, holder.clientWidth || 300),
     height,
-    scales: { x: { time: isTime } },
+    scales: { x: { time: isTime }, y: { range: (_, low, high) => (low === null ? [0, 1] : low === high ? [low && low - 1, high + 1] : window.uPlot.rangeNum(low, high, 0.1, true)) } },
     legend: { show: names.length > 1, live: false },
     cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
     axes: [
@@ -56,7 +59,7 @@ export function lines(title, names, columns, { isTime = true, height = 110, onPi
   watcher.observe(holder);
   return {
     element,
-    update(next) { columns = next; if (plot) plot.setData(next); },
+    update(next) { columns = next; tell(); if (plot) plot.setData(next); },
     mark(x) { marked = x; if (plot) plot.redraw(false, false); },
     end() { watcher.disconnect(); plot?.destroy(); plot = null; },
   };
@@ -66,7 +69,8 @@ export function lines(title, names, columns, { isTime = true, height = 110, onPi
 export function bars(title, entries, onPick = null) {
   const most = Math.max(1, ...entries.map((each) => each.count));
   return h("figure", { class: "chart bars" }, h("figcaption", {}, title),
-    h("div", { class: "row" }, entries.map((each) => {
+    entries.length ? "" : h("p", { class: "empty" }, "no data"),
+    h("div", { class: "row", hidden: !entries.length }, entries.map((each) => {
       const label = `${each.label}: ${each.count}`;
       const bar = h("span", { class: "bar", style: { height: `${Math.max(each.count ? 4 : 0, (100 * each.count) / most)}%` } });
       return onPick

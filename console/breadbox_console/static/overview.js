@@ -2,7 +2,7 @@
 import { ago, ask, bufferPath, bytes, clock, coded, h, number, table } from "./dom.js";
 import { bars, lines } from "./charts.js";
 
-export function showOverview(main) {
+export function showOverview(main, app, at) {
   const cards = new Map();
   const server = h("div", {});
   const holder = h("div", { class: "cards" });
@@ -16,7 +16,9 @@ export function showOverview(main) {
         if (!cards.has(buffer.name)) cards.set(buffer.name, card(buffer));
         cards.get(buffer.name).update(buffer, overview.time);
       }
-      const names = overview.buffers.map((each) => each.name);
+      // The chosen buffer first, the others as they are sorted: those in which nothing moves last.
+      const names = overview.buffers.map((each) => each.name).sort((one, other) => (other === at.path[0]) - (one === at.path[0]));
+      overview.buffers.forEach((each) => cards.get(each.name).fold(each.level === "idle" && each.name !== names[0]));
       for (const [name, each] of cards) {
         if (!names.includes(name)) { each.element.remove(); each.end(); cards.delete(name); }
       }
@@ -32,26 +34,29 @@ const serverText = (server) => [server.version ? `Server ${server.version}` : ""
   ...(server.servers ?? [])].filter(Boolean).join("; ");
 
 function card(first) {
-  const title = h("h3", {}, first.name), badge = h("span", { class: "badge" });
+  const title = h("h3", {}, first.name), seen = h("div", {}), badge = h("span", { class: "badge" });
   const said = h("div", { class: "said" }), facts = h("dl", { class: "facts" });
   const meters = h("div", { class: "meters" }), below = h("div", { class: "below" }), ages = h("div", {}), uses = h("div", {});
   const empty = [[], []];
-  const flow = lines("Fragments in, chunks out, per second", ["in", "out"], [[], [], []]);
+  const flow = lines("Chunks in and out, per second", ["in", "out"], [[], [], []]);
   const held = lines("Chunks held", ["chunks"], empty);
   const stale = lines("Mean staleness held, versions", ["staleness"], empty);
   const version = lines("Model version", ["version"], empty);
   const charts = [flow, held, stale, version];
-  const element = h("section", { class: "card", "aria-label": `Buffer ${first.name}` },
-    h("div", { class: "head" }, title, badge,
-      h("a", { href: `#/episodes/${encodeURIComponent(first.name)}` }, "Episodes")),
-    said, facts, meters, h("div", { class: "charts" }, charts.map((each) => each.element), ages, uses), below);
-  let history = null, shown = "";
+  const headline = h("span", { class: "headline" });
+  const folded = h("details", {}, h("summary", {}, h("span", { class: "head" }, title, badge, headline)),
+    said, h("p", {}, h("a", { href: `#/episodes/${encodeURIComponent(first.name)}` }, "Episodes")),
+    facts, meters, seen, h("div", { class: "charts" }, charts.map((each) => each.element), ages, uses), below);
+  const element = h("section", { class: "card", "aria-label": `Buffer ${first.name}` }, folded);
+  let history = null, shown = "", isFolded = null;
   ask(`${bufferPath(first.name)}/history`).then((found) => { history = found; }, () => {});
-  const names = ["time", "in", "out", "chunks", "bytes", "version", "staleness", "waiters"];
+  const names = ["time", "in", "out", "chunks", "version", "staleness"];
 
   return {
     element,
     end() { for (const each of charts) each.end(); },
+    /** Fold or unfold; what the reader did stays until the buffer changes. */
+    fold(next) { if (next !== isFolded) folded.open = !(isFolded = next); },
     update(buffer, now) {
       element.className = `card ${buffer.level}`;
       badge.textContent = buffer.status;
@@ -60,8 +65,8 @@ function card(first) {
       const words = JSON.stringify([buffer.headline, buffer.advice]);
       if (words !== shown) {
         shown = words;
-        said.replaceChildren(h("p", { class: "headline" }, coded(buffer.headline)),
-          buffer.advice.length ? h("ul", {}, buffer.advice.map((each) => h("li", {}, coded(each)))) : "");
+        headline.replaceChildren(...coded(buffer.headline));
+        said.replaceChildren(buffer.advice.length ? h("ul", {}, buffer.advice.map((each) => h("li", {}, coded(each)))) : "");
       }
       if (history) {
         if (history.time[history.time.length - 1] !== buffer.point[0]) {
@@ -75,7 +80,7 @@ function card(first) {
       facts.replaceChildren(...[
         ["Session", buffer.session || "none"],
         ["Version", number(buffer.version)],
-        ["In", `${number(buffer.rates["fragments admitted"])} fragments/s`],
+        ["In", `${number(buffer.rates["chunks completed"])} chunks/s`],
         ["Out", `${number(buffer.rates["chunks delivered"])} chunks/s`],
         ["Learners waiting", `${number(buffer.waiters)}${buffer.waiting_reason ? `, as ${buffer.waiting_reason}` : ""}`],
         ["Learner waited", buffer.waiting_share === null ? "–" : `${Math.round(100 * buffer.waiting_share)} % of the time seen`],
@@ -90,7 +95,8 @@ function card(first) {
       ages.replaceChildren(bars(`Chunks by staleness${buffer.staleness_max === null ? "" : `, limit ${buffer.staleness_max}`}`, staleness));
       uses.replaceChildren(bars("Chunks that left, by their uses",
         Object.entries(buffer.uses).map(([count, chunks]) => ({ label: `uses ${count}`, short: count, count: chunks }))));
-      below.replaceChildren(batch(buffer, now), leaving(buffer), workers(buffer),
+      seen.replaceChildren(workers(buffer));
+      below.replaceChildren(batch(buffer, now), leaving(buffer),
         table("Subscriptions", ["Name", "#Chunks behind", "#Bytes behind", "#Seconds", "#Missed"],
           buffer.subscriptions.map((each) => [each.name, number(each.lag_chunks), bytes(each.lag_bytes), number(each.lag_s), number(each.missed)])),
         h("section", {}, h("h4", {}, "Recent events"), buffer.events.length
