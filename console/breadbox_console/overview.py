@@ -68,8 +68,8 @@ class BufferHistory:
     """Seconds in which a learner waited."""
     watched_s: float = 0.0
     latest_batch: dict[str, Any] | None = None
-    oldest: dict[str, Any] | None = None
-    """The chunk that is held longest."""
+    head: list[FragmentReference] = field(default_factory=list)
+    """Fragments of the chunks that are held longest, in order."""
     event_number: int = 0
     """The latest event of chunks that was taken."""
     lives: OrderedDict[int, ChunkLife] = field(default_factory=OrderedDict)
@@ -123,7 +123,7 @@ class BufferHistory:
         return (
             fragment.key.session_id == description.session_id
             and description.state.chunk_count > 0
-            and (self.oldest is None or fragment.chunk_id >= self.oldest["chunk"])
+            and (not self.head or fragment.chunk_id >= self.head[0].chunk_id)
             and not (life is not None and life.why)
         )
 
@@ -243,7 +243,7 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> 
             for each in after.subscriptions
         ],
         "batch": history.latest_batch,
-        "next_out": next_out(after, history.oldest),
+        "next_out": next_out(after, history.head),
         "events": list(history.events)[-20:][::-1],
     }
 
@@ -312,49 +312,56 @@ def describe_batch(
     return {
         "seen_at": now,
         "fragments": len(fragments),
-        "workers": len({each.metadata.worker_id for each in fragments}),
+        "workers": Counter(each.metadata.worker_id for each in fragments).most_common(8),
         "version": version,
         "version_min": min(each.metadata.model_version_min for each in fragments),
         "version_max": max(each.metadata.model_version_max for each in fragments),
-        "staleness_mean": float(np.mean(ages)),
-        "staleness_max": max(ages),
-        "used_before": sum(each.use_count > 1 for each in fragments),
+        "staleness": [min(ages), float(np.median(ages)), max(ages)],
+        "uses": sorted(Counter(each.use_count for each in fragments).items()),
     }
 
 
-def next_out(description: BufferDescription, oldest: Mapping[str, Any] | None) -> list[str]:
-    """Return which chunks leave next and why, a sentence for each way out."""
+def next_out(description: BufferDescription, head: Sequence[FragmentReference]) -> dict[str, Any]:
+    """Return the chunks that are nearest to leaving, and each limit as a sentence.
+
+    Args:
+        description: The buffer.
+        head: Fragments of the chunks that are held longest; of others nothing is known.
+    """
     config, state = description.config, description.state
-    found = []
-    at_limit = (
-        0
-        if config.staleness_max is None
-        else state.chunk_count_by_staleness.get(config.staleness_max, 0)
-    )
-    if at_limit and description.model_version is not None:
-        found.append(
-            f"{at_limit} chunks have the staleness limit of {config.staleness_max}: they leave as "
-            f"stale when version {description.model_version + 1} is published."
+    limits = ["Staleness removes nothing."]
+    if config.staleness_max is not None:
+        at_limit = state.chunk_count_by_staleness.get(config.staleness_max, 0)
+        limits = [f"A chunk leaves as stale beyond a staleness of {config.staleness_max}"]
+        next_version = (description.model_version or 0) + 1
+        limits[0] += f"; {at_limit} are at it, and leave with version {next_version}."
+    limits.append(f"A chunk leaves after {config.uses_max or 'any number of'} uses.")
+    is_by_age = config.remover in (None, "oldest_first")
+    free = None
+    if config.full_policy is FullPolicy.BLOCK:
+        limits.append("None leaves for room: at capacity producers wait.")
+    elif config.capacity_chunks:
+        order = "the oldest first" if is_by_age else f"by the order {config.remover}"
+        limits.append(f"Beyond {config.capacity_chunks} chunks some leave for room, {order}.")
+        free = max(0, config.capacity_chunks - state.chunk_count) if is_by_age else None
+
+    def nearness(each: Mapping[str, Any]) -> float:
+        age = (
+            0.0 if config.staleness_max is None else (each["age"] + 1) / (config.staleness_max + 1)
         )
-    if config.full_policy is FullPolicy.EVICT and config.capacity_chunks:
-        free = config.capacity_chunks - state.chunk_count
-        which = f"by the order {config.remover}"
-        if config.remover in (None, "oldest_first"):
-            which = "the oldest first"
-            if oldest is not None:
-                which += f": chunk {oldest['chunk']} of {oldest['worker']} is next"
-        when = (
-            "With the next chunk one has to leave for room"
-            if free <= 0
-            else f"After {free} more chunks, chunks leave for room"
-        )
-        found.append(f"{when}, {which}.")
-    elif config.full_policy is FullPolicy.BLOCK:
-        found.append("Nothing leaves for room: at capacity producers wait.")
-    if config.uses_max:
-        times = "once" if config.uses_max == 1 else f"{config.uses_max} times"
-        found.append(f"A chunk leaves when it was used {times}.")
-    return found
+        return max(age, each["uses"] / (config.uses_max or np.inf))
+
+    rows = [
+        {
+            "chunk": each.chunk_id,
+            "worker": each.metadata.worker_id,
+            "age": each.staleness,
+            "uses": each.use_count,
+            "room_after": None if free is None else free + place + 1,
+        }
+        for place, each in enumerate({each.chunk_id: each for each in head}.values())
+    ]
+    return {"chunks": sorted(rows, key=nearness, reverse=True)[:5], "limits": limits}
 
 
 def judge(

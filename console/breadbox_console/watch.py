@@ -38,6 +38,8 @@ PERIOD_S: Final = 1.0
 SERVERS_PERIOD_S: Final = 5.0
 READ_CHUNKS: Final = 64
 """Most chunks of one read."""
+HEAD_CHUNKS: Final = 16
+"""Chunks of which is known how near they are to leaving: those held longest."""
 READ_LEASE_S: Final = 5.0
 """A read whose release is lost holds payloads for so long at most."""
 POLL_S: Final = 10.0
@@ -180,7 +182,7 @@ class Watch:
     async def _look_closer(
         self, name: str, watched: WatchedBuffer, description: BufferDescription, now: float
     ) -> None:
-        """Look at the latest batch if there is a new one, and every few seconds who is oldest."""
+        """Look at a new batch, and every few seconds at the chunks that are held longest."""
         request_id = description.state.latest_request_id
         try:
             if request_id and request_id != watched.request_id:
@@ -191,21 +193,19 @@ class Watch:
                         granted, description.model_version, now
                     )
             if int(now) % 3 == 0:
-                watched.history.oldest = await self._oldest(name)
+                watched.history.head = await self._head(name)
         except RequestNotFoundError:
             watched.request_id = request_id  # Its leases ended before it was asked for.
         except ReplayBufferError as error:
             log.debug("looking at %s: %s", name, error)
 
-    async def _oldest(self, name: str) -> dict[str, Any] | None:
+    async def _head(self, name: str) -> list[FragmentReference]:
+        """Return the fragments of the chunks that are held longest."""
         read = await self.client.read_fragments(
-            chunk_count_max=1, lease_s=READ_LEASE_S, buffer=name
+            chunk_count_max=HEAD_CHUNKS, lease_s=READ_LEASE_S, buffer=name
         )
         await self.release(read, name)
-        if not read.fragments:
-            return None
-        first = read.fragments[0]
-        return {"chunk": first.chunk_id, "worker": first.metadata.worker_id}
+        return list(read.fragments)
 
     async def _look_at_servers(self) -> None:
         while True:
@@ -302,11 +302,11 @@ class Watch:
         if held <= RECENT_CHUNKS:
             return None
         try:
-            oldest = await self._oldest(name)
+            head = await self._head(name)
         except ReplayBufferError:
             return None
         # Ids ascend, so the newest chunk is at least so many after the oldest.
-        return None if oldest is None else int(oldest["chunk"]) + held - RECENT_CHUNKS
+        return head[0].chunk_id + held - RECENT_CHUNKS if head else None
 
     def _caught_up(self, watched: WatchedBuffer, cursor: int | None) -> int | None:
         """Return the cursor, moved on where more arrives than may be read."""

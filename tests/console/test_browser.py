@@ -68,7 +68,7 @@ def test_the_overview_says_why_the_learner_waits_and_what_leaves_next(
     client.append(played(0))
     card.get_by_role("link", name="w0").wait_for()
     card.get_by_text("Healthy").wait_for()
-    card.get_by_text("chunk 0 of w0 is next").wait_for()
+    card.get_by_role("cell", name="chunk 0 of w0").wait_for()
 
 
 def test_the_latest_batch_says_how_fresh_it_was(page: Any, client: breadbox.Client) -> None:
@@ -76,8 +76,9 @@ def test_the_latest_batch_says_how_fresh_it_was(page: Any, client: breadbox.Clie
         client.append(played(at, episode_id=at))
     client.publish_model("run", 1)
     with client.fetch(fragment_count=2, max_wait_s=10):
-        page.get_by_text("2 fragments of 1 workers").wait_for()
-        assert "acted with versions 0 to 0, staleness 1" in page.content()
+        page.get_by_text("1 / 1 / 1 (min / median / max)").wait_for()
+        assert "2, acted with version 0" in page.content()
+        assert "w0 100 %" in page.content()
 
 
 def test_an_episode_that_was_just_appended_can_be_looked_at_within_two_seconds(

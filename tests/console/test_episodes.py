@@ -7,27 +7,8 @@ import numpy as np
 import pytest
 
 from breadbox.model.fragment import Fragment
-from breadbox.model.types import FragmentMetadata, FragmentReference, PayloadReference
 from breadbox_console.episodes import EpisodeIndex, Query, histogram, learning_points
-from support.console import played
-
-
-def reference(fragment: Fragment, chunk_id: int | None = None) -> FragmentReference:
-    return FragmentReference(
-        metadata=FragmentMetadata(
-            worker_id=fragment.worker_id,
-            fragment_index=fragment.fragment_index,
-            session_id=fragment.session_id,
-            model_version_min=fragment.model_version_min,
-            model_version_max=fragment.model_version_max,
-            payload=PayloadReference("p", 10),
-            step_count=fragment.step_count,
-            discontinuity=fragment.discontinuity,
-        ),
-        chunk_id=fragment.fragment_index if chunk_id is None else chunk_id,
-        staleness=0,
-        use_count=0,
-    )
+from support.console import played, reference
 
 
 def index_of(*fragments: Fragment, now: float = 1.0, **limits: Any) -> EpisodeIndex:

@@ -4,15 +4,34 @@ from typing import Any
 
 import pytest
 
-from breadbox.model.types import BufferConfig, BufferDescription, BufferState, ChunkEvent
+from breadbox.model.types import (
+    BufferConfig,
+    BufferDescription,
+    BufferState,
+    ChunkEvent,
+    FullPolicy,
+)
 from breadbox_console.episodes import EpisodeIndex, FragmentKey, SeenFragment, Worker
-from breadbox_console.overview import LIVES_MAX, BufferHistory, describe_buffer, next_out
+from breadbox_console.overview import (
+    LIVES_MAX,
+    BufferHistory,
+    describe_batch,
+    describe_buffer,
+    next_out,
+)
+from support.console import played, reference
 
 
 def description(*events: ChunkEvent, session_id: str = "run", **state: Any) -> BufferDescription:
     return BufferDescription(
         name="default",
-        config=BufferConfig(staleness_max=2, leases_max=4),
+        config=BufferConfig(
+            staleness_max=2,
+            leases_max=4,
+            uses_max=2,
+            capacity_chunks=10,
+            full_policy=FullPolicy.EVICT,
+        ),
         session_id=session_id,
         model_version=3,
         state=BufferState(**state),
@@ -34,7 +53,7 @@ def event(
 
 def history_of(*events: ChunkEvent, oldest: int = 0, **state: Any) -> BufferHistory:
     history = BufferHistory()
-    history.oldest = {"chunk": oldest, "worker": "w0"}
+    history.head = [reference(played(0), oldest)]
     history.add(100.0, description(*events, **state))
     return history
 
@@ -98,12 +117,33 @@ def test_a_buffer_that_was_made_anew_has_other_chunks() -> None:
     assert {} == history.lives
 
 
-def test_what_leaves_next_is_said_for_each_way_out() -> None:
-    said = next_out(description(chunk_count_by_staleness={2: 7}), None)
+def test_the_chunks_nearest_to_a_limit_leave_next() -> None:
+    head = [
+        reference(played(0), 4, uses=1),
+        reference(played(1), 5, staleness=2),
+        reference(played(2), 6),
+    ]
+    said = next_out(description(chunk_count_by_staleness={2: 7}, chunk_count=9), head)
 
-    assert [
-        "7 chunks have the staleness limit of 2: they leave as stale when version 4 is published."
-    ] == said
+    assert [(5, 2, 0, 3), (4, 0, 1, 2), (6, 0, 0, 4)] == [
+        (each["chunk"], each["age"], each["uses"], each["room_after"]) for each in said["chunks"]
+    ]
+    assert (
+        "A chunk leaves as stale beyond a staleness of 2; 7 are at it, and leave with version 4."
+        == said["limits"][0]
+    )
+
+
+def test_a_batch_has_its_staleness_uses_and_shares_of_workers() -> None:
+    fragments = [
+        *(reference(played(at, worker_id="w1", version=at), uses=1) for at in (1, 2)),
+        reference(played(0), uses=2),
+    ]
+    said = describe_batch(fragments, 3, 100.0)
+
+    assert [("w1", 2), ("w0", 1)] == said["workers"]
+    assert ([0, 0.0, 0], [(1, 2), (2, 1)]) == (said["staleness"], said["uses"])
+    assert (0, 2) == (said["version_min"], said["version_max"])
 
 
 @pytest.mark.parametrize(

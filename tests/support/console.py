@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from breadbox.model.fragment import Fragment
+from breadbox.model.types import FragmentMetadata, FragmentReference, PayloadReference
 from support.server_process import plain_environment
 
 WIDE = {"width": 1400, "height": 900}
@@ -125,3 +126,24 @@ def film(steps: int = 32, *, start: int = 0, width: int = 64, height: int = 48) 
     image = np.zeros((steps, height, width, 3), np.uint8)
     image[:] = (at % 256).astype(np.uint8)[:, None, None, None]
     return {"camera": image, "state": np.stack([at, -at], 1).astype(np.float32)}
+
+
+def reference(
+    fragment: Fragment, chunk_id: int | None = None, *, uses: int = 0, staleness: int = 0
+) -> FragmentReference:
+    """The server's reference of a fragment."""
+    return FragmentReference(
+        metadata=FragmentMetadata(
+            worker_id=fragment.worker_id,
+            fragment_index=fragment.fragment_index,
+            session_id=fragment.session_id,
+            model_version_min=fragment.model_version_min,
+            model_version_max=fragment.model_version_max,
+            payload=PayloadReference("p", 10),
+            step_count=fragment.step_count,
+            discontinuity=fragment.discontinuity,
+        ),
+        chunk_id=fragment.fragment_index if chunk_id is None else chunk_id,
+        staleness=staleness,
+        use_count=uses,
+    )

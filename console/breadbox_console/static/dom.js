@@ -50,6 +50,8 @@ export function ago(seconds) {
   return seconds < 7200 ? `${Math.round(seconds / 60)} min ago` : `${Math.round(seconds / 3600)} h ago`;
 }
 
+export const versions = (each) => (each.version_min === each.version_max ? `version ${each.version_min}` : `versions ${each.version_min} to ${each.version_max}`);
+
 export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString("en-GB");
 
 /** A table of rows; cells may be text or elements, headings that begin with # are numbers. */

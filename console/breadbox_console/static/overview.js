@@ -1,5 +1,5 @@
 // Every buffer: why its learner waits, what flows, how fresh it is, and what is wrong.
-import { ago, ask, bufferPath, bytes, clock, coded, h, number, table } from "./dom.js";
+import { ago, ask, bufferPath, bytes, clock, coded, h, number, table, versions } from "./dom.js";
 import { bars, lines } from "./charts.js";
 
 export function showOverview(main, app, at) {
@@ -77,7 +77,7 @@ function card(first) {
         stale.update([history.time, history.staleness]);
         version.update([history.time, history.version]);
       }
-      facts.replaceChildren(...[
+      facts.replaceChildren(...listed([
         ["Session", buffer.session || "none"],
         ["Version", number(buffer.version)],
         ["In", `${number(buffer.rates["chunks completed"])} chunks/s`],
@@ -86,7 +86,7 @@ function card(first) {
         ["Learner waited", buffer.waiting_share === null ? "–" : `${Math.round(100 * buffer.waiting_share)} % of the time seen`],
         ["Leases", `${buffer.leases}${buffer.leases_max ? ` of ${buffer.leases_max}` : ""}`],
         ["Workers", number(buffer.worker_count)],
-      ].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+      ]));
       meters.replaceChildren(
         meter("Chunks", buffer.chunks, buffer.capacity_chunks, number),
         meter("Bytes", buffer.bytes, buffer.capacity_bytes, bytes));
@@ -106,6 +106,9 @@ function card(first) {
   };
 }
 
+const listed = (pairs) => pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));
+const list = (pairs) => h("dl", { class: "facts five" }, listed(pairs));
+
 function meter(name, value, most, words) {
   const share = most ? Math.min(1, value / most) : 0;
   return h("div", { class: "meter" }, h("span", {}, `${name}: ${words(value)}${most ? ` of ${words(most)}` : ""}`),
@@ -113,17 +116,25 @@ function meter(name, value, most, words) {
 }
 
 function batch(buffer, now) {
-  const each = buffer.batch;
-  const text = each
-    ? `${number(each.fragments)} fragments of ${number(each.workers)} workers, granted ${ago(now - each.seen_at)} at version ${number(each.version)}: `
-      + `acted with versions ${each.version_min} to ${each.version_max}, staleness ${number(each.staleness_mean)} on average and ${each.staleness_max} at most`
-      + `${each.used_before ? `, ${number(each.used_before)} used before` : ", none used before"}.`
-    : "No fetch was granted since the console began to watch.";
-  return h("section", {}, h("h4", {}, "Latest batch"), h("p", {}, text));
+  const each = buffer.batch, limit = buffer.staleness_max === null ? "no limit" : `limit ${buffer.staleness_max}`;
+  const share = (pairs, words) => pairs.map(([name, count]) => `${words(name)} ${Math.round((100 * count) / each.fragments)} %`).join(", ");
+  return h("section", {}, h("h4", {}, "Latest batch"), each ? list([
+    ["Granted", `${ago(now - each.seen_at)}, at version ${number(each.version)}`],
+    ["Fragments", `${number(each.fragments)}, acted with ${versions(each)}`],
+    ["Staleness", `${each.staleness.map((age) => number(age)).join(" / ")} (min / median / max), ${limit}`],
+    ["Uses", `${share(each.uses, (uses) => `${uses === 1 ? "first" : `${uses}th`} use`)}, of ${buffer.uses_max ?? "any number"}`],
+    ["By worker", share(each.workers, (name) => name)],
+  ]) : h("p", { class: "empty" }, "No fetch was granted since the console began to watch."));
 }
 
-const leaving = (buffer) => h("section", {}, h("h4", {}, "What leaves next, and why"),
-  buffer.next_out.length ? h("ul", {}, buffer.next_out.map((each) => h("li", {}, each))) : h("p", { class: "empty" }, "Nothing is about to leave."));
+function leaving(buffer) {
+  const of = (value, limit) => `${number(value)} of ${limit ?? "any"}`;
+  return h("section", {}, h("h4", {}, "What leaves next, and why"),
+    table("Chunks nearest to leaving, of those held longest", ["Chunk", "#Staleness", "#Uses", "#Room needed after"],
+      buffer.next_out.chunks.map((each) => [`chunk ${each.chunk} of ${each.worker}`, of(each.age, buffer.staleness_max), of(each.uses, buffer.uses_max),
+        each.room_after === null ? null : `${number(each.room_after)} more chunks`]), "none held"),
+    h("ul", {}, buffer.next_out.limits.map((each) => h("li", {}, each))));
+}
 
 function workers(buffer) {
   const rows = buffer.workers.map((each) => ({
