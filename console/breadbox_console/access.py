@@ -68,7 +68,9 @@ class Access:
             PermissionDeniedError, UnauthenticatedError: The server refuses the token.
             ReplayBufferError: The server cannot be asked.
         """
-        if not token or len(token) > TOKEN_CHARACTERS_MAX or not token.isprintable():
+        # "@FILE" names a file of this host, which is for the command line alone.
+        is_text = token.isprintable() and not token.startswith("@")
+        if not token or len(token) > TOKEN_CHARACTERS_MAX or not is_text:
             raise UnauthenticatedError("this is no token")
         async with self._logins:
             if token not in self._watches:

@@ -83,7 +83,7 @@ def console(settings: ConsoleSettings) -> None:
         keep_s=settings.keep_s,
         fragments_per_s=settings.read_fragments_per_s,
     )
-    access = Access(connect, _token(settings.token), limits)
+    access = Access(connect, settings.token or "", limits)
     named = [each for each in settings.hosts.split(",") if each]
     hosts = ["localhost", "127.0.0.1", "[::1]", *named] if _is_loopback(host) else named or ["*"]
     app = make_app(access, Viewer(hooks), hosts=hosts, is_secure=is_secure)
@@ -120,13 +120,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _token(given: str | None) -> str:
-    """Return the console's own token; @FILE stands for the contents of a file."""
-    if given and given.startswith("@"):
-        return Path(given[1:]).read_text().strip()
-    return given or ""
 
 
 def _load(name: str) -> Any:
