@@ -217,7 +217,7 @@ def scrub(client: breadbox.Client, page: Page, url: str) -> None:
     page.goto(f"{url}#/episodes/film")
     page.get_by_text("1,000").first.wait_for()
     page.get_by_role("link", name="film #0").click()
-    page.get_by_text(f"step 0 of {FRAME_STEPS - 1}").wait_for()
+    page.get_by_text(f"step 1 of {FRAME_STEPS}").wait_for()
     page.wait_for_timeout(2000)
     taken = page.evaluate(
         """async () => {

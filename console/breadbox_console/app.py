@@ -3,9 +3,9 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,14 @@ from breadbox_console.viewing import GoneError, Viewer
 from breadbox_console.watch import Watch, WatchedBuffer
 
 STATIC: Final = Path(__file__).parent / "static"
+SORTS: Final[Mapping[str, Callable[[Episode], Any]]] = {
+    "return": lambda each: each.return_sum,
+    "length": lambda each: each.length,
+    "version": lambda each: each.version_min,
+    "seen": lambda each: each.last_seen_at,
+    "episode": lambda each: (each.worker_id, each.episode_id),
+}
+"""By what the ended episodes of a list are sorted; else the latest come first."""
 ROWS_MAX: Final = 200
 """Episodes of one answer."""
 FORM_BYTES_MAX: Final = 16 * 1024
@@ -100,7 +108,6 @@ class Pages:
             Route(episode, self.episode),
             Route(f"{episode}/frame/{{step:int}}", self.frame),
             Route(f"{episode}/picture", self.picture),
-            Route(f"{episode}/tokens", self.tokens),
             Route(f"{episode}/file{{suffix}}", self.file),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
@@ -170,29 +177,31 @@ class Pages:
         """Episodes that fit, the latest first, and the histogram of their returns."""
         watched = self._buffer(request)[1]
         asked = request.query_params
-        query = Query(
-            worker=asked.get("worker", ""),
-            task=asked.get("task", ""),
-            end=asked.get("end", ""),
-            text=asked.get("text", ""),
-            return_min=_number(asked.get("return_min")),
-            return_max=_number(asked.get("return_max")),
-            length_min=_number(asked.get("length_min")),
-            length_max=_number(asked.get("length_max")),
-            version_min=_number(asked.get("version_min")),
-            version_max=_number(asked.get("version_max")),
-        )
+        wanted: dict[str, Any] = {
+            each.name: asked[each.name] if each.default == "" else _number(asked[each.name])
+            for each in fields(Query)
+            if each.name in asked
+        }
+        query = Query(**wanted)
         found = watched.index.find(query)
+        held_share = watched.history.held_share
         if asked.get("held"):
-            is_held = watched.history.is_held
-            found = [each for each in found if all(is_held(span.fragment) for span in each.spans)]
+            found = [each for each in found if held_share(each) == 1.0]
+        ended = [each for each in found if each.end != "running"]
+        running = [each.row() for each in found if each.end == "running"][:ROWS_MAX]
+        key = SORTS.get(asked.get("sort", ""))
+        if key is not None:
+            ended.sort(key=key, reverse="down" in asked)
         start = max(0, int(_number(asked.get("start")) or 0))
+        shown = ended[start : start + ROWS_MAX]
         return _json(
             {
                 "total": len(found),
                 "all": len(watched.index.episodes),
-                "rows": [each.row() for each in found[start : start + ROWS_MAX]],
-                "histogram": histogram(found),
+                "ended": len(ended),
+                "rows": [each.row() | {"held": held_share(each)} for each in shown],
+                "running": running,
+                "histogram": histogram(ended),
                 "workers": sorted(watched.index.workers)[:NAMES_MAX],
                 "tasks": sorted(watched.index.tasks),
             }
@@ -226,11 +235,6 @@ class Pages:
         watch, buffer, episode = self._episode(request)
         path = request.query_params.get("stream", "")
         return _image(await self._viewer.picture(watch, buffer, episode, path))
-
-    async def tokens(self, request: Request) -> Response:
-        """The actions as tokens."""
-        watch, buffer, episode = self._episode(request)
-        return _json(await self._viewer.tokens(watch, buffer, episode))
 
     async def file(self, request: Request) -> Response:
         """The episode as a file."""

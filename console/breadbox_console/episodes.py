@@ -17,8 +17,6 @@ RETURNS_RECENT: Final = 20
 NAMES_MAX: Final = 500
 """Workers and tasks of which a filter names each."""
 HISTOGRAM_BINS: Final = 24
-ENDS: Final = ("terminated", "truncated", "running", "cut")
-"""How an episode ended. "cut": fragments after it are missing."""
 
 
 class FragmentKey(NamedTuple):
@@ -38,7 +36,6 @@ class SeenFragment:
     version_min: int
     version_max: int
     step_count: int
-    size_bytes: int
     staleness: int
     """Versions behind the current one when it was read."""
     appended_at: float
@@ -71,6 +68,7 @@ class Episode:
     return_sum: float = 0.0
     length: int = 0
     end: str = "running"
+    """Or terminated, truncated, or cut: fragments after it are missing."""
     last_seen_at: float = 0.0
     text: str = ""
     """What the text search finds, beside worker and task: its tags."""
@@ -89,7 +87,6 @@ class Episode:
         """Return its line of the list, as JSON knows it."""
         return {
             "number": self.number,
-            "session": self.session_id,
             "worker": self.worker_id,
             "episode": self.episode_id,
             "task": self.task,
@@ -108,8 +105,6 @@ class Episode:
 class Worker:
     """What was seen of a worker."""
 
-    fragment_count: int = 0
-    step_count: int = 0
     last_seen_at: float = 0.0
     version: int = 0
     not_finite_count: int = 0
@@ -196,7 +191,6 @@ class EpisodeIndex:
             version_min=data.model_version_min,
             version_max=data.model_version_max,
             step_count=data.step_count,
-            size_bytes=data.payload.size_bytes,
             staleness=reference.staleness,
             appended_at=now,
             discontinuity=data.discontinuity,
@@ -214,8 +208,6 @@ class EpisodeIndex:
     def _note_worker(self, seen: SeenFragment, fragment: Fragment) -> None:
         worker = self.workers.setdefault(seen.key.worker_id, Worker())
         worker.break_count += seen.discontinuity
-        worker.fragment_count += 1
-        worker.step_count += seen.step_count
         worker.last_seen_at = seen.appended_at
         worker.seen_at.append(seen.appended_at)
         worker.version = seen.version_max

@@ -2,14 +2,14 @@
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from breadbox.diagnosis import Diagnosis, diagnose, rates_of
 from breadbox.model.types import BufferDescription, ChunkEvent, FragmentReference, FullPolicy
-from breadbox_console.episodes import EpisodeIndex, SeenFragment, Worker, finite
+from breadbox_console.episodes import Episode, EpisodeIndex, SeenFragment, Worker, finite
 
 WINDOW_S: Final = 5.0
 """Seconds over which rates are taken."""
@@ -24,12 +24,6 @@ LIVES_MAX: Final = 100_000
 ADVISED: Final = ("Down", "Stalled", "Damaged", "Starved", "Idle")
 """Statuses beside which remedies are shown."""
 _SERIES: Final = ("in", "out", "chunks", "version", "staleness")
-_LEFT: Final = {
-    "chunks_evicted_stale": "left because they became stale",
-    "chunks_evicted_capacity": "left to make room",
-    "chunks_evicted_quarantined": "were quarantined: readers could not read them",
-    "chunks_evicted_payload_lost": "left because the store lost their payloads",
-}
 _WHY: Final = {
     "stale": "it became stale",
     "capacity": "to make room",
@@ -39,6 +33,8 @@ _WHY: Final = {
     "quarantined": "readers could not read it",
     "deleted": "a client deleted it",
 }
+_ORDINARY: Final = ("capacity", "used_up", "session_ended")
+"""Reasons for which chunks leave without an event on the page."""
 
 
 @dataclass(slots=True)
@@ -127,6 +123,10 @@ class BufferHistory:
             and not (life is not None and life.why)
         )
 
+    def held_share(self, episode: Episode) -> float:
+        """Return the share of an episode's fragments that are in the buffer."""
+        return sum(self.is_held(span.fragment) for span in episode.spans) / len(episode.spans)
+
     def _take_events(self, events: Sequence[ChunkEvent], now: float) -> None:
         for event in events:
             self.event_number = event.number
@@ -137,6 +137,9 @@ class BufferHistory:
                 self._granted.extend(event.values)
             elif reason in _WHY:
                 self.uses.update(event.values)
+                if reason not in _ORDINARY:
+                    text = f"{len(event.values)} chunks left: {_WHY[reason]}"
+                    self.events.append({"time": at, "kind": "bad", "text": text})
             for place, chunk_id in enumerate(event.chunk_ids):
                 life = self.lives.setdefault(chunk_id, ChunkLife())
                 if is_granted:
@@ -185,12 +188,7 @@ def events_between(
         found.append(("bad", f"nothing is decided: {after.state.outage}"))
     if before.state.outage and not after.state.outage:
         found.append(("good", "the server decides again"))
-    counters, old = after.state.counters, before.state.counters
-    for name, words in _LEFT.items():
-        grown = counters.get(name, 0) - old.get(name, 0)
-        if grown > 0 and name != "chunks_evicted_capacity":
-            found.append(("bad" if "stale" not in name else "note", f"{grown} chunks {words}"))
-    if sum(counters.values()) < sum(old.values()):
+    if sum(after.state.counters.values()) < sum(before.state.counters.values()):
         found.append(("anew", "the buffer was made anew, or its counters were set back"))
     return [{"time": now, "kind": kind, "text": text} for kind, text in found]
 
@@ -222,8 +220,6 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> 
         "capacity_chunks": config.capacity_chunks,
         "bytes": state.payload_bytes,
         "capacity_bytes": config.capacity_bytes,
-        "fragments": state.fragment_count,
-        "open_chunks": state.open_chunk_count,
         "leases": state.lease_count,
         "leases_max": config.leases_max,
         "waiters": state.waiter_count if has_learner else None,
@@ -231,17 +227,7 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> 
         "waiting_share": history.wait_s / max(history.watched_s, 1e-3) if has_learner else None,
         "worker_count": state.worker_count,
         "workers": worker_rows,
-        "subscriptions": [
-            {
-                "name": each.name,
-                "is_retaining": each.retaining,
-                "lag_chunks": each.lag_chunk_count,
-                "lag_bytes": each.lag_bytes,
-                "lag_s": each.lag_s,
-                "missed": each.missed_chunk_count,
-            }
-            for each in after.subscriptions
-        ],
+        "subscriptions": [asdict(each) for each in after.subscriptions],
         "batch": history.latest_batch,
         "next_out": next_out(after, history.head),
         "events": list(history.events)[-20:][::-1],
@@ -258,12 +244,9 @@ def describe_workers(
         for name, worker in workers.items()
         if worker.returns
     }
-    typical = float(np.median(list(means.values()))) if len(means) >= 4 else None
-    spread = (
-        float(np.median(np.abs(np.array(list(means.values())) - typical)))
-        if typical is not None
-        else 0.0
-    )
+    all_means = np.array(list(means.values()))
+    typical = float(np.median(all_means)) if len(means) >= 4 else None
+    spread = 0.0 if typical is None else float(np.median(np.abs(all_means - typical)))
     rows: list[dict[str, Any]] = []
     for name, worker in workers.items():
         problems = []
@@ -284,7 +267,6 @@ def describe_workers(
         rows.append(
             {
                 "name": name,
-                "fragments": worker.fragment_count,
                 "rate": _rate(worker, now),
                 "version": worker.version,
                 "behind": (after.model_version or 0) - worker.version,
@@ -349,7 +331,7 @@ def next_out(description: BufferDescription, head: Sequence[FragmentReference]) 
         age = (
             0.0 if config.staleness_max is None else (each["age"] + 1) / (config.staleness_max + 1)
         )
-        return max(age, each["uses"] / (config.uses_max or np.inf))
+        return max(age, float(each["uses"] / (config.uses_max or np.inf)))
 
     rows = [
         {

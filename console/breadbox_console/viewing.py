@@ -27,7 +27,7 @@ IMAGE_SIDE_MIN: Final = 8
 """Smallest side of an array that counts as an image."""
 LINES_MAX: Final = 16
 """Widest vector that is drawn as lines; wider ones are pictures of rows over steps."""
-POINTS_MAX: Final = 4000
+POINTS_MAX: Final = 8000
 """Most steps of an episode that series cover; longer ones are thinned out."""
 WINDOW_STEPS: Final = 16
 """Steps whose frames are loaded together."""
@@ -37,7 +37,6 @@ SCHEMAS_MAX: Final = 64
 VIDEO_FPS: Final = 30
 PNG_BYTES_MAX: Final = 256 * 2**10
 """Most bytes of pixels that are sent as they are: PNG takes 20 times as long as JPEG."""
-TOKENS_MAX: Final = 20_000
 
 Pixels = NDArray[np.uint8]
 Renderer = Callable[[Any, int], Any]
@@ -71,6 +70,14 @@ def kind_of(array: ArrayType) -> str:
     if len(shape) == 2 and min(shape) >= IMAGE_SIDE_MIN:
         return "image"
     return "lines" if size <= LINES_MAX else "picture"
+
+
+def type_text(array: ArrayType) -> str:
+    """Return the type of a step of an array in words, such as "uint8 210×160×3"."""
+    shape = "×".join(map(str, array.shape[1:]))
+    # "bfloat16" is no name that numpy knows; all others begin with a byte order.
+    is_coded = array.type_name[0] in "<>|="
+    return f"{np.dtype(array.type_name).name if is_coded else array.type_name} {shape}".strip()
 
 
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int] | None:
@@ -133,19 +140,24 @@ class Viewer:
             "buffer": buffer,
             "now": time.time(),
             "rewards": _thinned(_joined(episode.rewards)),
-            "lanes": lanes(watch, buffer, episode),
             "streams": [],
             "series": {},
             "texts": {},
+            "tokens": [],
             "gone": "",
         }
         try:
-            types = await self._types_of(watch, buffer, episode.spans[-1].fragment)
+            read, reference = await self._reference(watch, buffer, episode.spans[-1].fragment)
+            try:
+                types = await self._described(watch, reference)
+            finally:
+                await watch.release(read, buffer)
         except (GoneError, ReplayBufferError) as error:
             found["gone"] = f"Its arrays cannot be loaded: {error}"
+            found["lanes"] = lanes(watch, buffer, episode, [str(error)] * len(episode.spans))
             return found
         streams = [
-            {"path": path, "kind": kind, "type": str(ArrayType(each.type_name, each.shape[1:]))}
+            {"path": path, "kind": kind, "type": type_text(each)}
             for path, each in types.items()
             if path.split(".")[0] not in ("next_obs", "in_state", "final_obs", "final_obs_step")
             and (kind := kind_of(each))
@@ -154,7 +166,8 @@ class Viewer:
             streams.insert(0, {"path": "(rendered)", "kind": "image", "type": "renderer"})
         found["streams"] = streams
         series = [each["path"] for each in streams if each["kind"] in ("lines", "text")]
-        await self._add_series(found, watch, buffer, episode, series)
+        problems = await self._add_series(found, watch, buffer, episode, series)
+        found["lanes"] = lanes(watch, buffer, episode, problems)
         return found
 
     async def frame(
@@ -186,39 +199,14 @@ class Viewer:
             GoneError: A payload has left the buffer.
             KeyError: There is no such stream.
         """
-        parts = await self._column(watch, buffer, episode, path)
-        flat = np.concatenate([each.reshape(len(each), -1) for each in parts])
+        fragments = await self._load_all(watch, buffer, episode, [path])
+        parts = [
+            leaf_of(each, path)[start:stop].reshape(stop - start, -1)
+            for (_, start, stop), each in zip(episode.spans, fragments, strict=True)
+        ]
+        flat = np.concatenate(parts)
         thinned = flat[:: -(-len(flat) // POINTS_MAX)]
         return await asyncio.to_thread(lambda: encoded(as_pixels(np.ascontiguousarray(thinned.T))))
-
-    async def tokens(self, watch: Watch, buffer: str, episode: Episode) -> list[dict[str, Any]]:
-        """Return the actions as tokens, with log-probability and version of each."""
-        found: list[dict[str, Any]] = []
-        columns = ["action", "log_prob", "model_version"]
-        fragments = await self._load_all(watch, buffer, episode, columns)
-        for span, fragment in zip(episode.spans, fragments, strict=True):
-            ids = np.asarray(fragment.action)[span.start : span.stop]
-            if ids.ndim != 1 or ids.dtype.kind not in "iu":
-                return []
-            numbers = [int(each) for each in ids]
-            detokenizer = self._hooks.detokenizer
-            texts = (
-                [f"{each} " for each in numbers]
-                if detokenizer is None
-                else list(detokenizer(numbers))
-            )
-            for at, text in enumerate(texts):
-                step = span.start + at
-                log_prob = None if fragment.log_prob is None else float(fragment.log_prob[step])
-                versions = fragment.model_version
-                version = span.fragment.version_min if versions is None else int(versions[step])
-                finite = log_prob is not None and np.isfinite(log_prob)
-                found.append(
-                    {"text": text, "log_prob": log_prob if finite else None, "version": version}
-                )
-            if len(found) >= TOKENS_MAX:
-                break
-        return found[:TOKENS_MAX]
 
     async def download(self, watch: Watch, buffer: str, episode: Episode, suffix: str) -> bytes:
         """Return the episode as a Parquet file, a row a step, or its first images as MP4.
@@ -238,14 +226,13 @@ class Viewer:
 
     async def _add_series(
         self, found: dict[str, Any], watch: Watch, buffer: str, episode: Episode, paths: list[str]
-    ) -> None:
+    ) -> list[str]:
+        """Add series and texts; return why each fragment could not be loaded, or ""."""
         fragments = await self._load_held(watch, buffer, episode, paths)
-        if None in fragments:
-            found["gone"] = "Some of its fragments have left the buffer, or cannot be loaded now."
         for path in [*paths, "model_version"]:
             arrays = [
-                None if each is None else _column_of(each, path)[span.start : span.stop]
-                for span, each in zip(episode.spans, fragments, strict=True)
+                None if isinstance(each, Exception) else _column_of(each, path)[start:stop]
+                for (_, start, stop), each in zip(episode.spans, fragments, strict=True)
             ]
             model = next((each for each in arrays if each is not None), None)
             if model is None:
@@ -258,18 +245,19 @@ class Viewer:
             column = _joined([each for each in arrays if each is not None])
             if is_text:
                 found["texts"][path] = [str(each) for each in column[:POINTS_MAX]]
-            else:
-                flat = column.reshape(len(column), -1)
-                found["series"][path] = [_thinned(flat[:, at]) for at in range(flat.shape[1])]
+                continue
+            flat = column.reshape(len(column), -1)
+            found["series"][path] = [_thinned(flat[:, at]) for at in range(flat.shape[1])]
+            if path == "action" and column.ndim == 1 and column.dtype.kind in "iu":
+                found["tokens"] = await asyncio.to_thread(self._words, column[:POINTS_MAX])
+        return [str(each) if isinstance(each, Exception) else "" for each in fragments]
 
-    async def _types_of(
-        self, watch: Watch, buffer: str, fragment: SeenFragment
-    ) -> dict[str, ArrayType]:
-        read, reference = await self._reference(watch, buffer, fragment)
+    def _words(self, ids: NDArray[Any]) -> list[str]:
+        """Return the text of each token, or nothing where the detokenizer does not know one."""
         try:
-            return await self._described(watch, reference)
-        finally:
-            await watch.release(read, buffer)
+            return list(self._hooks.detokenizer(ids.tolist())) if self._hooks.detokenizer else []
+        except (LookupError, TypeError, ValueError):
+            return []
 
     async def _described(self, watch: Watch, reference: FragmentReference) -> dict[str, ArrayType]:
         key = (watch.client.address, reference.metadata.schema_hash)
@@ -281,14 +269,14 @@ class Viewer:
 
     async def _load_held(
         self, watch: Watch, buffer: str, episode: Episode, columns: list[str] | None
-    ) -> list[Fragment | None]:
-        """Load the fragments of an episode, several at a time; None for those that cannot be."""
+    ) -> list[Fragment | Exception]:
+        """Load the fragments of an episode, several at a time, or say why one cannot be."""
 
-        async def load(span: Span) -> Fragment | None:
+        async def load(span: Span) -> Fragment | Exception:
             try:
                 return await self._load(watch, buffer, span.fragment, columns, None)
-            except (GoneError, ReplayBufferError):
-                return None
+            except (GoneError, ReplayBufferError) as error:
+                return error
 
         async with asyncio.TaskGroup() as tasks:
             loads = [tasks.create_task(load(span)) for span in episode.spans]
@@ -298,19 +286,10 @@ class Viewer:
         self, watch: Watch, buffer: str, episode: Episode, columns: list[str] | None
     ) -> list[Fragment]:
         held = await self._load_held(watch, buffer, episode, columns)
-        found = [each for each in held if each is not None]
+        found = [each for each in held if not isinstance(each, Exception)]
         if len(found) < len(held):
             raise GoneError("some of the episode's fragments have left the buffer")
         return found
-
-    async def _column(
-        self, watch: Watch, buffer: str, episode: Episode, path: str
-    ) -> list[NDArray[Any]]:
-        fragments = await self._load_all(watch, buffer, episode, [path])
-        return [
-            leaf_of(fragment, path)[span.start : span.stop]
-            for span, fragment in zip(episode.spans, fragments, strict=True)
-        ]
 
     async def _window(
         self,
@@ -385,8 +364,17 @@ class Viewer:
         raise GoneError(f"fragment {fragment.key.fragment_index} has left the buffer")
 
 
-def lanes(watch: Watch, buffer: str, episode: Episode) -> list[dict[str, Any]]:
-    """Return the life of each fragment of an episode, by the core's rules and what was seen."""
+def lanes(
+    watch: Watch, buffer: str, episode: Episode, problems: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the life of each fragment of an episode, by the core's rules and what was seen.
+
+    Args:
+        watch: What was seen.
+        buffer: Name of the buffer.
+        episode: The episode.
+        problems: Why each fragment could not be loaded, or "".
+    """
     watched = watch.buffers.get(buffer)
     if watched is None or not watched.history.looks:
         return []
@@ -394,7 +382,7 @@ def lanes(watch: Watch, buffer: str, episode: Episode) -> list[dict[str, Any]]:
     now_version = history.looks[-1][1].model_version
     found = []
     step = 0
-    for span in episode.spans:
+    for span, problem in zip(episode.spans, problems, strict=True):
         each = span.fragment
         behind = None if now_version is None else now_version - each.version_min
         life = history.lives.get(each.chunk_id, ChunkLife())
@@ -409,11 +397,12 @@ def lanes(watch: Watch, buffer: str, episode: Episode) -> list[dict[str, Any]]:
                 "appended_at": each.appended_at,
                 "staleness_then": each.staleness,
                 "staleness_now": behind,
-                "bytes": each.size_bytes,
                 "grants": life.grants,
                 "left_at": life.left_at,
-                "is_held": history.is_held(each),
-                "fate": f"left: {life.why}" if life.why else _fate(history, each),
+                "is_held": history.is_held(each) and not problem,
+                "is_missing": bool(problem),
+                "fate": (f"left: {life.why}" if life.why else _fate(history, each))
+                or (f"load failed: {problem}" if problem else ""),
             }
         )
         step += span.stop - span.start

@@ -47,7 +47,7 @@ def test_a_page_goes_on_when_the_server_was_killed_and_started(
             server.start(60)
             page.get_by_text("Live from").wait_for()
             page.reload()
-            page.get_by_text("step 0 of 31").wait_for()
+            page.get_by_text("step 1 of 32").wait_for()
             client.append(played(1, obs=film(), episode_id=1))
             page.goto(f"{url}#/episodes/default")
             page.get_by_role("link", name="w0 #1").wait_for()
@@ -152,5 +152,5 @@ def test_a_hundred_thousand_fragments_of_five_hundred_workers_can_be_looked_at(
             heap = page.evaluate("performance.memory.usedJSHeapSize")
             assert heap < 100 * 2**20
             page.get_by_role("link", name="w499 #").first.click()
-            page.get_by_text("step 0 of 3").wait_for()
+            page.get_by_text("step 1 of 4").wait_for()
         assert np.isclose(FRAGMENTS, client.get_buffer("busy").state.fragment_count)

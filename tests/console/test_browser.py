@@ -137,36 +137,36 @@ def test_every_stream_follows_one_transport_by_keyboard_and_mouse(
     go(page, url, "#/episodes/default")
     page.get_by_text("64").first.wait_for()
     page.get_by_role("link", name="w0 #0").click()
-    page.get_by_text("step 0 of 63").wait_for()
+    page.get_by_text("step 1 of 64").wait_for()
     assert 0 == brightness(page)
 
     for _ in range(3):
         page.keyboard.press("ArrowRight")
-    page.get_by_text("step 3 of 63").wait_for()
+    page.get_by_text("step 4 of 64").wait_for()
     assert 3 == brightness(page)
     page.keyboard.press("End")
     assert 63 == brightness(page)
     page.get_by_role("button", name="Step back").click()
     assert 62 == brightness(page)
-    page.get_by_role("button", name="Fragment 1,").click()
-    page.get_by_text("step 32 of 63").wait_for()
+    page.get_by_role("button", name="Life of fragment 1:").click()
+    page.get_by_text("step 33 of 64").wait_for()
     assert 32 == brightness(page)
     # A link to a step leads to it.
     address = page.url
     page.goto("about:blank")
     page.goto(address)
-    page.get_by_text("step 32 of 63").wait_for()
+    page.get_by_text("step 33 of 64").wait_for()
 
 
 def test_play_runs_to_the_end_and_stops(page: Any, url: str, client: breadbox.Client) -> None:
     client.append(played(0, obs=film()))
     go(page, url, "#/episodes/default")
     page.get_by_role("link", name="w0 #0").click()
-    page.get_by_text("step 0 of 31").wait_for()
+    page.get_by_text("step 1 of 32").wait_for()
     page.get_by_label("Steps per second").select_option("60")
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Play").click()
-    page.get_by_text("step 31 of 31").wait_for()
+    page.get_by_text("step 32 of 32").wait_for()
     page.get_by_role("button", name="Play").wait_for()
 
 
@@ -180,7 +180,7 @@ def test_two_episodes_are_compared_on_one_transport(
     for number in (1, 2):
         page.get_by_label(f"Compare episode {number}").check()
     page.get_by_role("button", name="Compare two").click()
-    page.get_by_text("step 0 of 31").wait_for()
+    page.get_by_text("step 1 of 32").wait_for()
 
     assert 2 == page.get_by_role("img", name="obs.camera").count()
 
@@ -201,15 +201,37 @@ def test_names_tags_and_text_are_shown_and_never_run(
     assert 0 == page.locator("img[src='x']").count()
 
 
-def test_actions_are_shown_as_tokens(page: Any, url: str, client: breadbox.Client) -> None:
+def test_actions_are_shown_as_tokens_where_a_detokenizer_knows_them(
+    chromium: Any, server: ServerProcess, client: breadbox.Client, tmp_path: Path
+) -> None:
     client.append(played(0))
+    words = ("--detokenizer", "tests.support.words:spelled")
+    with console(server.address, tmp_path / "words.log", *words) as url:
+        for page in opened(chromium, f"{url}#/episodes/default"):
+            page.get_by_role("link", name="w0 #0").click()
+            page.get_by_role("button", name="Show actions as tokens").click()
+            token = page.get_by_role("button", name="<17>", exact=True)
+            token.wait_for()
+
+            assert "step 18: log-probability -0.5, version 0" == token.get_attribute("title")
+
+
+def test_a_small_frame_is_enlarged_beside_what_the_cursor_is_at(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    client.append(played(0, obs=film()))
     go(page, url, "#/episodes/default")
     page.get_by_role("link", name="w0 #0").click()
-    page.get_by_role("button", name="Show actions as tokens").click()
-    token = page.get_by_role("button", name="17", exact=True)
-    token.wait_for()
+    page.get_by_text("step 1 of 32").wait_for()
+    brightness(page)
+    page.get_by_text("obs.camera uint8 48×64×3").wait_for()
+    page.keyboard.press("Shift+ArrowRight")
+    page.get_by_label("At the cursor").get_by_text("action").locator("..").get_by_text(
+        "10"
+    ).wait_for()
 
-    assert "step 17: log-probability -0.5, version 0" == token.get_attribute("title")
+    assert 448 == page.get_by_role("img", name="obs.camera").bounding_box()["width"]
+    assert 0 == page.get_by_role("button", name="Show actions as tokens").count()
 
 
 def test_an_episode_is_downloaded_as_parquet_and_as_a_film(
@@ -242,7 +264,8 @@ def test_an_episode_that_has_left_says_so_and_keeps_its_rewards(
     page.get_by_role("link", name="w0 #0").click()
     page.get_by_text("has left the buffer").wait_for()
 
-    page.get_by_role("img", name="reward").wait_for()
+    page.get_by_text("The same at each step: reward 1").wait_for()
+    page.get_by_text("steps 1 to 32: left: its session ended").wait_for()
 
 
 def test_the_life_of_a_fragment_says_when_it_was_granted_and_why_it_left(
@@ -298,6 +321,8 @@ def test_looking_uses_nothing_up_and_leaves_no_lease(
 def test_a_token_is_asked_for_and_shows_its_buffers_only(chromium: Any, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     admin, ann = write_tokens(file, "admin boss", "learner ann buffers=red")
+    one_token = tmp_path / "ann"
+    one_token.write_text(ann)
     arguments = ("--store", f"file://{tmp_path}/store", "--tokens", str(file))
     with (
         ServerProcess(*arguments, log=tmp_path / "server.log") as server,
@@ -309,6 +334,9 @@ def test_a_token_is_asked_for_and_shows_its_buffers_only(chromium: Any, tmp_path
             page.get_by_label("Token").fill("bbx_wrong")
             page.keyboard.press("Enter")
             page.get_by_text("The server refuses the token").wait_for()
+            page.get_by_label("Token").fill(f"@{one_token}")
+            page.keyboard.press("Enter")
+            page.get_by_text("this is no token").wait_for()
             page.get_by_label("Token").fill(ann)
             page.get_by_role("button", name="Log in").click()
             page.get_by_role("region", name="Buffer red").wait_for()
@@ -334,7 +362,7 @@ def test_every_page_is_accessible_and_as_wide_as_its_window(
         for name, awaited in (
             ("overview", "Latest batch"),
             ("episodes/default", "3 of 3"),
-            ("episode/default/1", "step 0 of 31"),
+            ("episode/default/1", "step 1 of 32"),
             ("learning/default", "Return of episodes"),
         ):
             go(page, url, f"#/{name}")

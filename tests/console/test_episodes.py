@@ -49,7 +49,7 @@ def test_a_fragment_that_is_read_twice_counts_once() -> None:
     index = index_of(played(0), played(0))
 
     assert 1 == len(index.episodes)
-    assert 32 == index.workers["w0"].step_count
+    assert 1 == len(index.workers["w0"].seen_at)
 
 
 def test_a_return_that_the_worker_counted_from_the_start_is_taken() -> None:

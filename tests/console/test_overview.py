@@ -41,7 +41,7 @@ def description(*events: ChunkEvent, session_id: str = "run", **state: Any) -> B
 
 def fragment(chunk_id: int) -> SeenFragment:
     key = FragmentKey("run", "w0", chunk_id)
-    return SeenFragment(key, chunk_id, 0, 0, 32, 100, 0, 1.0, discontinuity=False)
+    return SeenFragment(key, chunk_id, 0, 0, 32, 0, 1.0, discontinuity=False)
 
 
 def event(

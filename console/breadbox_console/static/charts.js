@@ -8,7 +8,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
  * Draw lines. Returns {element, update(columns), mark(x)}.
  * columns: [x, y1, y2, ...], lists of equal length; null where there is no value.
  */
-export function lines(title, names, columns, { isTime = true, height = 110, onPick = null } = {}) {
+export function lines(title, names, columns, { isTime = true, height = 110, onPick = null, xs = null, hasPoints = false } = {}) {
   const holder = h("div", { class: "plot" });
   const none = h("p", { class: "empty" }, "no data");
   const element = h("figure", { class: "chart" }, h("figcaption", {}, title), none, holder);
@@ -18,7 +18,7 @@ export function lines(title, names, columns, { isTime = true, height = 110, onPi
   const options = () => ({
     width: Math.max(120, holder.clientWidth || 300),
     height,
-    scales: { x: { time: isTime }, y: { range: (_, low, high) => (low === null ? [0, 1] : low === high ? [low && low - 1, high + 1] : window.uPlot.rangeNum(low, high, 0.1, true)) } },
+    scales: { x: xs ? { time: isTime, range: xs } : { time: isTime }, y: { range: (_, low, high) => (low === null ? [0, 1] : low === high ? [low && low - 1, high + 1] : window.uPlot.rangeNum(low, high, 0.1, true)) } },
     legend: { show: names.length > 1, live: false },
     cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
     axes: [
@@ -26,7 +26,7 @@ export function lines(title, names, columns, { isTime = true, height = 110, onPi
       { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, size: 50, font: "11px system-ui" },
     ],
     series: [{}, ...names.map((label, at) => ({
-      label, stroke: colour(COLOURS[at % COLOURS.length]), width: 1.5, points: { show: false },
+      label, stroke: colour(COLOURS[at % COLOURS.length]), width: 1.5, points: { show: hasPoints, size: 3 }, paths: hasPoints ? () => null : undefined,
     }))],
     hooks: {
       draw: [(drawn) => {
@@ -72,10 +72,11 @@ export function bars(title, entries, onPick = null) {
     entries.length ? "" : h("p", { class: "empty" }, "no data"),
     h("div", { class: "row", hidden: !entries.length }, entries.map((each) => {
       const label = `${each.label}: ${each.count}`;
-      const bar = h("span", { class: "bar", style: { height: `${Math.max(each.count ? 4 : 0, (100 * each.count) / most)}%` } });
+      const bar = h("span", { class: "bar", style: { height: `${Math.max(each.count ? 4 : 0, (85 * each.count) / most)}%` } });
+      const inside = [h("span", { class: "count" }, each.count || ""), bar];
       return onPick
-        ? h("button", { type: "button", class: "slot", title: label, "aria-label": label, "aria-pressed": String(Boolean(each.on)), onclick: () => onPick(each) }, bar)
-        : h("span", { class: "slot", role: "img", title: label, "aria-label": label }, bar);
+        ? h("button", { type: "button", class: "slot", title: label, "aria-label": label, "aria-pressed": String(Boolean(each.on)), onclick: () => onPick(each) }, inside)
+        : h("span", { class: "slot", role: "img", title: label, "aria-label": label }, inside);
     })),
-    h("div", { class: "ends" }, h("span", {}, entries[0]?.short ?? ""), h("span", {}, entries[entries.length - 1]?.short ?? "")));
+    h("div", { class: "ends" }, entries.map((each) => h("span", {}, each.short))));
 }

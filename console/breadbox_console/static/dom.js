@@ -54,14 +54,14 @@ export const versions = (each) => (each.version_min === each.version_max ? `vers
 
 export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString("en-GB");
 
-/** A table of rows; cells may be text or elements, headings that begin with # are numbers. */
+/** A table of rows; cells may be text or elements. Headings are text or elements, and those of numbers begin with "#". */
 export function table(caption, headings, rows, empty = "none") {
   if (!rows.length) return h("p", { class: "empty" }, `${caption}: ${empty}`);
-  const isNumber = headings.map((each) => each.startsWith("#"));
+  const isNumber = headings.map((each) => each[0]?.[0] === "#");
   const cell = (value, at) => h("td", { class: isNumber[at] ? "number" : null }, value ?? "–");
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
     h("table", {}, h("caption", {}, caption),
       h("thead", {}, h("tr", {}, headings.map((each, at) =>
-        h("th", { scope: "col", class: isNumber[at] ? "number" : null }, each.replace(/^#/, ""))))),
+        h("th", { scope: "col", class: isNumber[at] ? "number" : null }, each.replace?.(/^#/, "") ?? (Array.isArray(each) ? each[1] : each))))),
       h("tbody", {}, rows.map((row) => h("tr", { class: row.level }, (row.cells || row).map(cell))))));
 }

@@ -30,6 +30,7 @@ export function showEpisodes(main, app, at) {
       if (type !== "select") inputs[name].value = query.get(name) ?? "";
       return h("label", {}, label, inputs[name]);
     }),
+    h("button", { type: "button", onclick: () => { query.set("sort", "return"); query.delete("down"); apply(); } }, "Worst finished first"),
     h("button", { type: "button", onclick: () => { for (const each of Object.values(inputs)) each.value = ""; apply(); } }, "Clear"));
   const compare = h("button", { type: "button", disabled: true, onclick: () => {
     const [one, other] = [...picked];
@@ -57,7 +58,7 @@ export function showEpisodes(main, app, at) {
       if (hasEnded) return;
       fill("worker", found.workers);
       fill("task", found.tasks);
-      count.textContent = `${number(found.total)} of ${number(found.all)} episodes seen`;
+      count.textContent = `${number(found.total)} of ${number(found.all)} episodes seen, ${number(found.ended)} of them ended`;
       // Bins stay as they are while one of them is focused: a key press must not lose its place.
       if (!picture.contains(document.activeElement)) drawHistogram(found.histogram);
       if (!list.contains(document.activeElement)) drawList(found);
@@ -69,8 +70,7 @@ export function showEpisodes(main, app, at) {
 
   function drawHistogram(found) {
     const entries = found.map((each) => ({ ...each, label: `returns ${number(each.from)} to ${number(each.to)}`, short: number(each.from) }));
-    if (entries.length) entries[entries.length - 1].short = number(found[found.length - 1].to);
-    picture.replaceChildren(bars("Returns: a bar filters", entries, (bin) => {
+    picture.replaceChildren(bars(`Returns of ended episodes, each bar from its number on${found.length ? `, to ${number(found[found.length - 1].to)}` : ""}: a bar filters`, entries, (bin) => {
       inputs.return_min.value = bin.from;
       inputs.return_max.value = bin.to;
       picture.querySelector("button:focus")?.blur();
@@ -79,7 +79,14 @@ export function showEpisodes(main, app, at) {
   }
 
   function drawList(found) {
-    const rows = found.rows.map((each) => [
+    const sorting = (name, label) => h("button", { type: "button", class: "sort", onclick: () => {
+      const isDown = query.get("sort") === name && !query.has("down");
+      query.set("sort", name);
+      if (isDown) query.set("down", "1"); else query.delete("down");
+      document.activeElement.blur();
+      apply();
+    } }, `${label}${query.get("sort") === name ? (query.has("down") ? " ▼" : " ▲") : ""}`);
+    const row = (each) => [
       h("input", { type: "checkbox", "aria-label": `Compare episode ${each.number}`, checked: picked.has(each.number), onchange: (event) => {
         if (event.target.checked) picked.add(each.number); else picked.delete(each.number);
         if (picked.size > 2) { const first = picked.values().next().value; picked.delete(first); }
@@ -88,13 +95,15 @@ export function showEpisodes(main, app, at) {
       h("a", { href: `#/episode/${encodeURIComponent(buffer)}/${each.number}` }, `${each.worker} #${each.episode}`),
       each.task, number(each.return), number(each.length), each.is_whole ? each.end : `${each.end}, without its start`,
       each.version_min === each.version_max ? number(each.version_min) : `${each.version_min}–${each.version_max}`,
-      clock(each.seen_at), each.text,
-    ]);
+      each.held === undefined ? "–" : each.held === 1 ? "yes" : each.held ? `${Math.round(100 * each.held)} %` : "no", clock(each.seen_at), each.text,
+    ];
+    const headings = ["Compare", sorting("episode", "Episode"), "Task", ["#", sorting("return", "Return")], ["#", sorting("length", "Length")], "End", ["#", sorting("version", "Version")], "Held", ["#", sorting("seen", "Seen")], "Tag"];
     list.replaceChildren(
-      table("Episodes, the latest first", ["Compare", "Episode", "Task", "#Return", "#Length", "End", "#Version", "#Seen", "Tag"], rows, "none fits"),
+      table("Ended episodes", headings, found.rows.map(row), "none fits"),
       h("p", { class: "bar-row" },
         h("button", { type: "button", disabled: start === 0, onclick: () => { start = Math.max(0, start - 200); document.activeElement.blur(); refresh(); } }, "Later"),
-        h("button", { type: "button", disabled: start + 200 >= found.total, onclick: () => { start += 200; document.activeElement.blur(); refresh(); } }, "Earlier")));
+        h("button", { type: "button", disabled: start + 200 >= found.ended, onclick: () => { start += 200; document.activeElement.blur(); refresh(); } }, "Earlier")),
+      found.running.length ? table("Running, as far as seen", ["Compare", "Episode", "Task", "#Return", "#Length", "End", "#Version", "Held", "#Seen", "Tag"], found.running.map(row)) : "");
   }
 
   for (const [name, values] of Object.entries(CHOICES)) fill(name, values);

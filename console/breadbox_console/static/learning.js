@@ -7,9 +7,9 @@ export function showLearning(main, app, at) {
   if (!buffer) return {};
   const by = h("select", {}, ["all", "task", "worker"].map((each) => h("option", { value: each }, each)));
   const axis = h("select", {}, [["steps", "environment steps"], ["time", "time"]].map(([value, text]) => h("option", { value }, text)));
-  const waiting = h("p", {}), holder = h("div", { class: "charts wide" });
+  const holder = h("div", { class: "charts wide" });
   main.append(h("h2", {}, `Learning in ${buffer}`),
-    h("div", { class: "filters" }, h("label", {}, "One line for each", by), h("label", {}, "Over", axis)), waiting, holder);
+    h("div", { class: "filters" }, h("label", {}, "One line for each", by), h("label", {}, "Over", axis)), holder);
   let charts = [], timer = null, hasEnded = false;
 
   async function refresh() {
@@ -39,11 +39,6 @@ export function showLearning(main, app, at) {
   axis.addEventListener("change", refresh);
   refresh();
   return {
-    update(overview) {
-      const found = overview.buffers.find((each) => each.name === buffer);
-      if (!found) return;
-      waiting.textContent = found.waiting_share === null ? "" : `The learner waited ${Math.round(100 * found.waiting_share)} % of the time seen.`;
-    },
     end() { hasEnded = true; clearTimeout(timer); for (const each of charts) each.end(); },
   };
 }

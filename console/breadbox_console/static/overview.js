@@ -34,7 +34,7 @@ const serverText = (server) => [server.version ? `Server ${server.version}` : ""
   ...(server.servers ?? [])].filter(Boolean).join("; ");
 
 function card(first) {
-  const title = h("h3", {}, first.name), seen = h("div", {}), badge = h("span", { class: "badge" });
+  const title = h("h3", {}, first.name), seen = h("div", {}), counted = h("span", {}), badge = h("span", { class: "badge" });
   const said = h("div", { class: "said" }), facts = h("dl", { class: "facts" });
   const meters = h("div", { class: "meters" }), below = h("div", { class: "below" }), ages = h("div", {}), uses = h("div", {});
   const empty = [[], []];
@@ -45,7 +45,7 @@ function card(first) {
   const charts = [flow, held, stale, version];
   const headline = h("span", { class: "headline" });
   const folded = h("details", {}, h("summary", {}, h("span", { class: "head" }, title, badge, headline)),
-    said, h("p", {}, h("a", { href: `#/episodes/${encodeURIComponent(first.name)}` }, "Episodes")),
+    said, h("p", {}, h("a", { href: `#/episodes/${encodeURIComponent(first.name)}` }, "Episodes"), counted),
     facts, meters, seen, h("div", { class: "charts" }, charts.map((each) => each.element), ages, uses), below);
   const element = h("section", { class: "card", "aria-label": `Buffer ${first.name}` }, folded);
   let history = null, shown = "", isFolded = null;
@@ -77,6 +77,7 @@ function card(first) {
         stale.update([history.time, history.staleness]);
         version.update([history.time, history.version]);
       }
+      counted.textContent = `: ${number(buffer.episodes)} seen${buffer.skipped ? `; ${number(buffer.skipped)} chunks were gone before they were read` : ""}`;
       facts.replaceChildren(...listed([
         ["Session", buffer.session || "none"],
         ["Version", number(buffer.version)],
@@ -98,7 +99,7 @@ function card(first) {
       seen.replaceChildren(workers(buffer));
       below.replaceChildren(batch(buffer, now), leaving(buffer),
         table("Subscriptions", ["Name", "#Chunks behind", "#Bytes behind", "#Seconds", "#Missed"],
-          buffer.subscriptions.map((each) => [each.name, number(each.lag_chunks), bytes(each.lag_bytes), number(each.lag_s), number(each.missed)])),
+          buffer.subscriptions.map((each) => [each.name, number(each.lag_chunk_count), bytes(each.lag_bytes), number(each.lag_s), number(each.missed_chunk_count)])),
         h("section", {}, h("h4", {}, "Recent events"), buffer.events.length
           ? h("ul", { class: "events" }, buffer.events.map((each) => h("li", { class: each.kind }, h("time", {}, clock(each.time)), ` ${each.text}`)))
           : h("p", { class: "empty" }, "none since the console began to watch")));

@@ -1,5 +1,5 @@
 // One episode, or two side by side: every stream on one transport.
-import { ask, bufferPath, bytes, clock, h, number, table } from "./dom.js";
+import { ask, bufferPath, clock, h, number, versions } from "./dom.js";
 import { lines } from "./charts.js";
 
 const AHEAD = 12;
@@ -8,7 +8,7 @@ export function showEpisode(main, app, at) {
   const [buffer, one] = at.path;
   const numbers = [one, at.query.get("with")].filter(Boolean);
   const sides = [];
-  let step = Number(at.query.get("step") ?? 0), last = 0, timer = null, hasEnded = false;
+  let step = Number(at.query.get("step") ?? 0) - 1, last = 0, timer = null, hasEnded = false;
 
   const slider = h("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "Step", oninput: () => go(Number(slider.value)) });
   const shown = h("output", {}, "0");
@@ -25,10 +25,10 @@ export function showEpisode(main, app, at) {
   function go(next) {
     step = Math.max(0, Math.min(last, next));
     slider.value = step;
-    shown.textContent = `step ${step} of ${last}`;
+    shown.textContent = `step ${step + 1} of ${last + 1}`;
     for (const side of sides) side.show(step);
     const query = new URLSearchParams(at.query);
-    query.set("step", step);
+    query.set("step", step + 1);
     history.replaceState(null, "", `#/episode/${encodeURIComponent(buffer)}/${one}?${query}`);
   }
   function toggle() {
@@ -58,80 +58,105 @@ export function showEpisode(main, app, at) {
     last = Math.max(0, ...found.map((each) => each.length - 1));
     slider.max = last;
     for (const each of found) { const side = makeSide(buffer, each, go); sides.push(side); holder.append(side.element); }
-    go(step);
+    go(step < 0 ? Math.min(...sides.map((side) => side.firstHeld)) : step);
   }, (error) => { if (!hasEnded) holder.append(h("p", { class: "bad", role: "alert" }, error.message)); });
   return { end() { hasEnded = true; clearInterval(timer); document.removeEventListener("keydown", key); for (const each of sides) each.end(); } };
 }
 
+const valueAt = (series, step) => series.values[Math.floor(step / series.stride)];
+const ofSteps = (from, count) => (count === 1 ? `step ${from + 1}` : `steps ${from + 1} to ${from + count}`);
+
+/** Lanes side by side of which `same` says that they are one. */
+const merged = (lanes, same) => lanes.reduce((found, each) => {
+  const last = found[found.length - 1];
+  if (last && same(last, each)) last.steps += each.steps; else found.push({ ...each });
+  return found;
+}, []);
+
 function makeSide(buffer, episode, go) {
   const path = `${bufferPath(buffer)}/episodes/${episode.number}`;
   const url = (stream, step) => `${path}/frame/${step}?stream=${encodeURIComponent(stream)}`;
+  const missing = merged(episode.lanes.filter((each) => each.is_missing), (one, next) => one.step + one.steps === next.step && lost(one) === lost(next));
+  const gapAt = (step) => missing.find((each) => each.step <= step && step < each.step + each.steps);
   const images = episode.streams.filter((each) => each.kind === "image").map((each) => {
-    const image = h("img", { alt: `${each.path}` });
-    return { ...each, image, figure: h("figure", {}, h("figcaption", {}, `${each.path} ${each.type}`), image) };
+    const none = each.type === "renderer" ? "no rendering" : "no image", note = h("p", { class: "empty", hidden: true }, none);
+    const image = h("img", { alt: each.path,
+      onload: () => { note.hidden = !(image.hidden = false); image.style.width = `${image.naturalWidth * Math.ceil(400 / image.naturalWidth)}px`; },
+      onerror: () => { note.hidden = !(image.hidden = true); note.textContent = none; } });
+    return { ...each, image, note, figure: h("figure", {}, h("figcaption", {}, `${each.path} ${each.type}`), image, note) };
   });
   const pictures = episode.streams.filter((each) => each.kind === "picture").map((each) => h("figure", { class: "wide" },
     h("figcaption", {}, `${each.path} ${each.type}: a column for each step`),
     h("img", { alt: `${each.path} over all steps`, loading: "lazy", src: `${path}/picture?stream=${encodeURIComponent(each.path)}` })));
-  const charts = [];
-  const chart = (title, series) => {
-    if (!series.length || !series[0].values.length) return;
-    const xs = series[0].values.map((_, at) => at * series[0].stride);
-    charts.push(lines(title, series.map((_, at) => (series.length > 1 ? `[${at}]` : title)), [xs, ...series.map((each) => each.values)], { isTime: false, onPick: go }));
-  };
-  const order = ["reward", "value", "log_prob", "model_version", "action"];
-  const series = { reward: [episode.rewards], ...episode.series };
-  for (const name of [...order, ...Object.keys(series).filter((each) => !order.includes(each))]) {
-    const constant = ["first", "episode_id", "extras.episode_return", "extras.episode_length"].includes(name);
-    const isFlag = ["terminated", "truncated"].includes(name);
-    if (series[name] && !constant && !(isFlag && !series[name][0].values.some(Boolean))) chart(name, series[name]);
+  const isWhole = (name) => /^u?int/.test(episode.streams.find((each) => each.path === name)?.type ?? "");
+  const hidden = ["first", "episode_id", "extras.episode_return", "extras.episode_length"], order = ["reward", "value", "log_prob", "model_version", "action"];
+  const series = Object.fromEntries(Object.entries({ reward: [episode.rewards], ...episode.series }).filter(([name, each]) => each[0]?.values.length && !hidden.includes(name))
+    .sort(([one], [other]) => (order.indexOf(one) + 9) % 9 - (order.indexOf(other) + 9) % 9));
+  const constants = [], charts = [], ids = [];
+  const isText = episode.tokens.length > 0 && !images.length;
+  for (const [name, each] of Object.entries(series)) {
+    const known = each.map((one) => one.values.filter((value) => value !== null));
+    if (known.every((one) => one.every((value) => value === one[0]))) { constants.push(`${name} ${known.map((one) => number(one[0])).join(", ")}`); continue; }
+    const xs = each[0].values.map((_, place) => place * each[0].stride + 1);
+    const drawn = lines(name, each.map((_, place) => (each.length > 1 ? `[${place}]` : name)), [xs, ...each.map((one) => one.values)],
+      { isTime: false, height: 90, xs: [1, Math.max(2, episode.length)], hasPoints: isWhole(name), onPick: (x) => go(x - 1) });
+    charts.push(drawn);
+    if (isText && isWhole(name) && name !== "model_version") ids.push(drawn);
   }
   const texts = Object.keys(episode.texts).map((name) => ({ name, at: h("p", { class: "text" }) }));
-  const tokens = h("div", {});
-  const canBeTokens = episode.streams.some((each) => each.path === "action" && /^.?[iu]\d\[\]$/.test(each.type.replace(/[<>|=]/, "")));
-  const marker = h("span", { class: "cursor" });
-  const lane = h("div", { class: "lanes" }, episode.lanes.map((each) => h("button", {
+  const tokens = h("div", {}), readout = h("dl", { class: "readout", "aria-label": "At the cursor" }), marker = h("span", { class: "cursor" });
+  const runs = merged(episode.lanes, (one, next) => one.version_min === next.version_min && one.version_max === next.version_max && one.is_held === next.is_held);
+  const lane = h("div", { class: "lanes" }, runs.map((each) => h("button", {
     type: "button", class: each.is_held ? "lane" : "lane gone", style: { flexGrow: String(each.steps) },
-    title: laneText(each), "aria-label": laneText(each), onclick: () => go(each.step),
-  }, `v${each.version_min}${each.version_max === each.version_min ? "" : `–${each.version_max}`}`)), marker);
+    title: runText(each), "aria-label": runText(each), onclick: () => go(each.step),
+  }, each.steps > 0.07 * episode.length ? `v${each.version_min}${each.version_max === each.version_min ? "" : `–${each.version_max}`}` : "")), marker);
   const element = h("section", { class: "side", "aria-label": `Episode ${episode.number}` },
     h("h2", {}, `${episode.worker} #${episode.episode}`),
-    h("p", {}, `Task ${episode.task}; return ${number(episode.return)}; ${number(episode.length)} steps; ${episode.end}; versions ${episode.version_min} to ${episode.version_max}`),
+    h("p", {}, `Task ${episode.task}; return ${number(episode.return)}; ${number(episode.length)} steps; ${episode.end}; ${versions(episode)}`),
     h("p", { class: "bar-row" }, h("a", { href: `${path}/file.parquet`, download: "" }, "Parquet"),
       images.some((each) => each.type !== "renderer") ? h("a", { href: `${path}/file.mp4`, download: "" }, "MP4") : "",
-      canBeTokens ? h("button", { type: "button", onclick: () => showTokens(path, tokens, go) }, "Show actions as tokens") : ""),
+      isText ? h("button", { type: "button", onclick: () => showTokens(episode, tokens, go) }, "Show actions as tokens") : ""),
     episode.gone ? h("p", { class: "problem warn", role: "status" }, episode.gone) : "",
-    h("div", { class: "images" }, images.map((each) => each.figure)), texts.map((each) => h("div", {}, h("h3", {}, each.name), each.at)), tokens,
-    h("h3", {}, "Fragments, by the versions that acted"), lane, lives(episode, go), lanesTable(episode),
-    h("div", { class: "charts" }, charts.map((each) => each.element)), h("div", { class: "images" }, pictures));
+    missing.length ? h("ul", { class: "problem warn" }, missing.map((each) => h("li", {}, `${ofSteps(each.step, each.steps)}: ${lost(each)}`))) : "",
+    readout, tokens, h("div", { class: images.length ? "player" : "" }, h("div", { class: "images" }, images.map((each) => each.figure)),
+      h("div", {}, charts.filter((each) => !ids.includes(each)).map((each) => each.element),
+        ids.length ? h("details", {}, h("summary", {}, "Token ids"), ids.map((each) => each.element)) : "",
+        constants.length ? h("p", { class: "hint" }, `The same at each step: ${constants.join("; ")}`) : "")),
+    texts.map((each) => h("div", {}, h("h3", {}, each.name), each.at)), h("div", { class: "images" }, pictures),
+    h("h3", {}, "Fragments, by the versions that acted"), lane, lives(episode, go));
   const ahead = new Map();
   return {
     element,
+    firstHeld: Math.max(0, [...Array(episode.length).keys()].findIndex((step) => !gapAt(step))),
     isLoading: () => images.some((each) => !each.image.complete),
     show(step) {
-      const own = Math.min(step, episode.length - 1);
+      const own = Math.min(step, episode.length - 1), gap = gapAt(own);
       for (const each of images) {
+        if (gap) { each.note.hidden = !(each.image.hidden = true); each.note.textContent = lost(gap); continue; }
         each.image.src = url(each.path, own);
         for (let next = own + 1; next <= Math.min(own + AHEAD, episode.length - 1); next += 1) {
           const key = url(each.path, next);
-          if (!ahead.has(key)) { const made = new Image(); made.src = key; ahead.set(key, made); }
+          if (!ahead.has(key) && !gapAt(next)) { const made = new Image(); made.src = key; ahead.set(key, made); }
         }
       }
       while (ahead.size > 8 * AHEAD) ahead.delete(ahead.keys().next().value);
-      for (const each of charts) each.mark(own);
+      for (const each of charts) each.mark(own + 1);
       for (const each of texts) each.at.textContent = episode.texts[each.name][own] ?? "";
+      readout.replaceChildren(...Object.entries(series).map(([name, each]) => h("div", {}, h("dt", {}, name), h("dd", {}, each.map((one) => number(valueAt(one, own))).join(", ")))));
       marker.style.left = `${(100 * own) / Math.max(1, episode.length - 1)}%`;
     },
     end() { for (const each of charts) each.end(); ahead.clear(); },
   };
 }
 
-const laneText = (each) => `Fragment ${each.index}, chunk ${each.chunk}: steps ${each.step} to ${each.step + each.steps - 1}, `
-  + `acted with versions ${each.version_min} to ${each.version_max}, appended ${clock(each.appended_at)} at staleness ${each.staleness_then}`
-  + `${each.staleness_now === null ? "" : `, ${each.staleness_now} versions behind now`}${each.fate ? `, ${each.fate}` : ""}`;
+/** When and why a lane's steps are missing. */
+const lost = (each) => `${each.fate}${each.left_at ? ` at ${clock(each.left_at)}` : ""}`;
+const runText = (each) => `${ofSteps(each.step, each.steps)}: ${versions(each)}${each.is_held ? "" : ", not held"}`;
 
 const grantText = (each) => `granted ${clock(each.at)} at staleness ${each.staleness}${each.end ? `, ${each.end} ${clock(each.ended_at)}` : ", leased now"}`;
-const lifeText = (each) => [...each.grants.map(grantText), each.fate ? `${each.fate}${each.left_at ? ` ${clock(each.left_at)}` : ""}` : "held"].join("; ");
+const lifeText = (each) => [`chunk ${each.chunk}, ${ofSteps(each.step, each.steps)}, ${versions(each)}`,
+  `appended ${clock(each.appended_at)} at staleness ${each.staleness_then}${each.staleness_now === null ? "" : `, ${each.staleness_now} now`}`,
+  ...each.grants.map(grantText), each.fate ? lost(each) : "held"].join("; ");
 
 /** A lane over time for each fragment: held, under which leases, and when it left. */
 function lives(episode, go) {
@@ -139,8 +164,8 @@ function lives(episode, go) {
   const from = Math.min(...shown.map((each) => each.appended_at)), until = Math.max(episode.now, from + 1);
   const at = (time) => `${(100 * (Math.max(time, from) - from)) / (until - from)}%`;
   const span = (kind, start, end) => h("span", { class: kind, style: { left: at(start), right: `calc(100% - ${at(end)})` } });
-  return h("figure", { class: "lives" },
-    h("figcaption", {}, `Life of each fragment from ${clock(from)} to ${clock(until)}: held, leased (dark), left (mark)`),
+  return h("details", { class: "lives", open: shown.length <= 10 },
+    h("summary", {}, `Life of each fragment from ${clock(from)} to ${clock(until)}: held, leased (dark), left (mark)`),
     shown.map((each) => h("button", { type: "button", class: "life", title: lifeText(each), "aria-label": `Life of fragment ${each.index}: ${lifeText(each)}`, onclick: () => go(each.step) },
       h("span", {}, `${each.index}`), h("span", { class: "time" },
         each.is_held || each.left_at ? span("held", each.appended_at, each.left_at ?? until) : "",
@@ -148,18 +173,16 @@ function lives(episode, go) {
         each.left_at ? span("left", each.left_at, each.left_at) : ""))));
 }
 
-const lanesTable = (episode) => h("details", {}, h("summary", {}, "The life of each fragment"),
-  table("Fragments", ["#Fragment", "#Chunk", "#From step", "#Steps", "#Versions", "#Appended", "#Staleness then", "#Staleness now", "#Bytes", "What became of it"],
-    episode.lanes.map((each) => [each.index, each.chunk, each.step, each.steps, `${each.version_min}–${each.version_max}`, clock(each.appended_at),
-      each.staleness_then, number(each.staleness_now), bytes(each.bytes), lifeText(each)].map(String))));
-
-async function showTokens(path, holder, go) {
-  const found = await ask(`${path}/tokens`);
-  const versions = [...new Set(found.map((each) => each.version))];
+function showTokens(episode, holder, go) {
+  const [versionAt, logProbAt] = ["model_version", "log_prob"].map((name) => (place) => {
+    const found = episode.series[name]?.[0];
+    return found?.stride === 1 ? found.values[place] : null;
+  });
+  const seen = [...new Set(episode.tokens.map((_, place) => versionAt(place)))];
   holder.replaceChildren(h("h3", {}, "Tokens: the darker, the less likely; underlined by version"),
-    h("p", { class: "tokens" }, found.map((each, at) => {
-      const share = each.log_prob === null ? 0 : Math.min(1, -each.log_prob / 6);
-      return h("button", { type: "button", class: `token v${versions.indexOf(each.version) % 4}`, style: { backgroundColor: `rgb(200 90 20 / ${(0.55 * share).toFixed(2)})` },
-        title: `step ${at}: log-probability ${number(each.log_prob)}, version ${each.version}`, onclick: () => go(at) }, each.text);
+    h("p", { class: "tokens" }, episode.tokens.map((text, place) => {
+      const share = Math.min(1, -(logProbAt(place) ?? 0) / 6);
+      return h("button", { type: "button", class: `token v${seen.indexOf(versionAt(place)) % 4}`, style: { backgroundColor: `rgb(200 90 20 / ${(0.55 * share).toFixed(2)})` },
+        title: `step ${place + 1}: log-probability ${number(logProbAt(place))}, version ${number(versionAt(place))}`, onclick: () => go(place) }, text);
     })));
 }
