@@ -195,29 +195,32 @@ def shoot(page: Page, name: str, *, height: int = 900) -> None:
 def look(page: Page, url: str, seconds: float, only: str) -> None:
     """Take each picture."""
     if only in ("", "cartpole"):
-        page.goto(f"{url}#/overview")
+        page.goto(f"{url}#/overview/default")
         page.get_by_role("region", name="Buffer default").wait_for()
         page.wait_for_timeout(seconds * 1000)
-        shoot(page, "overview", height=1000)
+        shoot(page, "overview", height=1300)
         page.goto(f"{url}#/episodes/default")
         page.get_by_role("link", name="#").first.wait_for()
         shoot(page, "episodes", height=800)
-        page.get_by_label("Where").select_option("in the buffer now")
-        page.wait_for_timeout(1500)
+        page.get_by_role("button", name="Seen", exact=True).click()
+        page.get_by_role("button", name="Seen ▲").click()
+        page.get_by_role("button", name="Seen ▼").wait_for()
         page.get_by_role("link", name="#").first.click()
-        page.get_by_text("step 0 of").wait_for()
+        # It begins at the first step that is held.
+        page.get_by_label("At the cursor").get_by_text("action").wait_for()
         for _ in range(2):
             page.keyboard.press("Shift+ArrowRight")
         shoot(page, "cartpole", height=1100)
         page.goto(f"{url}#/learning/default")
         page.get_by_text("Return of episodes").wait_for()
-        shoot(page, "learning", height=800)
+        page.wait_for_timeout(12_000)
+        shoot(page, "learning", height=1100)
     for buffer, name in (("atari", "atari"), ("walk", "640x360"), ("tokens", "tokens")):
         if only not in ("", name):
             continue
         page.goto(f"{url}#/episodes/{buffer}")
         page.get_by_role("link", name="#").first.click()
-        page.get_by_text("step 0 of").wait_for()
+        page.get_by_text("step 1 of").wait_for()
         if buffer == "tokens":
             page.get_by_role("button", name="Show actions as tokens").click()
         else:

@@ -378,9 +378,8 @@ def judge(
     if troubled:
         why = f"{len(troubled)} of {len(workers)} workers have problems: {troubled[0]['name']} "
         return "Check workers", "warn", f"{why}{troubled[0]['problems'][0]}."
-    why = (
-        f"No learner waits: {arriving:.3g} fragments per second arrive, {leaving:.3g} chunks leave."
-    )
+    completed = rates["chunks completed"]
+    why = f"No learner waits: {completed:.3g} chunks per second arrive, {leaving:.3g} are fetched."
     return "Healthy", "good", why
 
 

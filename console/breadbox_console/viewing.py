@@ -250,7 +250,12 @@ class Viewer:
             found["series"][path] = [_thinned(flat[:, at]) for at in range(flat.shape[1])]
             if path == "action" and column.ndim == 1 and column.dtype.kind in "iu":
                 found["tokens"] = await asyncio.to_thread(self._words, column[:POINTS_MAX])
-        return [str(each) if isinstance(each, Exception) else "" for each in fragments]
+        return [
+            ("left while it was loaded" if isinstance(each, GoneError) else f"load failed: {each}")
+            if isinstance(each, Exception)
+            else ""
+            for each in fragments
+        ]
 
     def _words(self, ids: NDArray[Any]) -> list[str]:
         """Return the text of each token, or nothing where the detokenizer does not know one."""
@@ -401,8 +406,7 @@ def lanes(
                 "left_at": life.left_at,
                 "is_held": history.is_held(each) and not problem,
                 "is_missing": bool(problem),
-                "fate": (f"left: {life.why}" if life.why else _fate(history, each))
-                or (f"load failed: {problem}" if problem else ""),
+                "fate": f"left: {life.why}" if life.why else _fate(history, each) or problem,
             }
         )
         step += span.stop - span.start

@@ -123,7 +123,7 @@ function batch(buffer, now) {
     ["Granted", `${ago(now - each.seen_at)}, at version ${number(each.version)}`],
     ["Fragments", `${number(each.fragments)}, acted with ${versions(each)}`],
     ["Staleness", `${each.staleness.map((age) => number(age)).join(" / ")} (min / median / max), ${limit}`],
-    ["Uses", `${share(each.uses, (uses) => `${uses === 1 ? "first" : `${uses}th`} use`)}, of ${buffer.uses_max ?? "any number"}`],
+    ["Uses", `${share(each.uses, (uses) => `use ${uses}:`)}, of ${buffer.uses_max ?? "any number"}`],
     ["By worker", share(each.workers, (name) => name)],
   ]) : h("p", { class: "empty" }, "No fetch was granted since the console began to watch."));
 }
