@@ -202,14 +202,15 @@ def look(page: Page, url: str, seconds: float, only: str) -> None:
         page.goto(f"{url}#/episodes/default")
         page.get_by_role("link", name="#").first.wait_for()
         shoot(page, "episodes", height=800)
-        page.get_by_role("button", name="Seen", exact=True).click()
-        page.get_by_role("button", name="Seen ▲").click()
-        page.get_by_role("button", name="Seen ▼").wait_for()
-        page.get_by_role("link", name="#").first.click()
-        # It begins at the first step that is held.
-        page.get_by_label("At the cursor").get_by_text("action").wait_for()
-        for _ in range(2):
-            page.keyboard.press("Shift+ArrowRight")
+        # A learner that is fast uses episodes up before they are looked at.
+        for _ in range(10):
+            page.goto(f"{url}#/episodes/default")
+            page.get_by_role("region", name="Running").get_by_role("link").first.click()
+            page.wait_for_timeout(3000)
+            if page.get_by_role("img", name="(rendered)").is_visible():
+                break
+        for _ in range(9):  # Within the frames that are loaded.
+            page.keyboard.press("ArrowRight")
         shoot(page, "cartpole", height=1100)
         page.goto(f"{url}#/learning/default")
         page.get_by_text("Return of episodes").wait_for()
@@ -220,7 +221,7 @@ def look(page: Page, url: str, seconds: float, only: str) -> None:
             continue
         page.goto(f"{url}#/episodes/{buffer}")
         page.get_by_role("link", name="#").first.click()
-        page.get_by_text("step 1 of").wait_for()
+        page.get_by_label("At the cursor").get_by_text("reward").wait_for()
         if buffer == "tokens":
             page.get_by_role("button", name="Show actions as tokens").click()
         else:

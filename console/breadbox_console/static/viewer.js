@@ -79,7 +79,7 @@ function makeSide(buffer, episode, go) {
   const missing = merged(episode.lanes.filter((each) => each.is_missing), (one, next) => one.step + one.steps === next.step && lost(one) === lost(next));
   const gapAt = (step) => missing.find((each) => each.step <= step && step < each.step + each.steps);
   const images = episode.streams.filter((each) => each.kind === "image").map((each) => {
-    const none = each.type === "renderer" ? "no rendering" : "no image", note = h("p", { class: "empty", hidden: true }, none);
+    const none = each.type === "renderer" ? "no rendering, or not held any more" : "not held any more", note = h("p", { class: "empty", hidden: true }, none);
     const image = h("img", { alt: each.path,
       onload: () => { note.hidden = !(image.hidden = false); image.style.width = `${image.naturalWidth * Math.ceil(400 / image.naturalWidth)}px`; },
       onerror: () => { note.hidden = !(image.hidden = true); note.textContent = none; } });
