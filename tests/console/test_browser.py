@@ -262,7 +262,7 @@ def test_an_episode_that_has_left_says_so_and_keeps_its_rewards(
     page.get_by_role("link", name="w0 #0").wait_for()
     client.start_session("next")
     page.get_by_role("link", name="w0 #0").click()
-    page.get_by_text("has left the buffer").wait_for()
+    page.get_by_text("has left the buffer").first.wait_for()
 
     page.get_by_text("The same at each step: reward 1").wait_for()
     page.get_by_text("steps 1 to 32: left: its session ended").wait_for()
