@@ -552,6 +552,7 @@ class Client:
         lease_s: float | None = None,
         known_session_id: str | None = None,
         subscription: str | None = None,
+        is_look: bool = False,
         buffer: str | None = None,
     ) -> types.FragmentRead:
         """Read the chunks after a cursor, in order of arrival, without using them; see `tail`.
@@ -578,6 +579,8 @@ class Client:
                 another session is current, the wait ends and all its chunks that are held are read.
             subscription: Subscription whose unacknowledged chunks to read, retained ones included,
                 or None for a cursor that the caller keeps. With `after_chunk_id`, begins there.
+            is_look: True if the read is no use of the buffer: `BufferState.idle_s` goes on, also
+                while it waits. For monitors; a read by a token of the role viewer is always a look.
             buffer: The buffer's name, or None for the client's buffer.
 
         Raises:
@@ -591,6 +594,7 @@ class Client:
             lease_s=lease_s,
             known_session_id=known_session_id,
             subscription=subscription,
+            is_look=is_look,
         )
         return self._interpreter.run(operations.read(self._context, buffer or self.buffer, request))
 

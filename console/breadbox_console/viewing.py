@@ -359,6 +359,7 @@ class Viewer:
             after if after >= 0 else None,
             chunk_count_max=1,
             lease_s=READ_LEASE_S,
+            is_look=True,
             buffer=buffer,
         )
         for each in read.fragments:

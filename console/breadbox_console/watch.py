@@ -202,7 +202,7 @@ class Watch:
     async def _head(self, name: str) -> list[FragmentReference]:
         """Return the fragments of the chunks that are held longest."""
         read = await self.client.read_fragments(
-            chunk_count_max=HEAD_CHUNKS, lease_s=READ_LEASE_S, buffer=name
+            chunk_count_max=HEAD_CHUNKS, lease_s=READ_LEASE_S, is_look=True, buffer=name
         )
         await self.release(read, name)
         return list(read.fragments)
@@ -271,6 +271,7 @@ class Watch:
                     max_wait_s=POLL_S,
                     lease_s=READ_LEASE_S,
                     known_session_id=session_id,
+                    is_look=True,
                     buffer=name,
                 )
                 try:

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from breadbox_adapters.run_replay import RunReplay
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 from support.server_process import ServerProcess
+from support.token_files import write_tokens
 
 HOWS = ("named", "killed")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -100,6 +103,35 @@ def test_a_buffer_is_in_use_while_a_call_waits_or_a_lease_is_alive(server: Serve
         with client.fetch(fragment_count=1, max_wait_s=5, buffer="b"):
             assert 0 == client.get_buffer("b").state.idle_s
         assert client.get_buffer("b").state.idle_s < 1.0
+
+
+def test_a_buffer_that_is_only_looked_at_is_idle(tmp_path: Path) -> None:
+    admin, viewer = write_tokens(tmp_path / "tokens", "admin boss", "viewer page")
+    arguments = ("--store", f"file://{tmp_path}/store", "--tokens", str(tmp_path / "tokens"))
+    with (
+        ServerProcess(*arguments, log=tmp_path / "server.log") as server,
+        breadbox.connect(server.address, token=admin) as client,
+        breadbox.connect(server.address, token=viewer) as page,
+        ThreadPoolExecutor() as waiting,
+    ):
+        for name in ("read", "monitored", "viewed"):
+            client.create_buffer(name)
+            client.start_session("s", buffer=name)
+            client.append(vector_fragment(0), buffer=name)
+        reads = [
+            waiting.submit(read, 0, max_wait_s=60, buffer=name)
+            for name, read in (
+                ("read", client.read_fragments),
+                ("monitored", partial(client.read_fragments, is_look=True)),
+                ("viewed", page.read_fragments),
+            )
+        ]
+        eventually_sync(lambda: page.get_buffer("monitored").state.idle_s > 1.0, "an idle buffer")
+        eventually_sync(lambda: page.get_buffer("viewed").state.idle_s > 1.0, "an idle buffer")
+        assert 0 == client.get_buffer("read").state.idle_s
+        for name in ("read", "monitored", "viewed"):
+            client.append(vector_fragment(1), buffer=name)
+        assert [1, 1, 1] == [each.result().cursor for each in reads]
 
 
 def test_the_limit_names_its_option_and_how_to_make_room(tmp_path: Path) -> None:

@@ -289,6 +289,7 @@ class Client:
         lease_s: float | None = None,
         known_session_id: str | None = None,
         subscription: str | None = None,
+        is_look: bool = False,
         buffer: str | None = None,
     ) -> types.FragmentRead:
         request = calls.ReadRequest(
@@ -298,6 +299,7 @@ class Client:
             lease_s=lease_s,
             known_session_id=known_session_id,
             subscription=subscription,
+            is_look=is_look,
         )
         return await self._interpreter.run(
             operations.read(self._context, buffer or self.buffer, request)

@@ -335,8 +335,9 @@ class BufferState:
     delivered_chunk_count: int = 0
     """Uses granted in the session, less those given back."""
     idle_s: float = 0.0
-    """Seconds since the last call that used the buffer; calls that only look at it do not count. 0
-    while a call waits or a lease is open. At most the time since the server's start."""
+    """Seconds since the last call that used the buffer; descriptions, and reads that are looks, do
+    not count. 0 while a call that does waits, or a lease is open. At most the time since the
+    server's start."""
     latest_request_id: str = ""
     """The request that was granted last among those with an open lease. Without any, the one whose
     leases ended last, if one of these expired. Empty if all were released."""

@@ -233,6 +233,8 @@ class ReadRequest:
     """Subscription to read, or None if the reader keeps the cursor."""
     inline_bytes_max: int = INLINE_REPLY_BYTES_MAX
     """Most bytes of inline payloads in the reply."""
+    is_look: bool = False
+    """True if the read is no use of the buffer by `BufferState.idle_s`."""
 
 
 def read_fragments(
@@ -251,6 +253,7 @@ def read_fragments(
         known_session_id=read.known_session_id,
         subscription=read.subscription,
         inline_bytes_max=read.inline_bytes_max,
+        is_look=read.is_look,
     )
 
 

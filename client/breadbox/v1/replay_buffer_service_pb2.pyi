@@ -211,7 +211,7 @@ class GetPreparedFragmentsResponse(_message.Message):
     def __init__(self, fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentReference, _Mapping]]] = ...) -> None: ...
 
 class ReadFragmentsRequest(_message.Message):
-    __slots__ = ("buffer", "after_chunk_id", "chunk_count_max", "max_wait", "lease_duration", "known_session_id", "subscription", "inline_bytes_max")
+    __slots__ = ("buffer", "after_chunk_id", "chunk_count_max", "max_wait", "lease_duration", "known_session_id", "subscription", "inline_bytes_max", "is_look")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     AFTER_CHUNK_ID_FIELD_NUMBER: _ClassVar[int]
     CHUNK_COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +220,7 @@ class ReadFragmentsRequest(_message.Message):
     KNOWN_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     INLINE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    IS_LOOK_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     after_chunk_id: int
     chunk_count_max: int
@@ -228,7 +229,8 @@ class ReadFragmentsRequest(_message.Message):
     known_session_id: str
     subscription: str
     inline_bytes_max: int
-    def __init__(self, buffer: _Optional[str] = ..., after_chunk_id: _Optional[int] = ..., chunk_count_max: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., known_session_id: _Optional[str] = ..., subscription: _Optional[str] = ..., inline_bytes_max: _Optional[int] = ...) -> None: ...
+    is_look: bool
+    def __init__(self, buffer: _Optional[str] = ..., after_chunk_id: _Optional[int] = ..., chunk_count_max: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., known_session_id: _Optional[str] = ..., subscription: _Optional[str] = ..., inline_bytes_max: _Optional[int] = ..., is_look: bool = ...) -> None: ...
 
 class ReadFragmentsResponse(_message.Message):
     __slots__ = ("fragments", "lease", "cursor", "skipped_chunk_count", "session_id", "model_version", "payloads")

@@ -158,9 +158,13 @@ class Reads:
         wait_s: float,
         lease_s: float | None,
         inline_bytes_max: int = 0,
+        is_look: bool = False,
         caller: Caller = ANONYMOUS,
     ) -> ReadResult:
-        """Return the chunks after a cursor, under a lease; wait `wait_s` at most for news (B16)."""
+        """Return the chunks after a cursor, under a lease; wait `wait_s` at most for news (B16).
+
+        `is_look`: it is no use of the buffer, see `idle_s`.
+        """
         self._core.check_serving()
         until = self._core.clock.now() + wait_s
         known = spec.known_session_id
@@ -168,7 +172,8 @@ class Reads:
         while True:
             async with self._core.durable_refusals():
                 cached = self._cached_read(buffer, spec)
-            self._core.use(buffer)
+            if not is_look:
+                self._core.use(buffer)
             found = cached.found
             is_news = (
                 found.chunk_count > 0
@@ -184,7 +189,7 @@ class Reads:
                     break
                 self._readers.wake_in_time(buffer)
             has_waited = True
-            await self._readers.wait(buffer, left_s, caller.holder(buffer))
+            await self._readers.wait(buffer, left_s, caller.holder(buffer), is_look=is_look)
             self._core.check_serving()
         bytes_max = min(inline_bytes_max, INLINE_REPLY_BYTES_MAX)
         absent: list[int] = []
@@ -265,7 +270,7 @@ class Reads:
 
     def idle_s(self, buffer: BufferName, *, is_held: bool) -> float:
         """Return the seconds since a call used a buffer; 0 while one waits, or `is_held`."""
-        if is_held or buffer in self._watchers.buffers() or buffer in self._readers.buffers():
+        if is_held or self._watchers.is_used(buffer) or self._readers.is_used(buffer):
             return 0.0
         return self._core.unused_s(buffer)
 

@@ -23,7 +23,8 @@ class Watchers:
     def __init__(self, clock: Clock, limit: int) -> None:
         self._clock = clock
         self._limit = limit
-        self._of: dict[BufferName, set[asyncio.Future[None]]] = {}
+        self._of: dict[BufferName, dict[asyncio.Future[None], bool]] = {}
+        """Waits by buffer, and whether each is only a look."""
         self._of_holder: dict[str, dict[asyncio.Future[None], None]] = {}
         """Waits by holder, the longest first."""
         self._count = 0
@@ -38,7 +39,13 @@ class Watchers:
         """Return the buffers that a caller waits for news of."""
         return self._of
 
-    async def wait(self, buffer: BufferName, wait_s: float, holder: str) -> None:
+    def is_used(self, buffer: BufferName) -> bool:
+        """Return True if a caller waits for news of a buffer and does not only look at it."""
+        return not all(self._of.get(buffer, {}).values())
+
+    async def wait(
+        self, buffer: BufferName, wait_s: float, holder: str, *, is_look: bool = False
+    ) -> None:
         """Return once the buffer's callers are woken, or after `wait_s`.
 
         WatchersFullError: no place, or another caller took this one's; or the error of `turn_away`.
@@ -46,7 +53,7 @@ class Watchers:
         if self._count >= self._limit:
             self._make_room(holder)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._of.setdefault(buffer, set()).add(future)
+        self._of.setdefault(buffer, {})[future] = is_look
         self._of_holder.setdefault(holder, {})[future] = None
         self._count += 1
         timer = self._clock.call_at(self._clock.now() + wait_s, partial(_wake, future))
@@ -54,7 +61,7 @@ class Watchers:
             await future
         finally:
             timer.cancel()
-            self._of[buffer].discard(future)
+            del self._of[buffer][future]
             if not self._of[buffer]:
                 del self._of[buffer]
             self._leave(holder, future)

@@ -259,6 +259,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             wait_s=_wait_s(request, context),
             lease_s=convert.lease_s(request),
             inline_bytes_max=inline_bytes_max if self._inline_size_bytes_max() else 0,
+            is_look=request.is_look or current_caller().role is Role.VIEWER,
             caller=current_caller(),
         )
         encoded = reply.encoded
