@@ -563,6 +563,12 @@ class AppendQueue:
         identities: set[tuple[str, str, str, int]] = set()
         has_room = self._has_room()
         piece_count = inline_bytes = 0
+        body_bytes_max = self._inline_size_bytes_max
+        is_carried = (
+            self._carrier is not None
+            and not self._queues
+            and self._carrier.can_carry(SLICE_FRAGMENTS, SLICE_BYTES + body_bytes_max)
+        )
         # An append that has to wait behind others leaves `_pending` meanwhile.
         for pending in list(self._pending) if self._queues else self._pending:
             if pending.is_decided:
@@ -577,7 +583,11 @@ class AppendQueue:
                 if is_full or inline_bytes >= SLICE_BYTES:
                     return items
                 body = pending.bodies[position] if pending.bodies else b""
-                item = self._judge(pending, fragment, body, identities)
+                if is_carried and 0 < len(body) <= body_bytes_max and not pending.kept:
+                    # No trip to the store depends on a look-ahead: it is judged once.
+                    item = _Item(pending, fragment, None, True, body)
+                else:
+                    item = self._judge(pending, fragment, body, identities)
                 if item is None:
                     break
                 if (
