@@ -65,7 +65,7 @@ class SpacedReplay:
         self.observation_space = observation_space
         self.action_space = action_space
         self.obs_shape: Any = batch_shape(observation_space)
-        """Of an observation in a batch; of dicts by key."""
+        """Shape of an observation in a batch, by key for dicts."""
         self.action_dim = action_size(action_space)
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -116,7 +116,7 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     overwrite: bool = False
     """Delete the run that run_dir holds, and start anew; otherwise such a folder is refused."""
     seed: int = setting(0, ge=0, lt=2**63)
-    """Of weights and of the order of minibatches."""
+    """Seed of weights and of the order of minibatches."""
     device: str = "cpu"
     """Where to train, such as "cpu" or "cuda"."""
     threads: int = setting(1, ge=0)

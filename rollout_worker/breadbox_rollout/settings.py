@@ -58,8 +58,8 @@ class PlaySettings(LogSettings):
     bfloat16: bool = False
     """Compute in bfloat16."""
     seed: int = setting(default_factory=random_seed)
-    """Of environments, actions, fresh weights. A worker mixes its name in. Default: a random one,
-    which is logged."""
+    """Seed of environments, actions and fresh weights, mixed with the worker's name. Default: a
+    random one, which is logged."""
     build_s: float = setting(300.0, ge=0.1)
     """Time limit of starting an environment."""
     reset_s: float = setting(120.0, ge=0.1)
@@ -105,7 +105,7 @@ class RolloutSettings(PlaySettings, Connection):
     task: str = "default"
     """Label of episodes that name none."""
     discount: float = setting(0.99, ge=0, le=1)
-    """Of the discounted returns that are reported."""
+    """Discount of the returns that are reported."""
     worker_name: str = setting(default_factory=default_worker_name)
     """Begins worker ids; unique per start. Default: host and a random number."""
     queue_fragments: int | None = setting(None, ge=1)
@@ -124,7 +124,7 @@ class RolloutSettings(PlaySettings, Connection):
     record_every: int = setting(100, ge=1)
     """Which: every so many-th of an environment, the first included."""
     record_envs: int = setting(1, ge=1)
-    """Of so many environments."""
+    """Environments that are recorded."""
     record_media: Media = "h264"
     """Frames."""
     record_crf: int = setting(23, ge=0, le=51)

@@ -134,7 +134,7 @@ READ_KEPT_PART: Final = 8
 # What may be on its way through the gateway ------------------------------------------------------
 
 PART_BYTES: Final = 512 * 2**10
-"""Of a payload: what is stored or read in one go. Measured best on unix sockets."""
+"""Bytes of a payload that are stored or read in one go. Measured best on unix sockets."""
 PART_S: Final = 30.0
 GATEWAY_CALLS_MAX: Final = 256
 """Calls that move payloads at a time; each holds at most two parts in memory."""
@@ -175,7 +175,7 @@ class Limit:
     metric: str = ""
     """Series that shows how near it is, or how often it was met; as scraped."""
     option: str = ""
-    """Of `breadbox serve`, which sets it."""
+    """Option of `breadbox serve` that sets it."""
 
     @property
     def shown(self) -> str:
@@ -249,7 +249,7 @@ LIMITS: Final = (
         f"calls within {FRUITLESS_S:g} s that are refused or given up before their requests come",
         FRUITLESS_MAX,
         CONNECTION,
-        "closed; of callers who are not known, or give up, one counts for 16, and one whose "
+        "closed; of callers that are not known, or give up, one counts for 16, and one whose "
         "request does not come in time for 64; each call that is let in makes up for 16",
         metric="breadbox_connections_closed_total",
     ),
@@ -281,7 +281,8 @@ LIMITS: Final = (
         "bytes of answers that nobody takes, altogether",
         UNTAKEN_BYTES_OF["all"],
         SERVER,
-        "who has held the most for a second is hung up on; for who asks for the most, as above",
+        "the connection that has held the most for a second is closed; the caller that asks for "
+        "the most is answered as above",
         unit="bytes",
     ),
     Limit(
@@ -403,7 +404,7 @@ LIMITS: Final = (
         unit="bytes",
     ),
     Limit(
-        "payload bytes that rode along, kept for who fetches them soon",
+        "bytes of inline payloads, kept for fetches that follow soon",
         INLINE_RECENT_BYTES_MAX,
         SERVER,
         "those that came first are read from the store",
@@ -433,8 +434,8 @@ LIMITS: Final = (
         "tasks with series of their own",
         TASKS_MAX,
         SERVER,
-        "who reports the most makes room, or counts as task `other`, as do all further tasks of "
-        "one report",
+        "the worker that reports the most makes room, or counts as task `other`, as do all further "
+        "tasks of one report",
         metric="breadbox_episodes_total",
     ),
     Limit("unreadable payloads named by a release", UNREADABLE_MAX, MESSAGE, "ARGUMENT_INVALID"),
@@ -456,8 +457,8 @@ LIMITS: Final = (
         GATEWAY_CALLS_MAX,
         SERVER,
         f"the next waits for {GATEWAY_WAIT_S:g} s, {GATEWAY_WAITERS_MAX:,} at most do; then "
-        "GATEWAY_FULL; who holds the most, and has moved nothing for a second, makes room for who "
-        "holds less. Each holds at most 1 MiB of payloads",
+        "GATEWAY_FULL; the caller that holds the most, and has moved nothing for a second, makes "
+        "room for one that holds less. Each holds at most 1 MiB of payloads",
         metric="breadbox_gateway_calls",
     ),
     Limit("the same, of a token", GATEWAY_CALLS_OF["token"], TOKEN, "as above"),
@@ -484,7 +485,7 @@ LIMITS: Final = (
         TOKEN,
         "GATEWAY_FULL, and the producer waits; ARGUMENT_INVALID for a payload larger than that. "
         f"Altogether {UNANNOUNCED_CALLERS} times as much, of what has come: there the oldest of "
-        "who holds the most is deleted for who holds less",
+        "the caller that holds the most is deleted for one that holds less",
         unit="bytes",
         metric="breadbox_gateway_unannounced_bytes",
         option="--gateway-unannounced",
@@ -553,11 +554,11 @@ LIMITS: Final = (
         "callers that watch models, and as many that wait for chunks to read",
         WATCHERS_MAX,
         SERVER,
-        "WATCHERS_FULL, for who has waited for longest of the token that has the most (of the "
+        "WATCHERS_FULL, for the one that has waited longest of the token that has the most (of the "
         "buffer, where there are no tokens), or for the next of it",
     ),
     Limit(
-        "leases of those who read by a cursor",
+        "leases of readers with a cursor",
         READ_LEASES_MAX,
         SERVER,
         "the oldest ends of the token that has the most, or of the buffer, as above",
@@ -571,10 +572,10 @@ LIMITS: Final = (
         metric="breadbox_waiting_appends",
     ),
     Limit(
-        "payload bytes that left the buffers and that somebody reads",
+        "payload bytes that left the buffers and that are read",
         _BUFFER.capacity_bytes // READ_KEPT_PART,
         SERVER,
-        "the oldest lease ends of who keeps the most; an eighth of --capacity-bytes",
+        "the oldest lease ends of the reader that keeps the most; an eighth of --capacity-bytes",
         unit="bytes",
         metric="breadbox_read_kept_bytes",
     ),

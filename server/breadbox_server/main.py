@@ -34,9 +34,9 @@ END_S_MAX: Final = 30.0
 def serve(settings: Settings) -> None:
     """Run the replay-buffer server until SIGTERM or Ctrl-C.
 
-    Says on standard output, in one line, where it answers: where it serves, and with --standby
-    before that where it stands by. On the first signal it tells everybody
-    who waits, ends what runs, and stops; a second signal ends it at once.
+    Prints one line with the address that it serves at, and with --standby before that the one that
+    it stands by at. The first signal answers all calls that wait, ends those that run, and stops
+    the server; a second one ends it at once.
     """
     settings.configure_logs()
     _warn_of_visible_secrets()
@@ -149,11 +149,11 @@ def _announce(server: RunningServer, settings: Settings) -> None:
     if server.metrics_address:
         line += f" metrics=http://{server.metrics_address}/metrics"
     if settings.ready_file is not None:
-        # Renamed into place, so that whoever waits for it never reads half an address.
+        # Renamed into place: a reader never finds half an address.
         half = settings.ready_file.with_name(settings.ready_file.name + ".half")
         with open(half, "w", opener=new_opener) as file:
             file.write(server.address + "\n")
         half.chmod(0o644)
         half.replace(settings.ready_file)
-    # Last: whoever reads the line may rely on the file.
+    # Last: a reader of the line may rely on the file.
     click.echo(line)

@@ -193,7 +193,7 @@ class Settings(LogSettings):
     ready_file: Path | None = None
     """File that gets the bound address once the server answers; deleted when it ends."""
     seed: int | None = None
-    """Of all random choices; none: a fresh one."""
+    """Seed of all random choices, or None for a fresh one."""
 
     def model_post_init(self, context: Any) -> None:
         """Choose a store where none is given, and see that no setting contradicts another."""

@@ -346,7 +346,7 @@ class FileCustodian:
 
     @_in_thread
     def usage(self) -> StoreUsage:
-        """Of the file system that the directory is on."""
+        """Return bytes used and their limit of the file system that the directory is on."""
         with _translated_errors():
             room = DiskRoom.of(self._directory.unannounced)
         return StoreUsage(

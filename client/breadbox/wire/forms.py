@@ -324,6 +324,7 @@ def _name_of(field: Any) -> str:
 
 
 def _compiled(source: str, known: dict[str, Any]) -> Any:
+    # Source made from the tables of this package alone, as `dataclasses` makes methods.
     found: dict[str, Any] = {}
     exec(source, known, found)
     return found.popitem()[1]

@@ -31,7 +31,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """How much of the server the callers with one token may take together; None: no bound."""
+    """How much of the server the callers with one token may take together. None is no bound."""
 
     workers_max: int | None = None
     """Workers that may have appended under the token and be remembered; at least 1."""

@@ -352,7 +352,7 @@ def make_sampler(name: str, priority_exponent: float = 1.0, *, field: str = "sam
 
 
 def make_remover(name: str, priority_exponent: float = 1.0) -> Sampler | None:
-    """Make the sampler that says which chunks leave for room; None: the oldest leave first."""
+    """Make the sampler that says which chunks leave for room, or None if the oldest leave first."""
     if name == OLDEST_FIRST:
         return None
     if name == "uniform":

@@ -47,7 +47,7 @@ _METHODS: Final = frozenset(
     SERVICE + method.name
     for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods
 )
-"""Of the service: names that do not exist are nobody's to refuse."""
+"""Methods of the service: an unknown name is not refused here."""
 RESERVED: Final = frozenset(
     {
         HEALTH + "Check",

@@ -44,7 +44,7 @@ STRANGER_WEIGHT: Final = 16
 TOLD_S: Final = 10.0
 """Seconds between two lines of the log about connections that were hung up on."""
 RELEASED_BYTES_KEPT: Final = 16 * 2**20
-"""Of answers that were taken, after which the system gets memory back."""
+"""Bytes of answers taken, after which memory is given back to the system."""
 _UNTAKEN: Final = "too many bytes of answers are not taken"
 UNTAKEN_PATIENCE_S: Final = 1.0
 """Seconds in which the largest holder may take its answers before it makes room for others."""
@@ -90,7 +90,7 @@ class UntakenReplies:
         self._held: dict[PendingReply, None] = {}
         self._bytes: Counter[Key] = Counter()
         self.released_bytes = 0
-        """Of all that was ever taken or given up."""
+        """Bytes that were ever taken or given up."""
 
     @property
     def total_bytes(self) -> int:
@@ -220,7 +220,7 @@ class Traffic:
         self._told_until = 0.0
         self._untaken = UntakenReplies(self._loop.time, partial(self._hang_up, reason="untaken"))
         self._given_back_bytes = 0
-        """Of what was taken, when the system got memory back."""
+        """`released_bytes` when memory was last given back to the system."""
         metrics.untaken_bytes.set_function(lambda: float(self._untaken.total_bytes))
         metrics.calls.set_function(lambda: len(self._admitted))
         metrics.messages_arriving.set_function(lambda: len(self._arriving))

@@ -289,7 +289,7 @@ class RedisCustodian:
         return 0
 
     async def usage(self) -> StoreUsage:
-        """Of a cluster the primaries count; without a limit on all, none."""
+        """Return bytes used and their limit, of all primaries of a cluster; no limit unless each has one."""
         nodes = await self._info("memory")
         limits = [int(node["maxmemory"]) for node in nodes]
         limit_bytes = sum(limits) if all(limits) else 0
@@ -304,7 +304,7 @@ class RedisCustodian:
         return " ".join(sorted(str(node["run_id"]) for node in await self._info("server")))
 
     async def concerns(self) -> tuple[str, ...]:
-        """Of a cluster the primaries count."""
+        """Return what is wrong with the settings of Redis, or of a cluster's primaries."""
         found = []
         policies = {
             str(node.get("maxmemory_policy"))

@@ -269,7 +269,7 @@ class Appended:
 
     outcome: AdmissionOutcome
     first_outcome: AdmissionOutcome | None = None
-    """Of a DUPLICATE, or None if it is no longer remembered."""
+    """First outcome of a duplicate, or None if it is no longer remembered."""
 
 
 class PrioritiesUpdated(NamedTuple):
