@@ -120,8 +120,8 @@ class Turns:
         """Whether the journal was found lost while nothing was being written."""
         self._call = asyncio.Lock()
         self._ours_at: float | None = None
-        """When the journal was last asked and then certainly ours, on the loop's clock. None if not since
-        the claim, minus infinity if not since it was lost."""
+        """When the journal was last asked and then certainly ours, on the loop's clock. None if not
+        since the claim, minus infinity if not since it was lost."""
         self._certain_at: float | None = None
         """When it was last so, or this server began to lead, on the loop's clock; else None."""
         self._found_ours = asyncio.Event()

@@ -289,7 +289,7 @@ class RedisCustodian:
         return 0
 
     async def usage(self) -> StoreUsage:
-        """Return bytes used and their limit, of all primaries of a cluster; no limit unless each has one."""
+        """Return what Redis holds and its limit, of a cluster of all primaries together."""
         nodes = await self._info("memory")
         limits = [int(node["maxmemory"]) for node in nodes]
         limit_bytes = sum(limits) if all(limits) else 0
