@@ -583,11 +583,12 @@ class AppendQueue:
                 if is_full or inline_bytes >= SLICE_BYTES:
                     return items
                 body = pending.bodies[position] if pending.bodies else b""
-                if is_carried and 0 < len(body) <= body_bytes_max and not pending.kept:
+                item = (
                     # No trip to the store depends on a look-ahead: it is judged once.
-                    item = _Item(pending, fragment, None, True, body)
-                else:
-                    item = self._judge(pending, fragment, body, identities)
+                    _Item(pending, fragment, None, True, body)
+                    if is_carried and 0 < len(body) <= body_bytes_max and not pending.kept
+                    else self._judge(pending, fragment, body, identities)
+                )
                 if item is None:
                     break
                 if (
