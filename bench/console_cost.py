@@ -221,23 +221,35 @@ def scrub(client: breadbox.Client, page: Page, url: str) -> None:
     page.wait_for_timeout(2000)
     taken = page.evaluate(
         """async () => {
-          const image = document.querySelector("img"), taken = [];
-          for (let at = 0; at < 300; at += 1) {
-            const started = performance.now();
-            const press = { key: "ArrowRight", bubbles: true };
-            document.body.dispatchEvent(new KeyboardEvent("keydown", press));
-            await image.decode();
-            taken.push(performance.now() - started);
-            await new Promise((done) => setTimeout(done, 66));
-          }
-          return taken;
+          const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+          const slider = document.querySelector("input[type=range]");
+          const on = new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true });
+          const next = () => document.body.dispatchEvent(on);
+          const far = (at) => {
+            slider.value = (377 * at) % slider.max;
+            slider.dispatchEvent(new Event("input"));
+          };
+          const timed = async (move, count, pause_ms) => {
+            const taken = [];
+            for (let at = 1; at <= count; at += 1) {
+              const started = performance.now();
+              move(at);
+              while (document.querySelector("figure[aria-busy]")) await pause(0);
+              await document.querySelector("figure img").decode();
+              taken.push(performance.now() - started);
+              await pause(pause_ms);
+            }
+            return taken;
+          };
+          return { next: await timed(next, 300, 66), far: await timed(far, 50, 500) };
         }"""
     )
-    taken.sort()
-    print(
-        f"next frame of 640x360: median {taken[len(taken) // 2]:.0f} ms, "
-        f"95 % {taken[int(0.95 * len(taken))]:.0f} ms, most {taken[-1]:.0f} ms"
-    )
+    for move, each in taken.items():
+        each.sort()
+        print(
+            f"{move} frame of 640x360: median {each[len(each) // 2]:.0f} ms, "
+            f"95 % {each[int(0.95 * len(each))]:.0f} ms, most {each[-1]:.0f} ms"
+        )
 
 
 def memory(address: str, page: Page, url: str, minutes: float) -> None:

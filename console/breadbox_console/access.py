@@ -1,12 +1,11 @@
-"""Who may see what: a login by token, and one watch for each token."""
+"""Sessions of viewers: a login by token, and one watch for each token."""
 
 import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from starlette.requests import Request
 
@@ -22,8 +21,7 @@ IDLE_S: Final = 1800.0
 TOKEN_CHARACTERS_MAX: Final = 4096
 
 
-@dataclass(slots=True)
-class _Session:
+class _Session(NamedTuple):
     token: str
     expires_at: float
 
@@ -74,11 +72,7 @@ class Access:
             raise UnauthenticatedError("this is no token")
         async with self._logins:
             if token not in self._watches:
-                client = self._connect(token)
-                try:
-                    await client.list_buffers()
-                finally:
-                    await client.close()
+                await self._check_token(token)
         self._watch_of(token)
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
@@ -106,17 +100,21 @@ class Access:
         found[0].viewed_at = time.monotonic()
         return found[0]
 
-    async def _ask_whether_open(self) -> None:
-        client = self._connect("")
+    async def _check_token(self, token: str) -> None:
+        client = self._connect(token)
         try:
             await client.list_buffers()
+        finally:
+            await client.close()
+
+    async def _ask_whether_open(self) -> None:
+        try:
+            await self._check_token("")
             self.is_open = True
         except (UnauthenticatedError, PermissionDeniedError):
             self.is_open = False
         except ReplayBufferError:
             pass  # It is away: what was true of it stays so.
-        finally:
-            await client.close()
 
     def _end_idle(self) -> None:
         now = time.monotonic()

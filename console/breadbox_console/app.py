@@ -80,13 +80,7 @@ class SecurityHeaders:
 
 
 class Pages:
-    """Answers requests.
-
-    Args:
-        access: Says what a request may see.
-        viewer: Loads episodes.
-        is_secure: True if pages are served by TLS, so that the cookie is sent by TLS alone.
-    """
+    """Answers requests; for its arguments see `make_app`."""
 
     def __init__(self, access: Access, viewer: Viewer, *, is_secure: bool) -> None:
         self._access = access
@@ -120,7 +114,7 @@ class Pages:
     async def session(self, request: Request) -> Response:
         """Whether the page has to ask for a token."""
         watch = self._access.watch_of(request)
-        return _json({"is_in": watch is not None, "is_open": self._access.is_open})
+        return JSONResponse({"is_in": watch is not None, "is_open": self._access.is_open})
 
     async def login(self, request: Request) -> Response:
         """Take a token, and give a cookie for it."""
@@ -138,7 +132,7 @@ class Pages:
             cookie = await self._access.login(token)
         except (PermissionDeniedError, UnauthenticatedError) as error:
             raise RefusedError(401, f"The server refuses the token: {error}") from error
-        answer = _json({"is_in": True})
+        answer = JSONResponse({"is_in": True})
         answer.set_cookie(
             COOKIE,
             cookie,
@@ -153,7 +147,7 @@ class Pages:
         """Forget the login."""
         _demand_same_origin(request)
         self._access.logout(request)
-        answer = _json({"is_in": False})
+        answer = JSONResponse({"is_in": False})
         answer.delete_cookie(COOKIE)
         return answer
 
@@ -171,7 +165,7 @@ class Pages:
 
     async def history(self, request: Request) -> Response:
         """The last minutes of a buffer, a point a second."""
-        return _json(self._buffer(request)[1].history.history())
+        return JSONResponse(self._buffer(request)[1].history.history())
 
     async def episodes(self, request: Request) -> Response:
         """Episodes that fit, the latest first, and the histogram of their returns."""
@@ -194,7 +188,7 @@ class Pages:
             ended.sort(key=key, reverse="down" in asked)
         start = max(0, int(_number(asked.get("start")) or 0))
         shown = ended[start : start + ROWS_MAX]
-        return _json(
+        return JSONResponse(
             {
                 "total": len(found),
                 "all": len(watched.index.episodes),
@@ -212,7 +206,7 @@ class Pages:
         watched = self._buffer(request)[1]
         by = request.query_params.get("by", "all")
         training = zip(*watched.history.training, strict=True)
-        return _json(
+        return JSONResponse(
             {
                 "returns": learning_points(list(watched.index.ended), by=by),
                 "training": dict(zip(("time", "staleness", "waiting"), training, strict=False)),
@@ -222,7 +216,7 @@ class Pages:
     async def episode(self, request: Request) -> Response:
         """All of an episode but its frames."""
         watch, buffer, episode = self._episode(request)
-        return _json(await self._viewer.describe(watch, buffer, episode))
+        return JSONResponse(await self._viewer.describe(watch, buffer, episode))
 
     async def frame(self, request: Request) -> Response:
         """One image."""
@@ -273,13 +267,13 @@ class Pages:
 def make_app(
     access: Access, viewer: Viewer, *, hosts: list[str], is_secure: bool = False
 ) -> Starlette:
-    """Make the ASGI application.
+    """Make the ASGI application, which runs the access while it runs.
 
     Args:
-        access: Says what a request may see; runs while the application does.
+        access: Says what a request may see.
         viewer: Loads episodes.
         hosts: Names under which browsers may ask for it; ["*"]: any.
-        is_secure: True if it is served by TLS.
+        is_secure: True if pages are served by TLS, so that the cookie is sent by TLS alone.
     """
 
     @asynccontextmanager
@@ -295,7 +289,7 @@ def make_app(
     async def refused(request: Request, error: Exception) -> Response:
         del request
         status = {GoneError: 410, KeyError: 404}.get(type(error), 503)
-        return _json({"error": str(error)}, getattr(error, "status", status))
+        return JSONResponse({"error": str(error)}, getattr(error, "status", status))
 
     refusals = (RefusedError, GoneError, KeyError, ReplayBufferError)
     app = Starlette(
@@ -312,16 +306,12 @@ def make_app(
 
 
 def _demand_same_origin(request: Request) -> None:
-    """Refuse what another site's page sent: a login as somebody else, or a logout."""
+    """Refuse a login by a token of another site's choice, or a logout, that its page sent."""
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
         raise RefusedError(403, "this was sent by another site")
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise RefusedError(415, "must be JSON")
-
-
-def _json(value: Any, status: int = 200) -> JSONResponse:
-    return JSONResponse(value, status_code=status)
 
 
 def _image(body: bytes) -> Response:

@@ -172,18 +172,12 @@ class EpisodeIndex:
         self.ended: deque[Episode] = deque(maxlen=20_000)
         """Ended episodes in order of arrival, also those whose steps are forgotten."""
 
-    def add(self, reference: FragmentReference, fragment: Fragment, now: float) -> bool:
-        """Take the next fragment; return False if it was seen before.
-
-        Args:
-            reference: The server's reference of it.
-            fragment: Its reward, ends, episode numbers, and what else was read.
-            now: Unix time.
-        """
+    def add(self, reference: FragmentReference, fragment: Fragment, now: float) -> None:
+        """Take a fragment, of which small columns were read, at a Unix time, unless it was seen."""
         data = reference.metadata
         key = FragmentKey(data.session_id, data.worker_id, data.fragment_index)
         if key in self._seen:
-            return False
+            return
         self._seen[key] = None
         seen = SeenFragment(
             key=key,
@@ -198,7 +192,6 @@ class EpisodeIndex:
         self._note_worker(seen, fragment)
         self._cut(seen, fragment)
         self._forget(now)
-        return True
 
     def find(self, query: Query) -> list[Episode]:
         """Return the episodes that a query shows, the latest first."""
@@ -273,9 +266,8 @@ class EpisodeIndex:
         while self.episodes:
             oldest = next(iter(self.episodes.values()))
             is_old = oldest.last_seen_at < now - self._age_s_max
-            if self._step_count <= self._steps_max and not is_old:
-                break
-            if len(self.episodes) == 1 and not is_old:
+            has_room = self._step_count <= self._steps_max or len(self.episodes) == 1
+            if has_room and not is_old:
                 break
             del self.episodes[oldest.number]
             self._step_count -= oldest.length

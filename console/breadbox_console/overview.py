@@ -81,12 +81,7 @@ class BufferHistory:
     _training_from: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def add(self, now: float, description: BufferDescription) -> None:
-        """Take a look at the buffer.
-
-        Args:
-            now: Unix time.
-            description: The buffer at that time.
-        """
+        """Take a look at the buffer, at a Unix time."""
         if self.looks:
             before_at, before = self.looks[-1]
             events = events_between(before, description, now)
@@ -97,7 +92,8 @@ class BufferHistory:
             self.wait_s += (now - before_at) * bool(description.state.waiter_count)
         self.looks.append((now, description))
         self._take_events(description.chunk_events, now)
-        rates = self.rates()
+        before_at, before = self.looks[0]
+        rates = rates_of(before, description, now - before_at) if now > before_at else {}
         by_staleness = description.state.chunk_count_by_staleness
         total = sum(by_staleness.values())
         mean = sum(age * count for age, count in by_staleness.items()) / total if total else None
@@ -160,13 +156,6 @@ class BufferHistory:
                 self.training.append((now, mean, share))
             self._granted.clear()
             self._training_from = (now, self.watched_s, self.wait_s)
-
-    def rates(self) -> dict[str, float]:
-        """Return events per second over the window; empty before a second look."""
-        if len(self.looks) < 2:
-            return {}
-        (before_at, before), (now, after) = self.looks[0], self.looks[-1]
-        return rates_of(before, after, max(now - before_at, 1e-3))
 
     def history(self) -> dict[str, list[float | None]]:
         """Return the points by name, as lists of equal length."""
@@ -304,12 +293,7 @@ def describe_batch(
 
 
 def next_out(description: BufferDescription, head: Sequence[FragmentReference]) -> dict[str, Any]:
-    """Return the chunks that are nearest to leaving, and each limit as a sentence.
-
-    Args:
-        description: The buffer.
-        head: Fragments of the chunks that are held longest; of others nothing is known.
-    """
+    """Return the chunks nearest to leaving, of those held longest, and each limit as a sentence."""
     config, state = description.config, description.state
     limits = ["Staleness removes nothing."]
     if config.staleness_max is not None:
@@ -353,10 +337,7 @@ def judge(
 ) -> tuple[str, str, str]:
     """Return a buffer's status: a word, its level, and its cause in a sentence.
 
-    Args:
-        looks: Unix times and states of the last seconds.
-        diagnosis: Why a fetch would wait, by the first and the last of them.
-        workers: Its workers, as `describe_workers` returns them.
+    `diagnosis` is of the first and the last of the looks.
     """
     state, cause, rates = looks[-1][1].state, diagnosis.cause, diagnosis.rates
     arriving, leaving = rates["fragments admitted"], rates["chunks delivered"]

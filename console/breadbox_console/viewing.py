@@ -5,7 +5,8 @@ import io
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +20,9 @@ from breadbox.model.errors import PayloadMissingError, ReplayBufferError
 from breadbox.model.fragment import Fragment
 from breadbox.model.trees import leaves, row
 from breadbox.model.types import ArrayType, FragmentReference
-from breadbox_console.episodes import Episode, SeenFragment, Span
+from breadbox_console.episodes import Episode, SeenFragment, Span, finite
 from breadbox_console.overview import BufferHistory, ChunkLife
-from breadbox_console.watch import READ_LEASE_S, Watch
+from breadbox_console.watch import Watch
 
 IMAGE_SIDE_MIN: Final = 8
 """Smallest side of an array that counts as an image."""
@@ -29,8 +30,8 @@ LINES_MAX: Final = 16
 """Widest vector that is drawn as lines; wider ones are pictures of rows over steps."""
 POINTS_MAX: Final = 8000
 """Most steps of an episode that series cover; longer ones are thinned out."""
-WINDOW_STEPS: Final = 16
-"""Steps whose frames are loaded together."""
+WINDOW_STEPS: Final = 4
+"""Steps whose frames are loaded together: the first of them waits for all."""
 CACHE_BYTES: Final = 256 * 2**20
 """Most bytes of loaded frames that are kept."""
 SCHEMAS_MAX: Final = 64
@@ -64,12 +65,9 @@ def kind_of(array: ArrayType) -> str:
         return "text" if not shape else ""
     if not shape:
         return "lines"
-    if image_shape(shape) is not None and (name.endswith("u1") or len(shape) == 3):
+    if is_image(shape):
         return "image"
-    size = int(np.prod(shape))
-    if len(shape) == 2 and min(shape) >= IMAGE_SIDE_MIN:
-        return "image"
-    return "lines" if size <= LINES_MAX else "picture"
+    return "lines" if np.prod(shape) <= LINES_MAX else "picture"
 
 
 def type_text(array: ArrayType) -> str:
@@ -80,17 +78,13 @@ def type_text(array: ArrayType) -> str:
     return f"{np.dtype(array.type_name).name if is_coded else array.type_name} {shape}".strip()
 
 
-def image_shape(shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return height and width if an array of this shape is an image, else None."""
-    if len(shape) == 2:
-        sides = shape
-    elif len(shape) == 3 and shape[2] <= 4:
-        sides = shape[:2]
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Return True if an array of this shape is an image: [H, W], [H, W, C] or [C, H, W]."""
+    if len(shape) == 3 and shape[2] <= 4:
+        shape = shape[:2]
     elif len(shape) == 3 and shape[0] <= 4:
-        sides = shape[1:]
-    else:
-        return None
-    return (sides[0], sides[1]) if min(sides) >= IMAGE_SIDE_MIN else None
+        shape = shape[1:]
+    return len(shape) == 2 and min(shape) >= IMAGE_SIDE_MIN
 
 
 def as_pixels(array: NDArray[Any]) -> Pixels:
@@ -119,11 +113,7 @@ def encoded(pixels: Pixels) -> bytes:
 
 
 class Viewer:
-    """Loads parts of episodes for pages, and keeps the latest.
-
-    Args:
-        hooks: Functions of the user.
-    """
+    """Loads parts of episodes for pages, and keeps the latest."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
@@ -139,7 +129,7 @@ class Viewer:
         found = episode.row() | {
             "buffer": buffer,
             "now": time.time(),
-            "rewards": _thinned(_joined(episode.rewards)),
+            "rewards": _thinned(np.concatenate(episode.rewards)),
             "streams": [],
             "series": {},
             "texts": {},
@@ -147,11 +137,8 @@ class Viewer:
             "gone": "",
         }
         try:
-            read, reference = await self._reference(watch, buffer, episode.spans[-1].fragment)
-            try:
+            async with self._reading(watch, buffer, episode.spans[-1].fragment) as reference:
                 types = await self._described(watch, reference)
-            finally:
-                await watch.release(read, buffer)
         except (GoneError, ReplayBufferError) as error:
             found["gone"] = f"Its arrays cannot be loaded: {error}"
             found["lanes"] = lanes(watch, buffer, episode, [str(error)] * len(episode.spans))
@@ -242,7 +229,7 @@ class Viewer:
                 if arrays[at] is None:
                     shape = (span.stop - span.start, *model.shape[1:])
                     arrays[at] = np.full(shape, "" if is_text else np.nan)
-            column = _joined([each for each in arrays if each is not None])
+            column = np.concatenate([each for each in arrays if each is not None])
             if is_text:
                 found["texts"][path] = [str(each) for each in column[:POINTS_MAX]]
                 continue
@@ -327,46 +314,35 @@ class Viewer:
         columns: list[str] | None,
         steps: tuple[int, int] | None,
     ) -> Fragment:
-        async with self._loading:
-            read, reference = await self._reference(watch, buffer, fragment)
+        async with self._loading, self._reading(watch, buffer, fragment) as reference:
+            if columns is not None:
+                types = await self._described(watch, reference)
+                columns = [
+                    each
+                    for each in columns
+                    if any(path == each or path.startswith(f"{each}.") for path in types)
+                ]
+                columns = [*columns, *({"reward", "terminated", "truncated"} - {*columns})]
             try:
-                if columns is not None:
-                    types = await self._described(watch, reference)
-                    columns = [
-                        each
-                        for each in columns
-                        if any(path == each or path.startswith(f"{each}.") for path in types)
-                    ]
-                    columns = [*columns, *({"reward", "terminated", "truncated"} - {*columns})]
-                return (
-                    await watch.client.load_fragments([reference], columns=columns, steps=steps)
-                )[0]
+                loaded = await watch.client.load_fragments(
+                    [reference], columns=columns, steps=steps
+                )
             except PayloadMissingError as error:
                 raise GoneError(str(error)) from error
-            finally:
-                await watch.release(read, buffer)
+            return loaded[0]
 
-    async def _reference(
+    @asynccontextmanager
+    async def _reading(
         self, watch: Watch, buffer: str, fragment: SeenFragment
-    ) -> tuple[Any, FragmentReference]:
-        """Read the fragment's chunk; the caller releases the read.
-
-        Raises:
-            GoneError: The chunk has left the buffer.
-        """
+    ) -> AsyncIterator[FragmentReference]:
+        """Lease a fragment's chunk inside the block. Raises GoneError if it has left the buffer."""
         after = fragment.chunk_id - 1
-        read = await watch.client.read_fragments(
-            after if after >= 0 else None,
-            chunk_count_max=1,
-            lease_s=READ_LEASE_S,
-            is_look=True,
-            buffer=buffer,
-        )
-        for each in read.fragments:
-            data = each.metadata
-            if (data.session_id, data.worker_id, data.fragment_index) == fragment.key:
-                return read, each
-        await watch.release(read, buffer)
+        async with watch.reading(buffer, after if after >= 0 else None, chunk_count_max=1) as read:
+            for each in read.fragments:
+                data = each.metadata
+                if (data.session_id, data.worker_id, data.fragment_index) == fragment.key:
+                    yield each
+                    return
         raise GoneError(f"fragment {fragment.key.fragment_index} has left the buffer")
 
 
@@ -375,11 +351,7 @@ def lanes(
 ) -> list[dict[str, Any]]:
     """Return the life of each fragment of an episode, by the core's rules and what was seen.
 
-    Args:
-        watch: What was seen.
-        buffer: Name of the buffer.
-        episode: The episode.
-        problems: Why each fragment could not be loaded, or "".
+    `problems`: why each fragment could not be loaded, or "".
     """
     watched = watch.buffers.get(buffer)
     if watched is None or not watched.history.looks:
@@ -474,39 +446,21 @@ def _write_parquet(path: Path, episode: Episode, fragments: list[Fragment]) -> N
 
 
 def _write_video(path: Path, episode: Episode, fragments: list[Fragment]) -> None:
-    from breadbox_rollout.recording.media import VideoWriter
+    from breadbox_rollout.recording.media import VideoWriter, as_frame
 
     writer = VideoWriter(path, VIDEO_FPS, crf=18)
     try:
         for span, fragment in zip(episode.spans, fragments, strict=True):
-            images = next(
-                (
-                    leaf
-                    for _, leaf in leaves(fragment.obs, "obs")
-                    if image_shape(leaf.shape[1:]) is not None
-                ),
-                None,
-            )
-            if images is None:
+            images = [leaf for _, leaf in leaves(fragment.obs) if is_image(leaf.shape[1:])]
+            if not images:
                 raise KeyError("the episode has no images")
             for at in range(span.start, span.stop):
-                pixels = as_pixels(images[at])
-                if pixels.ndim == 2:
-                    pixels = np.repeat(pixels[:, :, None], 3, axis=2)
-                writer.add(pixels)
+                writer.add(as_frame(as_pixels(images[0][at])))
     finally:
         writer.close()
-
-
-def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
 
 def _thinned(column: NDArray[Any]) -> dict[str, Any]:
     """Return at most `POINTS_MAX` values as JSON knows them, and how many steps lie between two."""
     stride = max(1, -(-len(column) // POINTS_MAX))
-    values = np.asarray(column[::stride], np.float64)
-    return {
-        "stride": stride,
-        "values": [float(each) if np.isfinite(each) else None for each in values],
-    }
+    return {"stride": stride, "values": [finite(each) for each in column[::stride]]}

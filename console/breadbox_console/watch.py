@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,12 +24,7 @@ from breadbox.model.errors import (
     UnauthenticatedError,
 )
 from breadbox.model.fragment import Fragment
-from breadbox.model.types import (
-    BufferDescription,
-    FragmentRead,
-    FragmentReference,
-    ReleaseMode,
-)
+from breadbox.model.types import BufferDescription, FragmentRead, FragmentReference, ReleaseMode
 from breadbox_console.episodes import EpisodeIndex
 from breadbox_console.overview import BufferHistory, describe_batch, describe_buffer
 
@@ -90,7 +86,7 @@ class WatchedBuffer:
 
 @dataclass(slots=True)
 class Watch:
-    """Everything that one token has seen. Made with `watching`.
+    """Everything that one token has seen.
 
     Attributes:
         client: A client with that token; `connect` makes one of another address.
@@ -201,11 +197,8 @@ class Watch:
 
     async def _head(self, name: str) -> list[FragmentReference]:
         """Return the fragments of the chunks that are held longest."""
-        read = await self.client.read_fragments(
-            chunk_count_max=HEAD_CHUNKS, lease_s=READ_LEASE_S, is_look=True, buffer=name
-        )
-        await self.release(read, name)
-        return list(read.fragments)
+        async with self.reading(name, chunk_count_max=HEAD_CHUNKS) as read:
+            return list(read.fragments)
 
     async def _look_at_servers(self) -> None:
         while True:
@@ -265,19 +258,14 @@ class Watch:
         while True:
             cursor = self._caught_up(watched, cursor)
             try:
-                read = await self.client.read_fragments(
+                async with self.reading(
+                    name,
                     cursor,
                     chunk_count_max=READ_CHUNKS,
                     max_wait_s=POLL_S,
-                    lease_s=READ_LEASE_S,
                     known_session_id=session_id,
-                    is_look=True,
-                    buffer=name,
-                )
-                try:
+                ) as read:
                     loaded = await self._load(read.fragments)
-                finally:
-                    await self.release(read, name)
             except (BufferNotFoundError, PermissionDeniedError, UnauthenticatedError):
                 return  # The next look says so, and begins anew if the buffer comes back.
             except ReplayBufferError as error:
@@ -340,12 +328,20 @@ class Watch:
         columns = [path for path in _COLUMNS if path in types[0] and len(types[0][path].shape) == 1]
         return await self.client.load_fragments(references, columns=columns)
 
-    async def release(self, read: FragmentRead, buffer: str) -> None:
-        """Release a read's lease, if it has one; if that fails, it expires."""
+    @asynccontextmanager
+    async def reading(
+        self, buffer: str, after_chunk_id: int | None = None, **how: Any
+    ) -> AsyncIterator[FragmentRead]:
+        """Read by a cursor; the lease is released after the block, or expires if that fails."""
+        how |= {"lease_s": READ_LEASE_S, "is_look": True, "buffer": buffer}
+        read = await self.client.read_fragments(after_chunk_id, **how)
         try:
-            if read.lease_id is not None:
-                await self.client.release_lease(
-                    read.lease_id, mode=ReleaseMode.CONSUMED, buffer=buffer
-                )
-        except ReplayBufferError as error:
-            log.debug("a read's lease expires by itself: %s", error)
+            yield read
+        finally:
+            try:
+                if read.lease_id is not None:
+                    await self.client.release_lease(
+                        read.lease_id, mode=ReleaseMode.CONSUMED, buffer=buffer
+                    )
+            except ReplayBufferError as error:
+                log.debug("a read's lease expires by itself: %s", error)

@@ -113,6 +113,7 @@ def test_a_bar_of_the_histogram_filters_by_keyboard(
 
 def brightness(page: Any) -> int:
     """The red of the camera's first pixel, once the image has loaded."""
+    page.locator("figure[aria-busy]").wait_for(state="detached")
     image = page.get_by_role("img", name="obs.camera")
     eventually_sync(lambda: image.evaluate("image => image.complete && image.naturalWidth > 0"))
     return int(

@@ -79,12 +79,30 @@ function makeSide(buffer, episode, go) {
   const missing = merged(episode.lanes.filter((each) => each.is_missing), (one, next) => one.step + one.steps === next.step && lost(one) === lost(next));
   const gapAt = (step) => missing.find((each) => each.step <= step && step < each.step + each.steps);
   const images = episode.streams.filter((each) => each.kind === "image").map((each) => {
-    const none = each.type === "renderer" ? "no rendering, or not held any more" : "not held any more", note = h("p", { class: "empty", hidden: true }, none);
-    const image = h("img", { alt: each.path,
-      onload: () => { note.hidden = !(image.hidden = false); image.style.width = `${image.naturalWidth * Math.ceil(400 / image.naturalWidth)}px`; },
-      onerror: () => { note.hidden = !(image.hidden = true); note.textContent = none; } });
-    return { ...each, image, note, figure: h("figure", {}, h("figcaption", {}, `${each.path} ${each.type}`), image, note) };
+    const none = each.type === "renderer" ? "no rendering, or not held any more" : "not held any more";
+    const holder = h("div", {}), frames = new Map();
+    return { holder, none, frames, url: (step) => url(each.path, step), name: each.path,
+      figure: h("figure", {}, h("figcaption", {}, `${each.path} ${each.type}`), holder) };
   });
+  let current = -1;
+  /** The frame of a step, once it is decoded; loads it unless it was loaded ahead. */
+  const frame = (each, step) => {
+    if (!each.frames.has(step)) {
+      const image = h("img", { alt: each.name, src: each.url(step) });
+      const width = () => image.style.width = `${image.naturalWidth * Math.ceil(400 / image.naturalWidth)}px`;
+      each.frames.set(step, image.decode().then(() => { width(); return image; }, () => { each.frames.delete(step); return h("p", { class: "empty" }, each.none); }));
+      if (each.frames.size > 8 * AHEAD) each.frames.delete(each.frames.keys().next().value);
+    }
+    return each.frames.get(step);
+  };
+  const showFrame = async (each, step) => {
+    each.figure.setAttribute("aria-busy", "true");
+    const found = await frame(each, step);
+    if (step !== current) return;
+    each.holder.replaceChildren(found);
+    each.figure.removeAttribute("aria-busy");
+    for (let next = step + 1; next <= Math.min(step + AHEAD, episode.length - 1); next += 1) if (!gapAt(next)) frame(each, next);
+  };
   const pictures = episode.streams.filter((each) => each.kind === "picture").map((each) => h("figure", { class: "wide" },
     h("figcaption", {}, `${each.path} ${each.type}: a column for each step`),
     h("img", { alt: `${each.path} over all steps`, loading: "lazy", src: `${path}/picture?stream=${encodeURIComponent(each.path)}` })));
@@ -126,28 +144,21 @@ function makeSide(buffer, episode, go) {
         constants.length ? h("p", { class: "hint" }, `The same at each step: ${constants.join("; ")}`) : "")),
     texts.map((each) => h("div", {}, h("h3", {}, each.name), each.at)), h("div", { class: "images" }, pictures),
     h("h3", {}, "Fragments, by the versions that acted"), lane, lives(episode, go));
-  const ahead = new Map();
   return {
     element,
     firstHeld: Math.max(0, [...Array(episode.length).keys()].findIndex((step) => !gapAt(step))),
-    isLoading: () => images.some((each) => !each.image.complete),
+    isLoading: () => images.some((each) => each.figure.ariaBusy),
     show(step) {
-      const own = Math.min(step, episode.length - 1), gap = gapAt(own);
+      const own = current = Math.min(step, episode.length - 1), gap = gapAt(own);
       for (const each of images) {
-        if (gap) { each.note.hidden = !(each.image.hidden = true); each.note.textContent = lost(gap); continue; }
-        each.image.src = url(each.path, own);
-        for (let next = own + 1; next <= Math.min(own + AHEAD, episode.length - 1); next += 1) {
-          const key = url(each.path, next);
-          if (!ahead.has(key) && !gapAt(next)) { const made = new Image(); made.src = key; ahead.set(key, made); }
-        }
+        if (gap) { each.holder.replaceChildren(h("p", { class: "empty" }, lost(gap))); each.figure.removeAttribute("aria-busy"); } else showFrame(each, own);
       }
-      while (ahead.size > 8 * AHEAD) ahead.delete(ahead.keys().next().value);
       for (const each of charts) each.mark(own + 1);
       for (const each of texts) each.at.textContent = episode.texts[each.name][own] ?? "";
       readout.replaceChildren(...Object.entries(series).map(([name, each]) => h("div", {}, h("dt", {}, name), h("dd", {}, each.map((one) => number(valueAt(one, own))).join(", ")))));
       marker.style.left = `${(100 * own) / Math.max(1, episode.length - 1)}%`;
     },
-    end() { for (const each of charts) each.end(); ahead.clear(); },
+    end() { for (const each of charts) each.end(); current = -1; },
   };
 }
 
