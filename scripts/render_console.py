@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -33,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 BREADBOX = [sys.executable, "-m", "breadbox.cli.main"]
 HEIGHT, WIDTH = 360, 640
-WORDS = (ROOT / "docs" / "glossary.md").read_text().split()
+WORDS = re.findall(r"[A-Za-z'-]+[,.;]?", (ROOT / "docs" / "glossary.md").read_text())
 VOCABULARY = sorted(set(WORDS))
 
 

@@ -32,7 +32,7 @@ export const bufferPath = (buffer) => `/api/buffers/${encodeURIComponent(buffer)
 
 export function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
-  if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (Number.isInteger(value)) return (value + 0).toLocaleString("en"); // Not "-0".
   return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(digits)).toString();
 }
 
