@@ -103,10 +103,7 @@ def connect(settings: LearnSettings) -> Client:
 
 
 def warn_if_unreachable(settings: LearnSettings) -> None:
-    """Call the server once, and log a warning if it cannot be reached; the run then waits for it.
-
-    Raises TlsError: waiting does not fix it.
-    """
+    """Warn if the server is unreachable: the run waits for it. Raise TlsError immediately."""
     if settings.reconnect_s <= 0:
         return  # Nothing is waited for, so the run ends with the same words at once.
     with connect(settings.model_copy(update={"reconnect_s": 0.0})) as client:

@@ -46,7 +46,6 @@ class EvaluationTask:
     policy_options: Mapping[str, Any]
     episodes: int
     steps_max: int
-    """Steps after which an episode is cut off."""
 
 
 @dataclass(frozen=True, slots=True)

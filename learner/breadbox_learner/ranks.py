@@ -1,7 +1,4 @@
-"""The processes of one learner and what they exchange: gradients, sums, whether to go on.
-
-Batches need nothing: ranks get shares by equal request ids (B12). Every exchange has a deadline.
-"""
+"""Exchange gradients, sums and votes among ranks, with deadlines; batches need none (B12)."""
 
 import time
 from collections.abc import Iterator
@@ -138,10 +135,8 @@ class _Distributed(Ranks):
 
 
 def meeting_of(store: Any, membership: Membership, limit_s: float) -> str:
-    """Agree with the other ranks on a new name, or raise RankLostError after `limit_s`.
-
-    torchrun's store outlives its ranks and names the dead; rank 0 answers all names.
-    """
+    """Agree with the other ranks on a new name, or raise RankLostError after `limit_s`."""
+    # torchrun's store outlives its ranks and names the dead; rank 0 answers all names.
     if not membership.is_main:
         name = uuid4().hex
         store.set(f"breadbox/name/{membership.rank}", name)

@@ -125,7 +125,6 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     """Write TensorBoard event files into run_dir."""
     wandb_project: str = ""
     """Weights & Biases project to log to; empty: none."""
-
     dry_run: bool = of_one_call(False)
     """Check everything but the server, print the settings, and end."""
 

@@ -160,8 +160,6 @@ class _Dict(_Joined):
 
 
 class _Tuple(_Joined):
-    """Independent parts, by place; the action is a tuple."""
-
     def join(self, actions: list[Tree]) -> Tree:
         return tuple(actions)
 

@@ -14,7 +14,6 @@ from breadbox_policies.protocol import Tree
 
 _CONVOLUTIONS = ((16, 8, 4), (32, 4, 2), (32, 3, 1))
 """(channels, kernel, stride): the classic network for 84x84 frames, with fewer channels."""
-
 _PICTURE_SIDE_MIN = 16
 
 

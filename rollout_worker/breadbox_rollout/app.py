@@ -56,7 +56,6 @@ logger = logging.getLogger(__name__)
 
 _APPEND_WAIT_S = 5.0
 """After this long in front of a full buffer the sender looks again whether it is still wanted."""
-
 _SWITCH_INTERVAL_S = 0.0005
 
 

@@ -162,7 +162,6 @@ class RolloutWorker:
         return all(player.part for player in self._players)
 
     def _wait_for_session(self, say_at: float) -> float:
-        """Let time pass until a learner is there; says so now and then. Produces nothing."""
         waiting = [player for player in self._players if player.waits_for]
         if self._clock() >= say_at:
             troubles = [player.watcher.trouble for player in self._players]

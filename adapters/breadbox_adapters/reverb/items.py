@@ -1,8 +1,4 @@
-"""Items: structures of data, an item as a fragment and back, and signatures of tables.
-
-An item is a fragment alone in its chunk, with its id as key; the trajectory is in `extras`. A
-signature is kept as the weights of the table's session, for every client.
-"""
+"""Turn data into items (fragments alone in their chunks) and back, and keep tables' signatures."""
 
 import json
 import operator

@@ -54,10 +54,8 @@ class ItemSender:
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
     ) -> list[AppendResult]:
-        """Write and announce items; block while their table has no room.
-
-        BackpressureError after `ROOM_S`, with `results`; SessionEndedError after repeated resets.
-        """
+        """Write and announce items; block for room. SessionEndedError after repeated resets."""
+        # BackpressureError after `ROOM_S`, with `results`.
         table = buffer or self._client.buffer
         results: list[AppendResult] = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
         left = list(range(len(fragments)))

@@ -254,7 +254,6 @@ class TrajectoryWriter:
         self._episode_steps = 0
         self._is_step_open = False
         self.is_closed = False
-        """Whether `close` was called."""
         self._validates_items = validates_items
         self._takes_steps = takes_steps
         self._appenders: dict[str, Appender] = {}

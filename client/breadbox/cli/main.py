@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 ENTRY_POINTS: Final = "breadbox.commands"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as of a process that SIGINT ended."""
-
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("breadbox_server.main:serve", "server", "Run the replay-buffer server."),
     "rollout": ("breadbox_rollout.main:rollout", "rollout-worker", "Run a rollout worker."),

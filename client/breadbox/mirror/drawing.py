@@ -19,16 +19,13 @@ from breadbox.model.types import Device
 
 GoalStrategy = Literal["future", "final", "episode"]
 """Step of the episode whose achieved goal becomes a step's goal."""
-
 Relabel = Callable[[Any, Any, Tree], Any]
 """Function from achieved goals, desired goals and extras to rewards."""
-
 ACHIEVED = "achieved_goal"
 DESIRED = "desired_goal"
 
 _DRAWS_MAX: Final = 1000
 """Failed draws after which nothing can be drawn."""
-
 RewardMap = Callable[[NDArray[np.float32]], NDArray[Any]]
 """Function from rewards to the same number of rewards."""
 

@@ -38,14 +38,12 @@ CATCH_UP_CHUNKS: Final = 4096
 """Chunks that one read skips in looking for the newest one."""
 CATCH_UP_READS: Final = 64
 """Most such reads."""
-
 LOOK_AGE_S: Final = 60.0
 """Age, in seconds, from which a state of the buffer does not explain a wait any more."""
 LOOKS_MAX: Final = 32
 """Most states that are kept: one a second, so that they cover the last half minute."""
 STALENESS_ENOUGH: Final = 100
 """Value of `staleness_max` below which a buffer counts as meant for on-policy learners."""
-
 _AT_ONCE = ("OUTAGE", "HOLD", "NO_SESSION")
 """Causes that one state of the buffer shows."""
 _REMEDIES = {
@@ -56,7 +54,6 @@ _REMEDIES = {
 """Remedies for a mirror that differ from those for a learner that fetches."""
 _WATCHED = ("NOTHING_ARRIVES", "WRONG_SESSION", *_REMEDIES)
 """Causes that only two states show."""
-
 _OUTAGES = (DeadlineExceededError, StoreUnavailableError, UnavailableError)
 
 
@@ -80,7 +77,6 @@ class Progress(NamedTuple):
     begun_count: int
     """How often it restarted because the buffer was set back."""
     skipped_chunk_count: int
-    """Number of chunks that left the buffer before they were loaded, or cannot be read."""
     behind_since: float
     """Monotonic time since which it is behind; in the future while it keeps up."""
 

@@ -33,10 +33,8 @@ _log = logging.getLogger(__name__)
 
 WAIT_PERIOD_S: Final = 30.0
 """Seconds between two lines of the log about a wait that goes on."""
-
 ATTEMPTS: Final = 4
 """Attempts at a draw or look-up before the writer of the memory is blocked for it."""
-
 Result = TypeVar("Result")
 
 
@@ -139,10 +137,7 @@ class StepMemory:
         timeout_s: float | None,
         count: Callable[[], int] | None = None,
     ) -> None:
-        """Wait for steps, and log every `WAIT_PERIOD_S` which are missing, and why.
-
-        *what* names them; *count* returns how many there are (None: those that can be sampled).
-        """
+        """Wait, logging every `WAIT_PERIOD_S` how many of *what* are there, by *count*, and why."""
         count = count or self.__len__
         begun_at = time.monotonic()
         waited_s = 0.0

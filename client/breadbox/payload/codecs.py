@@ -36,7 +36,6 @@ from breadbox.v1 import payload_pb2
 
 Codecs = str | Mapping[str, str]
 """One codec for all arrays, or codecs by pattern."""
-
 NAMES: Final = ("raw", "lz4", "zstd", "h264")
 
 _ZSTD_LEVEL_DEFAULT: Final = 1
@@ -45,7 +44,6 @@ _LZ4_INPUT_BYTES_MAX: Final = 0x7E000000
 _LZ4_EXPANSION_MAX: Final = 255
 _ZSTD_EXPANSION_MAX: Final = 128 * 1024 // 4
 """A block of 128 KiB takes at least a header of three bytes and one to repeat."""
-
 _local = threading.local()
 
 
@@ -107,11 +105,9 @@ def choose(codecs: Codecs, path: str) -> CodecChoice:
 def encode(
     array: NDArray[Any], type_name: str, choice: CodecChoice, expansion: Expansion | None = None
 ) -> Encoded:
-    """Encode a C-contiguous array of a payload that has expanded so far, or stands alone.
-
-    Raw if the codec does not fit or saves nothing, or readers would refuse the expansion, but named
-    raw only if the elements have no say in that: arrays of one kind have one codec.
-    """
+    """Encode a C-contiguous array of a payload that has expanded so far, or stands alone."""
+    # Raw if the codec does not fit or saves nothing, or readers would refuse the expansion, but
+    # named raw only if the elements have no say in that: arrays of one kind have one codec.
     raw = byte_view(array)
     expansion = expansion or Expansion()
     # What does not fit into the payload is not encoded for nothing.
@@ -225,10 +221,8 @@ QUALITIES: Final = range(1, 52)
 
 _SIDE_MAX: Final = 8192
 """Pixels; more than level 6.2 of the standard allows."""
-
 _BYTES_PER_FRAME_MIN: Final = 4
 """A start code and a header: bounds the frames that few bytes can claim."""
-
 _PARAMETER: Final = "planes"
 _LUMA: Final = "luma"
 _RGB: Final = "rgb"

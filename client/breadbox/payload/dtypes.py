@@ -1,7 +1,4 @@
-"""Array types of the payload format, named by numpy's dtype string with byte order ("<f4", "<U8").
-
-"bfloat16" is stored as its 16 bits and read as a torch tensor, since numpy has no such type.
-"""
+"""Array types, as numpy's dtype strings ("<f4"); "bfloat16" is 16 bits, read as a torch tensor."""
 
 import re
 import sys

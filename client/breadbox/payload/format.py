@@ -96,7 +96,6 @@ _ZEROS: Final = [bytes(count) for count in range(ALIGNMENT_BYTES)]
 
 _JOIN_BYTES: Final = 16 * 1024
 """Neighbours up to this size are joined: a copy costs less than a buffer."""
-
 _layout_reader = LayoutReader()
 _kinds: dict[Hashable, "_TreeKind"] = {}
 _kinds_lock = threading.Lock()
@@ -109,7 +108,6 @@ class Head:
     layout: Layout
     places: Places
     body_offset: int
-    """Where the body starts in the payload."""
     figures: Sequence[int]
     """Figures of the checksums section; see `Places`."""
     raw_attributes: bytes

@@ -41,15 +41,12 @@ STEP_FIELDS: Final = (
     "extras",
 )
 """Fields whose leaves are [T, ...]."""
-
 WHOLE_FIELDS: Final = ("next_obs", "in_state", "final_obs_step", "final_obs")
 """Fields that belong to the fragment, not to its steps."""
-
 FIELDS: Final = (*STEP_FIELDS, *WHOLE_FIELDS)
 
 PER_FRAGMENT_FIELDS: Final = frozenset({"final_obs_step", "final_obs", "model_version"})
 """Fields that one fragment of a batch may have and another not, or in another length."""
-
 _KINDS_OF_FIELD: Final = {
     "reward": "biuf",
     "terminated": "biu",
@@ -62,7 +59,6 @@ _KINDS_OF_FIELD: Final = {
     "final_obs_step": "iu",
 }
 """Fields that are one array of a row each, or absent; and numpy's kinds in them."""
-
 _REQUIRED_FIELDS: Final = ("reward", "terminated", "truncated", "first", "episode_id")
 
 _KIND: Final = "fragment"

@@ -9,56 +9,39 @@ from breadbox.model.trees import NODES_MAX
 
 HEAD_BYTES_MAX: Final = 4 * 1024 * 1024
 """Checksums, attributes and layout: room for those of 64 GiB and for every array and node below."""
-
 PAYLOAD_BYTES_MAX: Final = 1 << 36
 """A whole payload: 64 GiB, as the stores' own bound."""
-
 ARRAYS_MAX: Final = 16_384
 """Arrays in a payload."""
-
 DIMENSIONS_MAX: Final = 32
 """Axes of an array: what every supported numpy can make."""
-
 LAYOUT_PARTS_MAX: Final = 4 * NODES_MAX + 8 * ARRAYS_MAX
 """Fields and items of a layout at all its levels: what that many nodes and arrays take."""
-
 LAYOUTS_MAX: Final = 64
 """Layouts that a reader or writer remembers: more than one process mixes."""
-
 LAYOUTS_BYTES_MAX: Final = 1024 * 1024
 """Most bytes of all layouts that a reader caches; in memory they take up to 40 times as much."""
-
 EXPANDED_BYTES_MAX: Final = 1 << 30
 """Bytes that the compressed arrays of a payload may expand to together, by default: 1 GiB."""
-
 EXPANDED_BYTES_MAX_VARIABLE: Final = "BREADBOX_EXPANDED_BYTES_MAX"
 """Environment variable that sets another limit for readers and writers, in bytes."""
-
 EXPANDED_BYTES_FREE: Final = 64 * 1024 * 1024
 EXPANSION_MAX: Final = 256
-"""Bytes to expand to for each of their own, beyond what is free: a bound on what few bytes
-allocate."""
-
+"""Bytes to expand to per own byte, beyond what is free: bounds what few bytes allocate."""
 NAME_CHARACTERS_MAX: Final = 1024
 """Length of an array's path."""
-
 ATTRIBUTES_MAX: Final = 64
 """Attributes of a payload."""
-
 ATTRIBUTE_CHARACTERS_MAX: Final = 1024
 """Length of an attribute's name, and of its value."""
-
 CHECKSUM_BLOCK_BYTES: Final = 64 * 1024
 """Block of writers' checksums, doubled until an array has few. For at most 100,000 bytes xxhash
 keeps the interpreter, which beside a busy thread takes up to 5 ms to get back.
 """
-
 CHECKSUM_BLOCK_BYTES_MIN: Final = 4 * 1024
 """Smallest block that readers take."""
-
 CHECKSUM_BLOCKS_MAX: Final = 1 << 18
 """Checksums of a payload."""
-
 ALIGNMENT_BYTES: Final = 64
 """Start of the body, and of each array in it, is a multiple: a cache line, and any SIMD load."""
 

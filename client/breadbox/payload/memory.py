@@ -14,13 +14,10 @@ from numpy.typing import NDArray
 
 RECYCLED_BYTES_MIN: Final = 1024 * 1024
 """Smallest array whose memory is recycled; the allocator keeps smaller ones at hand."""
-
 IDLE_BYTES_MAX: Final = 256 * 1024 * 1024
 """Kept in a process for arrays to come; beyond it, what has been idle for longest is freed."""
-
 Block: TypeAlias = ctypes.Array[ctypes.c_ubyte]
 """Memory that numpy allocated, seen by something that is no array."""
-
 idle_blocks: dict[int, Block] = {}
 """By the order in which they became idle. No lock, since giving back may run inside any holder of
 it: each use of this is one step of the interpreter's."""

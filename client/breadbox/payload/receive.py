@@ -16,9 +16,7 @@ from breadbox.payload.layout import StoredArray
 from breadbox.stores.base import PayloadStore, Segment, UnforeseenError
 
 _SMALL_BYTES: Final = 16 * 1024
-"""Arrays up to this size are received with what is around them, and copied: 0.7 to 0.8 of the cost.
-"""
-
+"""Largest array that is received with what is around it, and copied: 0.7 to 0.8 of the cost."""
 HEADS_MET_MAX: Final = 256
 """Sizes of payloads that are known."""
 

@@ -24,20 +24,17 @@ _TENSOR_FIELDS = (
 
 @dataclass(slots=True, kw_only=True)
 class TrainingBatch:
-    """B fragments of T steps as tensors. Leaves are `[B, T, ...]` unless said otherwise."""
+    """B fragments of T steps; leaves [B, T, ...] unless said otherwise, ids int64, flags bool."""
 
     obs: Tree
     action: Tree
     reward: Tensor
     """float32[B, T]."""
     terminated: Tensor
-    """bool[B, T]."""
     truncated: Tensor
-    """bool[B, T]."""
     first: Tensor
     """bool[B, T]; the step starts an episode: recurrent state is reset before it."""
     episode_id: Tensor
-    """int64[B, T]."""
     next_obs: Tree
     """Leaves [B, ...]."""
     in_state: Tree = None
@@ -193,7 +190,6 @@ def extend(batch: TrainingBatch, rows: slice) -> ExtendedSequence:
 
 Ended = tuple[int, float]
 """An episode that ended: its identity, 64 bits with a sign, the same on every rank; its return."""
-
 WINDOW_EPISODES = 100
 REMEMBERED_MAX = 65_536
 """Episodes remembered, so that none delivered again counts twice; the oldest is forgotten."""
@@ -207,7 +203,6 @@ class EpisodeReturns:
         self._counted: OrderedDict[int, None] = OrderedDict()
         self._running: OrderedDict[tuple[str, str], tuple[int, int, float]] = OrderedDict()
         self.episode_count = 0
-        """Episodes counted so far."""
 
     @property
     def mean(self) -> float | None:
@@ -286,7 +281,6 @@ def _identity(batch: TrainingBatch, row: int, step: int) -> int:
 
 
 def _hashed(names: tuple[str | int, ...]) -> int:
-    """64 bits with a sign."""
     return int.from_bytes(xxhash.xxh3_64_digest(repr(names).encode()), "big", signed=True)
 
 

@@ -86,8 +86,7 @@ def restore(
 ) -> tuple[TrainerState, SessionState]:
     """Put a checkpoint into a new `returns` and `environment`; return counters and the session.
 
-    CheckpointError if it is damaged or of another version or identity; nothing was changed then,
-    but for weights that did not fit.
+    CheckpointError (damage, another version or identity) changes only weights that did not fit.
     """
     text = _text(data, source)
     for name, wanted in identity.items():

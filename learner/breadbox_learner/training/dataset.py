@@ -66,7 +66,6 @@ class FragmentDataset(IterableDataset[Batch]):
         self._options = options
 
     def __iter__(self) -> Iterator[Batch]:
-        """Connect, and yield batches until the share of this process is done."""
         left = self._own_fetch_count()
         with breadbox.connect(self._address, buffer=self._buffer, token=self._token) as client:
             while left is None or left > 0:
@@ -74,7 +73,6 @@ class FragmentDataset(IterableDataset[Batch]):
                 left = None if left is None else left - 1
 
     def _own_fetch_count(self) -> int | None:
-        """Return the fetches that fall to this process, or None for an endless share."""
         worker = get_worker_info()
         if self._fetch_count is None or worker is None:
             return self._fetch_count

@@ -22,7 +22,6 @@ _log = logging.getLogger(__name__)
 
 Arrays = Mapping[str, ArrayType]
 """What a fragment has at each path."""
-
 _LOOSE_FIELDS = frozenset({"final_obs_step", "final_obs", "model_version"})
 """Fields that fragments of one batch may have in different lengths, or not at all."""
 _FLAGS = ("terminated", "truncated", "first")

@@ -32,7 +32,6 @@ _log = logging.getLogger(__name__)
 
 _FAULTS_OF_FRAGMENTS = (*LOAD_ERRORS, TreeMismatchError, UnsupportedArrayError)
 """A batch cannot be loaded as it is; without some of its fragments it may."""
-
 FAILED_LOADS_MAX = 3
 """Batches in a row that may be left out because they cannot be loaded; then the run ends."""
 SAY_WAITING_S = 10.0
@@ -66,7 +65,6 @@ class UnusableShareError(ReplayBufferError):
             f"nothing of this rank's share can be trained on: {misfit_count} fragments do not fit"
         )
         self.misfit_count = misfit_count
-        """Fragments left out since the batch before because they did not fit."""
 
 
 @dataclass(frozen=True, slots=True)

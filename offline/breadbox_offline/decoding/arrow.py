@@ -97,7 +97,7 @@ def _split_rows(
 
 
 def _expanded_bytes(array: pa.Array) -> int:
-    """Bytes of all values of an array, those that it holds once for many rows counted for each."""
+    """Count the bytes of an array's values, shared ones once for each row."""
     kind = array.type
     if isinstance(array, pa.ExtensionArray):
         return _expanded_bytes(array.storage)
@@ -170,7 +170,7 @@ def _list_values(array: pa.Array) -> Any:
 
 
 def _shared_texts(array: pa.DictionaryArray) -> NDArray[Any]:
-    """Texts of which rows that have the same hold one and the same."""
+    """Return texts; rows with the same text share one object."""
     texts = _objects([*array.dictionary.to_pylist(), None])
     rows = array.indices.fill_null(len(texts) - 1)
     shared: NDArray[Any] = texts[rows.to_numpy(zero_copy_only=False)]

@@ -49,10 +49,7 @@ def array_from_bytes(
     order: Literal["C", "F"] = "C",
     bytes_max: int,
 ) -> NDArray[Any]:
-    """View `contents` as a read-only array, copied only if the byte order is foreign.
-
-    Raises RefusedError unless they have the size that dtype and shape ask for, within `bytes_max`.
-    """
+    """View bytes as a read-only array, copied if foreign in order; RefusedError if sizes differ."""
     size_bytes = dtype.itemsize * math.prod(shape)  # exact, however large the shape claims to be
     if not isinstance(contents, bytes | bytearray):
         raise RefusedError(f"array contents are a {type(contents).__name__}, wanted bytes")

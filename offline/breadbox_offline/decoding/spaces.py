@@ -1,7 +1,4 @@
-"""Convert values that a space wrote as JSON, one sample or a batch of one, to samples.
-
-Spaces are described, never built: numpy's own loader can execute code.
-"""
+"""Convert a space's JSON to samples. Spaces are described, not built: building can execute code."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -61,7 +61,6 @@ class SegmentIndex:
         self._next_number = 0
 
     def __len__(self) -> int:
-        """Segments held."""
         return self._high - self._low
 
     @property

@@ -1,7 +1,4 @@
-"""The connector pipeline: named stages, in order, from episodes to one batch per module.
-
-A stage `(draft, context)` changes the draft, never an episode. All is numpy until the last.
-"""
+"""The connector pipeline: stages from episodes to a batch per module, in numpy until the last."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 ITEM = "item"
 """The column of serialized episodes."""
-
 ModulesToTrain = Collection[str] | Callable[[str, Mapping[str, Tree]], bool] | None
 """None: all. A collection: those in it, so none of them when it is empty. A callable decides."""
 

@@ -163,10 +163,8 @@ def convert_to_tensors(draft: Draft, context: PipelineContext) -> None:
 
 
 def add_one_step(draft: Draft, _context: PipelineContext) -> None:
-    """Add a bootstrap step to every episode, left out by `loss_mask`; before `observations`.
-
-    It repeats the last entries with reward 0; end flags stay on the last real step.
-    """
+    """Add a bootstrap step to every episode, left out by `loss_mask`; before `observations`."""
+    # It repeats the last entries with reward 0; end flags stay on the last real step.
     originals = draft.episodes
     draft.episodes = [_with_one_step(episode) for episode in originals]
     draft.columns[Column.TERMINATEDS] = [

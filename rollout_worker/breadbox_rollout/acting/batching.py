@@ -57,10 +57,7 @@ class ReadyQueue:
 
 
 class BatchSize:
-    """How many environments a full batch has: half or all, tried now and then; the faster stays.
-
-    Half overlaps steps with inference; all suits a slow policy that batches well.
-    """
+    """Size of a full batch: half (steps overlap inference) or all, whichever trials show faster."""
 
     TRIAL_BATCHES = 16
     TRIAL_S = 0.5

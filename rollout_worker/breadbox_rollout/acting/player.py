@@ -78,10 +78,8 @@ class Participant(ABC):
         """Take the rows of a part of the environments; *groups* are indices of environments."""
 
     def take_model(self) -> None:
-        """Make session, version and weights current in one step, if there are new ones.
-
-        An older session of another policy is waited out; a new one raises InvalidRequestError.
-        """
+        """Adopt new session, version and weights atomically; InvalidRequestError if they misfit."""
+        # An older session of another policy is waited out.
         model = self.watcher.take()
         if model is None:
             return

@@ -106,7 +106,6 @@ class EpisodeTracker:
         self._default_task = task
         self._discount = discount
         self.task = task
-        """Task of the current episode."""
         self._reset()
 
     @property

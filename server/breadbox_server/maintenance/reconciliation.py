@@ -1,9 +1,8 @@
 """Compare the core with the payload store, both ways.
 
-What refers to a payload that the store lacks goes (PAYLOAD_LOST). A payload
-that the core does not know was left by a crash between two steps; its producer may still announce
-it, so it is deleted only after a while. Lists may miss what moves between nodes, so the store is
-asked for every payload by name, a batch at a time.
+What refers to a payload that the store lacks goes (PAYLOAD_LOST). A payload unknown to the core was
+left by a crash between two steps; its producer may still announce it, so it is deleted after a
+while. Lists may miss what moves between nodes, so the store is asked for payloads by name.
 """
 
 import asyncio

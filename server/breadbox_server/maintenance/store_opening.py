@@ -32,11 +32,8 @@ def store_needed(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def hold_directory(settings: Settings, leftovers: ExitStack) -> Iterator[None]:
-    """Hold a store's directory for this server alone; delete it afterwards if it is ephemeral.
-
-    An ephemeral one is a leftover as well: it goes however the process ends. StartError: another
-    server uses it, or an ephemeral one is not empty.
-    """
+    """Hold a store's directory; StartError if a server has it, or it is ephemeral and not empty."""
+    # An ephemeral one is deleted, as a leftover too: it goes however the process ends.
     try:
         parsed = parse_store_url(settings.store)
     except StoreUrlError as error:

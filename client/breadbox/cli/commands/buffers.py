@@ -103,10 +103,7 @@ def show(settings: ShowSettings) -> None:
 
 
 class LimitSettings(Target):
-    """A buffer, and limits for it.
-
-    None has a variable: BREADBOX_CAPACITY_CHUNKS and its like are the server's own.
-    """
+    """A buffer, and limits without variables: BREADBOX_CAPACITY_CHUNKS is the server's own."""
 
     presets = PRESETS
 

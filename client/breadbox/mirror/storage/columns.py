@@ -16,7 +16,6 @@ from breadbox.payload.dtypes import BFLOAT16, as_leaf, stored_array
 
 FRAME_MIN_BYTES = 1024
 """Size from which an observation is stored once, as a frame."""
-
 _OWN = {
     "reward": np.dtype(np.float32),
     "terminated": np.dtype(np.bool_),
@@ -31,7 +30,6 @@ _OWN = {
     "ordinal": np.dtype(np.int64),
 }
 """Columns that every memory has."""
-
 TREES = ("obs", "action", "log_prob", "value", "extras")
 """Trees of a fragment that steps have."""
 

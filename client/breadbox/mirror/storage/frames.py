@@ -75,11 +75,9 @@ class FrameLayout(NamedTuple):
         return np.moveaxis(frames, lead, lead + self.axis)
 
     def continues(self, before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return True for each stack that is the one before it moved on by a frame; both [T, ...].
-
-        Elements of a stack are contiguous, so it moves by as many as are behind the axis of frames;
-        where that is not the first, the elements at the seams do not count.
-        """
+        """Return bool[T]: True for each stack that is the one before it moved on by a frame."""
+        # Elements of a stack are contiguous, so it moves by as many as are behind the axis of
+        # frames; where that is not the first, the elements at the seams do not count.
         count = len(before)
         if self.axis is None or self.depth == 1 or count == 0:
             return np.ones(count, dtype=np.bool_)

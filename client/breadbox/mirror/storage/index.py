@@ -15,7 +15,6 @@ from breadbox.model.fragment import Fragment
 
 NONE: Final = -1
 """No fragment, no episode, no step."""
-
 Numbers = NDArray[np.int64]
 
 
@@ -99,10 +98,8 @@ class StepIndex:
     def onwards(
         self, starts: Numbers, owners: Numbers, offsets: Numbers
     ) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Return numbers [B, L] of steps at offsets from each start, of one worker, and their mask.
-
-        `owners` are the fragments of `starts`. Without a step: the start's number, and False.
-        """
+        """Return numbers [B, L] of steps at offsets from starts (or the start), and their mask."""
+        # `owners` are the fragments of `starts`: all steps are of one worker.
         fragments = self.fragments
         owner = np.broadcast_to(owners[:, None], offsets.shape).copy()
         offset = starts[:, None] - fragments.get("start", owner) + offsets

@@ -23,7 +23,6 @@ STATE: Final = "in_state"
 """Name of the recurrent state in an example."""
 SPARE_PART: Final = 16
 """Part of the capacity for which there are rows beyond it: a draw may still copy a removed step."""
-
 Check = Callable[[int], bool]
 """Function that returns True while what was seen of a step, and of all after it, is unchanged."""
 
