@@ -26,7 +26,6 @@ from breadbox_adapters.minestudio.records import (
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
 FIRST_WORD_S = 60.0
 """Seconds after which a fetch that waits logs why for the first time."""
 RECONNECT_S = 30.0

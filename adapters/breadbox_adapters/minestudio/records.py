@@ -13,7 +13,6 @@ _log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 Log = Callable[[Record], None]
-
 POLL_S = 1.0
 """Seconds between looks at the buffer."""
 _WANDB_LOGGER = "minestudio.online.utils.train.wandb_logger"

@@ -276,8 +276,7 @@ class ArraySpec:
     dtype: str
     """As numpy names it; "text" of any width."""
     shape: tuple[int | None, ...] | None
-    """The lengths of its axes: None for an open one; None in place of all if their number is
-    open."""
+    """Lengths of its axes (None: any), or None in place of all if their number is open."""
 
     def fits(self, dtype: str, shape: Sequence[int]) -> bool:
         """Tell whether an array is of this kind."""

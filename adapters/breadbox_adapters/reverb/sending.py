@@ -54,8 +54,8 @@ class ItemSender:
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
     ) -> list[AppendResult]:
-        """Write and announce items; block for room. SessionEndedError after repeated resets."""
-        # BackpressureError after `ROOM_S`, with `results`.
+        """Write and announce items; BackpressureError with `results` if `ROOM_S` brings no room."""
+        # SessionEndedError: the table was reset again and again.
         table = buffer or self._client.buffer
         results: list[AppendResult] = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
         left = list(range(len(fragments)))

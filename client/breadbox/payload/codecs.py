@@ -37,7 +37,6 @@ from breadbox.v1 import payload_pb2
 Codecs = str | Mapping[str, str]
 """One codec for all arrays, or codecs by pattern."""
 NAMES: Final = ("raw", "lz4", "zstd", "h264")
-
 _ZSTD_LEVEL_DEFAULT: Final = 1
 _ZSTD_LEVELS: Final = range(1, 20)
 _LZ4_INPUT_BYTES_MAX: Final = 0x7E000000

@@ -90,7 +90,6 @@ _CHECKSUM: Final = struct.Struct("<Q")
 CHECKSUMMED_PRELUDE_BYTES: Final = _PRELUDE.size
 """Bytes of a prelude in front of its checksum."""
 PRELUDE_BYTES: Final = CHECKSUMMED_PRELUDE_BYTES + _CHECKSUM.size
-
 _digest: Final = xxhash.xxh3_64_intdigest
 _ZEROS: Final = [bytes(count) for count in range(ALIGNMENT_BYTES)]
 

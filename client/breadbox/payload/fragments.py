@@ -60,11 +60,8 @@ _KINDS_OF_FIELD: Final = {
 }
 """Fields that are one array of a row each, or absent; and numpy's kinds in them."""
 _REQUIRED_FIELDS: Final = ("reward", "terminated", "truncated", "first", "episode_id")
-
 _KIND: Final = "fragment"
 _IMAGE_SIDE_MIN: Final = 16
-
-
 _fields_of = attrgetter(*FIELDS)
 
 

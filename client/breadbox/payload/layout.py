@@ -132,9 +132,7 @@ def aligned(offset_bytes: int) -> int:
 
 
 _PATH_TOO_LONG: Final = "." * (NAME_CHARACTERS_MAX + 1)
-
 _KIND: Final = payload_pb2.DESCRIPTOR.message_types_by_name["PayloadLayout"]
-
 _CODECS: Final = frozenset(payload_pb2.Codec.values()) - {payload_pb2.CODEC_UNSPECIFIED}
 
 

@@ -1,8 +1,4 @@
-"""Recycle the memory of large arrays: fresh memory costs as much as receiving into it.
-
-Idle memory is kept, bounded. An array from here is a view of an object that gives its memory back
-when the last view of it, or tensor over it, is gone.
-"""
+"""Recycle the memory of large arrays: fresh memory costs as much as receiving into it."""
 
 import ctypes
 import itertools
@@ -25,7 +21,7 @@ _order = itertools.count()
 
 
 class _Lent(np.ndarray[Any, Any]):
-    """Give a block of memory back at the end of its life."""
+    """Give a block of memory back once the last view of it, or tensor over it, is gone."""
 
     def __del__(self) -> None:
         # Numpy lets a view of a view refer to what is behind the two, though never past an object

@@ -49,7 +49,7 @@ def array_from_bytes(
     order: Literal["C", "F"] = "C",
     bytes_max: int,
 ) -> NDArray[Any]:
-    """View bytes as a read-only array, copied if foreign in order; RefusedError if sizes differ."""
+    """View bytes of exactly this size as a read-only array (a copy if in foreign order)."""
     size_bytes = dtype.itemsize * math.prod(shape)  # exact, however large the shape claims to be
     if not isinstance(contents, bytes | bytearray):
         raise RefusedError(f"array contents are a {type(contents).__name__}, wanted bytes")

@@ -19,7 +19,6 @@ N_STEP = "n_step"
 WEIGHTS = "weights"
 MOMENT = "moment"
 DISCOUNT = "discount"
-
 _REDRAWS_MAX = 16
 
 

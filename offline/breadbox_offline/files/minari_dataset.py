@@ -35,8 +35,6 @@ from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits, check_bytes, nes
 MINARI_SCHEME = "minari:"
 
 _EPISODES_PER_WRITE = 64
-
-
 _UNSOUND = (
     *(ArithmeticError, AssertionError, AttributeError, KeyError, IndexError, NotImplementedError),
     *(OSError, RecursionError, RuntimeError, TypeError, ValueError),

@@ -1,4 +1,4 @@
-"""The connector pipeline: stages from episodes to a batch per module, in numpy until the last."""
+"""Stages `(draft, context)` from episodes to one batch per module; none changes an episode."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -33,8 +33,7 @@ class EnvSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the factory, or of `gymnasium.make`."""
     vectorize: str | None = None
-    """Make a vector environment of a Gymnasium id, in this mode of `gymnasium.make_vec`: "sync",
-    "async" or "vector_entry_point", or None for environments one by one."""
+    """Mode of `gymnasium.make_vec` ("sync", "async", "vector_entry_point"), or None: one by one."""
 
 
 def _factory(name: str) -> Callable[..., Environment] | None:

@@ -184,11 +184,9 @@ class ModelWatcher:
             logger.warning("cannot learn the current model, asking on: %s", trouble)
 
     def _complete(self, state: ModelState, weights: Mapping[str, Any] | None) -> Model | None:
-        """Return what to act with from now on, or None if it is what there was.
-
-        A version without weights is never acted with: a session's weights keep their label, and a
-        session beginning at such a version is waited out. Version 0 (untrained) is the exception.
-        """
+        """Return what to act with from now on, or None if it is what there was."""
+        # A version without weights is never acted with: a session's weights keep their label, and a
+        # session beginning at such a version is waited out. Version 0 (untrained) is the exception.
         if not state.session_id:
             return NO_MODEL
         version = state.model_version or 0

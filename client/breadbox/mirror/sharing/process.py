@@ -32,7 +32,6 @@ _log = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX: Final = 1 << 16
 _ADDRESS_PREFIX: Final = "breadbox-mirror-"
-
 START_S: Final = 30.0
 """Seconds within which a started process must be reachable."""
 RESTART_S: Final = 10.0

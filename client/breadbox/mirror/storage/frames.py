@@ -106,8 +106,7 @@ class Piece(NamedTuple):
 class FrameRing:
     """Frames of one leaf of the observations, for at most *capacity_steps* steps.
 
-    Fragments lie side by side in order of arrival; the oldest go first. Memory grows to a little
-    more than the steps need, since ends of episodes and fragments need frames of their own.
+    Fragments lie in order of arrival; ends of episodes and fragments take frames of their own.
     """
 
     def __init__(
