@@ -42,10 +42,10 @@ HABITS = {
 }
 
 HELD = {
-    "unnamed actor": 159,
+    "unnamed actor": 157,
     "tell": 51,
     "summary that begins with 'Of'": 0,
-    "'; None:' for 'or None if'": 12,
+    "'; None:' for 'or None if'": 1,
     "ride along": 6,
     "mend": 0,
     "books, signs of life, standing in line": 2,

@@ -63,8 +63,7 @@ class RunReplay:
 
         `SpacedReplay` explains the shared arguments; token and certificates are the environment's,
         so that no model's file holds them. `capacity_steps` bounds this memory and a new buffer.
-        `must_exist`: the buffer and the run's session have to be there. `arrays` are types and
-        shapes of single steps by path.
+        `must_exist`: buffer and session have to be there. `arrays`: a step's types and shapes.
 
         InvalidRequestError: another run's session is current. SessionEndedError: the run's ended.
         SchemaMismatchError: other arrays. BufferNotFoundError: it must exist, or cannot be made.

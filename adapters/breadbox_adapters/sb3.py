@@ -142,9 +142,8 @@ class BreadboxHerReplayBuffer(BreadboxReplayBuffer, HerReplayBuffer):
     ) -> None:
         """Enter a run, as `BreadboxReplayBuffer`, of observations with achieved and desired goals.
 
-        `env` is the training environment, whose `compute_reward` is called. Of `n_sampled_goal` and
-        one steps all but one get another goal, by the strategy "future", "final" or "episode".
-        `copy_info_dict` must be False.
+        `env` is the training environment, for `compute_reward`. Of `n_sampled_goal` + 1 steps all
+        but one get another goal ("future", "final" or "episode"). `copy_info_dict` must be False.
         """
         if copy_info_dict:
             raise ValueError(

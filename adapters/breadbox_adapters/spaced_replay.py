@@ -55,8 +55,7 @@ class SpacedReplay:
                 `frame_stack`: `{"obs": AXIS}`, or `{"obs.KEY": AXIS}` of dicts, where observations
                 are stacks of frames, the newest last: each frame is then kept once.
                 `arrival_wait_s`: seconds for which sampling waits for steps.
-                `process`: whether another process takes in what comes, so that it takes no time
-                from training; for Linux.
+                `process`: fill the memory from another process, beside training; Linux only.
 
         Raises:
             NotImplementedError: There are no flat batches of such spaces.
@@ -126,8 +125,7 @@ class SpacedReplay:
         All have an axis of `n_envs`: `obs` and `reward`, not normalised, `next_obs` the final
         observation where an episode ended, `action` as the policy learns it. Where
         `handle_timeout_termination` is set, `TimeLimit.truncated` in `infos` marks a time limit
-        rather than an end. An observation that is not what followed the environment's last step
-        starts an episode.
+        rather than an end. An observation that did not follow the last step starts an episode.
         """
         ended = np.asarray(done, np.bool_).reshape(self.n_envs)
         truncated = np.zeros(self.n_envs, np.bool_)
@@ -246,8 +244,7 @@ class SpacedReplay:
     def publish_policy(self, policy: torch.nn.Module, version: int | None = None) -> int:
         """Hand a policy's weights to remote actors, as a model version of the run; return that.
 
-        `version` is higher than the run's last one; None: the next one, also where a learner that
-        was killed published the last one.
+        `version` is above the run's last one, a killed learner's included, or None for the next.
 
         Raises:
             VersionRegressedError: It is lower than the last one.
@@ -263,8 +260,7 @@ class SpacedReplay:
     def load_policy(self, policy: torch.nn.Module, max_wait_s: float = 0.0) -> int | None:
         """Give a policy the newest published weights; return their version, or None if it has them.
 
-        Steps that are added from then on are labelled with that version. Waits at most
-        `max_wait_s`.
+        Waits at most `max_wait_s`. Steps added from then on are labelled with that version.
         """
         known: ModelState | None = getattr(self, "_known_model", None)
         newer = self.replay.client.load_model(known, max_wait_s=max_wait_s)

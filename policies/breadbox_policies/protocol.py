@@ -65,10 +65,7 @@ class Policy(Protocol):
 
     @abstractmethod
     def initial_state(self, batch_size: int) -> State:
-        """Return the state of *batch_size* environments at the start of an episode.
-
-        A tree of tensors with leading axis B, or None for a policy without memory.
-        """
+        """Return the state of *batch_size* environments at the start of an episode, or None."""
 
     @abstractmethod
     def act(

@@ -8,8 +8,7 @@ MineStudio is needed for that, and MineStudio's objects and these may be mixed.
 
 The server is named by the environment (`BREADBOX_SERVER`, `BREADBOX_BUFFER` and the like; see
 `breadbox.environment`), since Ray's workers are given no arguments. docs/minestudio.md lists what
-is different: nothing is pickled, a batch stays readable until the next fetch of the same interface,
-and a model version that moves back is refused.
+is different.
 """
 
 from breadbox_adapters.minestudio.conversion import (

@@ -46,8 +46,7 @@ class ReplayBufferInterface:
     With a configuration it creates the buffer, or sets the limits of the one that exists; without
     one it uses the buffer as it is. `close` it, or let the process end.
 
-    Once made, it waits for a server, a journal or a store that is away, and logs it every half
-    minute.
+    Once made, it waits while server, journal or store are away, and logs it every half minute.
     """
 
     def __init__(
@@ -69,14 +68,13 @@ class ReplayBufferInterface:
             config: MineStudio's replay-buffer configuration: max_chunks, max_staleness, max_reuse,
                 fragments_per_chunk, fragments_per_report; and `capacity_bytes`, without which bytes
                 are not limited. What is about its store is ignored.
-            server: HOST:PORT; None: `BREADBOX_SERVER`, else localhost:50051.
-            buffer: Name of the buffer; None: `BREADBOX_BUFFER`, else "default".
+            server: HOST:PORT, or None for `BREADBOX_SERVER`, else localhost:50051.
+            buffer: Name of the buffer, or None for `BREADBOX_BUFFER`, else "default".
             client: Use this one, and leave it open at the end.
-            reconnect_s: Seconds for which a call waits while the server is away, before it raises;
-                None: `BREADBOX_RECONNECT_S`, else for as long as it takes.
-            version_wait_s: Seconds for which `add_fragment` waits for its session and version, once
-                for each.
-            log: Gets the records `replay_buffer/*`; None: MineStudio's own logger, where loaded.
+            reconnect_s: Seconds for which a call waits while the server is away, before it raises,
+                or None for `BREADBOX_RECONNECT_S`, else without a limit.
+            version_wait_s: Seconds that `add_fragment` waits, once for each session and version.
+            log: Gets the records `replay_buffer/*`; by default MineStudio's own logger, if loaded.
 
         Raises:
             BufferNotFoundError: There is no such buffer, and no configuration to create it by.
@@ -287,8 +285,7 @@ class ReplayBufferInterface:
     def prepared_fragments(self) -> list[tuple[FragmentIndex, str]]:
         """Name the batch that was fetched last, by anyone; empty when there is none.
 
-        `RequestNotFoundError` says that its lease expired, as where its process was stopped for
-        longer.
+        `RequestNotFoundError`: its lease expired, since its process was stopped for longer.
         """
         asked = ""
         describe = partial(self.client.get_buffer, self.buffer)

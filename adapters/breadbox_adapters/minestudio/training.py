@@ -29,7 +29,7 @@ class FragmentLoader(RayActorClass):
     """Loads fragments. `FragmentLoader.remote()` makes a Ray actor of it, as in MineStudio."""
 
     def __init__(self, replay_buffer: ReplayBufferInterface | None = None) -> None:
-        """Load from an interface; None: a new one, without configuration."""
+        """Load from an interface, or from a new one without configuration."""
         self.replay_buffer = replay_buffer or ReplayBufferInterface()
 
     def load(self, record: tuple[FragmentIndex, str]) -> dict[str, Any]:
@@ -192,8 +192,7 @@ class GAEWorker(RayActorClass):
     def update_gae_infos(self, gae_infos: Mapping[FragmentIndex, Mapping[str, Any]]) -> None:
         """Take what a rank knows, by fragment: `reward` and `vpred`, float[T], and `next_done`.
 
-        Those that `get_last_fragment_indexes` names have `next_vpred`, too, the value after their
-        last step.
+        Those that `get_last_fragment_indexes` names also have `next_vpred`, the value after them.
         """
         self.gae_infos.update({index: dict(info) for index, info in gae_infos.items()})
 

@@ -28,13 +28,11 @@ What is different, and why:
 - `client.sample` takes `timeout_ms`. A wait, of an insert as well, says twice a minute as a
   warning in the log what it waits for.
 - An insert that waits for room is confirmed within two seconds of finding some.
-- Priorities above 1e30 are refused, as those that are negative or not a number, before anything is
-  changed; exponents above 8, too.
+- Priorities above 1e30, negative or NaN, and exponents above 8 are refused before any change.
 - Inserts pass while a sample waits for items, whatever the limiter says; and items that leave
   without a sample count as never inserted, so that they do not have the others sampled more often.
 - `server_info` knows nothing of episodes.
-- There are no extensions of tables, structured writers and pattern datasets: their patterns are a
-  few lines with `create_item`.
+- There are no extensions of tables, structured writers and pattern datasets: use `create_item`.
 """
 
 from breadbox.model.errors import DeadlineExceededError

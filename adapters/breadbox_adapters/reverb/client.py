@@ -135,9 +135,8 @@ class Client:
     ) -> Iterator[Any]:
         """Draw `num_samples` items as `ReplaySample`s, or one list for each item, a sample a step.
 
-        Blocks until there is an item, for `timeout_ms` milliseconds if not None. With
-        `unpack_as_table_signature` data has the structure in which it was written; else it is a
-        flat list.
+        Blocks until there is an item, for `timeout_ms` milliseconds if not None. Data is a flat
+        list, or with `unpack_as_table_signature` has the structure in which it was written.
 
         Raises:
             ValueError: `num_samples` is below 1, or an item cannot be split into steps.
@@ -204,9 +203,8 @@ class Client:
     def checkpoint(self) -> str:
         """Return the server's address: it keeps tables all the time, and nothing is left to write.
 
-        What an insert was confirmed for, priorities, counts and the limiter's state included, is
-        there when a server is started on the same store again. If not all of it may be durable it
-        raises `ReverbError`.
+        A server that is started on the same store has all confirmed inserts, priorities, counts
+        and the limiter's state. Raises `ReverbError` if some of it may not be durable.
         """
         for each in self._client.list_buffers():
             if each.state.outage:

@@ -226,10 +226,9 @@ class TrajectoryWriter:
         writer.end_episode()
     ```
 
-    What is different from Reverb's: an item has its own copy of its steps, so items that overlap
-    cost what they hold; an item whose table is reset before it was confirmed is inserted after the
-    reset; `create_item` blocks while 4,096 items or 256 MiB of them wait to be sent; `close` sends
-    what waits instead of dropping it.
+    Unlike Reverb's: an item has its own copy of its steps, so items that overlap cost what they
+    hold; an item whose table is reset before it was confirmed is inserted after the reset;
+    `create_item` blocks at 4,096 unsent items or 256 MiB of them; `close` sends them all.
     """
 
     def __init__(
@@ -320,7 +319,7 @@ class TrajectoryWriter:
 
         Raises:
             TypeError: A leaf is no column of a history.
-            ValueError: There is none, one has expired, the priority is not from 0 to 1e30, or the
+            ValueError: No column, or an expired one; a priority not from 0 to 1e30; or the
                 signature of the table differs.
             RuntimeError: The writer was closed.
             TableNotFoundError: There is no such table.
@@ -362,8 +361,7 @@ class TrajectoryWriter:
         """Wait until at most `block_until_num_items` items are unconfirmed, of all tables.
 
         Raises:
-            DeadlineExceededError: It took `timeout_ms` milliseconds, if given; items are sent all
-                the same.
+            DeadlineExceededError: It took `timeout_ms` milliseconds; items are sent all the same.
             ReverbError: What went wrong in the background.
         """
         self._check_open()
@@ -482,8 +480,7 @@ class Writer:
         """Make an item of the latest steps. Blocks while too many items are unconfirmed.
 
         Raises:
-            ValueError: `num_timesteps` is below 1, or more than there are or are kept, or the
-                table's signature differs.
+            ValueError: `num_timesteps` is below 1 or more than are kept, or the signature differs.
             ReverbError: What went wrong in the background.
         """
         if num_timesteps < 1:

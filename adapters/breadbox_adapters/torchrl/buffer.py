@@ -40,7 +40,7 @@ class _FollowedMirror(ReplayMirror):
 
     def __init__(self, client: breadbox.client.Client, **options: Any) -> None:
         self._arrivals: dict[tuple[str, int], int | None] = {}
-        """First handles of fragments that are waited for, by worker and index; None: not yet."""
+        """First handles of awaited fragments, by worker and index, or None until they are here."""
         super().__init__(client, **options)
 
     def follow(self, fragments: Sequence[Fragment]) -> None:
@@ -123,26 +123,23 @@ class BreadboxReplayBuffer:
         """Begin to mirror what the buffer holds.
 
         Args:
-            client: Of a server, which stays open; or its address, with token and certificates of
-                the environment.
+            client: A client, which stays open; or an address, with the environment's token and
+                certificates.
             capacity_steps: Latest steps to keep here.
             batch_size: Steps of a sample, unless `sample` is given another number.
-            alpha: Exponent of priorities; None: steps are drawn uniformly. A `beta` alone does
-                nothing.
+            alpha: Exponent of priorities, or None to draw uniformly, whatever `beta` is.
             beta: Exponent of the importance weights.
             eps: Added to every priority that is set.
             priority_key: Where `update_tensordict_priority` finds priorities.
-            n_step: Steps that a sample's reward adds up; "steps_to_next_obs" says how many they
-                were, from which TorchRL's value estimators take the discount. Not with a transform
-                that does the same.
+            n_step: Steps that a sample's reward adds up; TorchRL's value estimators take the
+                discount from "steps_to_next_obs". Not with a transform that does the same.
             gamma: Discount within these steps.
             transform: Applied to every sample, as one of TorchRL's transforms.
             device: Of samples.
             seed: Of draws.
             steps_per_fragment: Steps of `extend` that go together at most.
             buffer: None: the client's.
-            session_id: To start, or to go on with; None: the current one, or a new one where none
-                is.
+            session_id: To start, or to go on with; by default the current one, else a new one.
             frame_stack: Of `breadbox.mirror.StepMemory`.
             slice_len: Steps of a slice: samples are so many consecutive steps of one episode after
                 one another, of which the last is truncated, as TorchRL's `SliceSampler` has them;
@@ -253,8 +250,7 @@ class BreadboxReplayBuffer:
 
         Data is as collectors give it: [N], in the order in which it was played, or [E, T] of E
         environments. Steps that do not follow one another are told apart by their observations.
-        Priorities are taken from where `priority_key` is, if they are there, or must be with
-        `update_priority`.
+        Priorities are taken from `priority_key`, if there; with `update_priority` they must be.
 
         Raises:
             InvalidRequestError: It is not of that form.
@@ -341,8 +337,7 @@ class BreadboxReplayBuffer:
     ) -> Any:
         """Draw steps, with replacement; `batch_size` None: as many as the buffer's.
 
-        Without `wait` one step to draw from is enough, else as many as are drawn; it waits for
-        `timeout` seconds, or for ever.
+        With `wait` it waits `timeout` seconds, or for ever, for as many steps; else one is enough.
 
         Returns:
             A TensorDict [B], slices after one another: observation, "action", flags that are False
@@ -443,7 +438,7 @@ class BreadboxReplayBuffer:
     def wait_until_sampleable(
         self, min_items: int | None = None, timeout: float | None = None
     ) -> None:
-        """Wait for so many steps; None: for as many as a sample has.
+        """Wait for so many steps, by default for as many as a sample has.
 
         Raises:
             DeadlineExceededError: They were not there within `timeout` seconds.

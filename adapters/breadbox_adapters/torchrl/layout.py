@@ -33,7 +33,7 @@ class Steps:
     truncated: NDArray[np.bool_]
     extras: dict[str, Tree]
     starts: NDArray[np.bool_] | None
-    """Whether a step starts an episode; None: not known."""
+    """Whether a step starts an episode, or None if unknown."""
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Steps":

@@ -28,11 +28,11 @@ class FragmentDataset(IterableDataset[Batch]):
         address: Of the server.
         fragment_count: Fragments of one fetch.
         batch_size: Fragments of a batch; the last one of a fetch may be shorter.
-        fetch_count: Fetches of one iteration, shared out over the worker processes; None: endless.
+        fetch_count: Fetches of one iteration, shared by the worker processes, or None: endless.
         max_wait_s: Seconds to wait for one fetch.
         buffer: Its name.
         token: Bearer token, where the server asks for one.
-        columns: Names of the arrays wanted; None: all.
+        columns: Names of the arrays wanted, or None for all.
         **options: How to load; see `breadbox.LoaderOptions`.
 
     Raises (while iterating):

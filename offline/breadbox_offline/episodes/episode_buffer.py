@@ -243,8 +243,7 @@ class EpisodeBuffer:
             capacity_steps: Steps held at most; 1 or more.
             seed: Seed of the draws; None takes one from the system.
             draws: Another source of draws; `seed` is not used then.
-            refuses_too_long: Refuse an episode longer than the capacity instead of letting it push
-                out all others.
+            refuses_too_long: Refuse an episode beyond the capacity, which else replaces all others.
         """
         if capacity_steps < 1:
             raise SamplingError(f"capacity_steps must be at least 1, got {capacity_steps}")

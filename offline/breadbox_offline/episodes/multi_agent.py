@@ -90,8 +90,7 @@ class MultiAgentEpisode:
     def slice(self, start: int, stop: int) -> "MultiAgentEpisode":
         """What happened from environment step `start` to `stop` (0 is the first held).
 
-        An agent's step belongs to the slice in which it acted; one that acted in none of its steps
-        is left out.
+        A step belongs to the slice in which its agent acted; agents that did not act are left out.
 
         Raises:
             EpisodeShapeError: the range is empty or out of bounds.
@@ -122,8 +121,7 @@ class MultiAgentEpisode:
         """This run and the one that follows, as one; agents may join or leave at the seam.
 
         Raises:
-            EpisodeJoinError: another episode, an end between them, or an agent whose parts do not
-                continue each other.
+            EpisodeJoinError: another episode, an end between them, or parts that do not continue.
         """
         if self.id != later.id or self.is_done:
             raise EpisodeJoinError(f"episode {self.id!r} is not continued by {later.id!r}")

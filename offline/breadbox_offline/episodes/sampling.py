@@ -224,8 +224,7 @@ def sample_sequences(
     """Draw slices of episodes with `step_count` steps in all; the last slice is cut to fit.
 
     Raises:
-        SamplingError: the buffer is empty, `step_count` is less than 1, or no episode is long
-            enough for the start margin.
+        SamplingError: an empty buffer, `step_count` below 1, or no episode beyond the start margin.
     """
     _check_steps(buffer, step_count)
     sequences: list[Episode] = []
@@ -281,9 +280,8 @@ def sample_rows(buffer: EpisodeBuffer, row_count: int, length: int) -> dict[str,
     """A batch of rows of exactly `length` slots, without padding.
 
     An episode of k steps fills k + 1 slots: its observations, the action taken there (at the last
-    observation the last action again) and the reward that led there (0 at the first). A row that
-    reaches the end of one goes on with another from its start. `is_last` also marks where a row is
-    cut.
+    observation the last action again) and the reward that led there (0 at the first). Behind an
+    episode's end a row goes on with another's start. `is_last` also marks where a row is cut.
 
     Raises:
         SamplingError: the buffer is empty, or a number is less than 1.

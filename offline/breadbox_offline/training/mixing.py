@@ -87,15 +87,13 @@ class MixedLease:
         Args:
             columns: Paths of the arrays wanted, such as "reward" or "obs.image". None: what all
                 fragments have. Recorded episodes often lack what rollout workers add:
-                log-probabilities, values, recurrent states, extras; those are left out then, and
-                are None in the batch (keys of `extras`: not there). Observations, actions, rewards
-                and flags are never left out.
+                log-probabilities, values, recurrent states, extras; those are then None in the
+                batch (keys of `extras`: absent). Observations, actions, rewards, flags never are.
             device: None for numpy arrays, else where torch tensors are wanted: "cpu", "cuda".
             seed: Seed of the order, or None for a different one each time.
 
         Raises:
-            TreeMismatchError: the fragments differ in what cannot be left out, or in shape or type
-                of what all have; names the path.
+            TreeMismatchError: required fields, shapes or types differ; names the path.
             ReplayBufferError: as `Client.load_batch`.
         """
         references, sources = self.references, self.sources

@@ -107,8 +107,7 @@ class PreLearnerConfig:
 class OfflinePreLearner:
     """Maps, validates, buffers, samples and batches; keeps its buffer between calls.
 
-    Not thread-safe. To change a step, override `map`, `make_buffer`, `make_pipeline` or
-    `should_module_be_updated`.
+    Not thread-safe. Overridable: `map`, `make_buffer`, `make_pipeline`, `should_module_be_updated`.
 
     Attributes:
         report: Everything found in the data so far.
@@ -141,8 +140,7 @@ class OfflinePreLearner:
         the episodes go to the buffer, and the batch is drawn from all that is there.
 
         Raises:
-            OfflineDataError: the data is malformed as a whole, a finding's policy is to raise, or
-                there is nothing to draw from.
+            OfflineDataError: malformed data, a finding with policy RAISE, or nothing to draw.
         """
         mode = self._check_mode(columns)
         self._refresh_modules()
@@ -186,8 +184,7 @@ class OfflinePreLearner:
         """Draw a batch's worth of steps from the buffer, as short episodes.
 
         Raises:
-            SamplingError: the buffer is empty, or agents are to be drawn together and a module is
-                recurrent.
+            SamplingError: an empty buffer, or a recurrent module with agents drawn together.
         """
         config = self.config
         if config.draws_agents_together:
