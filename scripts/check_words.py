@@ -45,7 +45,7 @@ HELD = {
     "unnamed actor": 157,
     "tell": 51,
     "summary that begins with 'Of'": 0,
-    "'; None:' for 'or None if'": 1,
+    "'; None:' for 'or None if'": 0,
     "ride along": 6,
     "mend": 0,
     "books, signs of life, standing in line": 2,
