@@ -279,7 +279,7 @@ class RunReplay:
         self.catch_up()
         self.mirror.clear()
 
-    # Life --------------------------------------------------------------------------------------
+    # Lifecycle ---------------------------------------------------------------------------------
 
     def keep(self) -> dict[str, Any]:
         """Return where the data is, for a checkpoint; from now on `close` does not delete it."""

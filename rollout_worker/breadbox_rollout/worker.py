@@ -238,7 +238,7 @@ class RolloutWorker:
         if is_first and trace:
             logger.warning("the first %s, as the environment raised it:\n%s", kind, trace)
 
-    # Turns -------------------------------------------------------------------------------------
+    # Rounds ------------------------------------------------------------------------------------
 
     def _patience_s(self) -> float | None:
         return self._ready.patience_s(self._pool.live_env_count, now=self._clock())
@@ -281,7 +281,7 @@ class RolloutWorker:
         self.stats.blocked = False
         self.stats.blocked_s += self._clock() - began_at
 
-    # Telling -----------------------------------------------------------------------------------
+    # Reporting ---------------------------------------------------------------------------------
 
     def _log(self, interval_s: float) -> None:
         stats, steps = self.stats, self.step_count

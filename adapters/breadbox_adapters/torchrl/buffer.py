@@ -195,7 +195,7 @@ class BreadboxReplayBuffer:
                 self._own.close()
             raise
 
-    # Life --------------------------------------------------------------------------------------
+    # Lifecycle ---------------------------------------------------------------------------------
 
     @property
     def mirror(self) -> ReplayMirror:

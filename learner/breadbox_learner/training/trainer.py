@@ -31,11 +31,9 @@ class Publisher:
         self.model_version = model_version
 
     def start(self, policy: PolicyModule) -> None:
-        """Make the session current and publish the policy as its next version.
-
-        A current interrupted session goes on from its last version, so that no fragments are lost;
-        one that ended is replaced by a new one at that version.
-        """
+        """Make the session current and publish the policy as its next version."""
+        # An interrupted session that is current goes on from its last version, so that no fragments
+        # are lost; one that ended is replaced by a new one at that version.
         try:
             self._start(policy)
         except SessionEndedError:

@@ -164,13 +164,10 @@ class Episode:
         return float(self.own_rewards().sum(dtype=np.float64))
 
     def slice(self, start: int, stop: int, *, lookback: int = 0) -> "Episode":
-        """Steps `start` to `stop` (0 is the first after the lookback), as views.
+        """Return steps `start` to `stop` (0 is the first after the lookback), as views.
 
-        The slice carries the end flags only if it reaches the end. It keeps up to `lookback` steps
-        before `start`, fewer where the recording begins.
-
-        Raises:
-            EpisodeShapeError: the range is empty or out of bounds.
+        The slice has the end flags only if it reaches the end, and up to `lookback` steps before
+        `start`. Raises EpisodeShapeError if the range is empty or out of bounds.
         """
         if not 0 <= start < stop <= len(self):
             raise EpisodeShapeError(
@@ -202,11 +199,10 @@ class Episode:
         )
 
     def join(self, later: "Episode") -> "Episode":
-        """This part and the one that follows it, as one new episode; neither changes.
+        """Return this part and the one that follows it as one new episode; neither changes.
 
-        Raises:
-            EpisodeJoinError: another episode or agent, a gap or overlap in time, an end between
-                them, a different observation at the seam, or other columns.
+        Raises EpisodeJoinError for another episode or agent, a gap, overlap or end between them, a
+        different observation at the seam, or other columns.
         """
         self._check_follows(later)
         start = later.lookback

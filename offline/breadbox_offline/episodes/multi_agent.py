@@ -88,12 +88,10 @@ class MultiAgentEpisode:
         return sum(len(episode) for episode in self.agents.values())
 
     def slice(self, start: int, stop: int) -> "MultiAgentEpisode":
-        """What happened from environment step `start` to `stop` (0 is the first held).
+        """Return environment steps `start` to `stop` (0 is the first held).
 
         A step belongs to the slice in which its agent acted; agents that did not act are left out.
-
-        Raises:
-            EpisodeShapeError: the range is empty or out of bounds.
+        Raises EpisodeShapeError if the range is empty or out of bounds.
         """
         if not 0 <= start < stop <= len(self):
             raise EpisodeShapeError(
@@ -118,10 +116,9 @@ class MultiAgentEpisode:
         )
 
     def join(self, later: "MultiAgentEpisode") -> "MultiAgentEpisode":
-        """This run and the one that follows, as one; agents may join or leave at the seam.
+        """Return this run and the one that follows as one; agents may join or leave at the seam.
 
-        Raises:
-            EpisodeJoinError: another episode, an end between them, or parts that do not continue.
+        Raises EpisodeJoinError for another episode, an end between, or parts that do not continue.
         """
         if self.id != later.id or self.is_done:
             raise EpisodeJoinError(f"episode {self.id!r} is not continued by {later.id!r}")

@@ -70,19 +70,17 @@ def sample_steps(
     *,
     positions: NDArray[np.int64] | None = None,
 ) -> list[Episode]:
-    """Exactly `count` items, each an episode of one step.
+    """Draw exactly `count` items, each an episode of one step.
 
     An item that starts at step t and sums n steps leads from o_t to o_(t+n). Near the end n is what
-    is left, the end flags are kept, and the column `n_step` says how many were summed.
+    is left, the end flags are kept, and the column `n_step` says how many were summed. Raises
+    SamplingError if the buffer is empty or `count` below 1.
 
     Args:
         buffer: Where to draw from.
         count: Items wanted; uniform over all held steps, with replacement.
-        sampling: How; default: one step.
+        sampling: How to draw, or None for single steps.
         positions: Draw these steps instead (`count` of them), for example an epoch's share.
-
-    Raises:
-        SamplingError: the buffer is empty, or `count` is less than 1.
     """
     sampling = sampling or StepSampling()
     _check_steps(buffer, count)
@@ -164,22 +162,20 @@ def sample_moments(
     *,
     positions: NDArray[np.int64] | None = None,
 ) -> list[list[Episode]]:
-    """Exactly `count` moments, each with an item of every agent that acted in it.
+    """Draw exactly `count` moments, each with an item of every agent that acted in it.
 
     A moment is an environment step of one episode. An item is an episode of one step, as of
     `sample_steps`, whose `t_started` is the moment's environment step. When several steps are
     summed, they are the agent's own next ones, whenever it took them. All items of a moment sum the
     same number of steps, but for those near an agent's end. The column `moment` numbers the draws
-    from 0, so that rows of different agents can be matched.
+    from 0, so that rows of different agents can be matched. Raises SamplingError if the buffer is
+    empty, or `count` below 1 or not that of the positions.
 
     Args:
         buffer: Where to draw from.
         count: Moments wanted; uniform over all held ones, with replacement.
-        sampling: How; default: one step.
+        sampling: How to draw, or None for single steps.
         positions: Draw these moments instead: `count` numbers below `buffer.moment_count`.
-
-    Raises:
-        SamplingError: the buffer is empty, `count` is less than 1, or not that of the positions.
     """
     sampling = sampling or StepSampling()
     _check_steps(buffer, count)
@@ -223,8 +219,7 @@ def sample_sequences(
 ) -> list[Episode]:
     """Draw slices of episodes with `step_count` steps in all; the last slice is cut to fit.
 
-    Raises:
-        SamplingError: an empty buffer, `step_count` below 1, or no episode beyond the start margin.
+    SamplingError for an empty buffer, `step_count` below 1, or no episode beyond the start margin.
     """
     _check_steps(buffer, step_count)
     sequences: list[Episode] = []
@@ -252,7 +247,7 @@ def _draw_start(buffer: EpisodeBuffer, margin: int) -> HeldStep:
 
 
 def _draw_among_usable(buffer: EpisodeBuffer, margin: int) -> HeldStep:
-    """A uniform draw over the steps with enough of them behind; looks at every segment."""
+    """Draw uniformly over the steps with enough of them behind; look at every segment."""
     segments = buffer.segment_starts()
     usable = np.array(
         [
@@ -277,14 +272,12 @@ def _with_weights(sequence: Episode) -> Episode:
 
 
 def sample_rows(buffer: EpisodeBuffer, row_count: int, length: int) -> dict[str, Tree]:
-    """A batch of rows of exactly `length` slots, without padding.
+    """Draw a batch of rows of exactly `length` slots, without padding.
 
     An episode of k steps fills k + 1 slots: its observations, the action taken there (at the last
     observation the last action again) and the reward that led there (0 at the first). Behind an
     episode's end a row goes on with another's start. `is_last` also marks where a row is cut.
-
-    Raises:
-        SamplingError: the buffer is empty, or a number is less than 1.
+    Raises SamplingError if the buffer is empty or a number below 1.
     """
     if length < 1:
         raise SamplingError(f"rows must have at least 1 slot, got {length}")

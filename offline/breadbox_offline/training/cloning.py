@@ -49,11 +49,8 @@ def clone_policy(
 
     Args:
         policy: As `breadbox_policies.make_policy` makes one; on the config's device.
-        episodes: Validated ones, such as `Dataset.episodes()`; all are held in memory.
-        config: How.
-
-    Raises:
-        SamplingError: there are no episodes.
+        episodes: Validated, such as `Dataset.episodes()`; all in memory; SamplingError without any.
+        config: How to train.
     """
     config = config or CloningConfig()
     held = list(episodes)

@@ -134,13 +134,11 @@ class OfflinePreLearner:
         return self.make_batch(columns).flat()
 
     def make_batch(self, columns: Columns) -> OfflineBatch:
-        """A batch after taking in some data.
+        """Take in some data and return a batch.
 
         In mode COLUMNS it is made of these rows, each once and in their order. In the other modes
-        the episodes go to the buffer, and the batch is drawn from all that is there.
-
-        Raises:
-            OfflineDataError: malformed data, a finding with policy RAISE, or nothing to draw.
+        the episodes go to the buffer, and the batch is drawn from all that is there. Raises
+        OfflineDataError for malformed data, a finding with policy RAISE, or nothing to draw from.
         """
         mode = self._check_mode(columns)
         self._refresh_modules()
@@ -183,8 +181,7 @@ class OfflinePreLearner:
     def sample(self) -> list[Episode]:
         """Draw a batch's worth of steps from the buffer, as short episodes.
 
-        Raises:
-            SamplingError: an empty buffer, or a recurrent module with agents drawn together.
+        Raises SamplingError for an empty buffer, or a recurrent module with agents drawn together.
         """
         config = self.config
         if config.draws_agents_together:

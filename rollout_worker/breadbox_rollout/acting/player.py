@@ -282,7 +282,7 @@ class Player(Participant):
         if slot.tracker.is_empty and not slot.awaits_answer:
             slot.tracker.task = task
 
-    # Turns -------------------------------------------------------------------------------------
+    # Rounds ------------------------------------------------------------------------------------
 
     def act(self, groups: list[int], arrays: list[GroupArrays]) -> Callable[[], list[Fragment]]:
         """See `Participant.act`."""

@@ -304,7 +304,7 @@ class EnvProcesses:
             # It ended at once; the selector reports that as the end of the socket.
             logger.debug("environment process %d is gone before its configuration", group.index)
 
-    # Hearing -----------------------------------------------------------------------------------
+    # Messages ----------------------------------------------------------------------------------
 
     def _receive(self, group: _Group, events: list[Event]) -> None:
         assert group.connection is not None
@@ -382,7 +382,7 @@ class EnvProcesses:
             detail = f"ended with exit status {status}"
         self._fail(group, FailureKind.DIED, detail, events)
 
-    # Failing -----------------------------------------------------------------------------------
+    # Failures ----------------------------------------------------------------------------------
 
     def _check_limits(self, events: list[Event]) -> None:
         now = self._clock()

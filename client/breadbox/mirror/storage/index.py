@@ -145,7 +145,7 @@ class FilledIndex(StepIndex):
         self._streams: dict[tuple[str, str], Stream] = {}
         self._owners: dict[int, tuple[str, str]] = {}
 
-    # Coming and going --------------------------------------------------------------------------
+    # Adding and removing -----------------------------------------------------------------------
 
     def arrival(self, fragment: Fragment, usable: NDArray[np.bool_]) -> Arrival:
         """Number a fragment's steps, behind all others; called without the lock."""
