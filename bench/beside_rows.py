@@ -1,8 +1,10 @@
 """Rows about loads in a thread beside another that works, as a prefetching learner has them."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 
 import numpy as np
@@ -12,16 +14,18 @@ from bench.measure import Figure
 from bench.processes import breadbox_server, memory_directory, redis_server
 from bench.workloads import SESSION_ID, WORKLOADS, numbered
 from breadbox.model.types import FragmentReference
-from breadbox.reading.batches import load_batch
+from breadbox.reading.batches import Batch, load_batch
 from breadbox.stores import open_store
 from breadbox.stores.base import PayloadStore
 
 _BATCH = 32
 _TURN_S = 0.4
+_SWITCH_S = 0.0005
+"""Instead of Python's 5 ms, after which a thread that waits asks for the interpreter."""
 
 
 def beside_rows(*, rounds: int) -> Iterator[Figure]:
-    """Measure loads of `atari` batches alone, and beside a thread that works."""
+    """Measure loads of `atari` batches alone and beside a thread that works, in several ways."""
     with redis_server() as path:
         yield from _rows_of(f"unix://{path}", "Redis", rounds=rounds)
     with memory_directory() as directory:
@@ -52,27 +56,55 @@ def _row(
     rounds: int,
 ) -> Figure:
     moved = sum(each.metadata.payload.size_bytes for each in references) / 1e9
+    into: list[Batch] = []
 
     def load() -> None:
         load_batch(store, references)
 
+    def load_into() -> None:
+        into[:] = [load_batch(store, references, into=into[0] if into else None)]
+
+    ways = {
+        "": (load, sys.getswitchinterval()),
+        f"at {_SWITCH_S * 1e3:g} ms": (load, _SWITCH_S),
+        "into the last batch": (load_into, sys.getswitchinterval()),
+    }
     load()
-    alone, beside, quiet, kept = [], [], [], []
+    alone, quiet = [], []
+    beside: dict[str, list[float]] = {way: [] for way in ways}
+    kept: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(max(3, rounds)):
         alone.append(_turns(load, None)[0])
         quiet.append(_turns(lambda: time.sleep(_TURN_S / 8), work)[1])
-        loads, works = _turns(load, work)
-        beside.append(loads)
-        kept.append(works)
+        for way, (act, switch_s) in ways.items():
+            with _switching_after(switch_s):
+                loads, works = _turns(act, work)
+            beside[way].append(loads * moved)
+            kept[way].append(works / quiet[-1])
+    medians = {way: float(np.median(rates)) for way, rates in beside.items()}
     return Figure(
         name=f"load beside {name}, from {store_name}",
         workload="atari",
-        value=float(np.median(beside)) * moved,
+        value=medians.pop(""),
         unit="GB/s",
         limit=float(np.median(alone)) * moved,
         limit_is="the same alone",
-        also={f"{name} keeps": float(np.median(kept) / np.median(quiet))},
+        peers=medians,
+        also={
+            f"{name} keeps{f' {way}' if way else ''}": float(np.median(shares))
+            for way, shares in kept.items()
+        },
     )
+
+
+@contextmanager
+def _switching_after(seconds: float) -> Iterator[None]:
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 def _turns(act: Callable[[], None], work: Callable[[], None] | None) -> tuple[float, float]:

@@ -48,6 +48,16 @@ def redis_server() -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def cpu_s(pid: int) -> float:
+    """Seconds of processor time that a process has used since it was launched.
+
+    Raises:
+        OSError: It is gone.
+    """
+    # The clock of its threads' time: `psutil` would tell it to ten milliseconds.
+    return time.clock_gettime((~pid << 3) | 2)
+
+
 class Server:
     """A running `breadbox serve`."""
 
@@ -64,8 +74,7 @@ class Server:
     @property
     def cpu_s(self) -> float:
         """Seconds of processor time that the process has used since it was launched."""
-        # The clock of its threads' time: `psutil` would tell it to ten milliseconds.
-        return time.clock_gettime((~self._process.pid << 3) | 2)
+        return cpu_s(self._process.pid)
 
     def freeze(self) -> None:
         """Let it do nothing more, without ending it."""

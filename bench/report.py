@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import sysconfig
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,9 +44,17 @@ def write(figures: Sequence[Figure], directory: Path) -> None:
 
 
 def machine() -> str:
-    """Say where and when, for the table's title."""
+    """Say where, when and by which Python, for the table's title."""
     cpus = len(os.sched_getaffinity(0))
-    return f"{cpus} cores {platform.machine()}, {datetime.now(UTC):%Y-%m-%d}"
+    return f"{cpus} cores {platform.machine()}, {datetime.now(UTC):%Y-%m-%d}, {python()}"
+
+
+def python() -> str:
+    """Say which Python this is, and whether it was built as images of Python are."""
+    options = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    has = {"PGO": "--enable-optimizations" in options, "LTO": "--with-lto" in options}
+    parts = " and ".join(f"{'with' if made else 'without'} {name}" for name, made in has.items())
+    return f"Python {platform.python_version()} built {parts}"
 
 
 def _draw(figures: Sequence[Figure], path: Path) -> None:

@@ -5,13 +5,14 @@ import sys
 import threading
 import venv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import psutil
 
 from bench.peers.side import Order, Side
+from bench.processes import cpu_s
 
 _ROOT = Path(__file__).parents[2]
 _INSTALL_S_MAX = 1800.0
@@ -30,6 +31,8 @@ class Contender:
     requirement: str = ""
     """What pip installs into an environment of its own; nothing: it runs in this one."""
     imports: str = ""
+    streams: bool = False
+    """Whether its callers are `Streaming`."""
 
     def python(self, out: Path) -> Path:
         """The interpreter that runs it."""
@@ -37,10 +40,17 @@ class Contender:
 
 
 _HERE = Path(sys.executable)
-OURS = Contender("Breadbox", "bench.peers.breadbox", "breadbox", imports="breadbox")
+OURS = Contender("Breadbox", "bench.peers.breadbox", "breadbox", imports="breadbox", streams=True)
+"""On its default store, shared memory."""
+OURS_ON_REDIS = replace(OURS, name="Breadbox on Redis", module="bench.peers.breadbox_redis")
+REVERB = Contender(
+    "Reverb", "bench.peers.reverb", "dm-reverb", "dm-reverb[tensorflow]", "reverb", streams=True
+)
+BARE = Contender("bare socket", "bench.peers.bare", "numpy", imports="numpy")
 CONTENDERS = (
     OURS,
-    Contender("Reverb", "bench.peers.reverb", "dm-reverb", "dm-reverb[tensorflow]", "reverb"),
+    OURS_ON_REDIS,
+    REVERB,
     Contender(
         "TransferQueue",
         "bench.peers.transferqueue",
@@ -49,8 +59,13 @@ CONTENDERS = (
         "transfer_queue",
     ),
     Contender("redis-py with pickle", "bench.peers.pickled", "redis", imports="redis"),
-    Contender("bare socket", "bench.peers.bare", "numpy", imports="numpy"),
+    BARE,
 )
+
+
+Role = Literal["caller", "server", "Redis"]
+"""Of a process, in what a row needs."""
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class NoContestError(Exception):
@@ -107,6 +122,8 @@ class Running:
             NoContestError: It does not start.
         """
         self.name = contender.name
+        self._streams = contender.streams
+        self._roles: dict[int, Role] = {}
         self._ended = ""
         self._log = out / f"{contender.module.rpartition('.')[2]}.log"
         with self._log.open("w") as log:
@@ -126,6 +143,8 @@ class Running:
         """
         if self._ended:
             raise NoContestError(self._ended)
+        if order.kind in ("stream", "streams") and not self._streams:
+            raise NoContestError("it has no such writer")
 
         def ask() -> Any:
             self._side.tell(order)
@@ -133,16 +152,22 @@ class Running:
 
         return self._within(limit_s, ask)
 
-    def cpu_s(self) -> dict[int, float]:
-        """Seconds of processor time so far, by process."""
+    def cpu_s(self) -> dict[tuple[Role, int], float]:
+        """Seconds of processor time so far, by role and process."""
         used = {}
         for process in self._family():
             try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
+                used[self._role(process), process.pid] = cpu_s(process.pid)
+            except (psutil.NoSuchProcess, OSError):
                 continue
-            used[process.pid] = times.user + times.system
         return used
+
+    def _role(self, process: psutil.Process) -> Role:
+        if process.pid not in self._roles:
+            is_caller = process.pid == self._side.pid or "crowd" in process.cmdline()
+            is_redis = process.name() in ("redis-server", "valkey-server")
+            self._roles[process.pid] = "caller" if is_caller else "Redis" if is_redis else "server"
+        return self._roles[process.pid]
 
     def close(self) -> None:
         """End it, and what it started."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.peers.contenders import CONTENDERS, OURS
+from bench.peers.contenders import BARE, CONTENDERS, OURS, OURS_ON_REDIS, REVERB, ROLES
 from bench.peers.rounds import Measured, Result
 
 BEGIN = "<!-- begin of what make bench-peers wrote -->"
@@ -38,33 +38,36 @@ class Report:
         return cls(**{**data, "results": [Result.from_json(each) for each in data["results"]]})
 
     @property
-    def caption(self) -> str:
-        """What has to be known to read the figures."""
+    def conditions(self) -> str:
+        """Where, when and how the figures were taken."""
         shared = (
             "The machine was quiet"
             if self.others_share < 0.05
             else f"The machine was shared: other programs had {self.others_share:.0%} of its "
             "processors meanwhile"
         )
-        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return (
             f"{self.machine}; medians of {self.rounds} rounds of {self.seconds:g} s each, "
-            f"in turns. {shared}. {versions}."
+            f"in turns. {shared}."
         )
+
+    @property
+    def caption(self) -> str:
+        """The conditions, and the versions of all."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"{self.conditions} {versions}."
 
 
 def tables(report: Report) -> str:
     """Write the rates, and the processor time; our rate to theirs with the middle half of it."""
-    known = {**report.versions, **report.absent}
-    names = [each.name for each in CONTENDERS if each.name in known]
-    lines = [report.caption, "", *_header(names)]
+    names = _names(report)
+    lines = [report.caption, "", *_header([*names, "leads"])]
     for result in report.results:
         cells = [_rate_cell(result, name, report.absent) for name in names]
-        lines.append(f"| {result.row.name} | {' | '.join(cells)} |")
+        lines.append(f"| {result.row.name} | {' | '.join(cells)} | {_leads(result)} |")
     lines += [
         "",
-        "Processor time of everything that a row needs, caller, server and store together, "
-        "for each fragment or each GB:",
+        "Processor time of everything that a row needs, for each fragment or each GB:",
         "",
         *_header(names),
     ]
@@ -74,18 +77,36 @@ def tables(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def publish(report: Report, page: Path) -> None:
-    """Put the tables where the page's marks are.
+def short_table(report: Report) -> str:
+    """Write README's table: the rates of some, and which of Breadbox and Reverb leads."""
+    names = [
+        each.name
+        for each in CONTENDERS
+        if each in (OURS, OURS_ON_REDIS, REVERB, BARE) and each.name in _names(report)
+    ]
+    lines = [report.conditions, "", *_header([*names, "leads"])]
+    for result in report.results:
+        if result.row.in_readme:
+            cells = [
+                "-" if _why_not(result, name, report.absent) else _rate(result, name)
+                for name in names
+            ]
+            lines.append(f"| {result.row.name} | {' | '.join(cells)} | {_leads(result)} |")
+    return "\n".join(lines) + "\n"
+
+
+def publish(text: str, page: Path) -> None:
+    """Put a text where the page's marks are.
 
     Raises:
         ValueError: It has no marks.
     """
-    text = page.read_text()
+    whole = page.read_text()
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    if len(pattern.findall(text)) != 1:
+    if len(pattern.findall(whole)) != 1:
         raise ValueError(f"{page} needs one {BEGIN} and one {END}")
-    block = f"{BEGIN}\n\n{tables(report)}\n{END}"
-    page.write_text(pattern.sub(lambda _: block, text))
+    block = f"{BEGIN}\n\n{text}\n{END}"
+    page.write_text(pattern.sub(lambda _: block, whole))
 
 
 def draw(report: Report, path: Path) -> None:
@@ -100,9 +121,10 @@ def draw(report: Report, path: Path) -> None:
     for number, name in enumerate(others):
         label: str | None = name
         for position, result in enumerate(report.results):
-            if not _is_compared(result, name):
+            if not _is_compared(result, OURS.name, name):
                 continue
-            low, middle, high = (1.0 / each for each in reversed(_quartiles(_ratios(result, name))))
+            ratios = result.ratios(OURS.name, name)
+            low, middle, high = (1.0 / each for each in reversed(_quartiles(ratios)))
             height = position + 0.18 * (number - (len(others) - 1) / 2)
             axes.errorbar(
                 middle,
@@ -133,24 +155,52 @@ def draw(report: Report, path: Path) -> None:
     pyplot.close(chart)
 
 
+def _names(report: Report) -> list[str]:
+    known = {**report.versions, **report.absent}
+    return [each.name for each in CONTENDERS if each.name in known]
+
+
 def _header(names: Sequence[str]) -> list[str]:
-    return [f"| what | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
+    return [f"| what a user does | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
 
 
 def _rate_cell(result: Result, name: str, absent: dict[str, str]) -> str:
     if why_not := _why_not(result, name, absent):
         return why_not
-    if name == OURS.name or not _is_compared(result, name):
-        return _rate(result, name)
-    low, middle, high = _quartiles(_ratios(result, name))
-    return f"{_rate(result, name)}; ours {middle:.2f} × ({low:.2f} to {high:.2f})"
+    cell = _rate(result, name)
+    for ours, label in ((OURS, "ours"), (OURS_ON_REDIS, "on Redis")):
+        if name not in (OURS.name, ours.name) and _is_compared(result, ours.name, name):
+            low, middle, high = _quartiles(result.ratios(ours.name, name))
+            cell += f"; {label} {middle:.2f} × ({low:.2f} to {high:.2f})"
+    return cell
+
+
+def _leads(result: Result) -> str:
+    """Say which of Breadbox and Reverb leads: was faster in the whole middle half of the rounds."""
+    verdicts = []
+    for ours in (OURS, OURS_ON_REDIS):
+        if _is_compared(result, ours.name, REVERB.name):
+            low, middle, high = _quartiles(result.ratios(ours.name, REVERB.name))
+            if low > 1:
+                verdict = f"{OURS.name}, {middle:.1f} ×"
+            elif high < 1:
+                verdict = f"{REVERB.name}, {1 / middle:.1f} ×"
+            else:
+                verdict = "even"
+            verdicts.append(verdict if ours is OURS else f"on Redis: {verdict}")
+    return "; ".join(verdicts)
 
 
 def _cpu_cell(result: Result, name: str, absent: dict[str, str]) -> str:
     if why_not := _why_not(result, name, absent):
         return why_not
-    cpu = result.measured[name].cpu
-    return f"{cpu * 1e6:,.0f} µs" if result.row.unit == "fragments/s" else f"{cpu:.2f} s"
+    parts = result.measured[name].cpu
+
+    def show(cpu: float) -> str:
+        return f"{cpu * 1e6:,.0f} µs" if result.row.unit == "fragments/s" else f"{cpu:.2f} s"
+
+    shares = ", ".join(f"{role} {show(parts[role])}" for role in ROLES if role in parts)
+    return show(sum(parts.values())) + (f" ({shares})" if len(parts) > 1 else "")
 
 
 def _why_not(result: Result, name: str, absent: dict[str, str]) -> str:
@@ -159,14 +209,8 @@ def _why_not(result: Result, name: str, absent: dict[str, str]) -> str:
     return f"skipped: {why_not.replace('|', '/')}" if why_not else ""
 
 
-def _is_compared(result: Result, name: str) -> bool:
-    return all(
-        name in result.measured and result.measured[name].rates for name in (OURS.name, name)
-    )
-
-
-def _ratios(result: Result, name: str) -> list[float]:
-    return result.ratios(OURS.name, name)
+def _is_compared(result: Result, *names: str) -> bool:
+    return all(name in result.measured and result.measured[name].rates for name in names)
 
 
 def _rate(result: Result, name: str) -> str:

@@ -2,13 +2,14 @@
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import psutil
 
-from bench.peers.contenders import NoContestError
+from bench.peers.contenders import NoContestError, Role
 from bench.peers.rows import CROWD_PROCESSES, CROWD_THREADS, Row
 from bench.peers.side import HELD_MAX, Order
 
@@ -29,8 +30,8 @@ class Contestant(Protocol):
     def ask(self, order: Order, limit_s: float) -> Any:
         """Have it do something, or raise NoContestError."""
 
-    def cpu_s(self) -> dict[int, float]:
-        """Seconds of processor time so far, by process."""
+    def cpu_s(self) -> Mapping[tuple[Role, int], float]:
+        """Seconds of processor time so far, by role and process."""
 
 
 @dataclass
@@ -39,9 +40,8 @@ class Measured:
 
     rates: list[float] = field(default_factory=list)
     """By round, in the row's unit."""
-    cpu_s: list[float] = field(default_factory=list)
-    """Processor seconds of all its processes, its callers' and its store's included: for each
-    fragment, or for each GB."""
+    cpu_s: list[dict[str, float]] = field(default_factory=list)
+    """Processor seconds of all its processes, by role: for each fragment, or for each GB."""
     why_not: str = ""
     """Why there is nothing, or no more."""
 
@@ -51,9 +51,10 @@ class Measured:
         return statistics.median(self.rates)
 
     @property
-    def cpu(self) -> float:
-        """The mean: the clock is coarse."""
-        return statistics.mean(self.cpu_s)
+    def cpu(self) -> dict[str, float]:
+        """The means, by role."""
+        roles = dict.fromkeys(role for each in self.cpu_s for role in each)
+        return {role: statistics.mean(each.get(role, 0.0) for each in self.cpu_s) for role in roles}
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,9 @@ def play(
                 else:
                     amount = turn.amount * _size(result.row, shapes)
                     measured.rates.append(amount / turn.seconds)
-                    measured.cpu_s.append(turn.cpu_s / amount)
+                    measured.cpu_s.append(
+                        {role: used_s / amount for role, used_s in turn.cpu_s.items()}
+                    )
         tell("warmed up" if number < 0 else f"round {number + 1} of {rounds}")
     return results
 
@@ -136,11 +139,11 @@ def play(
 class _Turn:
     amount: float
     seconds: float
-    cpu_s: float
+    cpu_s: Mapping[Role, float]
 
 
 def _turn(contestant: Contestant, row: Row, arrays: Arrays, steps: int, seconds: float) -> _Turn:
-    is_crowd = row.kind == "crowd"
+    is_crowd = row.kind in ("crowd", "streams")
     order = Order(
         kind=row.kind,
         workload=row.workload,
@@ -155,7 +158,9 @@ def _turn(contestant: Contestant, row: Row, arrays: Arrays, steps: int, seconds:
     before = contestant.cpu_s()
     answer = contestant.ask(Order(**{**asdict(order), "is_ready": True}), _ANSWER_S_MAX)
     after = contestant.cpu_s()
-    used = sum(total - before.get(pid, 0.0) for pid, total in after.items())
+    used: Counter[Role] = Counter()
+    for (role, pid), total_s in after.items():
+        used[role] += total_s - before.get((role, pid), 0.0)
     if not answer["amount"]:
         raise NoContestError(f"did nothing within {seconds} s")
     return _Turn(answer["amount"], answer["seconds"], used)

@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TextIO
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TextIO, runtime_checkable
 
 import numpy as np
 
@@ -59,6 +59,17 @@ class Caller(Protocol):
         """Leave."""
 
 
+@runtime_checkable
+class Streaming(Protocol):
+    """A caller that has a writer which sends in the background."""
+
+    def put(self) -> None:
+        """Hand a fragment to the writer."""
+
+    def flush(self) -> None:
+        """Return when the peer has said that all that were handed over are in."""
+
+
 class Peer(Protocol):
     """How a peer is started, and called."""
 
@@ -86,7 +97,7 @@ def main(peer: Peer) -> None:
                 caller = peer.call(address, order.workload, arrays_of(order))
                 callers[order.workload] = caller
                 stack.callback(caller.close)
-            if order.kind == "crowd":
+            if order.kind in ("crowd", "streams"):
                 if order.processes not in crowds:
                     crowds[order.processes] = stack.enter_context(_crowd_of(order, address))
                 _say(sys.stdout, crowds[order.processes].tell(order))
@@ -96,9 +107,10 @@ def main(peer: Peer) -> None:
                 )
             else:
                 # Appends find everything warm, and batches find what they take.
-                steps = order.steps if order.kind == "batch" else 1 + order.steps // 4
-                for _ in range(steps):
-                    caller.append(order.group)
+                if order.kind == "batch":
+                    _do(caller, replace(order, kind="append"))
+                else:
+                    _do(caller, replace(order, steps=1 + order.steps // 4))
                 _say(sys.stdout, None)
 
 
@@ -208,7 +220,7 @@ def _crowd(peer: Peer, address: str) -> None:
         start = time.perf_counter()
         until = start + order.seconds * (1.0 if order.is_ready else 0.5)
         threads = [
-            threading.Thread(target=_produce, args=(caller, until, counts, number))
+            threading.Thread(target=_produce, args=(order.kind, caller, until, counts, number))
             for number, caller in enumerate(callers)
         ]
         for thread in threads:
@@ -220,18 +232,35 @@ def _crowd(peer: Peer, address: str) -> None:
         caller.close()
 
 
-def _produce(caller: Caller, until: float, counts: list[int], number: int) -> None:
+def _produce(kind: str, caller: Caller, until: float, counts: list[int], number: int) -> None:
+    writer = _streaming(caller) if kind == "streams" else None
     while time.perf_counter() < until:
-        caller.append(1)
+        if writer is None:
+            caller.append(1)
+        else:
+            writer.put()
         counts[number] += 1
+    if writer is not None:
+        writer.flush()
 
 
 def _do(caller: Caller, order: Order) -> float:
-    act = caller.append if order.kind == "append" else caller.batch
     start = time.perf_counter()
-    for _ in range(order.steps):
-        act(order.group)
+    if order.kind == "stream":
+        writer = _streaming(caller)
+        for _ in range(order.steps * order.group):
+            writer.put()
+        writer.flush()
+    else:
+        act = caller.append if order.kind == "append" else caller.batch
+        for _ in range(order.steps):
+            act(order.group)
     return time.perf_counter() - start
+
+
+def _streaming(caller: Caller) -> Streaming:
+    assert isinstance(caller, Streaming), "see `Contender.streams`"
+    return caller
 
 
 def _say(stream: TextIO, answer: object) -> None:

@@ -1,15 +1,29 @@
 """`make bench-peers`: who does what in which turn, and what the page says of it; not how fast."""
 
+import re
+import sysconfig
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench.peers import page
-from bench.peers.contenders import CONTENDERS, OURS, Contender, NoContestError, Running, installed
+from bench.peers.contenders import (
+    CONTENDERS,
+    OURS,
+    OURS_ON_REDIS,
+    REVERB,
+    Contender,
+    NoContestError,
+    Role,
+    Running,
+    installed,
+)
 from bench.peers.rounds import Arrays, Measured, Result, play
 from bench.peers.rows import ROWS, Row
 from bench.peers.side import Order
+from bench.report import machine
 
 pytestmark = pytest.mark.integration
 
@@ -39,8 +53,9 @@ class _Acting:
         self._used_s += order.steps * self._step_s / 2
         return {"amount": order.steps * order.group, "seconds": order.steps * self._step_s}
 
-    def cpu_s(self) -> dict[int, float]:
-        return {1: self._used_s}
+    def cpu_s(self) -> dict[tuple[Role, int], float]:
+        third_s = self._used_s / 3
+        return {("caller", 1): third_s, ("server", 2): third_s, ("server", 3): third_s}
 
 
 class _Ending(_Acting):
@@ -77,8 +92,11 @@ def test_a_turn_lasts_as_long_as_it_is_to_and_rates_and_processor_time_are_of_it
     assert [50.0] * 3 == pytest.approx(one.measured["a"].rates)
     assert 100.0 == pytest.approx(batch.measured["a"].rate)
     assert 0.15 == pytest.approx(large.measured["a"].rate), "3 MB in 20 ms"
-    assert 0.01 == pytest.approx(one.measured["a"].cpu)
-    assert 0.01 / 0.003 == pytest.approx(large.measured["a"].cpu)
+    parts = {"caller": 0.01 / 3, "server": 0.02 / 3}
+    assert parts == pytest.approx(one.measured["a"].cpu)
+    assert {role: each / 0.003 for role, each in parts.items()} == pytest.approx(
+        large.measured["a"].cpu
+    )
 
 
 def test_what_is_held_for_a_turn_is_bounded_however_fast_somebody_is() -> None:
@@ -130,7 +148,7 @@ def test_the_page_gets_tables_with_who_is_absent_and_a_picture(tmp_path: Path) -
     text.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
 
     for _ in range(2):  # Twice is once.
-        page.publish(page.Report.from_json(report.as_json()), text)
+        page.publish(page.tables(page.Report.from_json(report.as_json())), text)
     page.draw(report, tmp_path / "peers.png")
 
     assert f"before\n{page.BEGIN}\n\n{page.tables(report)}\n{page.END}\nafter\n" == text.read_text()
@@ -144,15 +162,53 @@ def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
     text.write_text("nothing\n")
 
     with pytest.raises(ValueError, match="needs one"):
-        page.publish(_report([]), text)
+        page.publish("text", text)
 
     assert "nothing\n" == text.read_text()
 
 
-def test_the_page_in_docs_has_the_marks() -> None:
-    performance = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+@pytest.mark.parametrize(
+    ("theirs", "verdicts"),
+    [
+        ([1.0, 1.0, 1.0, 9.0, 1.0], "Breadbox, 4.0 ×; on Redis: even"),
+        ([8.0, 8.0, 8.0, 8.0, 0.1], "Reverb, 2.0 ×; on Redis: Reverb, 4.0 ×"),
+    ],
+)
+def test_who_leads_was_faster_in_the_whole_middle_half_of_the_rounds(
+    theirs: list[float], verdicts: str
+) -> None:
+    rates = {OURS.name: [4.0] * 5, OURS_ON_REDIS.name: [2.0, 1.0, 2.0, 1.0, 0.5]}
+    measured = {name: Measured(each, [{"caller": 1.0}] * 5) for name, each in rates.items()}
+    measured[REVERB.name] = Measured(theirs, [{"caller": 1e-6, "server": 3e-6}] * 5)
 
-    assert [1, 1] == [performance.count(each) for each in (page.BEGIN, page.END)]
+    report = _report([Result(ONE, measured)])
+
+    assert f"| {verdicts} |" in page.tables(report)
+    assert "| 4 µs (caller 1 µs, server 3 µs) |" in page.tables(report)
+
+
+def test_readme_shows_some_rows_of_four_and_nothing_where_somebody_lacks_one() -> None:
+    lacking = replace(LARGE, in_readme=False)
+    results = [
+        Result(ONE, {OURS.name: Measured([4.0], [{}]), REVERB.name: Measured(why_not="it ended")}),
+        Result(lacking, {OURS.name: Measured([4.0], [{}])}),
+    ]
+
+    text = page.short_table(_report(results, absent={"TransferQueue": "pip: nothing"}))
+
+    lines = text.splitlines()[2:]
+    assert "| what a user does | Breadbox | Reverb | leads |" == lines[0]
+    assert [f"| {ONE.name} | 4/s | - |  |"] == lines[2:]
+
+
+def test_the_header_says_how_python_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, said in (
+        ("'--enable-optimizations' '--with-lto'", "with PGO and with LTO"),
+        ("'--enable-shared'", "without PGO and without LTO"),
+        (None, "without PGO and without LTO"),
+    ):
+        monkeypatch.setattr(sysconfig, "get_config_var", {"CONFIG_ARGS": options}.get)
+        assert re.search(rf", Python 3\.[\d.]+ built {said}$", machine())
 
 
 def test_what_pip_does_not_find_is_skipped_with_pips_reason(tmp_path: Path) -> None:
@@ -188,7 +244,7 @@ def test_a_peer_that_does_not_start_says_why_and_one_that_hangs_is_ended(tmp_pat
     assert {} == running.cpu_s()
 
 
-@pytest.mark.parametrize("module", ["breadbox", "pickled", "bare"])
+@pytest.mark.parametrize("module", ["breadbox", "breadbox_redis", "pickled", "bare"])
 def test_who_needs_nothing_installed_does_every_row_with_real_processes(
     module: str, tmp_path: Path
 ) -> None:
@@ -196,7 +252,9 @@ def test_who_needs_nothing_installed_does_every_row_with_real_processes(
 
     contender = next(each for each in CONTENDERS if each.module == f"bench.peers.{module}")
     # A crowd is the same processes for all: once will do.
-    kinds = ("append", "batch", "crowd") if module == "breadbox" else ("append", "batch")
+    kinds: tuple[str, ...] = ("append", "batch")
+    if contender.streams:
+        kinds = ("append", "batch", "crowd", "stream", "streams")
     rows = [row for row in ROWS if row.workload == "vector" and row.kind in kinds]
     running = Running(contender, tmp_path)
     try:
@@ -208,6 +266,11 @@ def test_who_needs_nothing_installed_does_every_row_with_real_processes(
 
     assert [""] * len(rows) == [each.measured["it"].why_not for each in results]
     assert all(each.measured["it"].rate > 0 for each in results)
+    roles = {"caller", "server", "Redis"} - {
+        "breadbox": {"Redis"},
+        "breadbox_redis": set[str](),
+    }.get(module, {"server"})
+    assert all(roles == set(each.measured["it"].cpu) for each in results)
 
 
 def _report(results: list[Result], absent: dict[str, str] | None = None) -> page.Report:
