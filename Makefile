@@ -16,7 +16,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: attacks docs verify-reference reference help setup demo test test-long test-quick test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos verify-coverage \
-  verify-spelling verify-blocking blocking verify-limits limits verify-dead verify-words protos released-protos simulate crowd fuzz bench bench-core bench-peers chaos crossings endings learn-check dist lock sbom up env down clean
+  verify-spelling verify-blocking blocking verify-limits limits verify-dead verify-words protos released-protos simulate crowd scaling fuzz bench bench-core bench-peers chaos crossings endings learn-check dist lock sbom up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -146,6 +146,10 @@ simulate: $(VENV)/.ready  ## Server, store and clients in simulated time (ARGS="
 
 crowd: $(VENV)/.ready  ## Ten thousand producers on one server in simulated time; a table and a picture in bench/out
 	$(BIN)/python tests/simulation/crowd.py $(ARGS)
+
+scaling: $(VENV)/.ready  ## Measure one server, and play ten thousand producers with what calls cost it; writes docs/scaling.md
+	$(BIN)/python -m bench --quick --only scale --publish
+	$(BIN)/python tests/simulation/crowd.py --costs bench/out/scale.json --publish
 
 bench-core: $(VENV)/.ready  ## Cost per operation of the core, by size
 	$(BIN)/python bench/core.py $(ARGS)

@@ -50,14 +50,24 @@ _SECTIONS_BY_NAME = ("recovery", "takeover", "offline", "scale")
     envvar="BREADBOX_BENCH_RLLIB_PYTHON",
     help="Interpreter of an environment with ray[rllib] and torch, to measure offline data beside.",
 )
-def main(quick: bool, only: str | None, is_all: bool, out: Path, rllib_python: str | None) -> None:
+@click.option("--publish", is_flag=True, help="Write docs/scaling.md's table; --only scale.")
+def main(
+    quick: bool,
+    only: str | None,
+    is_all: bool,
+    out: Path,
+    rllib_python: str | None,
+    publish: bool,
+) -> None:
     """Measure Breadbox on this machine, side by side with what bounds it."""
     if only and is_all:
         raise click.UsageError("--only names one section, --all means every one: give one of them")
+    if publish and only != "scale":
+        raise click.UsageError("--publish is for --only scale")
     sections = {only} if only else {*_SECTIONS, *(_SECTIONS_BY_NAME if is_all else ())}
     console = Console(width=None if sys.stdout.isatty() else 160)
     figures = []
-    for figure in _figures(quick, sections, rllib_python, out):
+    for figure in _figures(quick, sections, rllib_python, out, publish):
         console.print(f"{figure.workload}: {figure.name}: {figure.value:,.2f} {figure.unit}")
         figures.append(figure)
     report.show(figures, console)
@@ -68,7 +78,7 @@ def main(quick: bool, only: str | None, is_all: bool, out: Path, rllib_python: s
 
 
 def _figures(
-    quick: bool, sections: Set[str], rllib_python: str | None, out: Path
+    quick: bool, sections: Set[str], rllib_python: str | None, out: Path, publish: bool
 ) -> Iterator[Figure]:
     if "payload" in sections:
         yield from payload_rows(rounds=5 if quick else 25)
@@ -103,7 +113,10 @@ def _figures(
         )
     if "scale" in sections:
         yield from scale_rows(
-            rounds=5 if quick else 15, seconds=2.0 if quick else 8.0, directory=out
+            rounds=5 if quick else 15,
+            seconds=2.0 if quick else 8.0,
+            directory=out,
+            docs=_HERE.parent / "docs" if publish else None,
         )
     if "core" in sections:
         yield from _core_figures(quick)

@@ -57,6 +57,25 @@ def python() -> str:
     return f"Python {platform.python_version()} built {parts}"
 
 
+def marks(command: str) -> tuple[str, str]:
+    """Return what stands before and after the text that a command writes into a page."""
+    return f"<!-- begin of what {command} wrote -->", f"<!-- end of what {command} wrote -->"
+
+
+def write_into(page: Path, text: str, command: str) -> None:
+    """Put a text where the page's marks are.
+
+    Raises:
+        ValueError: It has no marks.
+    """
+    begin, end = marks(command)
+    before, has_begin, rest = page.read_text().partition(begin)
+    _, has_end, after = rest.partition(end)
+    if not has_begin or not has_end or begin in after:
+        raise ValueError(f"{page} needs one {begin} and one {end}")
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
+
+
 def _draw(figures: Sequence[Figure], path: Path) -> None:
     import matplotlib
 

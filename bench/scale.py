@@ -1,5 +1,7 @@
 """Rows about scale: payloads on several Redis nodes at once, and many producers on one server."""
 
+import json
+import shutil
 import statistics
 import time
 from collections import defaultdict
@@ -13,12 +15,12 @@ import psutil
 
 import breadbox
 from bench.bare import BareSocket
-from bench.crew import Crew, Order
+from bench.crew import Crew, Order, Tally
 from bench.measure import Contender, Figure, percentile, rates
 from bench.nodes import Cluster, redis_cluster
 from bench.payload_rows import cut
 from bench.processes import Server, breadbox_server, redis_server
-from bench.report import machine
+from bench.report import machine, write_into
 from bench.workloads import SESSION_ID, WORKLOADS, numbered
 from breadbox.model.types import FragmentReference
 from breadbox.reading.batches import Batch, load_batch
@@ -28,8 +30,8 @@ NODE_COUNTS = (1, 2, 3)
 LOADED = {"vpt": 6, "atari": 36}
 """Fragments per batch: as many from each node."""
 
+COMMAND = "make scaling"
 _GB = 1e9
-
 
 LINK = 125e6
 """Bytes per second: where nodes have networks of their own, not cores, more of them are faster."""
@@ -38,6 +40,7 @@ _PROCESSES = 8
 BATCH = 32
 """Fragments that a learner fetches."""
 _RATE = "fragments/s"
+_BATCH_UNIT = "ms of server CPU"
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,16 @@ CASES = (
 )
 
 
-def scale_rows(*, rounds: int, seconds: float, directory: Path) -> Iterator[Figure]:
+def scale_rows(
+    *, rounds: int, seconds: float, directory: Path, docs: Path | None = None
+) -> Iterator[Figure]:
     """Measure what more nodes and more producers do.
 
     Args:
         rounds: Of loading.
         seconds: For which each case of producers and learners is measured.
-        directory: Gets scale.png, and scale.md with the tables of docs/scaling.md.
+        directory: Gets scale.png, scale.md with the tables, and scale.json with the `costs`.
+        docs: Gets the producers' table in scaling.md, and the picture, or None.
     """
     loaded = []
     for workload in LOADED:
@@ -103,20 +109,30 @@ def scale_rows(*, rounds: int, seconds: float, directory: Path) -> Iterator[Figu
     for node_count in NODE_COUNTS:
         loaded.append(_load_row("atari", node_count, rounds=rounds, link_bytes_per_s=LINK))
         yield loaded[-1]
-    measured = {}
+    measured: dict[Case, Figure] = {}
+    batches_ms: dict[str, float] = {}
     for workload in dict.fromkeys(case.workload for case in CASES):
         cases = [case for case in CASES if case.workload == workload]
         for case, figure in _crew_rows(workload, cases, seconds):
-            measured[case] = figure
+            if case is None:
+                batches_ms[workload] = figure.value
+            else:
+                measured[case] = figure
             yield figure
     directory.mkdir(parents=True, exist_ok=True)
     draw(measured, directory / "scale.png")
-    (directory / "scale.md").write_text(tables(loaded, measured))
+    (directory / "scale.json").write_text(json.dumps(costs(measured, batches_ms)) + "\n")
+    crews = crew_table(measured)
+    (directory / "scale.md").write_text(f"{load_table(loaded)}\n{crews}")
+    if docs is not None:
+        write_into(docs / "scaling.md", crews, COMMAND)
+        shutil.copy(directory / "scale.png", docs / "images")
 
 
 def _crew_rows(
     workload: str, cases: Sequence[Case], seconds: float
-) -> Iterator[tuple[Case, Figure]]:
+) -> Iterator[tuple[Case | None, Figure]]:
+    """Yield what each case did, after what a batch costs the server."""
     capacity_chunks = {"vector": 4096, "atari": 256}[workload]
     with (
         redis_server() as path,
@@ -132,20 +148,37 @@ def _crew_rows(
         producing = min(_PROCESSES, max(case.producers for case in cases))
         learning = max(case.learners for case in cases)
         with Crew(server.address, producing=producing, learning=learning) as crew:
+            learn = Order("learn", 1, seconds, workload, BATCH, per_second=10.0)
+            server_s, tallies = _run([learn] * learning, crew, server, seconds)
+            batch_s = server_s / (sum(tallies["learn"].counts) / BATCH / seconds)
+            yield (
+                None,
+                Figure(
+                    f"a fetch of {BATCH}, and its release", workload, batch_s * 1e3, _BATCH_UNIT
+                ),
+            )
             for case in cases:
-                yield case, _crew_row(case, crew, server, seconds)
+                yield case, _crew_row(case, crew, server, seconds, batch_s)
 
 
-def _crew_row(case: Case, crew: Crew, server: Server, seconds: float) -> Figure:
-    run = crew.prepare(case.orders(seconds))
+def _run(
+    orders: Sequence[Order], crew: Crew, server: Server, seconds: float
+) -> tuple[float, dict[str, Tally]]:
+    """Have orders carried out; the server's processor seconds per second, and what was done."""
+    run = crew.prepare(orders)
     run.begin()
     before_s, start = server.cpu_s, time.perf_counter()
     time.sleep(seconds)
     server_s, elapsed = server.cpu_s - before_s, time.perf_counter() - start
-    tallies = run.end()
+    return server_s / elapsed, run.end()
+
+
+def _crew_row(case: Case, crew: Crew, server: Server, seconds: float, batch_s: float) -> Figure:
+    server_s, tallies = _run(case.orders(seconds), crew, server, seconds)
     errors = [error for tally in tallies.values() for error in tally.errors]
     counts = tallies["produce"].counts
     rate = sum(counts) / seconds
+    batches_s = sum(tallies["learn"].counts) / BATCH / seconds * batch_s
     if not rate:
         raise RuntimeError(f"{case.name}: no append came back within {seconds} s")
     latencies = {
@@ -160,8 +193,9 @@ def _crew_row(case: Case, crew: Crew, server: Server, seconds: float) -> Figure:
         value=rate,
         unit=_RATE,
         also={
-            "server CPU µs per fragment": server_s / elapsed / rate * 1e6,
-            "server CPU %": server_s / elapsed * 100,
+            "server CPU µs per fragment": server_s / rate * 1e6,
+            "of these for appends": (server_s - batches_s) / rate * 1e6,
+            "server CPU %": server_s * 100,
             **latencies,
             "slowest producer to mean": min(counts) * len(counts) / sum(counts),
             **({f"ended by {errors[0]}": len(errors)} if errors else {}),
@@ -169,8 +203,21 @@ def _crew_row(case: Case, crew: Crew, server: Server, seconds: float) -> Figure:
     )
 
 
-def tables(loaded: Sequence[Figure], measured: Mapping[Case, Figure]) -> str:
-    """Write the tables of docs/scaling.md."""
+def costs(measured: Mapping[Case, Figure], batches_ms: Mapping[str, float]) -> dict[str, float]:
+    """Return what calls cost the server's processor, as `tests/simulation/crowd.py` reads it."""
+    single_s, grouped_s = (
+        measured[Case(64, group=group)].also["of these for appends"] / 1e6 for group in (1, 32)
+    )
+    append_s = (single_s - grouped_s) * 32 / 31
+    return {
+        "append_s": append_s,
+        "fragment_s": single_s - append_s,
+        "batch_s": batches_ms["vector"] / 1e3,
+    }
+
+
+def load_table(loaded: Sequence[Figure]) -> str:
+    """Write what several nodes do."""
     lines = [
         machine(),
         "",
@@ -184,7 +231,13 @@ def tables(loaded: Sequence[Figure], measured: Mapping[Case, Figure]) -> str:
             f"| `{figure.workload}`, {nodes} | {figure.value:.2f} GB/s | {figure.limit:.2f} GB/s "
             f"| {figure.ratio:.2f} | {own:.0f} and {bare:.0f} ms |"
         )
-    lines += [
+    return "\n".join(lines) + "\n"
+
+
+def crew_table(measured: Mapping[Case, Figure]) -> str:
+    """Write the first table of docs/scaling.md."""
+    lines = [
+        machine(),
         "",
         "| producers and learners | fragments/s | server CPU per fragment | append p50, p99 "
         "| fetch p50, p99 | slowest producer |",

@@ -16,7 +16,7 @@ from bench.peers import page
 from bench.peers.contenders import CONTENDERS, NoContestError, Running, installed
 from bench.peers.rounds import Arrays, Others, play
 from bench.peers.rows import ROWS
-from bench.report import machine
+from bench.report import machine, write_into
 from bench.workloads import WORKLOADS
 from breadbox.model.trees import flatten
 from breadbox.payload.dtypes import stored_array
@@ -54,8 +54,8 @@ def main(quick: bool, publish: bool, last: bool, out: Path) -> None:
     print(f"written: {raw}, {out / 'peers.md'}, {out / 'peers.png'}")
     if publish:
         images = _DOCS / "images"
-        page.publish(page.tables(report), _DOCS / "performance.md")
-        page.publish(page.short_table(report), _ROOT / "README.md")
+        write_into(_DOCS / "performance.md", page.tables(report), page.COMMAND)
+        write_into(_ROOT / "README.md", page.short_table(report), page.COMMAND)
         page.draw(report, images / "peers.png")
         (images / "peers.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
         print(f"published: README.md, {_DOCS / 'performance.md'}, {images / 'peers.png'} and .json")

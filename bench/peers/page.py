@@ -1,6 +1,5 @@
 """Shows who did what: the tables and the picture of docs/performance.md."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +8,7 @@ from typing import Any
 from bench.peers.contenders import BARE, CONTENDERS, OURS, OURS_ON_REDIS, REVERB, ROLES
 from bench.peers.rounds import Measured, Result
 
-BEGIN = "<!-- begin of what make bench-peers wrote -->"
-END = "<!-- end of what make bench-peers wrote -->"
+COMMAND = "make bench-peers"
 
 
 @dataclass(frozen=True)
@@ -93,20 +91,6 @@ def short_table(report: Report) -> str:
             ]
             lines.append(f"| {result.row.name} | {' | '.join(cells)} | {_leads(result)} |")
     return "\n".join(lines) + "\n"
-
-
-def publish(text: str, page: Path) -> None:
-    """Put a text where the page's marks are.
-
-    Raises:
-        ValueError: It has no marks.
-    """
-    whole = page.read_text()
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    if len(pattern.findall(whole)) != 1:
-        raise ValueError(f"{page} needs one {BEGIN} and one {END}")
-    block = f"{BEGIN}\n\n{text}\n{END}"
-    page.write_text(pattern.sub(lambda _: block, whole))
 
 
 def draw(report: Report, path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -158,7 +158,7 @@ def _turn(contestant: Contestant, row: Row, arrays: Arrays, steps: int, seconds:
     before = contestant.cpu_s()
     answer = contestant.ask(Order(**{**asdict(order), "is_ready": True}), _ANSWER_S_MAX)
     after = contestant.cpu_s()
-    used: Counter[Role] = Counter()
+    used: dict[Role, float] = defaultdict(float)
     for (role, pid), total_s in after.items():
         used[role] += total_s - before.get((role, pid), 0.0)
     if not answer["amount"]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from bench.peers import page
+from bench.report import marks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,6 +18,7 @@ def test_the_tables_are_those_of_the_published_rounds(
     name: str, tables: Callable[[page.Report], str]
 ) -> None:
     rounds = json.loads((ROOT / "docs" / "images" / "peers.json").read_text())
-    block = (ROOT / name).read_text().split(page.BEGIN)[1].split(page.END)[0]
+    begin, end = marks(page.COMMAND)
+    block = (ROOT / name).read_text().split(begin)[1].split(end)[0]
 
     assert tables(page.Report.from_json(rounds)) == block.removeprefix("\n\n").removesuffix("\n")

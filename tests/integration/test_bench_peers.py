@@ -23,7 +23,7 @@ from bench.peers.contenders import (
 from bench.peers.rounds import Arrays, Measured, Result, play
 from bench.peers.rows import ROWS, Row
 from bench.peers.side import Order
-from bench.report import machine
+from bench.report import machine, marks, write_into
 
 pytestmark = pytest.mark.integration
 
@@ -34,6 +34,8 @@ ARRAYS: Mapping[str, Arrays] = {
     "small": [("<f4", [4]), ("|b1", [2])],
     "large": [("|u1", [1_000_000])],
 }
+
+BEGIN, END = marks(page.COMMAND)
 
 
 class _Acting:
@@ -145,13 +147,13 @@ def test_the_page_gets_tables_with_who_is_absent_and_a_picture(tmp_path: Path) -
     results = play([ONE, LARGE], actors, ARRAYS, rounds=4, seconds=0.1, limit_s=60.0)
     report = _report(results, absent={"TransferQueue": "pip: no matching distribution"})
     text = tmp_path / "page.md"
-    text.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    text.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
 
     for _ in range(2):  # Twice is once.
-        page.publish(page.tables(page.Report.from_json(report.as_json())), text)
+        write_into(text, page.tables(page.Report.from_json(report.as_json())), page.COMMAND)
     page.draw(report, tmp_path / "peers.png")
 
-    assert f"before\n{page.BEGIN}\n\n{page.tables(report)}\n{page.END}\nafter\n" == text.read_text()
+    assert f"before\n{BEGIN}\n\n{page.tables(report)}\n{END}\nafter\n" == text.read_text()
     assert 4 == text.read_text().count("| skipped: pip: no matching distribution |")
     assert "other programs had 25% of its processors" in text.read_text()
     assert (tmp_path / "peers.png").stat().st_size > 1000
@@ -162,7 +164,7 @@ def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
     text.write_text("nothing\n")
 
     with pytest.raises(ValueError, match="needs one"):
-        page.publish("text", text)
+        write_into(text, "text", page.COMMAND)
 
     assert "nothing\n" == text.read_text()
 

@@ -7,18 +7,23 @@ between attempts. What a call costs the server's one processor is a figure that 
 
 import argparse
 import asyncio
+import json
 import random
+import shutil
 import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.report import write_into
 
 from breadbox.model.types import PayloadReference
 from breadbox.operations.retry import RetryPolicy, backoff_s
@@ -58,7 +63,7 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of the server's processor, as `make bench ARGS="--quick --only scale"` shows them."""
+    """Seconds of the server's processor, as bench/scale.py measures them."""
 
     append_s: float = 1.1e-3
     """A call with appends, whatever is in it."""
@@ -66,6 +71,13 @@ class Costs:
     """Each fragment of it."""
     batch_s: float = 6e-3
     """A fetch of `BATCH` fragments and its release."""
+
+    def __str__(self) -> str:
+        return (
+            f"A call with appends costs {self.append_s * 1e3:.2f} ms, each fragment of it "
+            f"{self.fragment_s * 1e3:.2f} ms, a fetch of {BATCH} and its release "
+            f"{self.batch_s * 1e3:.1f} ms."
+        )
 
 
 @dataclass(frozen=True)
@@ -400,10 +412,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python tests/simulation/crowd.py", description=__doc__)
     parser.add_argument("out", type=Path, nargs="?", default=Path("bench/out"), help="a folder")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--costs", type=Path, help="scale.json of bench/scale.py")
+    parser.add_argument("--publish", action="store_true", help="write docs/scaling.md, too")
     options = parser.parse_args()
+    costs = Costs(**json.loads(options.costs.read_text())) if options.costs else Costs()
+    crowds = [replace(crowd, costs=costs) for crowd in CASES]
     results = []
     with ProcessPoolExecutor() as processes:
-        for played in processes.map(partial(play, seed=options.seed), CASES):
+        for played in processes.map(partial(play, seed=options.seed), crowds):
             results.append(played)
             sys.stdout.write(table([played]).splitlines()[-1] + "\n")
             sys.stdout.flush()
@@ -411,6 +427,10 @@ def main() -> None:
     (options.out / "crowd.md").write_text(table(results))
     draw(results, options.out / "crowd.png")
     sys.stdout.write(f"written: {options.out / 'crowd.md'}, {options.out / 'crowd.png'}\n")
+    if options.publish:
+        docs = Path(__file__).resolve().parents[2] / "docs"
+        write_into(docs / "scaling.md", f"{costs}\n\n{table(results)}", "make crowd")
+        shutil.copy(options.out / "crowd.png", docs / "images")
 
 
 if __name__ == "__main__":
