@@ -101,10 +101,7 @@ class PrioritizedBatch(NamedTuple):
 
 
 class PrioritizedReplayBuffer(SpacedReplay):
-    """The `PrioritizedReplayBuffer` of rainbow_atari.py.
-
-    `alpha` and `beta` may be set at any time. `close()` it, or let the process end.
-    """
+    """The `PrioritizedReplayBuffer` of rainbow_atari.py; `alpha` and `beta` may be set any time."""
 
     _prefix = "cleanrl"
 

@@ -190,10 +190,7 @@ def policy_weights(policy: nn.Module) -> dict[str, NDArray[Any]]:
 def set_policy_weights(
     policy: nn.Module, weights: Mapping[str, NDArray[Any]], *, strict: bool = True
 ) -> None:
-    """Copy *weights* by name into the policy: all, or `WeightsMismatchError` and none.
-
-    With *strict* False what fits is taken, and the rest ignored.
-    """
+    """Copy weights by name: all, else `WeightsMismatchError` and none; not *strict*: what fits."""
     own = policy.state_dict()
     misshapen = [
         f"{name} (wanted {tuple(own[name].shape)}, got {np.shape(weights[name])})"

@@ -34,10 +34,7 @@ from breadbox_adapters.reverb.writers import TrajectoryWriter, Writer, cell_of
 
 
 class Client:
-    """Inserts into, samples from and looks at the tables of one server. Thread-safe.
-
-    It connects when it is first used, and may be pickled: a copy has a connection of its own.
-    """
+    """Client of one server's tables. Thread-safe; a pickled copy has a connection of its own."""
 
     def __init__(self, server_address: str, **options: Any) -> None:
         """Connect on first use to "HOST:PORT" or "unix:PATH", with `breadbox.connect`'s options."""
@@ -213,10 +210,7 @@ class Client:
 
 
 class Server:
-    """A server in a child process on the loopback address, which ends with this process.
-
-    For other machines start `breadbox serve`, and make the tables on it with `create_tables`.
-    """
+    """Server in a child process on the loopback address, which ends with this process."""
 
     def __init__(
         self,
