@@ -54,8 +54,10 @@ class ItemSender:
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
     ) -> list[AppendResult]:
-        """Write and announce items; BackpressureError with `results` if `ROOM_S` brings no room."""
-        # SessionEndedError: the table was reset again and again.
+        """Write and announce items; block while their table has no room.
+
+        BackpressureError after `ROOM_S`, with `results`; SessionEndedError after repeated resets.
+        """
         table = buffer or self._client.buffer
         results: list[AppendResult] = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
         left = list(range(len(fragments)))
