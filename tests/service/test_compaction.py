@@ -1,6 +1,9 @@
 """When snapshots are made, and what becomes of the turns that they make old."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -131,6 +134,41 @@ async def test_a_compactor_that_cannot_be_started_is_tried_again(
         await eventually(lambda: bench.count("failed") >= 2)
         running.cancel()
     assert [] == bench.damages
+
+
+async def test_a_compactor_that_ends_before_it_reads_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under uvloop writing to one that was killed at its start raises, and ended the server."""
+
+    class Dead:
+        returncode = -11
+
+        async def communicate(self, line: bytes) -> tuple[bytes, bytes]:
+            raise RuntimeError("unable to perform operation; the handler is closed")
+
+    async def start(*_: Any, **__: Any) -> Dead:
+        return Dead()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    bench = Bench(monkeypatch)
+    bench.grow(ENTRIES_MAX)
+    await compact(bench)
+    assert (1, []) == (bench.count("failed"), bench.damages)
+
+
+def test_the_server_forks_without_what_grpc_does_at_a_fork() -> None:
+    """By which 1 or 2 in 100 children of a busy server died."""
+    script = (
+        "import os, sys, breadbox_server\n"
+        "assert 'grpc' not in sys.modules\n"
+        "print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
+    )
+    environment = {**os.environ, "GRPC_ENABLE_FORK_SUPPORT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, check=True, text=True
+    )
+    assert "0\n" == done.stdout
 
 
 async def test_a_snapshot_is_due_after_so_many_entries_or_bytes(

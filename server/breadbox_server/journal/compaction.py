@@ -179,7 +179,10 @@ class Compaction:
                     return None
                 if monotonic() >= give_up_at:
                     raise _BrokenError(f"the compactor took longer than {RUN_S_MAX:.0f} s")
-            return talk.result()
+            try:
+                return talk.result()
+            except RuntimeError as error:  # uvloop's, where the process ended before it read.
+                raise _BrokenError(f"the compactor ended at its start: {error}") from error
         finally:
             talk.cancel()
             if process.returncode is None:
