@@ -136,8 +136,10 @@ class Viewer:
             "tokens": [],
             "gone": "",
         }
+        is_held = watch.buffers[buffer].history.is_held
+        held = [each for each in episode.spans if is_held(each.fragment)] or episode.spans
         try:
-            async with self._reading(watch, buffer, episode.spans[-1].fragment) as reference:
+            async with self._reading(watch, buffer, held[-1].fragment) as reference:
                 types = await self._described(watch, reference)
         except (GoneError, ReplayBufferError) as error:
             found["gone"] = f"Its arrays cannot be loaded: {error}"

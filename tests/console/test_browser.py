@@ -262,11 +262,30 @@ def test_an_episode_that_has_left_says_so_and_keeps_its_rewards(
     go(page, url, "#/episodes/default")
     page.get_by_role("link", name="w0 #0").wait_for()
     client.start_session("next")
+    page.get_by_role("cell", name="no", exact=True).wait_for()  # Held: the console has seen it.
     page.get_by_role("link", name="w0 #0").click()
     page.get_by_text("has left the buffer").first.wait_for()
 
     page.get_by_text("The same at each step: reward 1").wait_for()
     page.get_by_text("steps 1 to 32: left: its session ended").wait_for()
+
+
+def test_an_episode_whose_last_fragment_has_left_shows_the_frames_of_the_others(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    client.create_buffer("two", BufferConfig(uses_max=1, sampler="newest_first"))
+    client.start_session("run", buffer="two")
+    client.append(played(0, obs=film(), ends=()), buffer="two")
+    client.append(played(1, obs=film(start=32), first=False), buffer="two")
+    go(page, url, "#/episodes/two")
+    page.get_by_role("link", name="w0 #0").wait_for()
+    with client.fetch(fragment_count=1, max_wait_s=10, buffer="two"):
+        pass
+    page.get_by_text("50 %").wait_for()
+    page.get_by_role("link", name="w0 #0").click()
+    page.get_by_text("32 of 64 steps are not held any more").wait_for()
+
+    assert 0 == brightness(page)
 
 
 def test_the_life_of_a_fragment_says_when_it_was_granted_and_why_it_left(
