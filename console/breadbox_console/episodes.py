@@ -17,6 +17,8 @@ RETURNS_RECENT: Final = 20
 NAMES_MAX: Final = 500
 """Workers and tasks of which a filter names each."""
 HISTOGRAM_BINS: Final = 24
+SPAN_STEPS_MIN: Final = 64
+"""Steps that a span counts for at least: beside its rewards it takes 1 KiB."""
 
 
 class FragmentKey(NamedTuple):
@@ -50,6 +52,11 @@ class Span(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def counted_steps(self) -> int:
+        """Steps that it counts for in what is kept."""
+        return max(self.stop - self.start, SPAN_STEPS_MIN)
+
 
 @dataclass(slots=True)
 class Episode:
@@ -70,6 +77,8 @@ class Episode:
     end: str = "running"
     """Or terminated, truncated, or cut: fragments after it are missing."""
     last_seen_at: float = 0.0
+    staleness: float = 0.0
+    """Mean of its fragments', once it has ended."""
     text: str = ""
     """What the text search finds, beside worker and task: its tags."""
 
@@ -153,7 +162,8 @@ class EpisodeIndex:
     """The episodes of one buffer, the latest of them.
 
     Args:
-        steps_max: Steps whose rewards are kept. Beyond, the oldest episodes are forgotten.
+        steps_max: Steps that are kept, `SPAN_STEPS_MIN` or more for each fragment. Beyond, the
+            oldest episodes are forgotten.
         age_s_max: Seconds after which an episode is forgotten.
     """
 
@@ -170,7 +180,7 @@ class EpisodeIndex:
         self.tasks: set[str] = set()
         """Names of tasks, at most `NAMES_MAX`."""
         self.ended: deque[Episode] = deque(maxlen=20_000)
-        """Ended episodes in order of arrival, also those whose steps are forgotten."""
+        """Ended episodes in order of arrival; also forgotten ones, without spans and rewards."""
 
     def add(self, reference: FragmentReference, fragment: Fragment, now: float) -> None:
         """Take a fragment, of which small columns were read, at a Unix time, unless it was seen."""
@@ -250,7 +260,7 @@ class EpisodeIndex:
         episode.length += span.stop - span.start
         episode.return_sum += float(rewards.sum(dtype=np.float64))
         episode.last_seen_at = span.fragment.appended_at
-        self._step_count += span.stop - span.start
+        self._step_count += span.counted_steps
         last = span.stop - 1
         if not fragment.ended[last]:
             return
@@ -259,6 +269,7 @@ class EpisodeIndex:
         counted = fragment.extras.get("episode_return")
         if isinstance(counted, np.ndarray) and np.isfinite(counted[last]):
             episode.return_sum = float(counted[last])
+        episode.staleness = float(np.mean([each.fragment.staleness for each in episode.spans]))
         self.ended.append(episode)
         self.workers[episode.worker_id].returns.append(episode.return_sum)
 
@@ -270,8 +281,9 @@ class EpisodeIndex:
             if has_room and not is_old:
                 break
             del self.episodes[oldest.number]
-            self._step_count -= oldest.length
+            self._step_count -= sum(span.counted_steps for span in oldest.spans)
             oldest.rewards.clear()
+            oldest.spans.clear()
             for place, (index, going_on) in list(self._open.items()):
                 if going_on is oldest:
                     self._open[place] = (index, None)
@@ -319,12 +331,7 @@ def learning_points(
             "time": [part[-1][0] for part in parts],
             "steps": [part[-1][1] for part in parts],
             "return": [finite(np.mean([each.return_sum for _, _, each in part])) for part in parts],
-            "staleness": [
-                finite(
-                    np.mean([span.fragment.staleness for _, _, each in part for span in each.spans])
-                )
-                for part in parts
-            ],
+            "staleness": [finite(np.mean([each.staleness for *_, each in part])) for part in parts],
         }
     return found
 

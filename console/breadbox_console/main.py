@@ -31,7 +31,7 @@ class ConsoleSettings(Connection):
     keep_s: float = setting(4 * 3600.0, ge=60)
     """Seconds for which episodes stay in the list."""
     keep_steps: int = setting(2_000_000, ge=1000)
-    """Most steps whose rewards are remembered, for each buffer."""
+    """Most steps that are remembered, for each buffer; a fragment counts as 64 at least."""
     read_fragments_per_s: float = setting(400.0, gt=0)
     """Most fragments of a buffer that are read a second; of a faster buffer a part is seen."""
     renderer: str = ""

@@ -111,11 +111,21 @@ def test_the_bins_of_a_histogram_hold_every_episode_once() -> None:
 
 
 def test_beyond_the_bound_the_oldest_episodes_are_forgotten_and_learning_is_not() -> None:
-    index = index_of(*(played(at, episode_id=at) for at in range(10)), steps_max=64)
+    index = index_of(*(played(at, episode_id=at) for at in range(10)), steps_max=128)
 
     assert [9, 10] == list(index.episodes)
     assert 10 == len(index.ended)
     assert 10 == len(learning_points(list(index.ended), by="worker")["w0"]["return"])
+
+
+def test_fragments_of_single_steps_are_bounded_as_well() -> None:
+    index = index_of(
+        *(played(at, steps=1, ends=(0,), episode_id=at) for at in range(1_000)), steps_max=640
+    )
+
+    assert 10 == len(index.episodes)
+    assert 1_000 == len(index.ended)
+    assert not any(each.spans or each.rewards for each in list(index.ended)[:-10])
 
 
 def test_an_episode_is_forgotten_after_its_time() -> None:
