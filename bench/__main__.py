@@ -16,6 +16,7 @@ from bench.learner import learner_rows
 from bench.measure import Figure
 from bench.mirror_rows import mirror_rows
 from bench.offline import HOW_TO_COMPARE, offline_rows
+from bench.overload import overload_rows
 from bench.payload_rows import payload_rows
 from bench.reading_rows import reading_rows
 from bench.recovery import recovery_rows, takeover_rows
@@ -24,7 +25,10 @@ from bench.scale import scale_rows
 from bench.service_rows import service_rows
 
 _HERE = Path(__file__).parent
-_SECTIONS = ("payload", "service", "reading", "gateway", "rollout", "learner", "mirror", "core")
+_SECTIONS = (
+    *("payload", "service", "overload", "reading", "gateway"),
+    *("rollout", "learner", "mirror", "core"),
+)
 _SECTIONS_BY_NAME = ("recovery", "takeover", "offline", "scale")
 """Measured only where they are asked for: together they take longer than all the others."""
 
@@ -89,6 +93,8 @@ def _figures(
             chunk_count=20_000 if quick else 100_000,
             wake_count=100 if quick else 500,
         )
+    if "overload" in sections:
+        yield from overload_rows(rounds=3 if quick else 9, seconds=1.0 if quick else 2.0)
     if "reading" in sections:
         yield from reading_rows(rounds=3 if quick else 9)
     if "gateway" in sections:

@@ -140,7 +140,7 @@ class Driver:
             waiting_max=limits.append_waiting_max,
             inline_size_bytes_max=limits.inline_size_bytes_max,
         )
-        self.fetches = Fetches(self.core)
+        self.fetches = Fetches(self.core, self.appends.queue.precedence)
         self.chunk_events = ChunkEvents()
         self.bodies = InlineBodies(
             *(custodian, self.recent, self.store_watch),

@@ -18,10 +18,10 @@ from breadbox_server import app
 from breadbox_server.admission.append_queue import (
     SLICE_FRAGMENTS,
     SLICE_S_ASSUMED,
-    WAIT_S_MAX,
     AppendQueue,
 )
 from breadbox_server.admission.payloads import DeletionQueue, UnownedPayloads
+from breadbox_server.admission.precedence import WAIT_S_MAX
 from breadbox_server.base.errors import AppendsFullError
 from breadbox_server.core.buffers import DEFAULT_BUFFER
 from breadbox_server.core.model.config import BufferConfig, FullPolicy

@@ -26,6 +26,7 @@ from typing import Final
 from breadbox.model.errors import StoreError, StoreFullError
 from breadbox.stores.base import Confirmation, PayloadCustodian
 from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads, UnownedPayloads
+from breadbox_server.admission.precedence import WAIT_S_MAX, Precedence
 from breadbox_server.admission.quotas import UNCHARGED, Charge
 from breadbox_server.base.clock import Clock, TimerHandle
 from breadbox_server.base.conversion import payload_reference
@@ -51,14 +52,15 @@ from breadbox_server.metrics.metrics import Metrics
 SLICE_FRAGMENTS: Final = 256
 """Fragments judged, confirmed and admitted before others get the loop."""
 
+SHORT_SLICE_FRAGMENTS: Final = 4
+"""The same while learners call."""
+
 SLICE_PIECES: Final = 8_192
 """Pieces of payloads (keys in the store) after which a slice takes no more fragments."""
 
 SLICE_BYTES: Final = 512 * 2**10
 """Bytes of inline payloads after which it takes no more either."""
 
-WAIT_S_MAX: Final = 3.0
-"""Seconds: well under callers' deadlines (10 s), so that no call is sent again meanwhile."""
 SLICE_S_ASSUMED: Final = 0.05
 """Seconds of a slice on a busy machine, assumed before the first one."""
 _LATEST_WEIGHT: Final = 0.2
@@ -241,6 +243,7 @@ class AppendQueue:
         recent: RecentPayloads | None = None,
         carrier: Turns | None = None,
     ) -> None:
+        self.precedence = Precedence(clock, under_way=lambda: self._call_count)
         self._waiting_max = waiting_max
         self._inline_size_bytes_max = inline_size_bytes_max
         self._inline_pending_bytes_max = inline_pending_bytes_max
@@ -270,11 +273,29 @@ class AppendQueue:
         """At most half of the bound of all appends, to leave room for other buffers."""
         self.pending_count = 0
         """Fragments that are neither answered nor wait for room."""
+        self._call_count = 0
+        """Appends that have them."""
         self.inline_bytes = 0
+        self._unread_count = self._unread_bytes = 0
+        """Of appends that learners' calls hold up; bounded together with pending ones."""
         self._slice_s = SLICE_S_ASSUMED
         self._wake = asyncio.Event()
-        metrics.pending_appends.set_function(lambda: self.pending_count)
+        metrics.pending_appends.set_function(lambda: self.pending_count + self._unread_count)
         metrics.waiting_appends.set_function(lambda: self.waiting_count)
+
+    async def may_read(self, fragment_count: int, size_bytes: int) -> None:
+        """Return when an append that came may be read: learners' calls go first.
+
+        AppendsFullError: it is not to wait, as in `submit`.
+        """
+        self._check_room(fragment_count, size_bytes)
+        self._unread_count += fragment_count
+        self._unread_bytes += size_bytes
+        try:
+            await self.precedence.new()
+        finally:
+            self._unread_count -= fragment_count
+            self._unread_bytes -= size_bytes
 
     def submit(
         self,
@@ -292,22 +313,27 @@ class AppendQueue:
         before that may have been admitted. Waits for room at most `wait_s`, `PROGRESS_S` after
         progress. AppendsFullError: nothing was queued.
         """
-        expected_s = self._slice_s * self.pending_count / SLICE_FRAGMENTS
         inline_bytes = sum(map(len, bodies))
-        is_full = (
-            self.pending_count + len(fragments) > self._fragments_max
-            or self.inline_bytes + inline_bytes > self._inline_pending_bytes_max
-        )
-        if is_full or expected_s > WAIT_S_MAX:
-            raise AppendsFullError(self.pending_count, expected_s)
+        self._check_room(len(fragments), inline_bytes)
         done: asyncio.Future[list[Appended | None]] = asyncio.get_running_loop().create_future()
         pending = PendingAppend(buffer, fragments, done, charge, bodies, inline_bytes)
         pending.wait_until = self._clock.now() + wait_s
         self._pending[pending] = None
         self.inline_bytes += inline_bytes
         self.pending_count += len(fragments)
+        self._call_count += 1
         self._wake.set()
         return pending
+
+    def _check_room(self, fragment_count: int, size_bytes: int) -> None:
+        waiting = self.pending_count + self._unread_count
+        expected_s = self._slice_s * waiting / SLICE_FRAGMENTS
+        is_full = (
+            waiting + fragment_count > self._fragments_max
+            or self.inline_bytes + self._unread_bytes + size_bytes > self._inline_pending_bytes_max
+        )
+        if is_full or expected_s > WAIT_S_MAX:
+            raise AppendsFullError(waiting, expected_s)
 
     def withdraw(self, pending: PendingAppend) -> None:
         """Forget an append, once. A waiting one's position is kept for `PLACE_KEPT_S`."""
@@ -323,7 +349,10 @@ class AppendQueue:
     def _enter(self, pending: PendingAppend, state: State) -> None:
         change = (state in _PENDING) - (pending.state in _PENDING)
         self.pending_count += change * len(pending.fragments)
+        self._call_count += change
         pending.state = state
+        if change < 0:
+            self.precedence.look()
 
     def look_again(self) -> None:
         """Check soon if there is room for a waiting append."""
@@ -347,6 +376,7 @@ class AppendQueue:
             await self._wake.wait()
             self._wake.clear()
             while self._pending or self._looks_again:
+                await self.precedence.slice()
                 await self._run_slice()
 
     async def _run_slice(self) -> None:
@@ -562,6 +592,7 @@ class AppendQueue:
         items: list[_Item] = []
         identities: set[tuple[str, str, str, int]] = set()
         has_room = self._has_room()
+        fragments_max = SHORT_SLICE_FRAGMENTS if self.precedence.has_learners else SLICE_FRAGMENTS
         piece_count = inline_bytes = 0
         body_bytes_max = self._inline_size_bytes_max
         is_carried = (
@@ -579,7 +610,7 @@ class AppendQueue:
                 pending.fill(BYTES_FULL)
             for position in range(len(pending.results), len(pending.fragments)):
                 fragment = pending.fragments[position]
-                is_full = len(items) >= SLICE_FRAGMENTS or piece_count >= SLICE_PIECES
+                is_full = len(items) >= fragments_max or piece_count >= SLICE_PIECES
                 if is_full or inline_bytes >= SLICE_BYTES:
                     return items
                 body = pending.bodies[position] if pending.bodies else b""

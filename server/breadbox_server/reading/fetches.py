@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from breadbox_server.admission.precedence import Precedence
 from breadbox_server.core.model.errors import BufferNotFoundError
 from breadbox_server.core.model.events import FetchGranted, FetchRefused, WaitElapsed
 from breadbox_server.core.model.ids import BufferName, CallerId, RequestId
@@ -15,8 +16,9 @@ log = logging.getLogger(__name__)
 class Fetches:
     """Have the core grant fragments, and wake the fetches that wait for them."""
 
-    def __init__(self, core: DurableCore) -> None:
+    def __init__(self, core: DurableCore, precedence: Precedence) -> None:
         self._core = core
+        self._precedence = precedence
         self._callers: dict[CallerId, asyncio.Future[FetchGranted | WaitElapsed]] = {}
 
     async def fetch(
@@ -50,6 +52,7 @@ class Fetches:
                 raise
         future: asyncio.Future[FetchGranted | WaitElapsed]
         future = self._callers[caller_id] = asyncio.get_running_loop().create_future()
+        self._precedence.end()
         self._core.pump()
         try:
             return await future
@@ -63,6 +66,7 @@ class Fetches:
             self._core.pump()
             raise
         finally:
+            self._precedence.begin()
             del self._callers[caller_id]
 
     def take_back(self, granted: FetchGranted) -> None:

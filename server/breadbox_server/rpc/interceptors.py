@@ -27,6 +27,7 @@ from breadbox_server.access.authorization import (
     calls_as,
     check_request,
 )
+from breadbox_server.admission.precedence import Precedence
 from breadbox_server.base.errors import PermissionDeniedError, StandbyError
 from breadbox_server.core.model.errors import DomainError, InvalidArgumentError
 from breadbox_server.gateway.transfers import READERS
@@ -56,6 +57,15 @@ RESERVED: Final = frozenset(
     }
 )
 """Methods that have places when all others are taken."""
+
+LEARNERS: Final = frozenset(
+    SERVICE + name
+    for name in (
+        *("FetchFragments", "GetPreparedFragments", "ReleaseLease"),
+        *("RenewLease", "UpdatePriorities", "PublishModel"),
+    )
+)
+"""Methods of learners, which go before appends."""
 
 LARGE: Final = frozenset(
     SERVICE + name
@@ -102,6 +112,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._outage: Callable[[], Exception | None] = lambda: None
         self._held: Callable[[], DomainError] | None = None
         """Gives what refuses every call of the service, or None while they are let in."""
+        self._precedence: Precedence | None = None
         self._known: dict[str, MaybeHandler] = {}
         self._running: set[Call] = set()
 
@@ -116,9 +127,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if self._held is not None and method in _METHODS:
             raise self._held()
 
-    def serve(self, outage: Callable[[], Exception | None]) -> None:
+    def serve(self, outage: Callable[[], Exception | None], precedence: Precedence) -> None:
         """Let calls in from now on, and ask `outage` what does not answer the server."""
         self._outage = outage
+        self._precedence = precedence
         self._held = None
 
     def recheck(self) -> None:
@@ -144,6 +156,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> MaybeHandler:
         """Wrap every method, in a form in which its message is asked for by us, or never."""
         method = handler_call_details.method
+        if self._precedence is not None:
+            self._precedence.arrived()
         is_held = self._held is not None and method in _METHODS
         known = self._known.get(method)
         # A server that does not lead may have no service yet, and refuses calls all the same.
@@ -292,6 +306,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             code = grpc.StatusCode.OK
             peer = context.peer()
             call = self._traffic.begin(path, peer)
+            precedence = self._precedence if path in LEARNERS else None
+            if precedence is not None:
+                precedence.begin()
             try:
                 return await answer(call, context)
             except asyncio.CancelledError:
@@ -317,6 +334,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 del unread, context
                 call.request = None
                 self._traffic.answered(call)
+                if precedence is not None:
+                    precedence.end()
                 elapsed_s = perf_counter() - started
                 seconds.observe(elapsed_s)
                 counter = answered.get(code)

@@ -173,13 +173,14 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.AppendFragmentsResponse:
         """Admit fragments, one result each."""
         began_at = perf_counter()
+        appends = self._driver.appends
         buffer = convert.buffer_name(request.buffer)
         bodies = list(request.payloads)
+        await appends.queue.may_read(len(request.fragments), sum(map(len, bodies)))
         fragments = convert.fragments(request.fragments, bodies)
         schemas = convert.schemas(request.schemas) if request.schemas else {}
         wait_s = _wait_s(request, context)
         caller = current_caller()
-        appends = self._driver.appends
         results, state = await appends.append(
             buffer, fragments, caller, schemas, bodies, wait_s=wait_s
         )
