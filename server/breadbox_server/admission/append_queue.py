@@ -277,7 +277,7 @@ class AppendQueue:
         """Appends that have them."""
         self.inline_bytes = 0
         self._unread_count = self._unread_bytes = 0
-        """Of appends that learners' calls hold up; bounded together with pending ones."""
+        """Fragments and bytes held up by learners' calls; bounded together with pending ones."""
         self._slice_s = SLICE_S_ASSUMED
         self._wake = asyncio.Event()
         metrics.pending_appends.set_function(lambda: self.pending_count + self._unread_count)

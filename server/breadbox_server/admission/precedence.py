@@ -42,7 +42,7 @@ class Precedence:
         self._new: deque[tuple[asyncio.Future[None], float]] = deque()
         """Appends that nobody has looked at, and since when."""
         self._slice: asyncio.Future[None] | None = None
-        """Of appends that are under way, whose step comes first."""
+        """The step of appends that are under way, which comes first."""
         self._timer: TimerHandle | None = None
         self._passes_left = 0
 
