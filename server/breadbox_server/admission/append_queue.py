@@ -243,7 +243,7 @@ class AppendQueue:
         recent: RecentPayloads | None = None,
         carrier: Turns | None = None,
     ) -> None:
-        self.precedence = Precedence(clock, under_way=lambda: self._call_count)
+        self.precedence = Precedence(clock, under_way=lambda: self.pending_count)
         self._waiting_max = waiting_max
         self._inline_size_bytes_max = inline_size_bytes_max
         self._inline_pending_bytes_max = inline_pending_bytes_max
@@ -273,8 +273,6 @@ class AppendQueue:
         """At most half of the bound of all appends, to leave room for other buffers."""
         self.pending_count = 0
         """Fragments that are neither answered nor wait for room."""
-        self._call_count = 0
-        """Appends that have them."""
         self.inline_bytes = 0
         self._unread_count = self._unread_bytes = 0
         """Fragments and bytes held up by learners' calls; bounded together with pending ones."""
@@ -321,7 +319,6 @@ class AppendQueue:
         self._pending[pending] = None
         self.inline_bytes += inline_bytes
         self.pending_count += len(fragments)
-        self._call_count += 1
         self._wake.set()
         return pending
 
@@ -349,7 +346,6 @@ class AppendQueue:
     def _enter(self, pending: PendingAppend, state: State) -> None:
         change = (state in _PENDING) - (pending.state in _PENDING)
         self.pending_count += change * len(pending.fragments)
-        self._call_count += change
         pending.state = state
         if change < 0:
             self.precedence.look()

@@ -21,7 +21,7 @@ STEP_S: Final = 0.005
 PASSES: Final = 4
 """Passes of the loop without a new call before a step: gRPC takes a few to hand out the next."""
 UNDER_WAY_MAX: Final = 4
-"""Appends let in and not answered with which no further one is let in while learners call."""
+"""Fragments let in and not answered with which no further append is let in while learners call."""
 ABOUT_S: Final = 1.0
 """Seconds after a learner's call in which its next is expected."""
 WAIT_S_MAX: Final = 3.0
@@ -34,7 +34,7 @@ class Precedence:
     def __init__(self, clock: Clock, *, under_way: Callable[[], int]) -> None:
         self._clock = clock
         self._under_way = under_way
-        """Appends that were let in and are not answered."""
+        """Fragments that were let in and are not answered."""
         self._ahead = 0
         """Learners' calls in progress, less those that wait for data."""
         self._last_at = -inf
