@@ -260,9 +260,10 @@ def test_an_episode_that_has_left_says_so_and_keeps_its_rewards(
 ) -> None:
     client.append(played(0, obs=film()))
     go(page, url, "#/episodes/default")
-    page.get_by_role("link", name="w0 #0").wait_for()
+    held = page.get_by_role("row", name="w0 #0").get_by_role("cell")
+    held.get_by_text("yes", exact=True).wait_for()
     client.start_session("next")
-    page.get_by_role("cell", name="no", exact=True).wait_for()  # Held: the console has seen it.
+    held.get_by_text("no", exact=True).wait_for()  # The console has seen that it left.
     page.get_by_role("link", name="w0 #0").click()
     page.get_by_text("has left the buffer").first.wait_for()
 
