@@ -52,7 +52,7 @@ from breadbox_server.metrics.metrics import Metrics
 SLICE_FRAGMENTS: Final = 256
 """Fragments judged, confirmed and admitted before others get the loop."""
 
-SHORT_SLICE_FRAGMENTS: Final = 4
+SHORT_SLICE_FRAGMENTS: Final = 16
 """The same while learners call."""
 
 SLICE_PIECES: Final = 8_192
