@@ -116,6 +116,8 @@ class Worker:
 
     last_seen_at: float = 0.0
     version: int = 0
+    behind: deque[int] = field(default_factory=lambda: deque(maxlen=32))
+    """Versions that its latest fragments were behind when they were read."""
     not_finite_count: int = 0
     """Rewards, values and log-probabilities that are no finite number."""
     break_count: int = 0
@@ -214,6 +216,7 @@ class EpisodeIndex:
         worker.last_seen_at = seen.appended_at
         worker.seen_at.append(seen.appended_at)
         worker.version = seen.version_max
+        worker.behind.append(seen.staleness)
         for column in (fragment.reward, fragment.value, fragment.log_prob):
             if column is not None and column.dtype.kind == "f":
                 worker.not_finite_count += int(np.count_nonzero(~np.isfinite(column)))
@@ -310,12 +313,9 @@ def histogram(episodes: Iterable[Episode]) -> list[dict[str, float]]:
 def learning_points(
     ended: Sequence[Episode], *, by: str, points_max: int = 200
 ) -> dict[str, dict[str, list[float | None]]]:
-    """Return mean returns over time and steps, a series for each worker or task.
+    """Return mean returns over time and steps, a series by "worker", "task" or "all".
 
-    Args:
-        ended: Ended episodes in order of arrival.
-        by: "worker", "task" or "all".
-        points_max: Points of a series; each is the mean of as many successive episodes.
+    Each point is the mean of successive episodes; a series has at most `points_max`.
     """
     groups: dict[str, list[tuple[float, int, Episode]]] = {}
     steps = 0

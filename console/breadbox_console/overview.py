@@ -16,6 +16,8 @@ WINDOW_S: Final = 5.0
 HISTORY_MAX: Final = 900
 """Points of a buffer's history, one a second."""
 WORKERS_SHOWN: Final = 100
+IDLE_S: Final = 60.0
+"""Seconds without a call after which a buffer is said to be idle."""
 SILENT_S: Final = 30.0
 """Seconds after which a worker that sent often is said to be silent."""
 TRAINING_S: Final = 10.0
@@ -134,7 +136,7 @@ class BufferHistory:
             elif reason in _WHY:
                 self.uses.update(event.values)
                 if reason not in _ORDINARY:
-                    text = f"{len(event.values)} chunks left: {_WHY[reason]}"
+                    text = f"{len(event.values)} chunks left; why, of each: {_WHY[reason]}"
                     self.events.append({"time": at, "kind": "bad", "text": text})
             for place, chunk_id in enumerate(event.chunk_ids):
                 life = self.lives.setdefault(chunk_id, ChunkLife())
@@ -242,7 +244,7 @@ def describe_workers(
         if name in unreadable:
             problems.append(f"sent {unreadable[name]} payloads that readers cannot read")
         if worker.not_finite_count:
-            problems.append(f"sent {worker.not_finite_count} values that are no finite number")
+            problems.append(f"sent {worker.not_finite_count} values that are NaN or infinite")
         if worker.break_count:
             problems.append(f"dropped steps before {worker.break_count} of its fragments")
         mean = means.get(name)
@@ -258,7 +260,7 @@ def describe_workers(
                 "name": name,
                 "rate": _rate(worker, now),
                 "version": worker.version,
-                "behind": (after.model_version or 0) - worker.version,
+                "behind": max(worker.behind, default=0),
                 "silent_s": silent_s,
                 "mean_return": None if mean is None else finite(mean),
                 "problems": problems,
@@ -300,12 +302,13 @@ def next_out(description: BufferDescription, head: Sequence[FragmentReference]) 
         at_limit = state.chunk_count_by_staleness.get(config.staleness_max, 0)
         limits = [f"A chunk leaves as stale beyond a staleness of {config.staleness_max}"]
         next_version = (description.model_version or 0) + 1
-        limits[0] += f"; {at_limit} are at it, and leave with version {next_version}."
-    limits.append(f"A chunk leaves after {config.uses_max or 'any number of'} uses.")
+        leave = f"{at_limit} are at it, and leave with version {next_version}."
+        limits[0] += f"; {leave if at_limit else 'none is at it.'}"
+    limits.append(f"Uses after which a chunk leaves: {config.uses_max or 'any number'}.")
     is_by_age = config.remover in (None, "oldest_first")
     free = None
     if config.full_policy is FullPolicy.BLOCK:
-        limits.append("None leaves for room: at capacity producers wait.")
+        limits.insert(0, "None leaves for room: at capacity producers wait.")
     elif config.capacity_chunks:
         order = "the oldest first" if is_by_age else f"by the order {config.remover}"
         limits.append(f"Beyond {config.capacity_chunks} chunks some leave for room, {order}.")
@@ -354,13 +357,15 @@ def judge(
     if not (arriving or leaving or state.lease_count):
         if rates["fragments asked to wait"]:
             return "Stalled", "warn", "Producers wait for room, and no learner fetches."
-        why = f"No fragment arrived in the {diagnosis.watched_s:.0f} s watched, none was fetched."
-        return "Idle", "idle", diagnosis.headline if cause == "NO_SESSION" else why
+        if cause == "NO_SESSION" or state.idle_s >= IDLE_S:
+            why = f"No producer or learner has called for {state.idle_s:.0f} s."
+            return "Idle", "idle", diagnosis.headline if cause == "NO_SESSION" else why
     if troubled:
         why = f"{len(troubled)} of {len(workers)} workers have problems: {troubled[0]['name']} "
         return "Check workers", "warn", f"{why}{troubled[0]['problems'][0]}."
     completed = rates["chunks completed"]
-    why = f"No learner waits: {completed:.3g} chunks per second arrive, {leaving:.3g} are fetched."
+    why = "No learner waits" if state.counters.get("uses") else "No learner has fetched yet"
+    why += f": {completed:.3g} chunks per second arrive, {leaving:.3g} are fetched."
     return "Healthy", "good", why
 
 

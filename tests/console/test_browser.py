@@ -299,7 +299,7 @@ def test_the_life_of_a_fragment_says_when_it_was_granted_and_why_it_left(
     client.publish_model("run", 2)
     with client.fetch(fragment_count=2, max_wait_s=10):
         pass
-    page.get_by_label("Where").select_option("in the buffer now")
+    page.get_by_label("Where").select_option("whole in the buffer")
     page.get_by_text("0 of 2 episodes seen").wait_for()
     page.get_by_label("Where").select_option("")
     page.get_by_role("link", name="w0 #1").click()

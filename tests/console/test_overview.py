@@ -1,5 +1,6 @@
 """What the console says of a buffer follows from what the server said."""
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -149,7 +150,8 @@ def test_a_batch_has_its_staleness_uses_and_shares_of_workers() -> None:
 @pytest.mark.parametrize(
     ("state", "status"),
     [
-        ({}, ("Idle", "idle")),
+        ({"idle_s": 90.0}, ("Idle", "idle")),
+        ({"idle_s": 40.0, "counters": {"uses": 4}}, ("Healthy", "good")),
         ({"counters": {"fragments_admitted": 9, "uses": 4}}, ("Healthy", "good")),
         ({"waiter_count": 1, "waiting_reason": "0 chunks are held"}, ("Starved", "warn")),
         ({"waiter_count": 1, "lease_count": 4}, ("Stalled", "warn")),
@@ -177,7 +179,7 @@ def test_the_worst_workers_come_first_and_both_rates_are_of_chunks() -> None:
     index = EpisodeIndex(steps_max=9, age_s_max=9.0)
     index.workers |= {
         "well": Worker(last_seen_at=102.0, version=3),
-        "late": Worker(last_seen_at=102.0, version=1),
+        "late": Worker(last_seen_at=102.0, behind=deque([2])),
         "nans": Worker(last_seen_at=102.0, version=3, not_finite_count=2),
     }
     said = describe_buffer(history, index, 102.0)

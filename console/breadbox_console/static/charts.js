@@ -4,11 +4,9 @@ import { h } from "./dom.js";
 const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/**
- * Draw lines. Returns {element, update(columns), mark(x)}.
- * columns: [x, y1, y2, ...], lists of equal length; null where there is no value.
- */
-export function lines(title, names, columns, { isTime = true, height = 110, onPick = null, xs = null, hasPoints = false } = {}) {
+// Draw lines. Returns {element, update(columns), mark(x)}.
+// columns: [x, y1, y2, ...], lists of equal length; null where there is no value: a gap, or spanned.
+export function lines(title, names, columns, { isTime = true, height = 110, onPick = null, xs = null, hasPoints = false, spanGaps = false } = {}) {
   const holder = h("div", { class: "plot" });
   const none = h("p", { class: "empty" }, "no data");
   const element = h("figure", { class: "chart" }, h("figcaption", {}, title), none, holder);
@@ -26,7 +24,7 @@ export function lines(title, names, columns, { isTime = true, height = 110, onPi
       { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, size: 50, font: "11px system-ui" },
     ],
     series: [{}, ...names.map((label, at) => ({
-      label, stroke: colour(COLOURS[at % COLOURS.length]), width: 1.5, points: { show: hasPoints, size: 3 }, paths: hasPoints ? () => null : undefined,
+      label, stroke: colour(COLOURS[at % COLOURS.length]), width: 1.5, spanGaps, points: { show: hasPoints, size: 3 }, paths: hasPoints ? () => null : undefined,
     }))],
     hooks: {
       draw: [(drawn) => {

@@ -8,7 +8,7 @@ const FIELDS = [
   ["length_min", "Length from", "number"], ["length_max", "Length to", "number"],
   ["version_min", "Version from", "number"], ["version_max", "Version to", "number"],
 ];
-const CHOICES = { end: ["terminated", "truncated", "running", "cut"], held: ["in the buffer now"] };
+const CHOICES = { end: ["terminated", "truncated", "running", "cut"], held: ["whole in the buffer"] };
 
 export function showEpisodes(main, app, at) {
   const buffer = at.path[0] ?? app.buffer;

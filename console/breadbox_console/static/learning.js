@@ -26,13 +26,12 @@ export function showLearning(main, app, at) {
     charts = [];
     const { returns, training } = found, names = Object.keys(returns), isTime = axis.value === "time";
     for (const [title, field] of names.length ? [["Return of episodes", "return"], ["Staleness at arrival, versions", "staleness"]] : []) {
-      charts.push(lines(title, names, joined(names.map((name) => [returns[name][axis.value], returns[name][field]])), { isTime, height: 240 }));
+      charts.push(lines(title, names, joined(names.map((name) => [returns[name][axis.value], returns[name][field]])), { isTime, height: 240, spanGaps: true }));
     }
     for (const [title, field] of training.time ? [["Staleness when trained with, versions", "staleness"], ["Share of time that the learner waited", "waiting"]] : []) {
-      charts.push(lines(title, [field], [training.time, training[field]], { height: 160 }));
+      charts.push(lines(title, [field], [training.time, training[field]], { height: 160, spanGaps: true }));
     }
-    const empty = names.length ? "" : h("p", { class: "empty" }, "No episode has ended since the console began to watch.");
-    holder.replaceChildren(empty, ...charts.map((each) => each.element));
+    holder.replaceChildren(names.length ? "" : h("p", { class: "empty" }, "No episode has ended since the console began to watch."), ...charts.map((each) => each.element));
   }
 
   by.addEventListener("change", refresh);

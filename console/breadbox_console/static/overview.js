@@ -144,5 +144,5 @@ function workers(buffer) {
       number(each.rate), number(each.version), number(each.behind), number(each.mean_return), ago(each.silent_s), each.problems.join("; ") || "none"],
   }));
   return table(`Workers seen${rows.length < buffer.worker_count ? `, ${rows.length} of ${buffer.worker_count}` : ""}`,
-    ["Worker", "#Fragments/s", "#Version", "#Behind", "#Mean return", "#Last seen", "Problems"], rows, "none yet");
+    ["Worker", "#Fragments/s", "#Version", "#Most behind", "#Mean return", "#Last seen", "Problems"], rows, "none yet");
 }
