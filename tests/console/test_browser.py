@@ -63,7 +63,7 @@ def test_the_overview_says_why_the_learner_waits_and_what_leaves_next(
     page: Any, client: breadbox.Client
 ) -> None:
     card = page.get_by_role("region", name="Buffer default")
-    card.get_by_text("No fragment arrived").wait_for()
+    card.get_by_text("No learner has fetched yet").wait_for()
 
     client.append(played(0))
     card.get_by_role("link", name="w0").wait_for()
@@ -183,7 +183,9 @@ def test_two_episodes_are_compared_on_one_transport(
     page.get_by_role("button", name="Compare two").click()
     page.get_by_text("step 1 of 32").wait_for()
 
-    assert 2 == page.get_by_role("img", name="obs.camera").count()
+    pictures = page.get_by_role("img", name="obs.camera")
+    pictures.nth(1).wait_for()
+    assert 2 == pictures.count()
 
 
 def test_names_tags_and_text_are_shown_and_never_run(
