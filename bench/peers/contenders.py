@@ -64,7 +64,7 @@ CONTENDERS = (
 
 
 Role = Literal["caller", "server", "Redis"]
-"""Of a process, in what a row needs."""
+"""Role of a process in what a row needs."""
 ROLES: tuple[Role, ...] = get_args(Role)
 
 

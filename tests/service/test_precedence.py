@@ -1,4 +1,4 @@
-"""Learners' calls before appends: who waits for whom, for how long, and what none waits for."""
+"""Learners' calls go before appends: which appends wait, for how long, and for which calls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

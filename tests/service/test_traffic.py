@@ -70,6 +70,15 @@ async def test_a_call_whose_message_does_not_come_ends(
         assert 0 == sample(it, "messages_arriving")
 
 
+async def test_a_fetch_whose_message_does_not_come_holds_up_no_append() -> None:
+    """Else headers alone would slow the producers of every tenant."""
+    async with served() as it, stranger(it) as slow:
+        slow.begin(SERVICE + "FetchFragments")
+        await eventually(lambda: sample(it, "messages_arriving") == 1)
+
+        assert not it.server.driver.appends.queue.precedence.has_learners
+
+
 async def test_the_slowest_of_a_connection_makes_room_for_its_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -62,7 +62,7 @@ class Precedence:
         self.look()
 
     def arrived(self) -> None:
-        """Take note of a new call, whoever makes it."""
+        """Take note of a new call, of a learner or not."""
         if self._passes_left:
             self._passes_left = PASSES
 

@@ -283,6 +283,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if role is not None:
             self._census.seen(context.peer(), role)
         self._running.add(call)
+        # Not before its message is there and its caller known: headers alone hold up nobody.
+        precedence = self._precedence if call.method in LEARNERS else None
+        if precedence is not None:
+            precedence.begin()
         try:
             async with limit:
                 return await behaviour(request, context)
@@ -292,6 +296,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise call.refusal or self._outage() or DeadlineNearError from None
         finally:
             self._running.discard(call)
+            if precedence is not None:
+                precedence.end()
 
     def _told(self, path: str, answer: Answer) -> Behaviour:
         method = path.rpartition("/")[2]
@@ -306,9 +312,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             code = grpc.StatusCode.OK
             peer = context.peer()
             call = self._traffic.begin(path, peer)
-            precedence = self._precedence if path in LEARNERS else None
-            if precedence is not None:
-                precedence.begin()
             try:
                 return await answer(call, context)
             except asyncio.CancelledError:
@@ -334,8 +337,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 del unread, context
                 call.request = None
                 self._traffic.answered(call)
-                if precedence is not None:
-                    precedence.end()
                 elapsed_s = perf_counter() - started
                 seconds.observe(elapsed_s)
                 counter = answered.get(code)

@@ -1,7 +1,6 @@
 """Checks of names, ids and numbers that a caller sent; each raises InvalidArgumentError."""
 
 import re
-from functools import lru_cache
 
 from breadbox_server.core.model.config import (
     BUFFER_NAME_LENGTH_MAX,
@@ -29,7 +28,6 @@ def check_buffer_name(field: str, name: str) -> None:
         )
 
 
-@lru_cache(maxsize=4096)
 def check_name(field: str, name: str) -> None:
     """Refuse an id that is empty, long or unprintable; the error does not repeat it."""
     if not isinstance(name, str) or not name:
