@@ -15,7 +15,6 @@ import torch
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.evaluation import evaluate_policy
 
 import breadbox
 from breadbox_adapters.sb3 import BreadboxReplayBuffer
@@ -44,13 +43,16 @@ def train(server: str, run: str | None, *, steps: int, target: float, seed: int)
         model.learning_starts = 0
     stop = StopTrainingOnRewardThreshold(reward_threshold=target, verbose=1)
     evaluate = EvalCallback(
-        judge, callback_on_new_best=stop, eval_freq=1_000, n_eval_episodes=10, verbose=1
+        judge,
+        callback_on_new_best=stop,
+        eval_freq=min(1_000, steps),
+        n_eval_episodes=10,
+        verbose=1,
     )
     model.learn(steps, callback=evaluate)
     print(f"{buffer.size()} steps of run {buffer.run!r} are in buffer {buffer.replay.buffer!r}")
-    mean, _ = evaluate_policy(model, judge, n_eval_episodes=10)
     buffer.close()
-    return float(mean)
+    return float(evaluate.best_mean_reward)
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ Built with the cluster's own commands, so that slots can be moved and nodes kill
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 import socket
@@ -24,17 +25,27 @@ PRIMARIES = 3
 BUS_OFFSET = 10_000
 """A node's bus port lies this far above its port."""
 NODE_TIMEOUT_MS = 1500
-PORTS = range(21_000, 22_500)
+PORTS = range(21_000, 22_600)
+STRETCH = 200
 READY_S = 30.0
 
 
-def _free_port_pair() -> int:
-    """A port that is free together with its bus port, below the range of outgoing connections.
+def _port_stretch() -> Iterator[int]:
+    """Ports of this process's own, round and round.
 
-    Each process begins elsewhere: two that look at the same time would find the same.
+    What a test killed has to stay dead: none of its ports may be another worker's next one.
     """
-    first = os.getpid() * 7 % len(PORTS)
-    for port in (*PORTS[first:], *PORTS[:first]):
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = worker * STRETCH % len(PORTS)
+    return itertools.cycle(PORTS[first : first + STRETCH])
+
+
+_stretch = _port_stretch()
+
+
+def _free_port_pair() -> int:
+    """A port that is free together with its bus port, below the range of outgoing connections."""
+    for port in itertools.islice(_stretch, STRETCH):
         try:
             with (
                 socket.create_server(("127.0.0.1", port)),
