@@ -17,6 +17,7 @@ from breadbox.reading.batches import load_batch
 from breadbox.stores import open_store
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.files import FileStore
+from breadbox.stores.redis import store as redis_store
 from breadbox.stores.redis.store import RedisStore
 from breadbox.stores.redis.wire import Wire
 from breadbox.wire.conversion import metadata_of
@@ -126,6 +127,42 @@ def test_a_batch_like_the_last_one_takes_one_call_to_receive(
     load_batch(store, references)
     store.close()
     assert ["send", "_receive_vector"] == calls
+
+
+def test_a_load_that_waits_for_the_interpreter_asks_for_all_at_once(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a thread that holds it each call takes milliseconds, and few are made."""
+    store = open_store(redis_server.url)
+    time_s = 0.0
+    sends = 0
+    busy_s = 0.0
+    send = Wire.send
+
+    def sent(self: Wire, buffers: Sequence[memoryview | bytes]) -> None:
+        nonlocal sends, time_s
+        sends += 1
+        time_s += busy_s
+        send(self, buffers)
+
+    def sends_of_a_load() -> int:
+        nonlocal sends
+        sends = 0
+        load_batch(store, references)
+        return sends
+
+    references = written(store, [fragment_of(at) for at in range(36)])
+    size_bytes = sum(each.metadata.payload.size_bytes for each in references)
+    assert 2 * 4 * 2**20 < size_bytes < 3 * 4 * 2**20
+    load_batch(store, references)
+    monkeypatch.setattr(Wire, "send", sent)
+    monkeypatch.setattr(redis_store, "perf_counter", lambda: time_s)
+    assert 3 == sends_of_a_load()
+    busy_s = 0.005
+    assert [2, 1, 1] == [sends_of_a_load() for _ in range(3)]
+    busy_s = 0.0
+    assert [1, 3] == [sends_of_a_load() for _ in range(2)]
+    store.close()
 
 
 @pytest.mark.parametrize("first_kind", [fragment_of, other_kind])

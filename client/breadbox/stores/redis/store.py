@@ -6,8 +6,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from threading import Lock
+from time import perf_counter
 from typing import Any, Final, TypeVar
 
 import redis
@@ -39,9 +41,15 @@ CONNECTIONS_MAX: Final = 16
 """Connections of one store at a time; further threads wait for one."""
 
 _WINDOW_BYTES: Final = 4 * 1024 * 1024
-"""The same for values that are received by one call. With 8 MiB a load beside a busy thread is 1.6
-times as fast, and one alone 1.3 times as slow: Redis holds these replies in memory of its own.
+"""The same for values that are received by one call."""
+
+_WINDOW_BYTES_BESIDE: Final = 32 * 1024 * 1024
+"""The same beside a thread that holds the interpreter: each call waits for it, up to 5 ms. For one
+alone this is 1.3 times as slow, since Redis holds these replies in memory of its own.
 """
+
+_SEND_S_ALONE: Final = 0.001
+"""A few hundred bytes are sent in less, unless the caller waits for the interpreter."""
 
 _Request = tuple[bytes, int, str]
 """(packed command, bytes of the reply, payload id)."""
@@ -72,6 +80,7 @@ class RedisStore(PartsStore):
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._doubted = threading.Event()
         """Set where a node was silent, so that a new lookup may find another."""
+        self._window = _Window()
 
     def new_reference(self, size_bytes: int) -> PayloadReference:
         piece_size_bytes = self._piece_size_bytes if size_bytes > self._piece_size_bytes else 0
@@ -96,7 +105,7 @@ class RedisStore(PartsStore):
         self._per_node(
             work,
             lambda item: item[1],
-            lambda wire, part: read(partial(_Stream, wire), part, turns),
+            lambda wire, part: read(partial(_Stream, wire, window=self._window), part, turns),
             deadline,
         )
 
@@ -196,11 +205,28 @@ def _read_parts(wire: Wire, parts: Sequence[Part]) -> None:
             stream.receive_into(buffer)
 
 
+class _Window:
+    """How much a load asks for at a time; learnt from how long the interpreter keeps it waiting."""
+
+    def __init__(self) -> None:
+        self.size_bytes = _WINDOW_BYTES
+
+    def send(self, wire: Wire, requests: Sequence[_Request]) -> None:
+        """Send commands, and take note of how long that took."""
+        started = perf_counter()
+        wire.send([b"".join([command for command, _, _ in requests])])
+        is_alone = perf_counter() - started < _SEND_S_ALONE
+        self.size_bytes = _WINDOW_BYTES if is_alone else _WINDOW_BYTES_BESIDE
+
+
 class _Stream:
     """The bytes of bulk replies in a known order, as one stream; commands are sent ahead."""
 
-    def __init__(self, wire: Wire, ranges: Iterable[Range]) -> None:
+    def __init__(
+        self, wire: Wire, ranges: Iterable[Range], *, window: _Window | None = None
+    ) -> None:
         self._wire = wire
+        self._window = window or _Window()
         self._requests = list(_requests(ranges))
         self._asked = 0
         self._asked_bytes = 0
@@ -228,15 +254,27 @@ class _Stream:
             return
         rest = deque(destinations)
         asked: list[_Request] = []
-        for requests in (*_in_windows(self._requests), []):
+        for requests in chain(self._windows(), [[]]):
             values = [_take(rest, length) for _, length, _ in asked]
             if values:
                 wire.receive_values(values)
             if requests:
-                wire.send([b"".join([command for command, _, _ in requests])])
+                self._window.send(wire, requests)
             received_bytes += sum(length for _, length, _ in asked)
             asked = requests
             yield received_bytes
+
+    def _windows(self) -> Iterator[list[_Request]]:
+        requests: list[_Request] = []
+        size_bytes = 0
+        for each in self._requests:
+            requests.append(each)
+            size_bytes += each[1]
+            if size_bytes >= self._window.size_bytes:
+                yield requests
+                requests, size_bytes = [], 0
+        if requests:
+            yield requests
 
     def skip(self, count: int) -> None:
         while count:
@@ -291,19 +329,6 @@ def _take(buffers: deque[memoryview], count: int) -> list[memoryview]:
         taken.append(each[:count])
         count -= len(taken[-1])
     return taken
-
-
-def _in_windows(requests: Sequence[_Request]) -> Iterator[list[_Request]]:
-    window: list[_Request] = []
-    window_bytes = 0
-    for each in requests:
-        window.append(each)
-        window_bytes += each[1]
-        if window_bytes >= _WINDOW_BYTES:
-            yield window
-            window, window_bytes = [], 0
-    if window:
-        yield window
 
 
 def _requests(ranges: Iterable[Range]) -> Iterator[_Request]:
