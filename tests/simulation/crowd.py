@@ -65,11 +65,11 @@ AnswerT = TypeVar("AnswerT")
 class Costs:
     """Seconds of the server's processor, as bench/scale.py measures them."""
 
-    append_s: float = 1.1e-3
+    append_s: float = 0.88e-3
     """A call with appends, whatever is in it."""
-    fragment_s: float = 0.1e-3
+    fragment_s: float = 0.09e-3
     """Each fragment of it."""
-    batch_s: float = 6e-3
+    batch_s: float = 3.1e-3
     """A fetch of `BATCH` fragments and its release."""
 
     def __str__(self) -> str:
