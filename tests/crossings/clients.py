@@ -126,9 +126,10 @@ class Actor:
         with contextlib.suppress(FileNotFoundError), self._ledger.open("rb") as file:
             file.seek(self._read_bytes)
             for line in file:
-                if line.endswith(b"\n"):
-                    self._read_bytes += len(line)
-                    self._told.append(json.loads(line))
+                if not line.endswith(b"\n"):
+                    break  # The rest is not written yet, and would be read as a line of its own.
+                self._read_bytes += len(line)
+                self._told.append(json.loads(line))
         return self._told
 
     @property

@@ -5,7 +5,6 @@ Built with the cluster's own commands, so that slots can be moved and nodes kill
 
 import contextlib
 import itertools
-import os
 import shutil
 import socket
 import subprocess
@@ -26,18 +25,23 @@ BUS_OFFSET = 10_000
 """A node's bus port lies this far above its port."""
 NODE_TIMEOUT_MS = 1500
 PORTS = range(21_000, 22_600)
-STRETCH = 200
+STRETCH = 100
 READY_S = 30.0
 
 
 def _port_stretch() -> Iterator[int]:
-    """Ports of this process's own, round and round.
+    """Ports of this process's own, round and round; it holds the first of its stretch open.
 
-    What a test killed has to stay dead: none of its ports may be another worker's next one.
+    What a test killed has to stay dead: none of its ports may be another process's next one.
     """
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = worker * STRETCH % len(PORTS)
-    return itertools.cycle(PORTS[first : first + STRETCH])
+    for first in PORTS[::STRETCH]:
+        try:
+            held = socket.create_server(("127.0.0.1", first))
+        except OSError:
+            continue
+        with held:
+            yield from itertools.cycle(range(first + 1, first + STRETCH))
+    raise AssertionError("no free stretch of ports")
 
 
 _stretch = _port_stretch()
