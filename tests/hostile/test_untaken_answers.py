@@ -90,13 +90,15 @@ def test_answers_that_are_never_taken_take_no_memory_of_the_servers(
 ) -> None:
     with ground(tmp_path, has_tokens=has_tokens) as it:
         fill(it)
+        # Of its own: what a token's answers may take is for all who have that token.
+        token = it.add_tokens("learner greedy")[0] if has_tokens else None
 
         def attack() -> None:
             with contextlib.ExitStack() as stack:
                 strangers = greedy(stack, it, CONNECTIONS)
                 for _ in range(CALLS):
                     for stranger in strangers:
-                        ask(stranger, READ, WANTED, it.tokens.get(Role.LEARNER))
+                        ask(stranger, READ, WANTED, token)
                 time.sleep(ATTACK_S)
 
         outcome = it.attack(attack)
