@@ -37,7 +37,7 @@ from breadbox_server.core.model.ids import (
     WorkerId,
 )
 from breadbox_server.core.model.inputs import (
-    AppendFragment,
+    AppendFragments,
     Fetch,
     Fragment,
     Payload,
@@ -96,10 +96,10 @@ class Bench:
                 self.buffers.apply(append, now=0.0)
             self.buffers.take_events()
 
-    def appends(self, append_count: int) -> list[AppendFragment]:
+    def appends(self, append_count: int) -> list[AppendFragments]:
         """Make appends as they come off the wire: no string is shared."""
         return [
-            AppendFragment(DEFAULT_BUFFER, self._fragment(serial))
+            AppendFragments(DEFAULT_BUFFER, [self._fragment(serial)])
             for serial, _ in zip(self._serial, range(append_count), strict=False)
         ]
 

@@ -37,7 +37,7 @@ from breadbox_server.core.model.events import (
 from breadbox_server.core.model.ids import CallerId, RequestId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
-    AppendFragment,
+    AppendFragments,
     CancelFetch,
     DropPayloads,
     EndSession,
@@ -240,6 +240,41 @@ class BufferMachine(RuleBasedStateMachine):
         )
         self.offer(fragment)
 
+    @rule(
+        workers=st.lists(st.sampled_from(WORKERS), min_size=2, max_size=6),
+        steps=st.lists(st.sampled_from([0, 0, 0, 0, 0, 1, -1]), min_size=6, max_size=6),
+        behind=st.sampled_from([0, 0, 0, 1, 9]),
+        size=st.integers(1, 3),
+    )
+    def append_together(self, workers: list[str], steps: list[int], behind: int, size: int) -> None:
+        """Fragments of one call, of which each is judged after what those before it did."""
+        next_indices = {name: known.next_index for name, known in self.model.workers.items()}
+        fragments, expected = [], []
+        version = max(0, self.model.version - behind)
+        for worker, step in zip(workers, steps, strict=False):
+            index = max(0, next_indices.get(worker, 0) + step)
+            next_indices[worker] = index + 1
+            session_id = self.model.session or "s0"
+            fragments.append(
+                make_fragment(
+                    worker, index, session_id=session_id, version=version, size_bytes=size
+                )
+            )
+        if self.model.waiters:
+            return  # What each lets them have is followed one by one, by `append`.
+        for fragment in fragments:
+            outcome = self.model.expect_append(fragment)
+            if not isinstance(outcome, AdmissionOutcome):
+                break
+            self.model.append(fragment, outcome, self.now)
+            expected.append(outcome)
+            if outcome.asks_again:
+                break
+        if not expected:
+            return
+        answers = self.apply(AppendFragments(B, fragments))
+        assert expected == [each.outcome for each in answers]
+
     @precondition(lambda self: self.model.payload_ids())
     @rule(pick=PICKS)
     def append_payload_in_use(self, pick: int) -> None:
@@ -252,7 +287,7 @@ class BufferMachine(RuleBasedStateMachine):
         look_ahead = self.look_ahead(fragment)
         if not isinstance(expected, AdmissionOutcome):
             assert look_ahead is expected
-            self.apply(AppendFragment(B, fragment), expected)
+            self.apply(AppendFragments(B, [fragment]), expected)
             return
         assert look_ahead is expected
         before = self.visible()
@@ -260,7 +295,7 @@ class BufferMachine(RuleBasedStateMachine):
         first = worker.judged.get(fragment.fragment_index) if worker else None
         is_forgotten = worker and fragment.fragment_index < worker.forgotten_below
         self.model.append(fragment, expected, self.now)
-        answer = self.apply(AppendFragment(B, fragment))
+        (answer,) = self.apply(AppendFragments(B, [fragment]))
         assert answer.outcome is expected
         if expected is AdmissionOutcome.DUPLICATE:
             assert answer.first_outcome is (None if is_forgotten else first)

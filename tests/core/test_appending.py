@@ -1,6 +1,7 @@
 """B1 to B4: which fragments are taken, and how they become chunks."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,15 +17,16 @@ from breadbox_server.core.model.events import (
     ChunksEvicted,
     DiscardReason,
     EvictionReason,
-    FragmentJudged,
+    FetchGranted,
     FragmentsDiscarded,
+    FragmentsJudged,
     PayloadsDisposable,
 )
 from breadbox_server.core.model.ids import ModelVersion
-from breadbox_server.core.model.inputs import AdmissionOutcome, AppendFragment
+from breadbox_server.core.model.inputs import AdmissionOutcome
 from breadbox_server.core.rules.intake import outcome_of
-from core.world import World
-from support.metadata import make_fragment
+from core.world import World, indices
+from support.metadata import make_fragment, make_payload
 
 ADMITTED = AdmissionOutcome.ADMITTED
 FITS: dict[str, Any] = {
@@ -81,7 +83,7 @@ def test_each_judgement_is_told_with_its_size() -> None:
     world = World()
     world.append(size_bytes=33)
     world.append(size_bytes=33)
-    judged = world.events(FragmentJudged)
+    judged = world.events(FragmentsJudged)
     assert [(ADMITTED, 33), (AdmissionOutcome.DUPLICATE, 33)] == [
         (event.outcome, event.size_bytes) for event in judged
     ]
@@ -95,8 +97,7 @@ def test_appending_again_answers_the_first_outcome_and_changes_nothing() -> None
     world.append(index=1, version=1)
     snapshot = world.buffers.snapshot()
     for index, first in ((0, ADMITTED), (1, AdmissionOutcome.STALE)):
-        again = AppendFragment(DEFAULT_BUFFER, make_fragment("w0", index, version=2))
-        answer = world.buffers.apply(again, now=world.now)
+        answer = world.answer(make_fragment("w0", index, version=2))
         assert (AdmissionOutcome.DUPLICATE, first) == (answer.outcome, answer.first_outcome)
     assert snapshot == world.buffers.snapshot()
 
@@ -104,8 +105,7 @@ def test_appending_again_answers_the_first_outcome_and_changes_nothing() -> None
 def test_index_older_than_what_is_remembered_is_a_duplicate_without_a_first_outcome() -> None:
     world = World(outcomes_per_worker_max=2)
     world.fill(3)
-    again = AppendFragment(DEFAULT_BUFFER, make_fragment("w0", 0))
-    answer = world.buffers.apply(again, now=world.now)
+    answer = world.answer(make_fragment("w0", 0))
     assert (AdmissionOutcome.DUPLICATE, None) == (answer.outcome, answer.first_outcome)
 
 
@@ -407,3 +407,62 @@ def test_what_waits_for_bytes_is_passed_only_while_nothing_is_there_that_makes_r
     assert not world.buffers[DEFAULT_BUFFER].may_overtake(fragment, full)
     world.release(grant.lease_id)
     assert world.buffers[DEFAULT_BUFFER].may_overtake(fragment, full)
+
+
+def test_a_group_is_judged_one_after_the_other_up_to_the_first_that_has_to_wait() -> None:
+    world = World(capacity_chunks=3, full_policy=FullPolicy.BLOCK)
+    world.append("w0", 0)
+    group = [make_fragment("w0", index) for index in (1, 1, 2, 3, 4)]
+    outcomes = [each.outcome for each in world.offer_many(group)]
+    assert [
+        ADMITTED,
+        AdmissionOutcome.DUPLICATE,
+        ADMITTED,
+        AdmissionOutcome.BUFFER_FULL,
+    ] == outcomes
+
+
+def test_a_group_stops_before_a_fragment_that_raises_and_what_came_before_has_happened() -> None:
+    world = World()
+    group = [make_fragment("w0", index) for index in range(3)]
+    group[1].model_version_max = ModelVersion(7)
+    assert [ADMITTED] == [each.outcome for each in world.offer_many(group)]
+    with pytest.raises(InvalidArgumentError, match="model_version_max"):
+        world.offer_many(group[1:])
+    assert [("w0", 0, 0)] == world.held()
+
+
+def test_one_payload_cannot_be_of_two_fragments_of_a_group() -> None:
+    world = World()
+    world.append("w0", 0)
+    payload = make_payload()
+    group = [make_fragment("w0", index, payload=payload) for index in (1, 2)]
+    assert [ADMITTED] == [each.outcome for each in world.offer_many(group)]
+    with pytest.raises(InvalidArgumentError, match="in use"):
+        world.offer_many(group[1:])
+
+
+def test_a_fetch_that_waits_gets_the_first_of_a_group_before_later_ones_evict_them() -> None:
+    world = World(capacity_chunks=2)
+    world.append("w0", 0)
+    world.granted(1)
+    world.fetch(2, request_id="waits")
+    world.buffers.take_events()
+    assert [ADMITTED] * 6 == [
+        each.outcome
+        for each in world.offer_many([make_fragment("w0", index) for index in range(1, 7)])
+    ]
+    [granted] = world.events(FetchGranted)
+    assert [1, 2] == sorted(indices(granted))
+    assert [("w0", 5, 0), ("w0", 6, 0)] == world.held()
+
+
+@pytest.mark.parametrize("limits", [{"capacity_chunks": 3}, {"capacity_bytes": 35}], ids=str)
+def test_a_group_leaves_what_the_same_fragments_one_by_one_leave(limits: dict[str, Any]) -> None:
+    worlds = [World(**limits) for _ in range(2)]
+    fragments = [make_fragment(f"w{index % 2}", index // 2, size_bytes=10) for index in range(16)]
+    for fragment in fragments:
+        worlds[0].offer(replace(fragment))
+    for part in (fragments[:5], fragments[5:11], fragments[11:]):
+        worlds[1].offer_many([replace(each) for each in part])
+    assert worlds[0].buffers.snapshot() == worlds[1].buffers.snapshot()

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
+from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import (
     BufferConfig,
     MinimumChunksConfig,
     SampleToInsertRatioConfig,
 )
 from breadbox_server.core.model.errors import InvalidArgumentError
-from breadbox_server.core.model.inputs import AdmissionOutcome, AppendFragment, Payload
+from breadbox_server.core.model.inputs import AdmissionOutcome, Payload
+from breadbox_server.core.model.validation import check_fragment
 from breadbox_server.core.rules.intake import INDEX_JUMP_MAX
 from core.world import World
 from support.inputs import named_payload
@@ -31,8 +32,8 @@ def test_malformed_ids_are_refused_everywhere(name: str) -> None:
         lambda: world.start(name),
         lambda: world.end(name),
         lambda: world.publish(1, session_id=name),
-        lambda: world.append(name),
-        lambda: world.append("w0", session_id=name),
+        lambda: check_fragment(make_fragment(name)),
+        lambda: check_fragment(make_fragment("w0", session_id=name)),
         lambda: world.fetch(request_id=name),
     ):
         with pytest.raises(InvalidArgumentError) as caught:
@@ -69,13 +70,10 @@ def test_ids_at_their_limits_are_taken() -> None:
         ("payload", named_payload(GOOD_PAYLOAD_ID, 1, -1)),
     ],
 )
-def test_malformed_fragments_are_refused_and_change_nothing(field: str, value: Any) -> None:
-    world = World()
-    fragment = dataclasses.replace(make_fragment(), **{field: value})
-    snapshot = world.buffers.snapshot()
+def test_malformed_fragments_are_refused_before_they_are_offered(field: str, value: Any) -> None:
+    check_fragment(make_fragment())
     with pytest.raises(InvalidArgumentError):
-        world.buffers.apply(AppendFragment(DEFAULT_BUFFER, fragment), now=world.now)
-    assert snapshot == world.buffers.snapshot()
+        check_fragment(dataclasses.replace(make_fragment(), **{field: value}))
 
 
 def test_huge_index_within_the_limit_is_a_gap_and_costs_nothing() -> None:

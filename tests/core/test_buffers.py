@@ -17,7 +17,7 @@ from breadbox_server.core.model.errors import (
 from breadbox_server.core.model.events import FetchGranted, FetchRefused, PayloadsDisposable
 from breadbox_server.core.model.ids import BufferName, LeaseId, PayloadId, RequestId
 from breadbox_server.core.model.inputs import (
-    AppendFragment,
+    AppendFragments,
     CreateBuffer,
     DeleteBuffer,
     Fetch,
@@ -114,7 +114,7 @@ def test_payload_belongs_to_one_buffer_only() -> None:
     fragment = make_fragment()
     world.offer(fragment)
     with pytest.raises(InvalidArgumentError, match="in use"):
-        world.buffers.apply(AppendFragment(OTHER, fragment), now=world.now)
+        world.buffers.apply(AppendFragments(OTHER, [fragment]), now=world.now)
 
 
 def test_deleted_buffer_lets_go_of_everything_once() -> None:

@@ -13,9 +13,11 @@ from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.events import ChunksEvicted, EvictionReason, PayloadsDisposable
 from breadbox_server.core.model.inputs import GrantedFragment, PrioritiesUpdated, ReleaseMode
+from breadbox_server.core.model.validation import check_fragment
 from breadbox_server.core.samplers import SAMPLERS, make_sampler
 from core.test_parts import Item
 from core.world import World
+from support.metadata import make_fragment
 from support.snapshots import held_chunks
 
 DRAWS = 3_000
@@ -166,7 +168,7 @@ def test_a_priority_that_is_none_changes_nothing_and_harms_nobody(priority: floa
     world = prioritised({0: 1.0, 1: 2.0})
     before = world.buffers.snapshot()
     with pytest.raises(InvalidArgumentError, match="priority must be a number from 0 to 1e"):
-        world.append("w0", 2, priority=priority)
+        check_fragment(make_fragment("w0", 2, priority=priority))
     with pytest.raises(InvalidArgumentError, match=r"updates\[1\].priority must be a number"):
         world.update_priorities({0: 5.0, 1: priority}, (0,))
     assert before == world.buffers.snapshot()

@@ -10,7 +10,8 @@ from breadbox_server.core.model.events import Event, FetchGranted
 from breadbox_server.core.model.ids import CallerId, ChunkId, LeaseId, PayloadId, RequestId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
-    AppendFragment,
+    Appended,
+    AppendFragments,
     CancelFetch,
     DropPayloads,
     Fetch,
@@ -59,7 +60,14 @@ class World:
         return self.buffers.apply(publish, now=self.now)
 
     def offer(self, fragment: Fragment) -> AdmissionOutcome:
-        return self.buffers.apply(AppendFragment(DEFAULT_BUFFER, fragment), now=self.now).outcome
+        return self.answer(fragment).outcome
+
+    def answer(self, fragment: Fragment) -> Appended:
+        (answer,) = self.offer_many([fragment])
+        return answer
+
+    def offer_many(self, fragments: list[Fragment]) -> list[Appended]:
+        return self.buffers.apply(AppendFragments(DEFAULT_BUFFER, fragments), now=self.now)
 
     def append(self, worker_id: str = "w0", index: int = 0, **fields: Any) -> AdmissionOutcome:
         return self.offer(make_fragment(worker_id, index, **fields))

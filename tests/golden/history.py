@@ -26,7 +26,7 @@ from breadbox_server.core.model.inputs import (
     Acknowledge,
     AdmissionOutcome,
     Answer,
-    AppendFragment,
+    AppendFragments,
     CreateBuffer,
     DeclareSchema,
     DeleteBuffer,
@@ -221,7 +221,8 @@ class _Act:
             schema_hash=SCHEMA_HASH if buffer == CHUNKS else 0,
             priority=index % 4 / 2 if buffer == CHUNKS else 1.0,
         )
-        outcome: AdmissionOutcome = self._do(AppendFragment(buffer, fragment)).outcome
+        (answer,) = self._do(AppendFragments(buffer, [fragment]))
+        outcome: AdmissionOutcome = answer.outcome
         return outcome
 
     def _fetch(

@@ -19,7 +19,7 @@ from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.events import FetchGranted
 from breadbox_server.core.model.ids import ChunkId, LeaseId, RequestId
 from breadbox_server.core.model.inputs import (
-    AppendFragment,
+    AppendFragments,
     Fetch,
     PublishModel,
     ReleaseLease,
@@ -101,7 +101,7 @@ def test_buffer_follows_the_recorded_trace(
                 fragment = make_fragment(
                     op["worker"], op["index"], session_id=op["session"], version=op["version"]
                 )
-                buffers.apply(AppendFragment(DEFAULT_BUFFER, fragment), now=now)
+                buffers.apply(AppendFragments(DEFAULT_BUFFER, [fragment]), now=now)
             case "fetch":
                 ScriptedSampler.script = [tuple(pick) for pick in op["picked"]]
                 if lease_id is not None:

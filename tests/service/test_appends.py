@@ -30,7 +30,7 @@ from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Answer,
     Appended,
-    AppendFragment,
+    AppendFragments,
     Fragment,
     Input,
     Payload,
@@ -359,8 +359,8 @@ class Refuser:
         return Appended(AdmissionOutcome.STALE)
 
     def decide(self, command: Input[Answer], /) -> Answer:
-        assert isinstance(command, AppendFragment)
-        return cast("Answer", self.outcome)
+        assert isinstance(command, AppendFragments)
+        return cast("Answer", [self.outcome] * len(command.fragments))
 
     def may_overtake(
         self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome

@@ -11,7 +11,7 @@ import pytest
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.ids import BufferName, SessionId
-from breadbox_server.core.model.inputs import AppendFragment, StartSession
+from breadbox_server.core.model.inputs import AppendFragments, StartSession
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.compactor import compact
 from breadbox_server.journal.encoding.frames import (
@@ -53,7 +53,7 @@ async def left(tmp_path: Path) -> Left:
     for index in range(TURNS):
         payload = named_payload(f"{index:032x}", 100)
         fragment = make_fragment("w", index, session_id="run", payload=payload)
-        live.apply(AppendFragment(BufferName("default"), fragment), now=float(index))
+        live.apply(AppendFragments(BufferName("default"), [fragment]), now=float(index))
         live.take_events()
         await turns.append(live.take_entries())
         if index == TURNS // 2:

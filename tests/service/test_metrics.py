@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 from breadbox_server.core.model.events import (
     ChunksEvicted,
     EvictionReason,
-    FragmentJudged,
+    FragmentsJudged,
     LeaseEnd,
     LeaseEnded,
 )
@@ -22,12 +22,12 @@ def test_events_of_one_turn_are_summed_by_buffer_and_label() -> None:
     registry = CollectorRegistry()
     Metrics(registry).observe(
         [
-            FragmentJudged(ONE, ADMITTED, 10),
+            FragmentsJudged(ONE, ADMITTED, 1, 10),
             ChunksEvicted(ONE, CAPACITY, (0, 2), (0, 1)),
-            FragmentJudged(OTHER, ADMITTED, 100),
-            FragmentJudged(ONE, STALE, 1000),
+            FragmentsJudged(OTHER, ADMITTED, 1, 100),
+            FragmentsJudged(ONE, STALE, 1, 1000),
             LeaseEnded(ONE, LeaseEnd.CONSUMED, (3,)),
-            FragmentJudged(ONE, ADMITTED, 20),
+            FragmentsJudged(ONE, ADMITTED, 2, 20),
             ChunksEvicted(ONE, CAPACITY, (5,), (2,)),
             ChunksEvicted(ONE, USED_UP, (1,), (4,)),
         ]
@@ -36,7 +36,7 @@ def test_events_of_one_turn_are_summed_by_buffer_and_label() -> None:
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"breadbox_{name}", labels)
 
-    assert 2 == value("fragments_total", buffer=ONE, outcome="admitted")
+    assert 3 == value("fragments_total", buffer=ONE, outcome="admitted")
     assert 1 == value("fragments_total", buffer=ONE, outcome="stale")
     assert 1 == value("fragments_total", buffer=OTHER, outcome="admitted")
     assert [30, 100] == [value("admitted_bytes_total", buffer=name) for name in (ONE, OTHER)]

@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final
 
 from breadbox.model.errors import StoreError, StoreFullError
@@ -36,7 +36,7 @@ from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId, Wor
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Appended,
-    AppendFragment,
+    AppendFragments,
     Fragment,
     Payload,
 )
@@ -134,6 +134,12 @@ class PendingAppend:
     def is_decided(self) -> bool:
         """Return True if the append failed, or every fragment has a result."""
         return self.error is not None or len(self.results) == len(self.fragments)
+
+    def takes(self, item: "_Item") -> bool:
+        """Return True if an item's payload is there, and none before it of its worker is missing."""
+        fragment = item.fragment
+        is_broken_off = (fragment.session_id, fragment.worker_id) in self.broken_off
+        return item.is_there and not item.found_no_room and not is_broken_off
 
     def fill(self, result: Appended) -> None:
         """Give every undecided fragment the same result."""
@@ -713,66 +719,83 @@ class AppendQueue:
             item.has_other_size = answer == Confirmation.OTHER_SIZE
 
     def _admit(self, items: list[_Item]) -> bool:
+        """Have the core decide about items, in order; return True if it admitted a fragment."""
         has_admitted = False
-        for item in items:
-            pending = item.pending
+        left = deque(items)
+        while left:
+            pending = left[0].pending
             if pending.is_decided or pending.is_waiting:
-                self._disown(item)
-                continue
-            worker = (item.fragment.session_id, item.fragment.worker_id)
-            if worker in pending.broken_off:
-                self._disown(item)
-                pending.results.append(None)
-                continue
-            if item.found_no_room:
-                self._disown(item)
-                pending.fill(BYTES_FULL)
-                continue
-            try:
-                result = self._decide(item)
-            except DomainError as error:
-                pending.error = error
-                self._disown(item)
-                continue
-            if result is None and item.has_other_size:
-                pending.error = PayloadSizeError(
-                    f"fragments[{len(pending.results)}].payload", item.fragment.payload
-                )
-                continue
-            if result is None:
-                if not item.body:
-                    self._metrics.count_missing(pending.buffer, 1)
-                pending.broken_off.add(worker)
-                pending.results.append(None)
-                continue
-            if result.outcome is AdmissionOutcome.ADMITTED:
-                payload_id = item.fragment.payload.payload_id
-                self._unowned.discard(payload_id)
-                if item.is_carried and self._carrier:
-                    self._carrier.carry(payload_id, item.body)
-                if item.is_carried or pending.kept.pop(payload_id, None) is not None:
-                    self._recent.add(payload_id, item.body)
-                pending.charge.admitted(item.fragment.payload)
-                has_admitted = True
+                self._disown(left.popleft())
+            elif pending.takes(left[0]):
+                has_admitted |= self._admit_run(pending, left)
             else:
-                self._disown(item)
-            if result.outcome.asks_to_wait and self._wait(pending, result.outcome):
-                continue
-            if result.outcome.asks_again:
-                pending.fill(result)
-            else:
-                pending.results.append(result)
+                self._answer_absent(left.popleft())
         return has_admitted
 
-    def _decide(self, item: _Item) -> Appended | None:
-        """Let the core decide, or return None if the payload is missing.
+    def _admit_run(self, pending: PendingAppend, left: deque[_Item]) -> bool:
+        """Have the core decide about an append's items in front whose payloads are there."""
+        run = takewhile(lambda item: item.pending is pending and pending.takes(item), left)
+        fragments = [item.fragment for item in run]
+        try:
+            answers = self._core.decide(AppendFragments(pending.buffer, fragments))
+        except DomainError as error:
+            pending.error = error
+            self._disown(left.popleft())
+            return False
+        for answer in answers:
+            self._take_answer(left.popleft(), answer)
+        return any([answer.outcome is AdmissionOutcome.ADMITTED for answer in answers])
 
-        The core never sees an unconfirmed fragment, unless that is still refused.
-        """
-        buffer, fragment = item.pending.buffer, item.fragment
-        if not item.is_there and self._core.judge(buffer, fragment) is None:
-            return item.judged
-        return self._core.decide(AppendFragment(buffer, fragment))
+    def _answer_absent(self, item: _Item) -> None:
+        """Answer for an item whose payload is missing, unless its fragment is still refused."""
+        pending, fragment = item.pending, item.fragment
+        worker = (fragment.session_id, fragment.worker_id)
+        if worker in pending.broken_off:
+            self._disown(item)
+            pending.results.append(None)
+            return
+        if item.found_no_room:
+            self._disown(item)
+            pending.fill(BYTES_FULL)
+            return
+        answer = item.judged
+        try:
+            if self._core.judge(pending.buffer, fragment) is not None:
+                (answer,) = self._core.decide(AppendFragments(pending.buffer, [fragment]))
+        except DomainError as error:
+            pending.error = error
+            return
+        if answer is not None:
+            self._take_answer(item, answer)
+        elif item.has_other_size:
+            pending.error = PayloadSizeError(
+                f"fragments[{len(pending.results)}].payload", fragment.payload
+            )
+        else:
+            if not item.body:
+                self._metrics.count_missing(pending.buffer, 1)
+            pending.broken_off.add(worker)
+            pending.results.append(None)
+
+    def _take_answer(self, item: _Item, answer: Appended) -> None:
+        pending, payload = item.pending, item.fragment.payload
+        if answer.outcome is AdmissionOutcome.ADMITTED:
+            if item.is_carried and self._carrier:
+                self._carrier.carry(payload.payload_id, item.body)
+                self._recent.add(payload.payload_id, item.body)
+            elif pending.kept.pop(payload.payload_id, None) is not None:
+                self._recent.add(payload.payload_id, item.body)
+            else:
+                self._unowned.discard(payload.payload_id)
+            pending.charge.admitted(payload)
+        else:
+            self._disown(item)
+        if answer.outcome.asks_to_wait and self._wait(pending, answer.outcome):
+            return
+        if answer.outcome.asks_again:
+            pending.fill(answer)
+        else:
+            pending.results.append(answer)
 
     def _disown(self, item: _Item) -> None:
         """Remember a payload confirmed for nothing: it may be sent again."""

@@ -316,7 +316,7 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.StartSession: changes.start_session,
     inputs.EndSession: changes.end_session,
     inputs.PublishModel: changes.publish,
-    inputs.AppendFragment: intake.append,
+    inputs.AppendFragments: intake.append,
     inputs.DeclareSchema: intake.declare_schema,
     inputs.Fetch: granting.fetch,
     inputs.CancelFetch: granting.cancel,

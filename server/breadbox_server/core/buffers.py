@@ -77,7 +77,7 @@ class BufferSet:
         if isinstance(input, inputs.DeleteBuffer):
             self._delete(input, now=now)
             return cast(Answer, None)
-        if self._draining and isinstance(input, inputs.Fetch | inputs.AppendFragment):
+        if self._draining and isinstance(input, inputs.Fetch | inputs.AppendFragments):
             raise errors.DrainingError
         return buffer.apply(input, now=now)
 
@@ -101,7 +101,7 @@ class BufferSet:
             buffer.handle_timer(now=now)
 
     def drain(self, *, now: float) -> None:
-        """Refuse all waiters, and from now on every Fetch and AppendFragment, with DRAINING.
+        """Refuse all waiters, and from now on every Fetch and AppendFragments, with DRAINING.
 
         The rest still works, so that learners can release. Idempotent; there is no way back.
         """
@@ -163,7 +163,7 @@ class BufferSet:
             yield from buffer.fragments()
 
     def judge(self, buffer: BufferName, fragment: Fragment, *, now: float) -> Appended | None:
-        """Return how `AppendFragment` would be answered at `now`, or None for ADMITTED.
+        """Return how `AppendFragments` would answer at `now`, or None for ADMITTED.
 
         Does what is due (S2). An earlier fragment of its batch may still change the outcome.
         """

@@ -29,8 +29,8 @@ from breadbox_server.core.model.events import (
     Event,
     EvictionReason,
     FetchGranted,
-    FragmentJudged,
     FragmentsDiscarded,
+    FragmentsJudged,
     LeaseEnded,
     WaitElapsed,
 )
@@ -357,19 +357,20 @@ class Metrics:
     def observe(self, events: Iterable[Event]) -> None:
         """Count what the core says happened."""
         # One by one, fragments and chunks would take a lock each; of one turn they are summed.
-        judged: dict[tuple[str, AdmissionOutcome], list[int]] = {}
+        judged: dict[tuple[str, AdmissionOutcome], list[FragmentsJudged]] = {}
         evicted: dict[tuple[str, EvictionReason], list[int]] = {}
         for event in events:
-            if type(event) is FragmentJudged:
-                judged.setdefault((event.buffer, event.outcome), []).append(event.size_bytes)
+            if type(event) is FragmentsJudged:
+                judged.setdefault((event.buffer, event.outcome), []).append(event)
             elif type(event) is ChunksEvicted:
                 evicted.setdefault((event.buffer, event.reason), []).extend(event.use_counts)
             else:
                 self._observe_one(event)
-        for (buffer, outcome), sizes_bytes in judged.items():
-            self._of(buffer, self.judged, outcome.value).inc(len(sizes_bytes))
+        for (buffer, outcome), alike in judged.items():
+            count = sum([each.fragment_count for each in alike])
+            self._of(buffer, self.judged, outcome.value).inc(count)
             if outcome is AdmissionOutcome.ADMITTED:
-                self._of(buffer, self.admitted_bytes).inc(sum(sizes_bytes))
+                self._of(buffer, self.admitted_bytes).inc(sum([each.size_bytes for each in alike]))
         for (buffer, reason), use_counts in evicted.items():
             self._of(buffer, self.evicted, reason.value).inc(len(use_counts))
             uses = self._of(buffer, self.uses)

@@ -101,11 +101,13 @@ class PayloadsDisposable(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FragmentJudged(Event):
-    """An admission was decided."""
+class FragmentsJudged(Event):
+    """Fragments of one append got the same outcome."""
 
     outcome: AdmissionOutcome
+    fragment_count: int
     size_bytes: int
+    """Payload bytes of all of them."""
 
 
 @dataclass(frozen=True, slots=True)

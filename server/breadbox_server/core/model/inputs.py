@@ -1,5 +1,6 @@
 """The core's inputs, for `BufferSet.apply`, and answers; a refused one changes nothing (B14)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
@@ -107,10 +108,14 @@ class PublishModel(Input["Published"]):
 
 
 @dataclass(frozen=True, slots=True)
-class AppendFragment(Input["Appended"]):
-    """Offer one fragment whose payload is confirmed; unless ADMITTED, the driver deletes that."""
+class AppendFragments(Input["list[Appended]"]):
+    """Offer well-formed fragments, at least one, whose payloads are confirmed.
 
-    fragment: Fragment
+    The answer has a result for each up to the first that asks to be sent again, or until the next
+    would be refused with an error: offered first, it raises that.
+    """
+
+    fragments: Sequence[Fragment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +270,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Answer to `AppendFragment`."""
+    """What became of one of `AppendFragments`."""
 
     outcome: AdmissionOutcome
     first_outcome: AdmissionOutcome | None = None

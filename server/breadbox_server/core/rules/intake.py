@@ -7,10 +7,9 @@ from breadbox_server.core.model import errors, inputs
 from breadbox_server.core.model.config import FullPolicy, SchemaPolicy
 from breadbox_server.core.model.description import AppendCredit
 from breadbox_server.core.model.entries import FragmentTaken
-from breadbox_server.core.model.events import DiscardReason, FragmentJudged
+from breadbox_server.core.model.events import DiscardReason, FragmentsJudged
 from breadbox_server.core.model.ids import ModelVersion, SessionId, WorkerId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
-from breadbox_server.core.model.validation import check_fragment
 from breadbox_server.core.rules.granting import settle
 from breadbox_server.core.state.assembly import AppendPreview, Worker
 from breadbox_server.core.state.buffer_state import BufferState
@@ -26,23 +25,103 @@ INDEX_JUMP_MAX: Final = 2**20
 make everything that the worker sends from then on a DUPLICATE."""
 
 
-def append(state: BufferState, input: inputs.AppendFragment, *, now: float) -> Appended:
-    """Judge a fragment and act on it."""
-    fragment = input.fragment
-    check_fragment(fragment)
+def append(state: BufferState, input: inputs.AppendFragments, *, now: float) -> list[Appended]:
+    """Judge fragments in order and act on each, as far as `AppendFragments` says."""
+    fragments = input.fragments
+    answers: list[Appended] = []
+    while (start := len(answers)) < len(fragments):
+        run = fragments[start : start + unopposed_count(state, fragments, start)]
+        if run:
+            _admit_run(state, run)
+            _record(state, AdmissionOutcome.ADMITTED, run, now=now)
+            answers += [_ADMITTED] * len(run)
+            continue
+        try:
+            answer = _append_one(state, fragments[start], now=now)
+        except errors.DomainError:
+            if answers:
+                break
+            raise
+        answers.append(answer)
+        if answer.outcome.asks_again:
+            break
+    return answers
+
+
+def _append_one(state: BufferState, fragment: Fragment, *, now: float) -> Appended:
     worker = state.assembly.workers.get(fragment.worker_id)
     preview = state.assembly.preview(worker, fragment)
     answer = _judge(state, fragment, worker, preview)
-    outcome = answer.outcome
-    if outcome in REMEMBERED:
-        _carry_out(state, fragment, outcome, preview, now=now)
+    if answer.outcome in REMEMBERED:
+        _carry_out(state, fragment, answer.outcome, preview, now=now)
     else:
-        state.counters[FRAGMENTS_JUDGED[outcome]] += 1
-    state.events.append(FragmentJudged(state.name, outcome, fragment.payload.size_bytes))
-    if outcome in REMEMBERED:
-        state.shared.record(FragmentTaken(input.buffer, fragment, outcome), now)
-    settle(state, now=now)
+        state.counters[FRAGMENTS_JUDGED[answer.outcome]] += 1
+    _record(state, answer.outcome, (fragment,), now=now)
     return answer
+
+
+def _record(
+    state: BufferState, outcome: AdmissionOutcome, fragments: Sequence[Fragment], *, now: float
+) -> None:
+    """Report what became of fragments, have it journalled if it changed anything, and settle."""
+    size_bytes = sum([each.payload.size_bytes for each in fragments])
+    state.events.append(FragmentsJudged(state.name, outcome, len(fragments), size_bytes))
+    if outcome in REMEMBERED:
+        for each in fragments:
+            state.shared.record(FragmentTaken(state.name, each, outcome), now)
+    settle(state, now=now)
+
+
+def unopposed_count(state: BufferState, fragments: Sequence[Fragment], start: int) -> int:
+    """Count the fragments from `start` on that are admitted for certain, each as its own chunk.
+
+    They are the usual ones: each the next of a known worker, of the session's schema, and with
+    room. So what they have in common is judged once; the others are judged one by one.
+    """
+    config, holdings, model = state.config, state.holdings, state.model
+    version, version_min = model.version, state.version_min
+    blocks = config.full_policy is FullPolicy.BLOCK
+    must_stay_bytes = state.payloads.referred_bytes - (0 if blocks else holdings.unleased_bytes)
+    places_left = config.capacity_chunks - holdings.place_count if blocks else len(fragments)
+    if version is None or places_left <= 0 or not _closes_alone(state):
+        return 0
+    owners = [each.payloads.owners for each in state.shared.states.values()]
+    workers, next_indices = state.assembly.workers, dict[WorkerId, int]()
+    payload_ids = set[str]()
+    for fragment in fragments[start : start + places_left]:
+        worker_id, payload = fragment.worker_id, fragment.payload
+        if worker_id not in next_indices:
+            if worker_id not in workers:
+                break
+            next_indices[worker_id] = workers[worker_id].outcomes.next_index
+        payload_id = payload.payload_id
+        if (
+            fragment.fragment_index != next_indices[worker_id]
+            or fragment.session_id != model.session_id
+            or fragment.model_version_min < version_min
+            or fragment.model_version_max > version
+            or fragment.step_count != model.step_count
+            or fragment.schema_hash != model.schemas.first_hash
+            or must_stay_bytes + payload.size_bytes > config.capacity_bytes
+            or payload_id in payload_ids
+            or any([payload_id in each for each in owners])
+        ):
+            break
+        next_indices[worker_id] += 1
+        payload_ids.add(payload_id)
+        if blocks:
+            must_stay_bytes += payload.size_bytes
+    return len(payload_ids)
+
+
+def _closes_alone(state: BufferState) -> bool:
+    """Return whether a fragment is a chunk, and nothing else depends on when it comes."""
+    return (
+        state.config.fragments_per_chunk == 1
+        and not state.limiter.limits_inserts
+        and state.holdings.closes_in_order
+        and state.waiters.head() is None
+    )
 
 
 def judge(state: BufferState, fragment: Fragment) -> Appended:
@@ -278,33 +357,34 @@ def _admit(
 def carry_out_run(state: BufferState, run: Sequence[FragmentTaken]) -> bool:
     """Do `carry_out` of each at half the cost, or do nothing and return False.
 
-    Each must make a chunk of its own, with room: no evictions, discards or forgotten workers.
+    Each must make a chunk of its own, and no worker be forgotten for another.
     """
-    config, holdings = state.config, state.holdings
-    size_bytes = sum([each.fragment.payload.size_bytes for each in run])
     if (
-        config.fragments_per_chunk > 1
-        or holdings.kept_count + len(run) > config.capacity_chunks
-        or state.payloads.referred_bytes + size_bytes > config.capacity_bytes
-        or len(state.assembly.workers) + len(run) > config.workers_max
-        or any(each.outcome is not AdmissionOutcome.ADMITTED for each in run)
+        state.config.fragments_per_chunk > 1
+        or not state.holdings.closes_in_order
+        or len(state.assembly.workers) + len(run) > state.config.workers_max
+        or any([each.outcome is not AdmissionOutcome.ADMITTED for each in run])
     ):
         return False
-    session_id, window = state.model.session_id, config.outcomes_per_worker_max
-    fragments = []
-    for each in run:
-        fragment, outcome = each.fragment, each.outcome
-        worker = state.assembly.find_or_add(fragment.worker_id)
-        worker.outcomes.remember(fragment.fragment_index, outcome, window)
-        _share_ids(fragment, worker, session_id)
-        fragments.append(fragment)
-    holdings.close_each(fragments)
-    state.model.step_count = run[-1].fragment.step_count
-    for schema_hash in {each.fragment.schema_hash for each in run}:
-        state.model.schemas.note(schema_hash)
-    state.meter.inserted_count += len(run)
-    state.counters[FRAGMENTS_JUDGED[AdmissionOutcome.ADMITTED]] += len(run)
+    _admit_run(state, [each.fragment for each in run])
+    state.tell_disposable()
     return True
+
+
+def _admit_run(state: BufferState, fragments: Sequence[Fragment]) -> None:
+    """Admit fragments that each make a chunk of its own, at half the cost of one by one."""
+    assembly, config, model = state.assembly, state.config, state.model
+    window = config.outcomes_per_worker_max
+    for fragment in fragments:
+        worker = assembly.find_or_add(fragment.worker_id)
+        worker.outcomes.remember(fragment.fragment_index, AdmissionOutcome.ADMITTED, window)
+        _share_ids(fragment, worker, model.session_id)
+    state.meter.inserted_count += len(fragments)
+    state.holdings.close_each(fragments, config.capacity_chunks, config.capacity_bytes)
+    model.step_count = fragments[-1].step_count
+    for schema_hash in {each.schema_hash for each in fragments}:
+        model.schemas.note(schema_hash)
+    state.counters[FRAGMENTS_JUDGED[AdmissionOutcome.ADMITTED]] += len(fragments)
 
 
 def _remember(state: BufferState, worker_id: WorkerId) -> Worker:
