@@ -136,7 +136,7 @@ class PendingAppend:
         return self.error is not None or len(self.results) == len(self.fragments)
 
     def takes(self, item: "_Item") -> bool:
-        """Return True if an item's payload is there, and none before it of its worker is missing."""
+        """Return True if an item's payload, and those before it of its worker, are there."""
         fragment = item.fragment
         is_broken_off = (fragment.session_id, fragment.worker_id) in self.broken_off
         return item.is_there and not item.found_no_room and not is_broken_off
