@@ -103,14 +103,11 @@ class Appends:
                 charge = self.quotas.charge(caller, buffer, session, fragments)
                 if schemas:
                     self._tell_schemas(buffer, session, fragments, schemas)
-                fragments = [
-                    replace(
-                        each, payload=replace(each.payload, payload_id=PayloadId(new_payload_id()))
-                    )
-                    if self.is_anothers(caller, buffer, each.payload.payload_id)
-                    else each
-                    for each in fragments
-                ]
+                for position, each in enumerate(fragments):
+                    is_inline = bodies and bodies[position]  # Its id is of this server.
+                    if not is_inline and self.is_anothers(caller, buffer, each.payload.payload_id):
+                        unknown = replace(each.payload, payload_id=PayloadId(new_payload_id()))
+                        fragments[position] = replace(each, payload=unknown)
                 pending = self.queue.submit(buffer, fragments, charge, bodies, wait_s=wait_s)
                 results = await pending.done
         finally:

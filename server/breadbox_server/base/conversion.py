@@ -276,11 +276,15 @@ def fragments(
             if len(message.worker_id) + len(message.session_id) > NAME_SIZE_BYTES_MAX:
                 check_name("worker_id", message.worker_id)
                 check_name("session_id", message.session_id)
+            value = METADATA.read(message)
             if bodies and bodies[position]:
-                value = _inline(message, bodies[position])
+                if message.HasField("payload"):
+                    raise InvalidArgumentError(
+                        "payload", "must be absent where the payload is inline"
+                    )
+                value.payload = Payload(PayloadId(new_payload_id()), len(bodies[position]))
             else:
-                value = METADATA.read(message)
-            pieces_left = _check_pieces(value.payload, "payload", pieces_left)
+                pieces_left = _check_pieces(value.payload, "payload", pieces_left)
             check_fragment(value)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(
@@ -309,14 +313,6 @@ def schemas(messages: Sequence[schema_pb2.Schema]) -> dict[int, Schema]:
         value = schema_of(message)
         checked[hash_of(message_of(value))] = value
     return checked
-
-
-def _inline(message: fragment_pb2.FragmentMetadata, body: bytes) -> Fragment:
-    if message.HasField("payload"):
-        raise InvalidArgumentError("payload", "must be absent where the payload is inline")
-    value = METADATA.read(message)
-    value.payload = Payload(PayloadId(new_payload_id()), len(body))
-    return value
 
 
 def episode_end(value: int, position: int) -> str:
@@ -365,15 +361,15 @@ def add_append_results(
     messages: "RepeatedCompositeFieldContainer[pb.AppendResult]",
 ) -> None:
     """Add what became of fragments to a reply; None is a payload that the store does not have."""
-    for value in values:
-        if value is None:
-            messages.add(outcome=fragment_pb2.ADMISSION_OUTCOME_PAYLOAD_MISSING)
-        elif value.first_outcome is None:
-            messages.add(outcome=_OUTCOMES[value.outcome])
-        else:
-            messages.add(
-                outcome=_OUTCOMES[value.outcome], first_outcome=_OUTCOMES[value.first_outcome]
-            )
+    messages.extend(map(_append_result, values))
+
+
+@lru_cache(maxsize=64)
+def _append_result(value: Appended | None) -> pb.AppendResult:
+    if value is None:
+        return pb.AppendResult(outcome=fragment_pb2.ADMISSION_OUTCOME_PAYLOAD_MISSING)
+    first = None if value.first_outcome is None else _OUTCOMES[value.first_outcome]
+    return pb.AppendResult(outcome=_OUTCOMES[value.outcome], first_outcome=first)
 
 
 def to_subscription(value: SubscriptionDescription, lag_s: float) -> buffer_pb2.Subscription:

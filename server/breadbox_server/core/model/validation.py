@@ -1,6 +1,7 @@
 """Checks of names, ids and numbers that a caller sent; each raises InvalidArgumentError."""
 
 import re
+from functools import lru_cache
 
 from breadbox_server.core.model.config import (
     BUFFER_NAME_LENGTH_MAX,
@@ -28,8 +29,10 @@ def check_buffer_name(field: str, name: str) -> None:
         )
 
 
+@lru_cache(maxsize=4096)
 def check_name(field: str, name: str) -> None:
     """Refuse an id that is empty, long or unprintable; the error does not repeat it."""
+    # Remembered, since nearly all fragments come with names that were checked before.
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(field, "must not be empty")
     if not name.isprintable():
