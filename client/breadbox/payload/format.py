@@ -73,7 +73,6 @@ from breadbox.payload.layout import (
     serialize_attributes,
 )
 from breadbox.payload.limits import (
-    ALIGNMENT_BYTES,
     CHECKSUM_BLOCKS_MAX,
     HEAD_BYTES_MAX,
     LAYOUTS_MAX,
@@ -91,7 +90,6 @@ CHECKSUMMED_PRELUDE_BYTES: Final = _PRELUDE.size
 """Bytes of a prelude in front of its checksum."""
 PRELUDE_BYTES: Final = CHECKSUMMED_PRELUDE_BYTES + _CHECKSUM.size
 _digest: Final = xxhash.xxh3_64_intdigest
-_ZEROS: Final = [bytes(count) for count in range(ALIGNMENT_BYTES)]
 
 _JOIN_BYTES: Final = 16 * 1024
 """Neighbours up to this size are joined: a copy costs less than a buffer."""
@@ -345,47 +343,44 @@ def _place(layout: Layout, sizes: Sequence[int]) -> Places:
 def _assemble(
     layout: Layout, buffers: Sequence[bytes | memoryview], raw_attributes: bytes
 ) -> list[memoryview]:
-    sizes = [len(buffers[index]) for index in layout.encoded]
-    places = layout.place(sizes)
-    figures = list(sizes)
-    first: list[bytes | memoryview] = [b""]  # The head, once all figures are known.
+    figures = [len(buffers[index]) for index in layout.encoded]
+    places = layout.place(figures)
+    first: list[bytes | memoryview] = []
     small = first
-    parts: list[list[bytes | memoryview] | memoryview] = [small]
-    end = 0
+    parts: list[list[bytes | memoryview] | memoryview] = []
     for index in layout.order:
-        buffer, offset = buffers[index], places.offsets[index]
+        buffer = buffers[index]
+        small += (places.gaps[index], buffer)
         size_bytes = len(buffer)
-        small.append(_ZEROS[offset - end])
-        end = offset + size_bytes
-        if size_bytes <= _JOIN_BYTES:
-            small.append(buffer)
-            if size_bytes:
-                figures.append(_digest(buffer))
-        else:
+        if size_bytes > _JOIN_BYTES:
             figures += checksums(buffer, layout.block_bytes)
-            small = []
-            parts += (memoryview(buffer), small)
-    first[:1] = _head(layout, places.body_bytes, figures, raw_attributes)
+            parts += (memoryview(small.pop()), small := [])
+        elif size_bytes:
+            figures.append(_digest(buffer))
+    # The head needs all figures, and goes before what is small in front.
+    first[:0] = _head(layout, places.body_bytes, figures, raw_attributes)
     return [
-        memoryview(b"".join(part)) if isinstance(part, list) else part for part in parts if part
+        memoryview(b"".join(part)) if isinstance(part, list) else part
+        for part in (first, *parts)
+        if part
     ]
 
 
 def _head(
     layout: Layout, body_bytes: int, figures: Sequence[int], raw_attributes: bytes
 ) -> tuple[bytes, ...]:
-    raw_figures = struct.pack(f"<{len(figures)}Q", *figures)
-    head_bytes = PRELUDE_BYTES + len(raw_figures) + len(raw_attributes) + len(layout.raw)
+    own = struct.pack(f"<{len(figures)}Q", *figures) + raw_attributes
+    head_bytes = PRELUDE_BYTES + len(own) + len(layout.raw)
     if head_bytes > HEAD_BYTES_MAX:
         raise UnsupportedArrayError("", f"the head has {head_bytes} bytes")
     body_offset = aligned(head_bytes)
     if body_offset + body_bytes > PAYLOAD_BYTES_MAX:
         raise UnsupportedArrayError("", f"the payload has {body_offset + body_bytes} bytes")
-    sizes = len(raw_figures), len(raw_attributes), body_bytes
+    attribute_bytes = len(raw_attributes)
+    sizes = len(own) - attribute_bytes, attribute_bytes, body_bytes
     prelude = _PRELUDE.pack(_MAGIC, FORMAT_VERSION, 0, len(layout.raw), layout.hash, *sizes)
-    own = raw_figures + raw_attributes
-    checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(prelude + own))
-    return prelude, checksum, own, layout.raw, _ZEROS[body_offset - head_bytes]
+    checksum = _CHECKSUM.pack(_digest(prelude + own))
+    return prelude, checksum, own, layout.raw, bytes(body_offset - head_bytes)
 
 
 class _Prelude(NamedTuple):

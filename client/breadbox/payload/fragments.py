@@ -75,10 +75,13 @@ def fragment_tree(fragment: Fragment) -> dict[str, Any]:
 
 def fragment_attributes(fragment: Fragment) -> bytes:
     """Return what a payload says about where it belongs, for inspection."""
-    # Two maps of protobuf joined are one: most of it is the same in many fragments.
+    # Two maps of protobuf joined are one: most of it is the same in many fragments, and the rest is
+    # an entry of this key, whose lengths are a byte each.
+    index = b"%d" % fragment.fragment_index
+    entry = b"\n\x0efragment_index\x12%c%b" % (len(index), index)
     return _fixed_attributes(
         fragment.worker_id, fragment.session_id, str(fragment.model_version_min)
-    ) + serialize_attributes({"fragment_index": str(fragment.fragment_index)})
+    ) + b"\n%c%b" % (len(entry), entry)
 
 
 @lru_cache(maxsize=1024)

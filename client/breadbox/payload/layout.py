@@ -69,6 +69,8 @@ class Places:
     """Encoded bytes."""
     first_figures: Sequence[int]
     """First of its checksums, among the numbers of the checksums section."""
+    gaps: Sequence[bytes]
+    """Zeros before it in the body."""
     figure_count: int
     """Numbers of the checksums section."""
     body_bytes: int
@@ -110,20 +112,21 @@ class Layout:
 
 def _nowhere(layout: Layout) -> Places:
     zeros = [0] * len(layout.arrays)
-    return Places(zeros, zeros, zeros, len(layout.encoded), 0)
+    return Places(zeros, zeros, zeros, [b""] * len(layout.arrays), len(layout.encoded), 0)
 
 
 def _go_on(places: Places, layout: Layout, indexes: Sequence[int], sizes: Sequence[int]) -> Places:
     offsets, all_sizes = [*places.offsets], [*places.sizes]
-    first_figures = [*places.first_figures]
+    first_figures, gaps = [*places.first_figures], [*places.gaps]
     end, figure_count = places.body_bytes, places.figure_count
     for index, size_bytes in zip(indexes, sizes, strict=True):
         offsets[index] = aligned(end)
         all_sizes[index] = size_bytes
         first_figures[index] = figure_count
+        gaps[index] = bytes(offsets[index] - end)
         end = offsets[index] + size_bytes
         figure_count += -(-size_bytes // layout.block_bytes)
-    return Places(offsets, all_sizes, first_figures, figure_count, end)
+    return Places(offsets, all_sizes, first_figures, gaps, figure_count, end)
 
 
 def aligned(offset_bytes: int) -> int:

@@ -278,11 +278,7 @@ def fragments(
                 check_name("session_id", message.session_id)
             value = METADATA.read(message)
             if bodies and bodies[position]:
-                if message.HasField("payload"):
-                    raise InvalidArgumentError(
-                        "payload", "must be absent where the payload is inline"
-                    )
-                value.payload = Payload(PayloadId(new_payload_id()), len(bodies[position]))
+                value.payload = _inline(message, bodies[position])
             else:
                 pieces_left = _check_pieces(value.payload, "payload", pieces_left)
             check_fragment(value)
@@ -292,6 +288,13 @@ def fragments(
             ) from None
         checked.append(value)
     return checked
+
+
+def _inline(message: fragment_pb2.FragmentMetadata, body: bytes) -> Payload:
+    """Return a payload of a fresh id for one that came inline."""
+    if message.HasField("payload"):
+        raise InvalidArgumentError("payload", "must be absent where the payload is inline")
+    return Payload(PayloadId(new_payload_id()), len(body))
 
 
 def inline_bytes_max(request: pb.FetchFragmentsRequest | pb.ReadFragmentsRequest) -> int:
