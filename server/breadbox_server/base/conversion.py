@@ -1,6 +1,6 @@
 """Wire messages to the core's inputs and back; checks all that is not a decision, by field."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
@@ -149,7 +149,9 @@ CONFIG: Final = MessageMapping(
 )
 to_config: Final = CONFIG.message
 to_schema: Final = message_of
-_OUTCOMES: Final = members(fragment_pb2.AdmissionOutcome.DESCRIPTOR, AdmissionOutcome).numbers
+_OUTCOMES: Final[Mapping[AdmissionOutcome, Any]] = members(
+    fragment_pb2.AdmissionOutcome.DESCRIPTOR, AdmissionOutcome
+).numbers
 _RELEASE_MODES: Final = members(pb.ReleaseMode.DESCRIPTOR, ReleaseMode)
 
 
