@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Final, TypeVar
@@ -31,6 +32,8 @@ SHARE: Final = 8
 SIZE_BYTES_MAX: Final = 16 * MIB
 """The most that it takes of a large one."""
 REFILL_PERIOD_S: Final = 0.5
+LOOK_PERIOD_S: Final = 0.1
+"""Seconds for which what was seen of the folder holds: every append asks if there is room."""
 
 
 def share_bytes(directory: Path) -> int:
@@ -46,14 +49,20 @@ class Reserve:
         self._folder = directory / FOLDER_NAME
         self._clock = clock
         self._refill_at = 0.0
+        self._look_at = -inf
+        self._has_room = True
 
     def has_room(self) -> bool:
-        """Whether so much is left that more may be taken in; fills up what can be had again."""
-        count = self._count()
-        if count < PART_COUNT and self._clock() >= self._refill_at:
-            self._refill_at = self._clock() + REFILL_PERIOD_S
-            count = self.refill()
-        return count >= ROOM_PARTS
+        """Return whether so much is left that more may be taken in; fill up what can be again."""
+        now = self._clock()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_PERIOD_S
+            count = self._count()
+            if count < PART_COUNT and now >= self._refill_at:
+                self._refill_at = now + REFILL_PERIOD_S
+                count = self.refill()
+            self._has_room = count >= ROOM_PARTS
+        return self._has_room
 
     def refill(self) -> int:
         """Allocate parts that are not there, as far as there is room."""
@@ -81,6 +90,7 @@ class Reserve:
         for part in parts[keep:]:
             with contextlib.suppress(FileNotFoundError):
                 part.unlink()
+                self._look_at = -inf
                 self._refill_at = self._clock() + REFILL_PERIOD_S
                 return True
         return False
