@@ -422,6 +422,26 @@ def test_a_group_is_judged_one_after_the_other_up_to_the_first_that_has_to_wait(
     ] == outcomes
 
 
+def test_the_usual_fragments_of_a_group_are_judged_and_reported_together() -> None:
+    world = World()
+    for worker_id in ("w0", "w1"):
+        world.append(worker_id, 0)
+    world.buffers.take_events()
+    world.offer_many([make_fragment(f"w{at % 2}", 1 + at // 2, size_bytes=7) for at in range(6)])
+    judged = world.events(FragmentsJudged)
+    assert [(ADMITTED, 6, 42)] == [
+        (each.outcome, each.fragment_count, each.size_bytes) for each in judged
+    ]
+
+
+def test_a_group_takes_no_more_bytes_than_there_are_where_producers_wait() -> None:
+    world = World(capacity_bytes=45, full_policy=FullPolicy.BLOCK)
+    world.append("w0", 0, size_bytes=10)
+    group = [make_fragment("w0", index, size_bytes=10) for index in range(1, 6)]
+    outcomes = [each.outcome for each in world.offer_many(group)]
+    assert [ADMITTED, ADMITTED, ADMITTED, AdmissionOutcome.BYTES_FULL] == outcomes
+
+
 def test_a_group_stops_before_a_fragment_that_raises_and_what_came_before_has_happened() -> None:
     world = World()
     group = [make_fragment("w0", index) for index in range(3)]
@@ -437,6 +457,7 @@ def test_one_payload_cannot_be_of_two_fragments_of_a_group() -> None:
     world.append("w0", 0)
     payload = make_payload()
     group = [make_fragment("w0", index, payload=payload) for index in (1, 2)]
+    group.append(make_fragment("w0", 3))
     assert [ADMITTED] == [each.outcome for each in world.offer_many(group)]
     with pytest.raises(InvalidArgumentError, match="in use"):
         world.offer_many(group[1:])
