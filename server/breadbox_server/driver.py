@@ -330,7 +330,7 @@ class Driver:
         if disposable:
             self.appends.quotas.let_go(disposable)
             self.deletions.announce(disposable)
-            when_settled(partial(self.deletions.put, disposable))
+            when_settled(partial(self.deletions.queue, disposable))
 
     def _model_settled(self, buffer: BufferName) -> None:
         self.core.undurable_models -= 1

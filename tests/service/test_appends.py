@@ -321,6 +321,20 @@ def leaving(deletions: DeletionQueue) -> list[int]:
     return found
 
 
+async def test_payloads_that_leave_one_after_the_other_are_deleted_in_one_trip() -> None:
+    custodian = FakeCustodian()
+    deletions, _ = unowned_payloads(custodian)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(deletions.run())
+        for number in range(3):
+            deletions.put([payload(number)])
+            for _ in range(10):
+                await asyncio.sleep(0)
+        await deletions.wait_empty()
+        running.cancel()
+    assert [3] == custodian.delete_trips
+
+
 def test_payloads_that_nobody_owns_are_bounded_and_the_oldest_goes_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
