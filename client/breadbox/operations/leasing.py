@@ -149,6 +149,6 @@ class Granted:
 
     def _ended(self, mode: ReleaseMode, is_left_by: BaseException | None) -> Operation[None]:
         """Release it on the server; after an error in the block without retries, to be quick."""
-        call = calls.release_lease(self._buffer, self.lease_id, mode, self._unreadable)
+        call = calls.release_lease(self._buffer, self.grant.lease_id, mode, self._unreadable)
         send = operations.invoke if is_left_by is None else operations.invoke_once
         yield from send(self._context, call)

@@ -78,7 +78,7 @@ class Interpreter:
         """Run an operation to its end."""
         if os.getpid() != self._process_id:
             raise ClosedError("this client was made before a fork; connect again in this process")
-        if self.closed:
+        if self._closed.is_set():
             raise ClosedError("the client was closed")
         try:
             effect = next(operation)
