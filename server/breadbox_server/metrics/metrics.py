@@ -382,21 +382,16 @@ class Metrics:
                 self._of(buffer, self.discarded, why.value).inc(count)
             case LeaseEnded(buffer=buffer, end=end):
                 self._of(buffer, self.leases_ended, end.value).inc()
-            case FetchGranted():
-                self._observe_grant(event)
+            case FetchGranted(buffer=buffer, fragments=fragments, first_delivery=True):
+                self._of(buffer, self.fetch_wait, "granted").observe(event.wait_s)
+                staleness = [each.staleness for each in fragments]
+                _observe_each(self._of(buffer, self.staleness), staleness)
+                size_bytes = sum([each.fragment.payload.size_bytes for each in fragments])
+                self._of(buffer, self.delivered_bytes).inc(size_bytes)
             case WaitElapsed(buffer=buffer, wait_s=wait_s):
                 self._of(buffer, self.fetch_wait, "elapsed").observe(wait_s)
             case _:
                 pass
-
-    def _observe_grant(self, grant: FetchGranted) -> None:
-        if not grant.first_delivery:
-            return
-        self._of(grant.buffer, self.fetch_wait, "granted").observe(grant.wait_s)
-        staleness = [item.staleness for item in grant.fragments]
-        _observe_each(self._of(grant.buffer, self.staleness), staleness)
-        size_bytes = sum(item.fragment.payload.size_bytes for item in grant.fragments)
-        self._of(grant.buffer, self.delivered_bytes).inc(size_bytes)
 
     def show_buffer(
         self,
