@@ -15,6 +15,7 @@ from breadbox.stores.base import Confirmation
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import app
+from breadbox_server.admission import payloads
 from breadbox_server.admission.append_queue import (
     SLICE_FRAGMENTS,
     SLICE_S_ASSUMED,
@@ -321,7 +322,10 @@ def leaving(deletions: DeletionQueue) -> list[int]:
     return found
 
 
-async def test_payloads_that_leave_one_after_the_other_are_deleted_in_one_trip() -> None:
+async def test_payloads_that_leave_one_after_the_other_are_deleted_in_one_trip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(payloads, "GATHER_S", 60.0)
     custodian = FakeCustodian()
     deletions, _ = unowned_payloads(custodian)
     async with asyncio.TaskGroup() as group:
