@@ -144,7 +144,7 @@ class Lease(Granted):
             )
 
         loader = FragmentLoader(load, LoaderOptions(**options), side_stream=side_stream)
-        return loader.batches(self.references, batch_size)
+        return loader.batches(self.grant.fragments, batch_size)
 
     def renew(self, lease_s: float | None = None) -> float:
         """Renew the lease, and return the seconds until it expires.

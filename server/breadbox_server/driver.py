@@ -215,31 +215,30 @@ class Driver:
             return
         if command.mode is ReleaseMode.RETURNED:
             await self.losses.check_returned(command)
-        async with self.core.durable_refusals():
-            named = self._of_lease(command, unreadable)
-        if named:
-            # In one step with the release, so that no other report of this lease can come between.
-            self.turns.check_room()
-            reports_max = self._poison_after
-            self.core.apply_now(
-                ReportUnreadable(command.buffer, command.lease_id, named, reports_max)
-            )
-            log.warning(
-                "a reader could not read %d payloads of buffer %s, such as %s",
-                len(named),
-                command.buffer,
-                named[0],
-            )
+        if unreadable:
+            await self._report_unreadable(command, unreadable)
+        # In one step with the report, so that no other report of this lease can come between.
         await self.core.apply(command)
 
-    def _of_lease(
+    async def _report_unreadable(
         self, command: ReleaseLease, payload_ids: tuple[PayloadId, ...]
-    ) -> tuple[PayloadId, ...]:
-        """Return the payloads that a live lease keeps: only these reach the journal and the log."""
-        if not payload_ids:
-            return ()
-        leased = self.core.buffers[command.buffer].leased_payloads(command.lease_id)
-        return tuple({each.payload_id for each in leased}.intersection(payload_ids))
+    ) -> None:
+        """Report the payloads that a live lease keeps: only these reach the journal and the log."""
+        async with self.core.durable_refusals():
+            leased = self.core.buffers[command.buffer].leased_payloads(command.lease_id)
+        named = tuple({each.payload_id for each in leased}.intersection(payload_ids))
+        if not named:
+            return
+        self.turns.check_room()
+        self.core.apply_now(
+            ReportUnreadable(command.buffer, command.lease_id, named, self._poison_after)
+        )
+        log.warning(
+            "a reader could not read %d payloads of buffer %s, such as %s",
+            len(named),
+            command.buffer,
+            named[0],
+        )
 
     # --- what the server says of its stores ----------------------------------------------------
 
@@ -330,7 +329,7 @@ class Driver:
         if disposable:
             self.appends.quotas.let_go(disposable)
             self.deletions.announce(disposable)
-            when_settled(partial(self.deletions.put, disposable))
+            when_settled(partial(self.deletions.queue, disposable))
 
     def _model_settled(self, buffer: BufferName) -> None:
         self.core.undurable_models -= 1

@@ -15,6 +15,7 @@ from breadbox.stores.base import Confirmation
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import app
+from breadbox_server.admission import payloads
 from breadbox_server.admission.append_queue import (
     SLICE_FRAGMENTS,
     SLICE_S_ASSUMED,
@@ -319,6 +320,23 @@ def leaving(deletions: DeletionQueue) -> list[int]:
     found = [number for number in range(4) if deletions.is_leaving(payload(number).payload_id)]
     assert len(found) == len(deletions)
     return found
+
+
+async def test_payloads_that_leave_one_after_the_other_are_deleted_in_one_trip(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(payloads, "GATHER_S", 60.0)
+    custodian = FakeCustodian()
+    deletions, _ = unowned_payloads(custodian)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(deletions.run())
+        for number in range(3):
+            deletions.put([payload(number)])
+            for _ in range(10):
+                await asyncio.sleep(0)
+        await deletions.wait_empty()
+        running.cancel()
+    assert [3] == custodian.delete_trips
 
 
 def test_payloads_that_nobody_owns_are_bounded_and_the_oldest_goes_first(

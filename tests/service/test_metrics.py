@@ -44,4 +44,7 @@ def test_events_of_one_turn_are_summed_by_buffer_and_label() -> None:
     assert 1 == value("chunks_evicted_total", buffer=ONE, reason="used_up")
     assert 8 == value("uses_at_eviction_sum", buffer=ONE)
     assert 4 == value("uses_at_eviction_count", buffer=ONE)
+    at_most = [value("uses_at_eviction_bucket", buffer=ONE, le=f"{uses}.0") for uses in range(3)]
+    assert [1, 2, 3] == at_most
+    assert 4 == value("uses_at_eviction_bucket", buffer=ONE, le="+Inf")
     assert 1 == value("leases_ended_total", buffer=ONE, end="consumed")

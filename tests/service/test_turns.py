@@ -348,6 +348,28 @@ async def test_an_unowned_payload_whose_end_is_not_durable_is_deleted_only_with_
         assert ([], [weights.payload_id]) == (deleted_early, it.custodian.deleted)
 
 
+async def test_a_payload_written_again_whose_end_is_not_durable_is_deleted_only_with_it() -> None:
+    """Until then a server that takes over reads a journal that still has it."""
+    async with journalled() as it:
+        await append(it.driver, BUFFER, [riding(0)], bodies=[b"some"])
+        it.custodian.lose_everything()
+        it.custodian.may_confirm.clear()
+        payloads = list(it.books[BUFFER].payloads())
+        looking = it.group.create_task(it.driver.losses.drop_missing(BUFFER, payloads))
+        await it.custodian.confirming.wait()
+        hold(it)
+        ending = it.group.create_task(it.driver.core.apply(EndSession(BUFFER, RUN)))
+        await it.journal.writing.wait()
+        it.custodian.may_confirm.set()
+        await looking
+        await turn_the_loop()
+        deleted_early = list(it.custodian.deleted)
+        it.journal.may_write.set()
+        await ending
+        await eventually(lambda: payloads[0].payload_id in it.custodian.deleted)
+    assert [] == deleted_early
+
+
 async def test_a_payload_whose_end_is_not_durable_is_confirmed_for_nobody() -> None:
     """It would be deleted under whoever got it."""
     async with journalled() as it:

@@ -97,7 +97,7 @@ class Lease(Granted):
             )
 
         loader = FragmentLoader(load, LoaderOptions(**options), side_stream=side_stream)
-        return loader.batches(self.references, batch_size)
+        return loader.batches(self.grant.fragments, batch_size)
 
     async def renew(self, lease_s: float | None = None) -> float:
         return await self._interpreter.run(self._renewed(lease_s))

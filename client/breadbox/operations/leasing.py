@@ -110,11 +110,11 @@ class Granted:
 
     def _renewing(self) -> Operation[None]:
         """Renew it in time until it is released or gone; retry soon if the server is away."""
+        yield Sleep(self.grant.remaining_s * RENEW_AT)
+        # Not before: most leases are released by now.
         call = calls.renew_lease(self._buffer, self.lease_id, None)
         outage = OutageLog(_log, f"renewing lease {self.lease_id}", now=self._context.now)
-        delay_s = self.grant.remaining_s * RENEW_AT
         while True:
-            yield Sleep(delay_s)
             try:
                 remaining_s = yield from operations.invoke_once(self._context, call)
             except errors.ReplayBufferError as error:
@@ -129,6 +129,7 @@ class Granted:
             else:
                 outage.succeeded()
                 delay_s = remaining_s * RENEW_AT
+            yield Sleep(delay_s)
 
     def _examined(self) -> Operation[list[str]]:
         """Read each payload by itself; return the ids of those that cannot be read."""
@@ -148,6 +149,6 @@ class Granted:
 
     def _ended(self, mode: ReleaseMode, is_left_by: BaseException | None) -> Operation[None]:
         """Release it on the server; after an error in the block without retries, to be quick."""
-        call = calls.release_lease(self._buffer, self.lease_id, mode, self._unreadable)
+        call = calls.release_lease(self._buffer, self.grant.lease_id, mode, self._unreadable)
         send = operations.invoke if is_left_by is None else operations.invoke_once
         yield from send(self._context, call)

@@ -146,22 +146,18 @@ class StoreSlot:
 
     def __init__(self, store: PayloadStore | None = None) -> None:
         self._lock = Lock()
-        self._store = store
+        self.store = store
+        """The store, or None before it is opened and after it is closed."""
         self.is_given = store is not None
         self.config: StoreConfig | None = None
         """The settings that the server returned, or None before."""
 
-    @property
-    def store(self) -> PayloadStore | None:
-        """The store, or None before it is opened and after it is closed."""
-        return self._store
-
     def settle(self, store: PayloadStore) -> PayloadStore:
         """Keep the first store that is passed, close a later one, and return the kept one."""
         with self._lock:
-            if self._store is None:
-                self._store = store
-            kept = self._store
+            if self.store is None:
+                self.store = store
+            kept = self.store
         if kept is not store:
             store.close()
         return kept
@@ -169,7 +165,7 @@ class StoreSlot:
     def close(self) -> None:
         """Close the store, if there is one. Idempotent."""
         with self._lock:
-            store, self._store = self._store, None
+            store, self.store = self.store, None
         if store is not None:
             store.close()
 

@@ -18,6 +18,8 @@ from breadbox.payload.format import (
 )
 from breadbox.payload.layout import Layout
 
+KINDS_MAX: Final = 256
+"""Kinds of payloads remembered, each a few times as large as a head; beyond, all are forgotten."""
 _CHECKSUM: Final = slice(CHECKSUMMED_PRELUDE_BYTES, PRELUDE_BYTES)
 _packed: Final = Struct("<Q").pack
 _digest: Final = xxhash.xxh3_64_intdigest
@@ -62,16 +64,21 @@ class _Kind:
         self.blocks = itemgetter(*blocks) if len(blocks) > 1 and not head.layout.encoded else None
 
 
+_kinds: Final[dict[bytes, _Kind]] = {}
+"""Kinds met lately, by the bytes that their payloads begin with, which name size and layout."""
+
+
 def verify_and_group(payloads: Sequence[bytes]) -> list[UniformPayloads] | None:
     """Verify payloads and sort them by layout, or None if one is damaged or has encoded arrays."""
-    kinds: dict[bytes, _Kind] = {}
     groups: dict[Layout, tuple[Head, list[int], list[bytes]]] = {}
     try:
         for position, payload in enumerate(payloads):
             beginning = payload[:CHECKSUMMED_PRELUDE_BYTES]
-            kind = kinds.get(beginning)
+            kind = _kinds.get(beginning)
             if kind is None:
-                kind = kinds[beginning] = _Kind(payload)
+                if len(_kinds) >= KINDS_MAX:
+                    _kinds.clear()
+                kind = _kinds[beginning] = _Kind(payload)
             if kind.blocks is None or not (
                 len(payload) == kind.size_bytes
                 and payload[_CHECKSUM] == _packed(_digest(beginning + payload[kind.own]))

@@ -163,14 +163,11 @@ class Stack:
         paths = [stored.name for stored in self.template]
         return summary("Stack", [], dict(zip(paths, self.arrays, strict=True)))
 
-    def fields(self, leaf: Callable[[int, NDArray[Any]], Any]) -> dict[str, Any]:
-        """Build the stacked fields of a batch, with what `leaf` makes of each array."""
-
-        def of_index(index: int) -> Any:
-            array = self.arrays[index]
-            return None if array is None else leaf(index, array)
-
-        fields = {name: map_present(of_index, self.structure[name]) for name in _STACKED_FIELDS}
+    def fields(self, leaves: Sequence[Any]) -> dict[str, Any]:
+        """Build the stacked fields of a batch from what was made of each array, None as it is."""
+        fields = {
+            name: map_present(leaves.__getitem__, self.structure[name]) for name in _STACKED_FIELDS
+        }
         fields["extras"] = fields["extras"] or {}
         return fields
 
@@ -335,19 +332,23 @@ class _Builder:
     def finish(self) -> Batch:
         stack = self._stack
         assert stack is not None
+        leaves = [
+            None if array is None else as_leaf(array, stored.type_name)
+            for array, stored in zip(stack.arrays, stack.template, strict=True)
+        ]
         return Batch(
             references=self._references,
             model_version=self._model_versions(),
             stacked=stack,
             **self._final_observations(),
-            **stack.fields(lambda i, array: as_leaf(array, stack.template[i].type_name)),
+            **stack.fields(leaves),
         )
 
     def _make_stack(self, head: Head, indexes: Sequence[int]) -> Stack:
         wanted = {
             index: (len(self._references), *head.layout.arrays[index].shape)
             for index in indexes
-            if not _is_per_fragment(head.layout.arrays[index].name)
+            if field_of(head.layout.arrays[index].name) not in PER_FRAGMENT_FIELDS
         }
         stack = Stack(head.layout.structure, head.layout.arrays, [None] * len(head.layout.arrays))
         if self._is_pinned:
@@ -433,14 +434,15 @@ class _Builder:
         return [
             (index, by_name[stored.name])
             for index, stored in enumerate(head.layout.arrays)
-            if stored.name in by_name and not _is_per_fragment(stored.name)
+            if stored.name in by_name and field_of(stored.name) not in PER_FRAGMENT_FIELDS
         ]
 
     def _names_read(self, arrays: Sequence[StoredArray]) -> set[str]:
         return {
             stored.name
             for stored in arrays
-            if not _is_per_fragment(stored.name) and self._selection.reads(stored.name)
+            if field_of(stored.name) not in PER_FRAGMENT_FIELDS
+            and self._selection.reads(stored.name)
         }
 
     def _model_versions(self) -> NDArray[np.int64] | None:
@@ -505,10 +507,6 @@ class _Builder:
         )
 
 
-def _is_per_fragment(name: str) -> bool:
-    return field_of(name) in PER_FRAGMENT_FIELDS
-
-
 def _named(structure: Structure, head: Head, leaves: Mapping[str, Any]) -> Tree:
     return map_structure(lambda index: leaves.get(head.layout.arrays[index].name), structure)
 
@@ -558,7 +556,9 @@ def _on_device(batch: Batch, device: Any) -> Batch:
         stack.copied = event()
         stack.copied.record(torch.cuda.current_stream(slab.device))
 
-    def leaf(index: int, array: NDArray[Any]) -> Any:
+    def leaf(index: int, array: NDArray[Any] | None) -> Any:
+        if array is None:
+            return None
         end = stack.offsets[index] + array.nbytes
         bits = slab[stack.offsets[index] : end]
         return bits.view(_torch_dtype(stack.template[index])).view(array.shape)
@@ -567,7 +567,8 @@ def _on_device(batch: Batch, device: Any) -> Batch:
         name: map_tree(lambda each: _tensor(each).to(device), getattr(batch, name))
         for name in ("model_version", "final_obs_row", "final_obs_step", "final_obs")
     }
-    return replace(batch, **stack.fields(leaf), **loose)
+    leaves = [leaf(index, array) for index, array in enumerate(stack.arrays)]
+    return replace(batch, **stack.fields(leaves), **loose)
 
 
 def _tensor(leaf: Any) -> Any:

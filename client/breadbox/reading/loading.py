@@ -114,8 +114,11 @@ class LoadPlan(Generic[Loaded]):
         """Return the references of each batch, in the order of loading."""
         if batch_size < 1:
             raise InvalidRequestError("batch_size", f"must be at least 1, got {batch_size}")
-        ordered = _ordered(references, self.options)
-        jobs = [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
+        order, seed = self.options.order, self.options.seed
+        if order == "shuffled" or (order == "completed" and seed is not None):
+            references = list(references)
+            random.Random(seed).shuffle(references)
+        jobs = [references[i : i + batch_size] for i in range(0, len(references), batch_size)]
         if self.options.drop_last and jobs and len(jobs[-1]) < batch_size:
             jobs.pop()
         return jobs
@@ -158,16 +161,3 @@ class LoadPlan(Generic[Loaded]):
             self.skipped.append(reference)
             return False
         return True
-
-
-def _ordered(
-    references: Sequence[FragmentReference], options: LoaderOptions
-) -> Sequence[FragmentReference]:
-    is_shuffled = options.order == "shuffled" or (
-        options.order == "completed" and options.seed is not None
-    )
-    if not is_shuffled:
-        return references
-    shuffled = list(references)
-    random.Random(options.seed).shuffle(shuffled)
-    return shuffled

@@ -2,10 +2,9 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -26,6 +25,9 @@ from breadbox.transport.background import BackgroundTask as BackgroundTask
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 
 T = TypeVar("T")
+
+_CALL_ERRORS: Final = (grpc.RpcError, grpc.FutureCancelledError, ValueError)
+"""Errors that gRPC raises for a call; `ValueError` on a closed channel."""
 
 
 def _attempt(function: Callable[[], Any]) -> Attempt:
@@ -76,7 +78,7 @@ class Interpreter:
         """Run an operation to its end."""
         if os.getpid() != self._process_id:
             raise ClosedError("this client was made before a fork; connect again in this process")
-        if self.closed:
+        if self._closed.is_set():
             raise ClosedError("the client was closed")
         try:
             effect = next(operation)
@@ -101,8 +103,10 @@ class Interpreter:
             case Invoke(call=call, timeout_s=timeout_s):
                 place = self.context.route.place
                 method = getattr(self._stubs[place], call.method)
-                with self._translated(call.method, place):
+                try:
                     response = method(call.request, timeout=timeout_s, metadata=self._metadata)
+                except _CALL_ERRORS as error:
+                    raise self._translated(error, call.method, place) from error
                 return call.decode(response)
             case Sleep(duration_s=duration_s):
                 return self._sleep(duration_s)
@@ -115,9 +119,11 @@ class Interpreter:
         self, invoke: Invoke, blocking: RunBlocking
     ) -> tuple[Attempt, Attempt]:
         call, place = invoke.call, self.context.route.place
-        with self._translated(call.method, place):
-            method = getattr(self._stubs[place], call.method)
+        method = getattr(self._stubs[place], call.method)
+        try:
             future = method.future(call.request, timeout=invoke.timeout_s, metadata=self._metadata)
+        except _CALL_ERRORS as error:
+            raise self._translated(error, call.method, place) from error
         try:
             done = _attempt(partial(blocking.function, blocking.deadline))
         except BaseException:
@@ -125,22 +131,20 @@ class Interpreter:
             raise
 
         def answer() -> Any:
-            with self._translated(call.method, place):
+            try:
                 response = future.result()
+            except _CALL_ERRORS as error:
+                raise self._translated(error, call.method, place) from error
             return call.decode(response)
 
         return _attempt(answer), done
 
-    @contextmanager
-    def _translated(self, method: str, place: int) -> Iterator[None]:
-        try:
-            yield
-        except grpc.RpcError as error:
-            if self.closed:
-                raise ClosedError(f"{method}: the client was closed") from error
-            raise self.context.failed_call(place, error) from error
-        except (ValueError, grpc.FutureCancelledError) as error:  # The channel is closed.
-            raise ClosedError(f"{method}: {error}") from error
+    def _translated(self, error: Exception, method: str, place: int) -> ReplayBufferError:
+        if not isinstance(error, grpc.RpcError):  # The channel is closed.
+            return ClosedError(f"{method}: {error}")
+        if self.closed:
+            return ClosedError(f"{method}: the client was closed")
+        return self.context.failed_call(place, error)
 
     def _sleep(self, duration_s: float) -> None:
         if self._closed.wait(duration_s):

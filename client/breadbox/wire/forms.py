@@ -143,7 +143,9 @@ class MessageMapping(Generic[M, V]):
         if is_repeated:
             return f" {place}.extend({term})"
         has_none = field.message_type or name in self._absent or type(None) in self._kinds(name)
-        condition = f"if {term} != {name}0: " if has_none else ""
+        # With `!=` a dataclass would compare itself with None field by field.
+        differs = f"!= {name}0" if name in self._absent else "is not None"
+        condition = f"if {term} {differs}: " if has_none else ""
         if field.message_type:
             return f" {condition}{name}_({term}, {place})"
         return f" {condition}{place} = {f'{name}_({term})' if part else term}"

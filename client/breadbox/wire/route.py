@@ -17,12 +17,8 @@ class Route:
     def __init__(self, addresses: str) -> None:
         self.addresses = split_addresses(addresses)
         self._lock = threading.Lock()
-        self._place = 0
-
-    @property
-    def place(self) -> int:
+        self.place = 0
         """Index of the address to call."""
-        return self._place
 
     def failed(self, place: int, error: ReplayBufferError) -> None:
         """Note a failed call, so that the next uses the next address; of concurrent ones once.
@@ -32,5 +28,5 @@ class Route:
         if not isinstance(error, UnavailableError | DeadlineExceededError | StoreUnavailableError):
             return
         with self._lock:
-            if place == self._place:
-                self._place = (place + 1) % len(self.addresses)
+            if place == self.place:
+                self.place = (place + 1) % len(self.addresses)

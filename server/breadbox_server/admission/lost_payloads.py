@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from breadbox.model.errors import StoreError, StoreFullError
@@ -123,12 +124,14 @@ class LostPayloads:
                 )
         finally:
             # What was let go meanwhile may have been deleted before it was written, also where
-            # the store's answer was lost.
-            self._deletions.put(
+            # the store's answer was lost. Not before its end is durable: until then a server that
+            # takes over has it.
+            let_go = [
                 Payload(PayloadId(each.payload_id), each.size_bytes, each.piece_size_bytes)
                 for each in references
                 if not self._refers_to(buffer, PayloadId(each.payload_id))
-            )
+            ]
+            self._core.turns.when_settled(partial(self._deletions.put, let_go))
         log.warning(
             "the store lost %d payloads of buffer %s that are in memory: they are written again",
             len(references),

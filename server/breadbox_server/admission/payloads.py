@@ -4,7 +4,8 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Final
 
 from breadbox.model.errors import StoreError
@@ -22,6 +23,8 @@ PERIOD_S: Final = 1.0
 SWEEP_PERIOD_S: Final = 60.0
 BATCH_PAYLOADS: Final = 256
 RETRY_DELAY_S: Final = 0.5
+GATHER_S: Final = 0.05
+"""Seconds for which payloads wait for others, to be deleted with them in one round trip."""
 
 
 async def _no_wait() -> None:
@@ -61,6 +64,8 @@ class DeletionQueue:
         self._confirming: set[PayloadId] = set()
         self._outage = OutageLog(log, "deleting payloads")
         self._wake = asyncio.Event()
+        self._is_due = asyncio.Event()
+        """Set when a batch is full, or must not wait for others."""
         self._empty = asyncio.Event()
         self._empty.set()
         metrics.pending_deletions.set_function(lambda: len(self._payloads))
@@ -74,7 +79,7 @@ class DeletionQueue:
         return len(self._payloads)
 
     def announce(self, payloads: Iterable[Payload]) -> None:
-        """Note payloads that will be put here once their end is durable."""
+        """Note payloads that will be queued once their end is durable."""
         payload_ids = [each.payload_id for each in payloads]
         self._leaving.update(payload_ids)
         self._forget(payload_ids)
@@ -83,10 +88,16 @@ class DeletionQueue:
         """Queue payloads for deletion; that nothing refers to them any more must be durable."""
         payloads = list(payloads)
         self.announce(payloads)
+        self.queue(payloads)
+
+    def queue(self, payloads: Sequence[Payload]) -> None:
+        """Queue announced payloads: a full batch goes immediately, a smaller one by `GATHER_S`."""
         self._payloads.extend(self._hold_back(payloads))
         if self._payloads:
             self._empty.clear()
             self._wake.set()
+        if len(self._payloads) >= BATCH_PAYLOADS:
+            self._is_due.set()
 
     def is_leaving(self, payload_id: PayloadId) -> bool:
         """Return True from when a payload's end is decided until it is deleted."""
@@ -120,21 +131,25 @@ class DeletionQueue:
         return len(payload_ids)
 
     async def wait_empty(self) -> None:
-        """Return when everything that was queued has been deleted."""
+        """Return when everything that was queued has been deleted, without gathering more."""
+        self._is_due.set()
         await self._empty.wait()
 
     async def run(self) -> None:
         """Delete what is queued, for ever; retry while the store cannot be reached."""
         while True:
             await self._wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_S):
+                    await self._is_due.wait()
             self._wake.clear()
+            self._is_due.clear()
             while self._payloads:
                 await self._delete_batch()
             self._empty.set()
 
     async def _delete_batch(self) -> None:
-        count = min(BATCH_PAYLOADS, len(self._payloads))
-        batch = [payload_reference(self._payloads[position]) for position in range(count)]
+        batch = list(map(payload_reference, islice(self._payloads, BATCH_PAYLOADS)))
         await self._until_ours()
         try:
             with self._metrics.store_trip("delete"):
@@ -145,9 +160,9 @@ class DeletionQueue:
             return
         self._outage.succeeded()
         # Only now: a batch whose deletion failed stays at the head, and is tried again whole.
-        for _ in range(count):
+        for _ in batch:
             self._leaving.discard(self._payloads.popleft().payload_id)
-        self._metrics.deleted.inc(count)
+        self._metrics.deleted.inc(len(batch))
 
 
 class UnownedPayloads:

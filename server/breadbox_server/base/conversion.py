@@ -299,12 +299,6 @@ def _inline(message: fragment_pb2.FragmentMetadata, body: bytes) -> Payload:
     return Payload(PayloadId(new_payload_id()), len(body))
 
 
-def inline_bytes_max(request: pb.FetchFragmentsRequest | pb.ReadFragmentsRequest) -> int:
-    """Return how many bytes of payloads may be inline in the reply."""
-    check_int("inline_bytes_max", request.inline_bytes_max, 0, 2**63 - 1)
-    return request.inline_bytes_max
-
-
 def schemas(messages: Sequence[schema_pb2.Schema]) -> dict[int, Schema]:
     """Check the schemas that come with an append; by their hashes."""
     check_int("schemas", len(messages), 0, SCHEMAS_TOLD_MAX)

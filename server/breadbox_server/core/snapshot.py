@@ -214,7 +214,7 @@ def _restore_chunks(state: BufferState, taken: BufferSnapshot) -> None:
     state.quarantined.extend(taken.quarantined)
     for taken_grant in taken.live_grants:
         grant = _grant(taken_grant, chunks)
-        state.leases.restore_live(grant)
+        state.leases.add(grant)
         for lease in grant.leases:
             for granted in () if lease.end else lease.share:
                 granted.chunk.lease_count += 1

@@ -10,13 +10,11 @@ entries replayed, and the CPU time that took.
 
 import gc
 import os
-import random
 import sys
 from collections.abc import Callable
 from typing import Final
 
 from breadbox_server.base.errors import BugError
-from breadbox_server.core.buffers import BufferSet
 from breadbox_server.journal.encoding.codec import Snapshot, encode_snapshot
 from breadbox_server.journal.encoding.frames import frame_snapshot
 from breadbox_server.journal.recovery import Recovered, recover
@@ -37,8 +35,7 @@ BUG: Final = 5
 
 def compact(archive: JournalArchive, is_wanted: Callable[[], bool] = lambda: True) -> Recovered:
     """Write a snapshot of everything that the journal holds; return the core that it is of."""
-    # Nothing is drawn here, so any generator will do.
-    found = recover(archive, lambda taken: BufferSet.restore(taken, random.Random(0)))
+    found = recover(archive)
     if found.turn_count and is_wanted():
         snapshot = Snapshot(found.sequence, found.now, found.buffers.snapshot())
         record = frame_snapshot(found.sequence, encode_snapshot(snapshot), found.chain)

@@ -5,7 +5,7 @@ import gc
 import logging
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,6 @@ from breadbox_server.core.buffers import DEFAULT_BUFFER, BufferSet
 from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.core.model.inputs import UpdateBuffer
-from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.compaction import SIZE_BYTES_MAX, Compaction
 from breadbox_server.journal.encoding.entries import limits_of_text, limits_to_text
 from breadbox_server.journal.recovery import Recovered, begin, recover, recover_while_written
@@ -60,13 +59,22 @@ class JournalState:
     journal: TurnJournal | None = None
     compaction: Compaction | None = None
     let_go: frozenset[PayloadId] = frozenset()
-    note_settings: Callable[[], None] = lambda: None
-    """To be called once the core's first decisions are durable."""
+    archive: JournalArchive | None = None
+    heartbeats: "Heartbeats | None" = None
 
     @property
     def epoch(self) -> int:
         """Epoch of this server's claim of the journal; 0 without a journal."""
         return 0 if self.journal is None else self.journal.custody.epoch
+
+    def note_settings(self) -> None:
+        """Note the settings beside the journal, once the core's first decisions are durable."""
+        if self.journal is None or self.archive is None or self.heartbeats is None:
+            return
+        self.heartbeats.end()  # Turns are written, and heartbeats with them.
+        for name, text in self.journal.notes.items():
+            if self.archive.read_note(name) != text:
+                self.archive.write_note(name, text)
 
 
 class Heartbeats:
@@ -150,13 +158,11 @@ async def open_journal_state(
             recovered = _recover(archive, settings, rng, claim.epoch)
         _apply_new_limits(archive, settings, recovered)
         writer = place.open_writer(claim, sync=settings.has_journal_sync)
-    except JournalError as error:
+    except BaseException as error:
         await close_heartbeats()
         archive.close()
-        raise _cannot_start(error) from error
-    except BaseException:
-        await close_heartbeats()
-        archive.close()
+        if isinstance(error, JournalError):
+            raise _cannot_start(error) from error
         raise
     journal = TurnJournal(
         *(writer, recovered.sequence, recovered.chain), grown_entries=recovered.entry_count
@@ -170,22 +176,14 @@ async def open_journal_state(
         entries_max=settings.snapshot_entries,
         size_bytes_max=min(SIZE_BYTES_MAX, place.turns_bytes_max()),
     )
-
     journal.notes = {
         _CONFIG_NOTE: limits_to_text(settings.default_config),
         _STORE_NOTE: settings.store_shown,
     }
-
-    def note_settings() -> None:
-        heartbeats.end()  # Turns are written, and heartbeats with them.
-        for name, text in journal.notes.items():
-            if archive.read_note(name) != text:
-                archive.write_note(name, text)
-
     try:
         yield JournalState(
             *(recovered.buffers, recovered.now, journal, compaction, recovered.let_go),
-            note_settings,
+            *(archive, heartbeats),
         )
     finally:
         await close_heartbeats()
@@ -291,11 +289,12 @@ def _choose_place(settings: Settings) -> JournalPlace | None:
 def _restorer(settings: Settings, rng: random.Random, epoch: int) -> Restore:
     # With --seed too, a server that has the journal of an earlier one must not be its twin.
     restored_rng = random.Random((rng.getrandbits(64) << 64) + epoch)
-
-    def restore(taken: Iterable[BufferSnapshot]) -> BufferSet:
-        return BufferSet.restore(taken, restored_rng, settings.buffers_max, is_recording=True)
-
-    return restore
+    return partial(
+        BufferSet.restore,
+        rng=restored_rng,
+        buffers_max=settings.buffers_max,
+        is_recording=True,
+    )
 
 
 def _begin(archive: JournalArchive, settings: Settings, rng: random.Random) -> Recovered:

@@ -75,11 +75,12 @@ def recover_while_written(archive: JournalArchive) -> Recovered:
     """Read a journal that another server may be writing; retry, as its snapshot may change."""
     for _ in range(LOOKS_MAX - 1):
         with suppress(JournalError):
-            return recover(archive, _restore)
-    return recover(archive, _restore)
+            return recover(archive)
+    return recover(archive)
 
 
-def _restore(taken: Iterable[BufferSnapshot]) -> BufferSet:
+def restore_to_read(taken: Iterable[BufferSnapshot]) -> BufferSet:
+    """Build a core that draws nothing, for which any generator will do."""
     return BufferSet.restore(taken, random.Random(0))
 
 
@@ -97,7 +98,8 @@ def _without_collections() -> Iterator[None]:
 
 @_without_collections()
 def recover(
-    archive: JournalArchive, restore: Callable[[Iterable[BufferSnapshot]], BufferSet]
+    archive: JournalArchive,
+    restore: Callable[[Iterable[BufferSnapshot]], BufferSet] = restore_to_read,
 ) -> Recovered:
     """Build the core from its journal, or raise why not; a BugError is not the journal's fault."""
     replay = Replay(archive, restore)

@@ -1,6 +1,8 @@
 """Everything that Prometheus scrapes; labels are small closed sets, or bounded."""
 
 import logging
+from bisect import bisect_left
+from collections import Counter as Counts
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -373,9 +375,7 @@ class Metrics:
                 self._of(buffer, self.admitted_bytes).inc(sum([each.size_bytes for each in alike]))
         for (buffer, reason), use_counts in evicted.items():
             self._of(buffer, self.evicted, reason.value).inc(len(use_counts))
-            uses = self._of(buffer, self.uses)
-            for use_count in use_counts:
-                uses.observe(use_count)
+            _observe_each(self._of(buffer, self.uses), use_counts)
 
     def _observe_one(self, event: Event) -> None:
         match event:
@@ -383,22 +383,16 @@ class Metrics:
                 self._of(buffer, self.discarded, why.value).inc(count)
             case LeaseEnded(buffer=buffer, end=end):
                 self._of(buffer, self.leases_ended, end.value).inc()
-            case FetchGranted():
-                self._observe_grant(event)
+            case FetchGranted(buffer=buffer, fragments=fragments, first_delivery=True):
+                self._of(buffer, self.fetch_wait, "granted").observe(event.wait_s)
+                staleness = [each.staleness for each in fragments]
+                _observe_each(self._of(buffer, self.staleness), staleness)
+                size_bytes = sum([each.fragment.payload.size_bytes for each in fragments])
+                self._of(buffer, self.delivered_bytes).inc(size_bytes)
             case WaitElapsed(buffer=buffer, wait_s=wait_s):
                 self._of(buffer, self.fetch_wait, "elapsed").observe(wait_s)
             case _:
                 pass
-
-    def _observe_grant(self, grant: FetchGranted) -> None:
-        if not grant.first_delivery:
-            return
-        self._of(grant.buffer, self.fetch_wait, "granted").observe(grant.wait_s)
-        staleness = self._of(grant.buffer, self.staleness)
-        for item in grant.fragments:
-            staleness.observe(item.staleness)
-        size_bytes = sum(item.fragment.payload.size_bytes for item in grant.fragments)
-        self._of(grant.buffer, self.delivered_bytes).inc(size_bytes)
 
     def show_buffer(
         self,
@@ -533,3 +527,11 @@ class Metrics:
             self.episode_return.remove(ended)
             self.episode_steps.remove(ended)
         return task
+
+
+def _observe_each(histogram: Histogram, values: Sequence[int]) -> None:
+    """Observe values, equal ones together: one by one each takes two locks."""
+    bounds, buckets = histogram._upper_bounds, histogram._buckets  # noqa: SLF001 - it takes one only
+    histogram._sum.inc(sum(values))  # noqa: SLF001 - likewise
+    for value, count in Counts(values).items():
+        buckets[bisect_left(bounds, value)].inc(count)

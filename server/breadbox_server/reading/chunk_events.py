@@ -61,7 +61,14 @@ class ChunkEvents:
             found[1].extend(values)
         for (buffer, kind), (chunk_ids, values) in alike.items():
             self._number += 1
-            self._add(buffer, ChunkEvent(self._number, now, kind, chunk_ids, values))
+            kept = self._of.setdefault(buffer, deque())
+            kept.append(ChunkEvent(self._number, now, kind, chunk_ids, values))
+            id_count = self._id_counts.get(buffer, 0) + len(chunk_ids)
+            while len(kept) > CHUNK_EVENTS_MAX or (
+                id_count > CHUNK_EVENT_IDS_MAX and len(kept) > 1
+            ):
+                id_count -= len(kept.popleft().chunk_ids)
+            self._id_counts[buffer] = id_count
 
     def after(self, buffer: BufferName, number: int) -> Sequence[ChunkEvent]:
         """Return the events of a buffer after the one of this number."""
@@ -71,11 +78,3 @@ class ChunkEvents:
         """Let go of a deleted buffer."""
         self._of.pop(buffer, None)
         self._id_counts.pop(buffer, None)
-
-    def _add(self, buffer: BufferName, event: ChunkEvent) -> None:
-        kept = self._of.setdefault(buffer, deque())
-        kept.append(event)
-        id_count = self._id_counts.get(buffer, 0) + len(event.chunk_ids)
-        while len(kept) > CHUNK_EVENTS_MAX or (id_count > CHUNK_EVENT_IDS_MAX and len(kept) > 1):
-            id_count -= len(kept.popleft().chunk_ids)
-        self._id_counts[buffer] = id_count

@@ -9,7 +9,7 @@ from breadbox.model.errors import StoreError
 from breadbox.stores.base import PayloadCustodian
 from breadbox_server.admission.payloads import RecentPayloads, StoreWatch
 from breadbox_server.base.conversion import payload_reference
-from breadbox_server.core.model.inputs import Payload
+from breadbox_server.core.model.inputs import GrantedFragment, Payload
 from breadbox_server.journal.turns import OUTAGE_S
 from breadbox_server.limits import INLINE_REPLY_BYTES_MAX
 from breadbox_server.metrics.metrics import Metrics
@@ -40,22 +40,27 @@ class InlineBodies:
         self._size_bytes_max = size_bytes_max
         self._reads = asyncio.Semaphore(BODIES_READS_MAX)
 
-    async def read(self, payloads: Sequence[Payload], bytes_max: int) -> list[bytes]:
+    async def read(self, granted: Sequence[GrantedFragment], bytes_max: int) -> list[bytes]:
         """Read small leased payloads, up to `bytes_max`, in `BODIES_S`; b"" for one not inline."""
+        if not bytes_max:
+            return []
+        payloads = [each.fragment.payload for each in granted]
         bodies, absent = self.at_hand(payloads, min(bytes_max, INLINE_REPLY_BYTES_MAX))
-        await self.add(bodies, payloads, absent)
+        if absent:
+            await self.add(bodies, payloads, absent)
         return bodies if any(bodies) else []
 
     def at_hand(self, payloads: Sequence[Payload], bytes_max: int) -> tuple[list[bytes], list[int]]:
         """Return what is in memory, and positions of what only the store has."""
         left = bytes_max
         size_max = self._size_bytes_max
+        get = self._recent.get
         bodies = [b""] * len(payloads)
         absent = []
         for position, payload in enumerate(payloads):
             size_bytes = payload.size_bytes
             if size_bytes <= size_max and size_bytes <= left and payload.piece_count == 1:
-                bodies[position] = self._recent.get(payload.payload_id)
+                bodies[position] = get(payload.payload_id)
                 if not bodies[position]:
                     absent.append(position)
                 left -= size_bytes

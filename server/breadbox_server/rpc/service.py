@@ -32,7 +32,6 @@ from breadbox_server.core.model.inputs import (
     CreateBuffer,
     DeleteBuffer,
     EndSession,
-    GrantedFragment,
     PublishModel,
     ReleaseLease,
     RenewLease,
@@ -209,7 +208,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.FetchFragmentsRequest, context: Context
     ) -> pb.FetchFragmentsResponse:
         """Wait for fragments."""
-        inline_bytes_max = convert.inline_bytes_max(request)
+        inline_bytes_max = self._inline_bytes_max(request)
         outcome = await self._driver.fetches.fetch(
             buffer=convert.buffer_name(request.buffer),
             request_id=RequestId(request.request_id),
@@ -224,7 +223,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
                 wait_elapsed=pb.FetchWaitElapsed(waiting_reason=outcome.reason)
             )
         try:
-            bodies = await self._bodies(outcome.fragments, inline_bytes_max)
+            bodies = await self._driver.bodies.read(outcome.fragments, inline_bytes_max)
         except asyncio.CancelledError:
             self._driver.fetches.take_back(outcome)
             raise
@@ -253,13 +252,13 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
 
     async def ReadFragments(self, request: pb.ReadFragmentsRequest, context: Context) -> bytes:
         """Return the chunks after a cursor; the response is encoded once for equal readers."""
-        inline_bytes_max = convert.inline_bytes_max(request)
+        inline_bytes_max = self._inline_bytes_max(request)
         found, reply, lease = await self._driver.reading.read(
             convert.buffer_name(request.buffer),
             convert.read_spec(request),
             wait_s=_wait_s(request, context),
             lease_s=convert.lease_s(request),
-            inline_bytes_max=inline_bytes_max if self._inline_size_bytes_max() else 0,
+            inline_bytes_max=inline_bytes_max,
             is_look=request.is_look or current_caller().role is Role.VIEWER,
             caller=current_caller(),
         )
@@ -282,15 +281,11 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         told = pb.ReadFragmentsResponse(lease=self._lease(lease.lease_id, lease.expires_at))
         return encoded + told.SerializeToString()
 
-    async def _bodies(self, granted: Sequence[GrantedFragment], bytes_max: int) -> list[bytes]:
-        if not bytes_max or not granted or not self._inline_size_bytes_max():
-            return []
-        return await self._driver.bodies.read(
-            [each.fragment.payload for each in granted], bytes_max
-        )
-
-    def _inline_size_bytes_max(self) -> int:
-        return self._inline_sizes[current_caller().role]
+    def _inline_bytes_max(self, request: pb.FetchFragmentsRequest | pb.ReadFragmentsRequest) -> int:
+        """Return how many bytes may be inline in the reply, 0 where the caller reads the store."""
+        check_int("inline_bytes_max", request.inline_bytes_max, 0, 2**63 - 1)
+        is_inline = self._inline_sizes[current_caller().role] > 0
+        return request.inline_bytes_max if is_inline else 0
 
     async def CreateSubscription(
         self, request: pb.CreateSubscriptionRequest, context: Context
@@ -448,7 +443,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             store_url=settings.store_told(current_caller().role),
             unannounced_duration=convert.to_duration(settings.unannounced_s),
             piece_size_bytes=settings.piece_size_bytes,
-            inline_size_bytes_max=self._inline_size_bytes_max(),
+            inline_size_bytes_max=self._inline_sizes[current_caller().role],
             server_version=__version__,
             server_time=server_time,
             journal_epoch=self._journal_epoch(),

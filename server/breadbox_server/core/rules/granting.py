@@ -38,7 +38,9 @@ def fetch(state: BufferState, input: inputs.Fetch, *, now: float) -> CallerId:
         waiter = Waiter(input.request_id, input.fragment_count, input.world_size)
     else:
         _check_same(waiter, input)
-    is_granted = not waiters.waiters and _may_grant(state, waiter)
+    is_granted = not waiters.waiters and state.may_grant(
+        _chunk_count(state, waiter), waiter.world_size
+    )
     if not is_granted:
         _check_bytes(state, waiter)
     if not is_granted and input.deadline_at > now:
@@ -120,7 +122,7 @@ def serve(state: BufferState, *, now: float) -> None:
     """Grant from the head of the queue while possible; turn away a head that never will be."""
     waiters = state.waiters
     while (head := waiters.head()) is not None:
-        if _may_grant(state, head):
+        if state.may_grant(_chunk_count(state, head), head.world_size):
             waiters.remove(head)
             _draw(state, head, now=now)
             continue
@@ -178,10 +180,6 @@ def next_reason(state: BufferState) -> str:
     """Say what the next fetch would wait for; empty when the smallest one would not."""
     head = state.waiters.head()
     return state.waiting_reason(1, 1) if head is None else reason_for(state, head)
-
-
-def _may_grant(state: BufferState, waiter: Waiter) -> bool:
-    return state.may_grant(_chunk_count(state, waiter), waiter.world_size)
 
 
 def _chunk_count(state: BufferState, waiter: Waiter) -> int:

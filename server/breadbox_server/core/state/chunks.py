@@ -208,7 +208,7 @@ class ChunkTable:
         self._by_version.push((chunk.version, chunk.chunk_id))
         self.count_by_version[chunk.version] = self.count_by_version.get(chunk.version, 0) + 1
         if chunk.lease_count == 0:
-            self._add_unleased(chunk)
+            self.add_unleased(chunk)
 
     def add_many(
         self, chunks: Sequence[Chunk], removed_in: Iterable[ChunkId] | None = None
@@ -289,11 +289,11 @@ class ChunkTable:
                 self.unleased_bytes -= chunk.size_bytes
         self._unleased_by_age.compact(self._unleased_count)
 
-    def end_lease(self, chunk: Chunk) -> None:
-        """Count one lease less on a chunk, wherever it is."""
-        chunk.lease_count -= 1
-        if chunk.lease_count == 0 and chunk.state is ChunkState.HELD:
-            self._add_unleased(chunk)
+    def add_unleased(self, chunk: Chunk) -> None:
+        """Take note that no lease refers to a held chunk."""
+        self._unleased_count += 1
+        self.unleased_bytes += chunk.size_bytes
+        self._unleased_by_age.push(chunk.chunk_id)
 
     def set_priority(self, chunk: Chunk, priority: float) -> None:
         """Give a held chunk another priority, or the same one again (B18)."""
@@ -382,8 +382,3 @@ class ChunkTable:
     def _is_unleased(self, chunk_id: ChunkId) -> bool:
         chunk = self.held.get(chunk_id)
         return chunk is not None and chunk.lease_count == 0
-
-    def _add_unleased(self, chunk: Chunk) -> None:
-        self._unleased_count += 1
-        self.unleased_bytes += chunk.size_bytes
-        self._unleased_by_age.push(chunk.chunk_id)

@@ -110,10 +110,14 @@ class LeaseBook:
         self.live_count = 0
 
     def add(self, grant: Grant) -> None:
-        """Enter a new grant with its leases, which all live."""
+        """Enter a living grant with its leases; of a restored one some may have ended."""
         self.live_grants[grant.request_id] = grant
         for lease in grant.leases:
-            self._enter(lease)
+            self.leases[lease.lease_id] = lease
+            if lease.end is None:
+                grant.live_count += 1
+                self.live_count += 1
+                self._by_expiry.push((lease.expires_at, lease.lease_id))
 
     def find_grant(self, request_id: RequestId) -> Grant | None:
         """Return what a request got, or None if that is neither alive nor remembered."""
@@ -165,15 +169,6 @@ class LeaseBook:
         entry = self._by_expiry.first()
         return None if entry is None else self.leases[entry[1]]
 
-    def restore_live(self, grant: Grant) -> None:
-        """Restore a living grant from a snapshot; some of its leases may have ended."""
-        self.live_grants[grant.request_id] = grant
-        for lease in grant.leases:
-            if lease.end is None:
-                self._enter(lease)
-            else:
-                self.leases[lease.lease_id] = lease
-
     def remember(self, grant: Grant) -> None:
         """Remember a grant that has ended, behind those remembered before."""
         grant.chunks = ()
@@ -202,12 +197,6 @@ class LeaseBook:
         assert remembered <= remembered_max or len(self.ended_grants) == 1, "L4: limit"
         grants = [*self.live_grants.values(), *self.ended_grants.values()]
         assert len(self.leases) == sum(len(grant.leases) for grant in grants), "L3: leases"
-
-    def _enter(self, lease: Lease) -> None:
-        self.leases[lease.lease_id] = lease
-        lease.grant.live_count += 1
-        self.live_count += 1
-        self._by_expiry.push((lease.expires_at, lease.lease_id))
 
     def _erase_leases(self, grant: Grant) -> None:
         """Forget a grant's leases, and break the reference circle: full collections are rare."""

@@ -154,31 +154,27 @@ class ChunkHoldings:
         """
         given_up: dict[EvictionReason, list[tuple[ChunkId, int]]] = {}
         for chunk in chunks:
-            reason = self._end_lease(chunk, uses_max, obstacle)
-            if reason is not None:
-                self._leave(chunk, reason)
-                given_up.setdefault(reason, []).append((chunk.chunk_id, chunk.use_count))
+            chunk.lease_count -= 1
+            is_leased = chunk.lease_count > 0
+            if chunk.state is ChunkState.USED_UP:
+                is_used_up = chunk.use_count >= uses_max
+                reason = EvictionReason.USED_UP if is_used_up else obstacle(chunk)
+                if reason is None:
+                    self.subscriptions.take_back(chunk)
+                    self.table.add(chunk)
+                elif not (is_used_up and is_leased):
+                    self._leave(chunk, reason)
+                    given_up.setdefault(reason, []).append((chunk.chunk_id, chunk.use_count))
+            elif is_leased:
+                continue
+            elif chunk.state is ChunkState.HELD:
+                self.table.add_unleased(chunk)
+            elif chunk.state is ChunkState.RETAINED:
+                self.subscriptions.add_unleased(chunk)
+            else:
+                self._payloads.dispose(chunk.fragments)
         for reason, gone in given_up.items():
             self._report(reason, gone)
-
-    def _end_lease(
-        self, chunk: Chunk, uses_max: int, obstacle: Callable[[Chunk], EvictionReason | None]
-    ) -> EvictionReason | None:
-        self.table.end_lease(chunk)
-        if chunk.state is ChunkState.USED_UP:
-            if chunk.use_count >= uses_max:
-                return None if chunk.lease_count else EvictionReason.USED_UP
-            reason = obstacle(chunk)
-            if reason is None:
-                self.subscriptions.take_back(chunk)
-                self.table.add(chunk)
-            return reason
-        if chunk.lease_count == 0:
-            if chunk.state is ChunkState.RETAINED:
-                self.subscriptions.add_unleased(chunk)
-            elif chunk.state is ChunkState.GONE:
-                self._payloads.dispose(chunk.fragments)
-        return None
 
     def evict(self, chunks: Iterable[Chunk], reason: EvictionReason) -> int:
         """Evict held chunks, and return their number; `chunks` may iterate as they go."""
