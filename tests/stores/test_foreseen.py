@@ -1,5 +1,6 @@
 """Payloads like those met before are received at once, and those that only seem so are found."""
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from breadbox.model.fragment import Fragment
 from breadbox.model.types import FragmentReference
 from breadbox.payload import encode_fragment, receive, write_fragments
 from breadbox.reading.batches import load_batch
-from breadbox.stores import open_store
+from breadbox.stores import bulk, open_store
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.files import FileStore
 from breadbox.stores.redis import store as redis_store
@@ -107,62 +108,90 @@ def test_a_batch_like_the_last_one_holds_what_was_written(store: PayloadStore) -
         require_same(store, [fragment_of(first + at) for at in range(4)])
 
 
-def test_a_batch_like_the_last_one_takes_one_call_to_receive(
+def calls_of(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+    """Names of a connection's methods, as they are called from now on."""
+    calls: list[str] = []
+    for name in names:
+        called = getattr(Wire, name)
+
+        def noted(self: Wire, *given: Any, called: Any = called, name: str = name) -> Any:
+            calls.append(name)
+            return called(self, *given)
+
+        monkeypatch.setattr(Wire, name, noted)
+    return calls
+
+
+def test_a_batch_like_the_last_one_is_received_in_steps(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(redis_server.url)
     assert isinstance(store, RedisStore)
-    calls: list[str] = []
-    for name in ("_receive", "_receive_vector", "send"):
-        called = getattr(Wire, name)
-
-        def counted(self: Wire, *given: Any, called: Any = called, name: str = name) -> Any:
-            calls.append(name)
-            return called(self, *given)
-
-        monkeypatch.setattr(Wire, name, counted)
-    references = written(store, [fragment_of(at) for at in range(8)])
+    references = written(store, [fragment_of(at) for at in range(12)])
+    size_bytes = sum(each.metadata.payload.size_bytes for each in references)
+    assert 3 * 2**20 < size_bytes < 4 * 2**20
     load_batch(store, references)
-    calls.clear()
+    calls = calls_of(monkeypatch, "ask", "send", "_receive", "_receive_vector")
     load_batch(store, references)
     store.close()
-    assert ["send", "_receive_vector"] == calls
+    assert ["ask", "_receive_vector", "_receive_vector"] == calls
 
 
-def test_a_load_that_waits_for_the_interpreter_asks_for_all_at_once(
+def test_a_load_that_waits_for_the_interpreter_receives_all_by_one_call(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a thread that holds it each call takes milliseconds, and few are made."""
     store = open_store(redis_server.url)
-    time_s = 0.0
-    sends = 0
-    busy_s = 0.0
-    send = Wire.send
-
-    def sent(self: Wire, buffers: Sequence[memoryview | bytes]) -> None:
-        nonlocal sends, time_s
-        sends += 1
-        time_s += busy_s
-        send(self, buffers)
-
-    def sends_of_a_load() -> int:
-        nonlocal sends
-        sends = 0
-        load_batch(store, references)
-        return sends
-
     references = written(store, [fragment_of(at) for at in range(36)])
-    size_bytes = sum(each.metadata.payload.size_bytes for each in references)
-    assert 2 * 4 * 2**20 < size_bytes < 3 * 4 * 2**20
     load_batch(store, references)
-    monkeypatch.setattr(Wire, "send", sent)
-    monkeypatch.setattr(redis_store, "perf_counter", lambda: time_s)
-    assert 3 == sends_of_a_load()
-    busy_s = 0.005
-    assert [2, 1, 1] == [sends_of_a_load() for _ in range(3)]
-    busy_s = 0.0
-    assert [1, 3] == [sends_of_a_load() for _ in range(2)]
+    calls = calls_of(monkeypatch, "receive_values")
+    wait_s = 0.0
+    monkeypatch.setattr(redis_store, "perf_counter", lambda: len(calls) * wait_s)
+
+    def calls_of_a_load() -> int:
+        calls.clear()
+        load_batch(store, references)
+        return len(calls)
+
+    steps = calls_of_a_load()
+    assert 5 == steps
+    wait_s = 0.007
+    assert [3, 1, 1] == [calls_of_a_load() for _ in range(3)]
+    wait_s = 0.0
+    afterwards = [calls_of_a_load() for _ in range(2 * redis_store.LOADS_BESIDE)]
+    assert {1, steps} == set(afterwards)
+    assert sorted(afterwards) == afterwards
     store.close()
+
+
+def test_a_batch_of_files_releases_the_interpreter_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(f"{tmp_path}/payloads")
+    references = written(store, [fragment_of(at) for at in range(8)])
+    load_batch(store, references)
+    system_calls: list[str] = []
+    call = bulk.call_releasing
+
+    def noted(*given: int) -> int:
+        system_calls.append("io_submit")
+        return int(call(*given))
+
+    monkeypatch.setattr(bulk, "call_releasing", noted)
+    for name in ("open", "preadv", "close"):
+        monkeypatch.setattr(os, name, lambda *given, name=name: system_calls.append(name))
+    load_batch(store, references)
+    assert ["io_submit"] == system_calls
+
+
+def test_files_are_read_one_by_one_where_the_kernel_reads_none_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "_is_known", False)
+    monkeypatch.setattr(bulk, "_contexts", [])
+    store = FileStore(f"{tmp_path}/payloads")
+    for first in (0, 4):
+        require_same(store, [fragment_of(first + at) for at in range(4)])
 
 
 @pytest.mark.parametrize("first_kind", [fragment_of, other_kind])

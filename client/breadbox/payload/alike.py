@@ -1,6 +1,6 @@
 """Verify and decode payloads of one layout together; `payload.receive` takes irregular ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from struct import Struct
 from typing import Final, NamedTuple
@@ -41,30 +41,42 @@ class UniformPayloads(NamedTuple):
         return self.bodies[:, start : start + self.head.places.sizes[index]]
 
 
-class _Kind:
+class Kind:
     """What payloads that begin with the same bytes, of one layout, have in common.
 
     *head* is that of the first, *own* where each has checksums and attributes, *figures* where its
-    checksums are, *blocks* what each covers, or None if arrays are encoded.
+    checksums are, *blocks* what each covers, or None if arrays are encoded. Made from at least the
+    head of a payload.
     """
 
-    def __init__(self, payload: bytes) -> None:
-        self.head = head = parse_head(memoryview(payload), len(payload))
-        self.size_bytes = len(payload)
+    def __init__(self, payload: bytes, size_bytes: int) -> None:
+        self.head = head = parse_head(memoryview(payload), size_bytes)
+        self.size_bytes = size_bytes
         self.body_offset = head.body_offset
+        self._beginning = payload[:CHECKSUMMED_PRELUDE_BYTES]
         figures = Struct(f"<{len(head.figures)}Q")
         own_end = PRELUDE_BYTES + figures.size + len(head.raw_attributes)
-        self.own = slice(PRELUDE_BYTES, own_end)
-        self.layout = slice(own_end, own_end + len(head.layout.raw))
-        self.raw_layout = head.layout.raw
-        self.figures = slice(PRELUDE_BYTES, PRELUDE_BYTES + figures.size)
-        self.pack_figures = figures.pack
-        blocks = _blocks(head)
+        self._own = slice(PRELUDE_BYTES, own_end)
+        self._layout = slice(own_end, own_end + len(head.layout.raw))
+        self._figures = slice(PRELUDE_BYTES, PRELUDE_BYTES + figures.size)
+        self._pack_figures = figures.pack
+        blocks = [block for index in head.layout.order for block in blocks_of(head, index)]
         # Two at least: of one, the getter would give no tuple.
         self.blocks = itemgetter(*blocks) if len(blocks) > 1 and not head.layout.encoded else None
 
+    def is_head(self, head: bytes) -> bool:
+        """Return whether what begins with the same bytes is undamaged up to the body."""
+        return (
+            head[_CHECKSUM] == _packed(_digest(self._beginning + head[self._own]))
+            and head[self._layout] == self.head.layout.raw
+        )
 
-_kinds: Final[dict[bytes, _Kind]] = {}
+    def has_checksums(self, head: bytes, blocks: Iterable[bytes | memoryview]) -> bool:
+        """Return whether all blocks of a payload, in order of the body, are as its head says."""
+        return head[self._figures] == self._pack_figures(*map(_digest, blocks))
+
+
+_kinds: Final[dict[bytes, Kind]] = {}
 """Kinds met lately, by the bytes that their payloads begin with, which name size and layout."""
 
 
@@ -78,12 +90,11 @@ def verify_and_group(payloads: Sequence[bytes]) -> list[UniformPayloads] | None:
             if kind is None:
                 if len(_kinds) >= KINDS_MAX:
                     _kinds.clear()
-                kind = _kinds[beginning] = _Kind(payload)
+                kind = _kinds[beginning] = Kind(payload, len(payload))
             if kind.blocks is None or not (
                 len(payload) == kind.size_bytes
-                and payload[_CHECKSUM] == _packed(_digest(beginning + payload[kind.own]))
-                and payload[kind.layout] == kind.raw_layout
-                and payload[kind.figures] == kind.pack_figures(*map(_digest, kind.blocks(payload)))
+                and kind.is_head(payload)
+                and kind.has_checksums(payload, kind.blocks(payload))
             ):
                 return None
             _, positions, bodies = groups.setdefault(kind.head.layout, (kind.head, [], []))
@@ -99,11 +110,9 @@ def verify_and_group(payloads: Sequence[bytes]) -> list[UniformPayloads] | None:
     ]
 
 
-def _blocks(head: Head) -> list[slice]:
+def blocks_of(head: Head, index: int) -> list[slice]:
+    """Return where the checksummed blocks of an array are in a payload, by the array's index."""
     block_bytes = head.layout.block_bytes
-    blocks = []
-    for index in head.layout.order:
-        start = head.body_offset + head.places.offsets[index]
-        end = start + head.places.sizes[index]
-        blocks += [slice(at, min(at + block_bytes, end)) for at in range(start, end, block_bytes)]
-    return blocks
+    start = head.body_offset + head.places.offsets[index]
+    end = start + head.places.sizes[index]
+    return [slice(at, min(at + block_bytes, end)) for at in range(start, end, block_bytes)]

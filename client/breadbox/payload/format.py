@@ -109,6 +109,11 @@ class Head:
     """Figures of the checksums section; see `Places`."""
     raw_attributes: bytes
 
+    @property
+    def size_bytes(self) -> int:
+        """Length of the payload."""
+        return self.body_offset + self.places.body_bytes
+
     def is_raw(self, index: int) -> bool:
         """Whether an array's encoded bytes are its elements themselves, in this payload."""
         return self.places.sizes[index] == self.layout.arrays[index].raw_bytes

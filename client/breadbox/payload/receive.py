@@ -9,9 +9,16 @@ from numpy.typing import NDArray
 
 from breadbox.model.errors import PayloadCorruptError, ReplayBufferError
 from breadbox.model.types import PayloadReference
+from breadbox.payload.alike import Kind, blocks_of
 from breadbox.payload.codecs import decode_into
 from breadbox.payload.dtypes import byte_view
-from breadbox.payload.format import Head, head_bytes_of, parse_head, verify
+from breadbox.payload.format import (
+    CHECKSUMMED_PRELUDE_BYTES,
+    Head,
+    head_bytes_of,
+    parse_head,
+    verify,
+)
 from breadbox.payload.layout import StoredArray
 from breadbox.stores.base import PayloadStore, Segment, UnforeseenError
 
@@ -88,7 +95,6 @@ class _Arriving:
 class _Foreseen(NamedTuple):
     """A payload on its way, placed by the head of an earlier one."""
 
-    head: Head
     placements: Sequence[Placement]
     plan: "_Plan"
     memory: memoryview
@@ -96,13 +102,18 @@ class _Foreseen(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Where the bytes of payloads of one layout go, large arrays and the rest apart."""
+    """Where the bytes of payloads like an earlier one go, large arrays and the rest apart."""
 
+    like: Head
+    kinds: dict[bytes, Kind]
+    """Kinds that came, by the bytes that they begin with."""
     large: Sequence[tuple[int, int]]
     """(number of the placement, bytes of the rest in front of it), by offset."""
     small: Sequence[tuple[int, int, int]]
     """(number of the placement, first byte within the rest, byte behind the last)."""
     rest_bytes: int
+    blocks: Sequence[tuple[int, slice]]
+    """Checksummed blocks by offset, each of a large array, by its order, or of the rest, -1."""
 
 
 heads_met: dict[int, Head | None] = {}
@@ -131,7 +142,7 @@ class _Receiver:
         if plan is None:
             plan = self.plans[head] = _plan_of(head, placements)
         memory = memoryview(bytearray(plan.rest_bytes))
-        self.foreseen[position] = _Foreseen(head, placements, plan, memory)
+        self.foreseen[position] = _Foreseen(placements, plan, memory)
         buffers: list[memoryview] = []
         done = 0
         for number, start in plan.large:
@@ -162,49 +173,63 @@ class _Receiver:
     def arrived(self, position: int) -> None:
         foreseen = self.foreseen.pop(position, None)
         if foreseen is not None:
-            self._verify(foreseen)
+            _verify(foreseen)
             return
         for each in self.arriving.pop(position):
             each.arrived()
 
-    def _verify(self, foreseen: _Foreseen) -> None:
-        like, placements, plan, memory = foreseen
-        size_bytes = like.body_offset + like.places.body_bytes
+
+def _verify(foreseen: _Foreseen) -> None:
+    """Check a payload and unpack its small arrays; UnforeseenError if it differs, or is damaged."""
+    placements, plan, memory = foreseen
+    head = bytes(memory[: plan.like.body_offset])
+    kind = _kind_of(head, plan)
+    if kind is None or not kind.is_head(head):
+        heads_met[plan.like.size_bytes] = None
+        raise UnforeseenError
+    parts = [*[_memory(placements[number].destination) for number, _ in plan.large], memory]
+    if not kind.has_checksums(head, [parts[part][block] for part, block in plan.blocks]):
+        raise UnforeseenError
+    for number, start, end in plan.small:
+        _memory(placements[number].destination)[:] = memory[start:end]
+
+
+def _kind_of(head: bytes, plan: _Plan) -> Kind | None:
+    beginning = head[:CHECKSUMMED_PRELUDE_BYTES]
+    kind = plan.kinds.get(beginning)
+    if kind is None:
         try:
-            head = parse_head(memory[: like.body_offset], size_bytes)
+            kind = Kind(head, plan.like.size_bytes)
         except PayloadCorruptError:  # Or it has a longer one.
-            head = None
-        if head is None or head.layout is not like.layout or head.body_offset != like.body_offset:
-            heads_met[size_bytes] = None
-            raise UnforeseenError
-        for number, _ in plan.large:
-            placement = placements[number]
-            verify(head, placement.array_index, _memory(placement.destination))
-        for number, start, end in plan.small:
-            placement = placements[number]
-            part = memory[start:end]
-            verify(head, placement.array_index, part)
-            _memory(placement.destination)[:] = part
+            return None
+        if kind.head.layout is not plan.like.layout:
+            return None
+        plan.kinds[beginning] = kind
+    return kind
 
 
 def _plan_of(head: Head, placements: Sequence[Placement]) -> _Plan:
     places = head.places
-    by_offset = sorted(
-        range(len(placements)), key=lambda number: places.offsets[placements[number].array_index]
-    )
+    numbers = {placement.array_index: number for number, placement in enumerate(placements)}
     large: list[tuple[int, int]] = []
     small: list[tuple[int, int, int]] = []
+    blocks: list[tuple[int, slice]] = []
     large_bytes = 0
-    for number in by_offset:
-        index = placements[number].array_index
-        size_bytes = places.sizes[index]
-        start = head.body_offset + places.offsets[index] - large_bytes
-        if size_bytes > _SMALL_BYTES:
-            large.append((number, start))
+    for index in head.layout.order:
+        number, size_bytes = numbers.get(index), places.sizes[index]
+        start = head.body_offset + places.offsets[index]
+        part, origin = -1, large_bytes
+        if number is not None and size_bytes > _SMALL_BYTES:
+            part, origin = len(large), start
+            large.append((number, start - large_bytes))
             large_bytes += size_bytes
-        elif size_bytes:
-            small.append((number, start, start + size_bytes))
-    return _Plan(large, small, head.body_offset + places.body_bytes - large_bytes)
+        elif number is not None and size_bytes:
+            small.append((number, start - origin, start - origin + size_bytes))
+        blocks += [
+            (part, slice(block.start - origin, block.stop - origin))
+            for block in blocks_of(head, index)
+        ]
+    return _Plan(head, {}, large, small, head.size_bytes - large_bytes, blocks)
 
 
 def _memory(destination: NDArray[Any] | memoryview) -> memoryview:

@@ -42,6 +42,7 @@ from breadbox.stores.base import (
     StoreUsage,
     check_sound,
 )
+from breadbox.stores.bulk import read_whole
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.disk import (
     DiskRoom,
@@ -182,12 +183,36 @@ class FileStore(PartsStore):
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         self._begin()
+        foreseen: list[tuple[int, Sequence[memoryview]]] = []
         for position, reference in enumerate(references):
             destinations = receiver.foresee(position)
+            if destinations is not None:
+                foreseen.append((position, destinations))
+                continue
+            self._read_foreseen(references, foreseen, receiver)
+            foreseen.clear()
             with self._directory.open(reference) as descriptor:
-                if destinations is None:
-                    _read(descriptor, position, reference, receiver)
-                else:
+                _read(descriptor, position, reference, receiver)
+            receiver.arrived(position)
+        self._read_foreseen(references, foreseen, receiver)
+
+    def _read_foreseen(
+        self,
+        references: Sequence[PayloadReference],
+        foreseen: Sequence[tuple[int, Sequence[memoryview]]],
+        receiver: PayloadReceiver,
+    ) -> None:
+        check_sound(references[position] for position, _ in foreseen)
+        places = self._directory.places
+        with _translated_errors():
+            came = read_whole(
+                [(places(references[at].payload_id), memory) for at, memory in foreseen]
+            )
+        # The latest first: they are in the processor's cache still.
+        for (position, destinations), is_whole in reversed([*zip(foreseen, came, strict=True)]):
+            if not is_whole:
+                reference = references[position]
+                with self._directory.open(reference) as descriptor:
                     _read_fully(descriptor, destinations, 0, reference)
             receiver.arrived(position)
 

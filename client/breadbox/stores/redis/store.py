@@ -6,7 +6,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 from threading import Lock
 from time import perf_counter
@@ -34,22 +33,28 @@ _ATTEMPTS_MAX: Final = 3
 _COMMANDS_IN_FLIGHT_MAX: Final = 256
 """Writes sent before replies (5 bytes each) are read: these fit socket buffers."""
 
-_BYTES_IN_FLIGHT_MAX: Final = 2 * 1024 * 1024
+_BYTES_IN_FLIGHT_MAX: Final = 4 * 1024 * 1024
 """Values asked for before they are received: bounds Redis's reply buffers. Measured best."""
+
+_BYTES_IN_FLIGHT_MIN: Final = 1024 * 1024
+"""Fewer, and more are asked for: a Redis without replies to send frees their memory."""
+
+_STEP_BYTES: Final = 3 * 1024 * 1024
+"""Received by one call at least, before they are verified."""
 
 CONNECTIONS_MAX: Final = 16
 """Connections of one store at a time; further threads wait for one."""
 
-_WINDOW_BYTES: Final = 4 * 1024 * 1024
-"""The same for values that are received by one call."""
-
-_WINDOW_BYTES_BESIDE: Final = 32 * 1024 * 1024
-"""The same beside a thread that holds the interpreter: each call waits for it, up to 5 ms. For one
-alone this is 1.3 times as slow, since Redis holds these replies in memory of its own.
+_BYTES_IN_FLIGHT_MAX_BESIDE: Final = 32 * 1024 * 1024
+"""The same beside a thread that holds the interpreter: all is received by one call, since each
+waits for that thread, up to 5 ms. For a load alone Redis takes twice as long to answer so much.
 """
 
-_SEND_S_ALONE: Final = 0.001
-"""A few hundred bytes are sent in less, unless the caller waits for the interpreter."""
+_SLOW_S: Final = 0.006
+"""A step takes less, unless the caller waits for the interpreter, or the network."""
+
+LOADS_BESIDE: Final = 8
+"""Loads after which one is received in steps again, to learn whether calls still wait."""
 
 _Request = tuple[bytes, int, str]
 """(packed command, bytes of the reply, payload id)."""
@@ -80,7 +85,7 @@ class RedisStore(PartsStore):
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._doubted = threading.Event()
         """Set where a node was silent, so that a new lookup may find another."""
-        self._window = _Window()
+        self._pace = _Pace()
 
     def new_reference(self, size_bytes: int) -> PayloadReference:
         piece_size_bytes = self._piece_size_bytes if size_bytes > self._piece_size_bytes else 0
@@ -105,7 +110,7 @@ class RedisStore(PartsStore):
         self._per_node(
             work,
             lambda item: item[1],
-            lambda wire, part: read(partial(_Stream, wire, window=self._window), part, turns),
+            lambda wire, part: read(partial(_Stream, wire, pace=self._pace), part, turns),
             deadline,
         )
 
@@ -205,28 +210,42 @@ def _read_parts(wire: Wire, parts: Sequence[Part]) -> None:
             stream.receive_into(buffer)
 
 
-class _Window:
-    """How much a load asks for at a time; learnt from how long the interpreter keeps it waiting."""
+class _Pace:
+    """How much a load receives by a call; learnt from how long the interpreter keeps it waiting."""
 
     def __init__(self) -> None:
-        self.size_bytes = _WINDOW_BYTES
+        self._loads_beside = 0
+        self._slow_steps = 0
 
-    def send(self, wire: Wire, requests: Sequence[_Request]) -> None:
-        """Send commands, and take note of how long that took."""
+    @property
+    def in_flight_bytes_max(self) -> int:
+        return _BYTES_IN_FLIGHT_MAX_BESIDE if self._loads_beside else _BYTES_IN_FLIGHT_MAX
+
+    @property
+    def step_bytes(self) -> int:
+        return _BYTES_IN_FLIGHT_MAX_BESIDE if self._loads_beside else _STEP_BYTES
+
+    def begin(self) -> None:
+        """Begin a load."""
+        self._loads_beside = max(0, self._loads_beside - 1)
+        self._slow_steps = 0
+
+    def receive(self, wire: Wire, values: Sequence[Sequence[memoryview]]) -> None:
+        """Receive values, and take note of how long that took."""
         started = perf_counter()
-        wire.send([b"".join([command for command, _, _ in requests])])
-        is_alone = perf_counter() - started < _SEND_S_ALONE
-        self.size_bytes = _WINDOW_BYTES if is_alone else _WINDOW_BYTES_BESIDE
+        wire.receive_values(values)
+        is_slow = perf_counter() - started > _SLOW_S
+        self._slow_steps = self._slow_steps + 1 if is_slow else 0
+        if self._slow_steps > 1 and not self._loads_beside:
+            self._loads_beside = LOADS_BESIDE
 
 
 class _Stream:
     """The bytes of bulk replies in a known order, as one stream; commands are sent ahead."""
 
-    def __init__(
-        self, wire: Wire, ranges: Iterable[Range], *, window: _Window | None = None
-    ) -> None:
+    def __init__(self, wire: Wire, ranges: Iterable[Range], *, pace: _Pace | None = None) -> None:
         self._wire = wire
-        self._window = window or _Window()
+        self._pace = pace or _Pace()
         self._requests = list(_requests(ranges))
         self._asked = 0
         self._asked_bytes = 0
@@ -253,28 +272,19 @@ class _Stream:
                 yield received_bytes
             return
         rest = deque(destinations)
-        asked: list[_Request] = []
-        for requests in chain(self._windows(), [[]]):
-            values = [_take(rest, length) for _, length, _ in asked]
-            if values:
-                wire.receive_values(values)
-            if requests:
-                self._window.send(wire, requests)
-            received_bytes += sum(length for _, length, _ in asked)
-            asked = requests
+        self._pace.begin()
+        while self._current + 1 < len(self._requests):
+            first = self._current = self._current + 1
+            self._ask_ahead()
+            size_bytes = self._requests[first][1]
+            while self._current + 1 < self._asked and size_bytes < self._pace.step_bytes:
+                self._current += 1
+                size_bytes += self._requests[self._current][1]
+            part = self._requests[first : self._current + 1]
+            self._pace.receive(wire, [_take(rest, length) for _, length, _ in part])
+            self._asked_bytes -= size_bytes
+            received_bytes += size_bytes
             yield received_bytes
-
-    def _windows(self) -> Iterator[list[_Request]]:
-        requests: list[_Request] = []
-        size_bytes = 0
-        for each in self._requests:
-            requests.append(each)
-            size_bytes += each[1]
-            if size_bytes >= self._window.size_bytes:
-                yield requests
-                requests, size_bytes = [], 0
-        if requests:
-            yield requests
 
     def skip(self, count: int) -> None:
         while count:
@@ -306,18 +316,18 @@ class _Stream:
         self._left = length
 
     def _ask_ahead(self) -> None:
-        if self._asked > self._current and self._asked_bytes > _BYTES_IN_FLIGHT_MAX // 2:
+        if self._asked > self._current and self._asked_bytes > _BYTES_IN_FLIGHT_MIN:
             return  # Many at a time: each call makes Redis turn from sending to listening.
         commands = []
         while self._asked < len(self._requests) and (
-            self._asked <= self._current or self._asked_bytes < _BYTES_IN_FLIGHT_MAX
+            self._asked <= self._current or self._asked_bytes < self._pace.in_flight_bytes_max
         ):
             command, length, _ = self._requests[self._asked]
             commands.append(command)
             self._asked += 1
             self._asked_bytes += length
         if commands:
-            self._wire.send([b"".join(commands)])
+            self._wire.ask(b"".join(commands))
 
 
 def _take(buffers: deque[memoryview], count: int) -> list[memoryview]:

@@ -5,6 +5,7 @@ own memory and bulk replies received straight into place. After an error in a va
 is closed, so one reply's value is never taken for another's.
 """
 
+import ctypes
 import errno
 import socket
 import ssl
@@ -40,6 +41,11 @@ _JOIN_BYTES: Final = 16 * 1024
 
 _DIRECT_BYTES: Final = 4 * 1024
 """Smaller destinations are filled by way of the lookahead: fewer system calls."""
+
+_AT_ONCE: Final = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
+
+_holding: Final = ctypes.PyDLL(None)
+"""The C library, called without releasing the interpreter."""
 
 _LOOK: Final = struct.pack("@ll", int(LOOK_S), int(LOOK_S % 1.0 * 1e6))
 
@@ -117,6 +123,16 @@ class Wire:
             return
         for first in range(0, len(buffers), _BUFFERS_PER_CALL):
             self._send_vector(buffers[first : first + _BUFFERS_PER_CALL])
+
+    def ask(self, commands: bytes) -> None:
+        """Send a little, without releasing the interpreter where the socket has room for it."""
+        sent = 0
+        if not self.is_tls:
+            number = self._socket.fileno()
+            sent = max(0, _holding.send(number, commands, len(commands), _AT_ONCE))
+        if sent < len(commands):
+            self.send([commands[sent:]])
+        self._has_moved = True
 
     def expect_ok(self) -> bytes | None:
         """Read a simple reply; return the error without its leading "-", or None if it is none."""
