@@ -283,7 +283,7 @@ def test_a_version_that_never_comes_is_waited_for_once_and_then_clamped(
         add_in_background(worker, 1, 9, 10, session="unheard of").join(20)
         assert 2 == worker.dropped_count
     assert [1, 1, 1, 1] == versions_of(trainer, 4)
-    told = [record for record in caplog.records if "was not told of" in record.getMessage()]
+    told = [record for record in caplog.records if "did not get session" in record.getMessage()]
     assert 2 == len(told)
 
 

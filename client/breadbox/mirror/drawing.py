@@ -1,5 +1,6 @@
 """Draw steps, fragments and episodes from a memory, and copy them into batches."""
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -50,7 +51,7 @@ class Draws:
             if not len(wrong):
                 return drawn
             drawn[wrong] = self.rng.integers(low, high, len(wrong))
-        # Hardly any step can be drawn: look for those that can.
+        # Hardly any step can be drawn: find those that can.
         every = low + np.flatnonzero(usable[self._held.kept_rows()])
         if not len(every):
             raise InvalidRequestError("batch_size", "finds no step to sample; see wait_until")
@@ -237,7 +238,7 @@ def sequence_batch(
     if is_short:
         # Empty the frames first: finding them needs the rows, which are emptied next.
         for tree in (obs, next_obs):
-            map_tree(lambda leaf: _emptied(leaf, ~mask), tree)
+            map_tree(lambda leaf: operator.setitem(leaf, ~mask, 0), tree)
         gathered.memory[~mask] = 0
         handle[~mask] = NONE
     fields = ("reward", "terminated", "truncated", "first", "model_version")
@@ -252,8 +253,3 @@ def sequence_batch(
         **{name: columns.field(gathered, name) for name in fields},
         **{name: columns.tree(name, gathered) for name in TREES if name != "obs"},
     )
-
-
-def _emptied(leaf: Any, where: NDArray[np.bool_]) -> Any:
-    leaf[where] = 0
-    return leaf

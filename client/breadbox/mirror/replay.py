@@ -54,7 +54,7 @@ class ReplayMirror(StepMemory):
             starts and ends with this mirror, and both share the memory. Filling then hardly slows
             draws down, and other processes of this host can draw from it, see `share`. Draws are
             the same. Linux only. The process makes a client of its own; `client` is an address, or
-            a `breadbox.Client`. In a forked child its steps raise ClosedError: `attach` there.
+            a `breadbox.Client`. A forked child gets ClosedError from this mirror, and can `attach`.
         connection: Further arguments of `breadbox.connect`, such as `token`, for an address.
 
     Raises:
@@ -111,9 +111,8 @@ class ReplayMirror(StepMemory):
 
         The steps are stored once. Each process has its own draws and priorities: a priority update
         is visible in that process alone. The mirror ends with the process that created it; the next
-        call that draws or waits then raises ClosedError. `clear` empties it for all processes.
-        `seed` is of the draws, another one for each process, or they draw the same steps. Blocks
-        for at most 30 s.
+        call that draws or waits then raises ClosedError. `clear` empties it for all processes. Give
+        each process another `seed`, or they draw the same steps. Blocks for at most 30 s.
 
         Raises:
             InvalidRequestError: The address is not one of `share`.
@@ -166,7 +165,7 @@ class ReplayMirror(StepMemory):
         mirror.catch_up(timeout_s=60)
         ```
 
-        So a producer finds here every fragment whose append was answered before this call.
+        Every fragment whose append was answered before this call is then in the mirror.
 
         Raises:
             WaitElapsedError: Steps were missing after `timeout_s`; None waits without a limit.
