@@ -294,11 +294,7 @@ class RunReplay:
 
 
 def _end(
-    client: Client,
-    mirror: ReplayMirror,
-    server: str | None,
-    buffer: str,
-    state: Mapping[str, Any],
+    client: Client, mirror: ReplayMirror, server: str | None, buffer: str, state: Mapping[str, Any]
 ) -> None:
     """End a run when it is closed or freed, or at exit; raise nothing."""
     try:

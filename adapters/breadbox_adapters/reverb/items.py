@@ -342,8 +342,7 @@ def _spec_of(leaf: Any) -> ArraySpec:
     lengths = tuple(None if length is None else int(length) for length in shape) if has_rank else ()
     dtype = getattr(leaf, "dtype", leaf)
     return ArraySpec(
-        _name(np.dtype(getattr(dtype, "as_numpy_dtype", dtype))),
-        lengths if has_rank else None,
+        _name(np.dtype(getattr(dtype, "as_numpy_dtype", dtype))), lengths if has_rank else None
     )
 
 

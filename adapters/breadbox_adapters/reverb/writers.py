@@ -347,10 +347,7 @@ class TrajectoryWriter:
             signature.check(table, item, is_of_steps=self._takes_steps)
         index = self._created_counts.get(table, 0)
         fragment = fragment_of(
-            item,
-            check_priority(priority),
-            worker_id=self._worker_id,
-            index=index,
+            item, check_priority(priority), worker_id=self._worker_id, index=index
         )
         if table not in self._appenders:
             self._appenders[table] = Appender(self._sender, _SENDING, buffer=table)
