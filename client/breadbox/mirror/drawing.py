@@ -19,7 +19,7 @@ from breadbox.model.trees import map_tree, rows
 from breadbox.model.types import Device
 
 GoalStrategy = Literal["future", "final", "episode"]
-"""Step of the episode whose achieved goal becomes a step's goal."""
+"""Step of the episode that a step's goal is taken from: its achieved goal."""
 Relabel = Callable[[Any, Any, Tree], Any]
 """Function from achieved goals, desired goals and extras to rewards."""
 ACHIEVED = "achieved_goal"
@@ -76,7 +76,7 @@ class Draws:
     def fragments(
         self, count: int, prioritised: Prioritised | Literal[False]
     ) -> tuple[Numbers, NDArray[np.float32]]:
-        """Draw fragments whose first step is kept and whose recurrent state is known."""
+        """Draw fragments with a kept first step and a known recurrent state."""
         index = self._held.index
         fragments, states = index.fragments, index.states
         assert states is not None

@@ -37,7 +37,7 @@ RETRY_S: Final = 1.0
 CATCH_UP_CHUNKS: Final = 4096
 """Chunks that one read skips in looking for the newest one."""
 CATCH_UP_READS: Final = 64
-"""Most such reads."""
+"""Most reads in one search for the newest chunk."""
 LOOK_AGE_S: Final = 60.0
 """Age, in seconds, from which a state of the buffer does not explain a wait any more."""
 LOOKS_MAX: Final = 32

@@ -93,7 +93,7 @@ class StepMemory:
 
     @property
     def step_count(self) -> int:
-        """Number of steps that are kept, including those whose next observation is unknown."""
+        """Number of kept steps, including those without a known next observation."""
         with self._changed:
             self._held.refresh()
             return self._held.step_count
@@ -262,7 +262,7 @@ class StepMemory:
         batch = memory.sample(256, n_step=3, prioritised=True)
         ```
 
-        Steps whose next observation is unknown, such as the last one before an environment failed,
+        Steps without a known next observation, such as the last before an environment failed,
         are not drawn, and windows end before them. Returns steps, leaves [B, ...].
 
         Args:
@@ -312,8 +312,8 @@ class StepMemory:
         ```
 
         Sequences begin with any step. If fragments have a recurrent state, sequences begin with the
-        first step of a fragment, whose state is known. Returns leaves [B, burn_in + length, ...],
-        and a mask of the steps that exist. `batch_size`, `device` and errors are those of `sample`.
+        first step of a fragment: its state is known. Returns leaves [B, burn_in + length, ...],
+        and a mask of existing steps. `batch_size`, `device` and the errors raised: see `sample`.
 
         Learn from the last `length` steps, at least 1. The `burn_in` steps before them only warm up
         the recurrent state; together they are at most 65,536. With `prioritised`, the priority of
@@ -396,7 +396,7 @@ class StepMemory:
 
         `relabel` is called with the achieved goals and the new desired goals, both [b, ...], and
         the extras, and returns the rewards, float32[b]. `strategy` names the step of the episode
-        whose achieved goal becomes the desired one: "future" for this step or a later one, "final"
+        that the desired goal is taken from: "future" for this step or a later one, "final"
         for the last, "episode" for any.
 
         Raises:
@@ -452,7 +452,7 @@ class StepMemory:
         ```
 
         Leaving the loop, or the iterator's `close()`, ends the thread. Each iteration blocks until
-        the next batch is drawn. Arguments and errors are those of `sample`. Later updates of
+        the next batch is drawn. Arguments, and the errors raised: see `sample`. Later updates of
         priorities do not change a batch that was drawn ahead.
 
         `prefetch` batches, 0 to 1024, are drawn ahead; with 0 the iterating thread draws each one.

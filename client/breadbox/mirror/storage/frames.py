@@ -167,7 +167,7 @@ class FrameRing:
         self._head = start + frame_count
 
     def read(self, positions: NDArray[np.int64]) -> NDArray[Any]:
-        """Return copies of the observations whose newest frames are at positions of any shape."""
+        """Return copies of the observations with newest frames at positions of any shape."""
         depth = self.layout.depth
         if depth > 1:
             positions = positions[..., None] + self._offsets
