@@ -8,7 +8,7 @@ from breadbox.shared.extras import how_to_install
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Add to a failed import within how to install the extra that has the module."""
+    """If an import in the block fails, add how to install the extra that has the module."""
     try:
         yield
     except ModuleNotFoundError as error:

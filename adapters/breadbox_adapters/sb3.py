@@ -88,7 +88,7 @@ class BreadboxNStepReplayBuffer(BreadboxReplayBuffer):
     """`NStepReplayBuffer`: returns of up to `n_steps` steps, and the discount of what follows."""
 
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float, **kwargs: Any) -> None:
-        """Enter a run like `BreadboxReplayBuffer`, with returns of 1 to 1024 steps.
+        """Do as `BreadboxReplayBuffer`, with returns over `n_steps`, 1 to 1024.
 
         The algorithm's own `n_steps` is ignored. `gamma` has no default because algorithms do not
         pass theirs; the one given here is used.

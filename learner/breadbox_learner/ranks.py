@@ -51,7 +51,7 @@ class Ranks:
         return data
 
     def shared(self, module: nn.Module, device: torch.device) -> nn.Module:
-        """Return a module whose gradients are averaged over all ranks, from rank 0's parameters."""
+        """Return a module with gradients averaged over all ranks, from rank 0's parameters."""
         return module
 
     def without_exchange(self, module: nn.Module) -> AbstractContextManager[None]:

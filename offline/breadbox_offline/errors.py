@@ -101,7 +101,7 @@ class EpisodeStateError(OfflineDataError):
 
 
 class ValidationError(OfflineDataError):
-    """A finding whose policy is to raise; the report has all of them."""
+    """A finding with the policy to raise; the report has all of them."""
 
 
 class SamplingError(OfflineDataError):

@@ -62,7 +62,7 @@ class _Categorical(ActionHead):
     def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
         log_probs = torch.log_softmax(inputs.float(), dim=-1)
         # An exponential race: each choice's clock runs at its probability, and the first wins. This
-        # equals torch.multinomial, whose checks wait for a CUDA device each time.
+        # equals torch.multinomial without its checks, which wait for a CUDA device each time.
         clocks = torch.empty_like(log_probs).exponential_(generator=generator)
         index = (log_probs.exp() / clocks).argmax(-1, keepdim=True)
         return index.squeeze(-1) + self._start, log_probs.gather(-1, index).squeeze(-1)

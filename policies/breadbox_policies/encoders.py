@@ -26,7 +26,7 @@ def initialise(layer: nn.Linear | nn.Conv2d, gain: float = math.sqrt(2)) -> nn.M
 
 
 def mlp(input_count: int, hidden_sizes: Sequence[int], output_count: int, gain: float) -> nn.Module:
-    """Build a tanh network whose last layer is linear with the given *gain*."""
+    """Build a tanh network with a linear last layer of the given *gain*."""
     layers: list[nn.Module] = []
     width = input_count
     for size in hidden_sizes:

@@ -96,14 +96,14 @@ class RolloutSettings(PlaySettings, Connection):
     batch_wait_s: float = setting(0.02, ge=0)
     """Longest time that a ready environment waits for others to join its batch."""
     weights: Literal["strict", "matching"] = "strict"
-    """strict: published weights must fit exactly. matching: those whose names match are used."""
+    """strict: published weights must fit exactly. matching: those with matching names are used."""
     agents: JsonObject = setting(default_factory=dict)
     """Policies of an environment's agents, by pattern of their names:
     {"red_*": {"buffer": "red", "policy": "mlp"}, "*": {"learn": false}}. Default: all share one."""
     weights_kept: int = setting(10, ge=1)
     """Versions that opponents ("learn": false) are drawn from."""
     task: str = "default"
-    """Label of episodes whose environment names none."""
+    """Label of episodes if the environment names none."""
     discount: float = setting(0.99, ge=0, le=1)
     """Discount of the reported returns."""
     worker_name: str = setting(default_factory=default_worker_name)

@@ -54,7 +54,7 @@ class WorkerStats:
 
     batch_count: int = 0
     batch_env_count: int = 0
-    """Environments of all batches; divided by `batch_count`, the mean fill."""
+    """Sum of the environments in each batch; divided by `batch_count`, the mean batch size."""
     blocked_s: float = 0.0
     blocked: bool = False
     failures: Counter[str] = field(default_factory=Counter)

@@ -3,7 +3,7 @@
 A fragment holds trees of arrays with text keys and a row per step, and no pickles. So a value is
 *taken apart* into such a tree, which any learner can read, and a *recipe* to put it together again.
 What fits into no tree (texts that end in NUL, object arrays, bytes, numbers among the steps) is in
-the recipe: a JSON list whose first item is its kind. Nothing in it is ever executed.
+the recipe: a JSON list that begins with its kind. Nothing in it is ever executed.
 
     ["array"]                    the tree's array as it is
     ["row"]                      the same, with a leading axis of 1 in front

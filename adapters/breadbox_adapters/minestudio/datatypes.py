@@ -153,7 +153,7 @@ class RayActorClass:
 
     @classmethod
     def options(cls, **options: Any) -> Any:
-        """Return the class as a Ray actor class with options, whose `remote` makes the actor."""
+        """Return the class as a Ray actor class with options; its `remote` makes the actor."""
         import ray
 
         actor_class = ray.remote(cls)

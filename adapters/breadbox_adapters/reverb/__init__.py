@@ -9,7 +9,7 @@ with reverb.Server([reverb.Table.queue("queue", max_size=100)]) as server:
     print(list(client.sample("queue")))
 ```
 
-A table is a buffer whose chunks are items. An item is a fragment of one step that holds the whole
+A table is a buffer with items as chunks. An item is a fragment of one step that holds the whole
 trajectory; its key is the chunk's id, which is never used again. `Server` makes tables, and so does
 `create_tables` on a running server (`breadbox serve`: for other machines, TLS and tokens).
 

@@ -105,7 +105,7 @@ class Client:
         chunk_length: int | None = None,
         max_in_flight_items: int | None = 25,
     ) -> Writer:
-        """Return a writer whose items are the latest steps, whole, at most `max_sequence_length`.
+        """Return a writer of items that are the latest steps, whole, at most `max_sequence_length`.
 
         `create_item` blocks at `max_in_flight_items` unconfirmed items, if not None. The others
         have no effect; for compression pass the client a codec, such as `codecs="zstd"`.
@@ -115,7 +115,7 @@ class Client:
     def trajectory_writer(
         self, num_keep_alive_refs: int, *, validate_items: bool = True
     ) -> TrajectoryWriter:
-        """Return a writer whose items are parts of the latest `num_keep_alive_refs` steps.
+        """Return a writer of items that are parts of the latest `num_keep_alive_refs` steps.
 
         With `validate_items` it checks them against the signatures of their tables.
         """

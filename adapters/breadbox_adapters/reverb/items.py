@@ -301,7 +301,7 @@ class Signature:
 
     @classmethod
     def of(cls, tree: Any) -> "Signature":
-        """Return the signature of a tree whose leaves have `shape` and `dtype`."""
+        """Return the signature of a tree with leaves of this `shape` and `dtype`."""
         return cls(map_leaves(_spec_of, tree))
 
     def packed(self) -> dict[str, NDArray[Any]]:

@@ -89,7 +89,7 @@ def as_timesteps(info: SampleInfo, tree: Any) -> list[ReplaySample]:
     lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in flatten(tree)}
     if len(lengths) != 1 or lengths == {0}:
         raise ValueError(
-            "cannot split a trajectory into timesteps whose columns differ in length: "
+            "cannot split a trajectory into timesteps: columns differ in length: "
             "sample it with emit_timesteps=False"
         )
     return [ReplaySample(info, row_of(tree, step)) for step in range(lengths.pop())]

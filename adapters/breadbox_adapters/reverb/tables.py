@@ -121,7 +121,7 @@ def info_of_table(description: BufferDescription, signature: Any = None) -> Tabl
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table to make: a buffer whose chunks are items.
+    """A table to create: a buffer with items as its chunks.
 
     Attributes:
         name: The buffer's name.

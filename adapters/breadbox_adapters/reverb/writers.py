@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
@@ -411,12 +410,7 @@ class TrajectoryWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Send what is left, except after an error of the service, and on Ctrl-C."""
         if error is None or (
             isinstance(error, Exception) and not isinstance(error, ReplayBufferError)
@@ -449,7 +443,7 @@ class TrajectoryWriter:
 
 
 class Writer:
-    """Reverb's older writer, whose items are the latest steps, whole. Not thread-safe."""
+    """Reverb's older writer; its items are the latest steps, whole. Not thread-safe."""
 
     def __init__(
         self, sender: ItemSender, max_sequence_length: int, max_in_flight_items: int | None
@@ -503,11 +497,6 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._writer.__exit__(kind, error, trace)
         self._writer.is_closed = True

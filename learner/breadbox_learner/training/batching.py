@@ -46,7 +46,7 @@ class TrainingBatch:
     final_step: NDArray[np.intp]
     """intp[K]; the truncated steps, ascending within a row."""
     final_obs: Tree = None
-    """Leaves [K, ...], or None if K is 0."""
+    """Final observations, leaves [K, ...], or None if K is 0."""
     episode_return: NDArray[np.float32] | None = None
     """float32[B, T]; an ended episode's return if workers report it, else NaN."""
     worker_ids: list[str]
@@ -196,7 +196,7 @@ REMEMBERED_MAX = 65_536
 
 
 class EpisodeReturns:
-    """Mean return of all ranks' last episodes; without `episode_return` it sums up rewards."""
+    """Mean return of the latest episodes of all ranks; sums rewards if there is no return."""
 
     def __init__(self, window: int = WINDOW_EPISODES) -> None:
         self._recent: deque[float] = deque(maxlen=window)

@@ -29,7 +29,7 @@ _NUMBERS = ("reward", "log_prob")
 _STEP_ROWS = dict.fromkeys((*_FLAGS, "reward", "episode_id"), ())
 _RETURN = "extras.episode_return"
 _VALUES_READ = ("obs", "action", "next_obs", "in_state", "final_obs", *_NUMBERS)
-"""Fields whose values the policy or its loss reads."""
+"""Fields that the policy or its loss reads."""
 _FIELDS_READ = (*_STEP_ROWS, "obs", "action", "next_obs", "final_obs", "in_state", "extras")
 WARNINGS_MAX = 16
 """Most kinds of misfits that are logged."""
@@ -126,7 +126,7 @@ class Fitting:
         found: dict[int, Misfit] = {}
 
         def blame(wrong: Tensor, rows: Any, misfit: Misfit) -> None:
-            """Add rows of the batch, or by `rows` of the fragments that they belong to."""
+            """Add the batch row of each wrong entry, which `rows` gives if not None."""
             for row in wrong.nonzero().flatten().tolist():
                 found.setdefault(row if rows is None else int(rows[row]), misfit)
 

@@ -35,7 +35,7 @@ class UpdateStatistics:
     """Divergence of the trained from the proximal policy, in nats."""
     reference_kl: float
     clip_fraction: float
-    """Share of steps whose gradient the clip removed."""
+    """Share of steps without a gradient because of the clip."""
     staleness_weight: float
     """Mean importance weight of proximal to acting policy; 1 for fresh data."""
     gradient_norm: float

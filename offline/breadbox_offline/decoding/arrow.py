@@ -60,7 +60,7 @@ def _row_bytes(kind: pa.DataType, depth: int) -> int | None:
         return None
     try:
         return max(1, int(kind.bit_width) // 8)
-    except ValueError:  # text, whose bytes are counted when it is there
+    except ValueError:  # text: its bytes are counted once decoded
         return 8
 
 
@@ -185,7 +185,7 @@ def _objects(values: list[Any]) -> NDArray[Any]:
 
 
 def _shaped(values: Any, field: pa.Field) -> Any:
-    """Reshape flat tensors whose field has a shape in its metadata, as data libraries write it."""
+    """Reshape flat tensors with a shape in their field's metadata, as data libraries write it."""
     stated = (field.metadata or {}).get(_EXTENSION_SHAPE)
     if stated is None or not isinstance(values, np.ndarray) or values.ndim != 2:
         return values

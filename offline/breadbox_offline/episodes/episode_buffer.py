@@ -130,7 +130,7 @@ class AddOutcome(Enum):
     """How an added episode was stored."""
 
     ADDED = "added"
-    """As a new episode."""
+    """It was added as a new episode."""
     JOINED = "joined"
     """Joined to a part of its episode that it continues or precedes."""
     HELD_APART = "held_apart"

@@ -99,7 +99,7 @@ def write_minari(
     Args:
         episodes: Any number; a few are in memory at a time.
         path: `minari:` and a Minari dataset id, such as `minari:cartpole/expert-v0`.
-        env_id: A Gymnasium environment whose spaces the dataset takes, and which it can recover; or
+        env_id: A Gymnasium environment that the dataset takes its spaces from and can recover; or
             None for boxes with the limits of the first episode's dtypes.
 
     Raises:

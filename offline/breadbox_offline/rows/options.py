@@ -102,8 +102,8 @@ class MappingOptions:
     schema: OfflineSchema = field(default_factory=OfflineSchema)
     grouping: RowGrouping = RowGrouping.ASSEMBLE
     packed_columns: frozenset[str] | None = None
-    """Canonical or physical names of columns whose text and bytes are packed arrays (`obs` means
-    `new_obs` too), or None for columns whose first text value looks packed."""
+    """Canonical or physical names of columns with packed arrays as text or bytes (`obs` means
+    `new_obs` too), or None for columns with a first text value that looks packed."""
     observation_space: Any = None
     """A Gymnasium space or a `SpaceSpec`, to convert composite observations stored as JSON."""
     action_space: Any = None

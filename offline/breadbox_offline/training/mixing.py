@@ -17,7 +17,7 @@ from breadbox.payload.fragments import FIELDS
 from breadbox.reading.batches import Batch
 
 _OPTIONAL_FIELDS = frozenset({"in_state", "log_prob", "value", "extras"})
-"""Fields that may be None in a batch; they have no axis whose length differs."""
+"""Fields that may be None in a batch; they have no axis of varying length."""
 
 
 @dataclass(slots=True)

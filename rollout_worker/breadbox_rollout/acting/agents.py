@@ -62,7 +62,7 @@ class AgentsEntry:
     pattern: str
     """Shell pattern of agents' names; the first entry that matches an agent counts."""
     buffer: str
-    """Buffer whose model acts, and which gets the fragments."""
+    """Buffer that provides the acting model and gets the fragments."""
     policy: str
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     learn: bool = True

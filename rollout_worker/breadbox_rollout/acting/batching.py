@@ -32,7 +32,7 @@ class ReadyQueue:
         self._env_count += env_count
 
     def remove(self, group: int) -> None:
-        """Remove a group whose process is gone, if it waits."""
+        """Remove a waiting group after its process ended."""
         kept = deque(waiting for waiting in self._waiting if waiting.group != group)
         self._waiting = kept
         self._env_count = sum(waiting.env_count for waiting in kept)

@@ -139,7 +139,7 @@ class EpisodeGenerator:
         self._ready = ReadyQueue(options.worker_count, 0.02)
         self._states: list[State] = [None] * options.worker_count
         self._under_way = [False] * options.worker_count
-        """True for a worker whose current episode is wanted."""
+        """True for a worker if its current episode is wanted."""
         self._resting: list[int] = []
         """Workers at the start of an episode that is wanted only if another one is lost."""
         self._failure_counts = [0] * options.worker_count

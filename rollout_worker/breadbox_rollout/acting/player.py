@@ -56,7 +56,7 @@ class Participant(ABC):
         self._make_policy = make_policy
         self._make_inference = make_inference
         self._shunned_id = ""
-        """An older session of another policy, whose end is waited for."""
+        """An older session of another policy, which must end first."""
 
     @property
     def waits_for(self) -> str:

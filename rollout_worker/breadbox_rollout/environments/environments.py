@@ -16,7 +16,7 @@ from breadbox.shared.extras import how_to_install
 Environment = gymnasium.Env[Any, Any]
 
 _CHEAP_MODULES = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
-"""Modules of environments whose steps take less time than waking another process."""
+"""Modules of environments with steps that take less time than waking another process."""
 _ENVS_PER_CHEAP_PROCESS_MAX = 16
 _DRAWN_BY_PYGAME = (*_CHEAP_MODULES, "gymnasium.envs.box2d")
 """Modules of environments that need pygame, but only to draw frames."""
@@ -138,7 +138,7 @@ def _parameters(spec: EnvSpec) -> set[str]:
 
 
 def make_environment(spec: EnvSpec, env_count: int = 1, seed: int = 0) -> Any:
-    """Make the environment; blocks for as long, and raises whatever, the environment does."""
+    """Make the environment; blocks while it is made, and raises its errors."""
     factory = _factory(spec.name)
     if factory is not None:
         given: dict[str, Any] = {}

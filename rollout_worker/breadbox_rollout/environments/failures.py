@@ -41,7 +41,7 @@ class RoundNotes:
     failures: list[dict[str, Any]] = field(default_factory=list)
     """{"env": i, ...}, see `EnvironmentFailedError.as_dict`; a traceback only once per kind."""
     tasks: list[dict[str, Any]] = field(default_factory=list)
-    """{"env": i, "task": name} for an episode whose environment named its task."""
+    """{"env": i, "task": name} for an episode if its environment named its task."""
     episodes: list[dict[str, Any]] = field(default_factory=list)
     """{"env": i, ...} for each finished recording."""
 

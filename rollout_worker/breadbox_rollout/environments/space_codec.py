@@ -13,7 +13,7 @@ from breadbox.model.trees import child_path
 Space = gymnasium.Space[Any]
 
 _BOUNDS_KEPT_MAX = 4096
-"""Most elements of a box whose bounds are sent one by one; of others only the extremes are."""
+"""Most elements of a box for sending each element's bounds; larger ones send the extremes."""
 
 
 def encode_space(space: Space, path: str = "") -> dict[str, Any]:
