@@ -47,12 +47,11 @@ class PlaySettings(LogSettings):
     env: str
     """Gymnasium id, module:id, or module:factory."""
     env_options: JsonObject = setting(default_factory=dict)
-    """Its arguments."""
+    """Arguments of the environment."""
     policy: str = "auto"
-    """auto, mlp, lstm, conv_lstm, random, or module:factory. auto: conv_lstm for images, else
-    mlp."""
+    """auto (conv_lstm for images, else mlp), mlp, lstm, conv_lstm, random, or module:factory."""
     policy_options: JsonObject = setting(default_factory=dict)
-    """Its arguments."""
+    """Arguments of the policy."""
     device: str = "cpu"
     """Device of the policy: cpu, cuda, cuda:1."""
     bfloat16: bool = False
@@ -84,15 +83,13 @@ class RolloutSettings(PlaySettings, Connection):
     num_envs: int = setting(8, ge=1)
     """Number of environments."""
     envs_per_process: int | None = setting(None, ge=1)
-    """Default: 1, more for Gymnasium's own tiny environments, all of them for a vector
-    environment."""
+    """Default: 1, more for Gymnasium's tiny environments, all for a vector environment."""
     vectorize: Literal["sync", "async", "vector_entry_point"] | None = None
     """Make vector environments of a Gymnasium id, as gymnasium.make_vec does."""
     fragment_steps: int = setting(32, ge=1)
     """Steps of a fragment."""
     batch_envs: int | None = setting(None, ge=1)
-    """Environments of a full inference batch. Default: half or all of them, whichever turns out to
-    be faster."""
+    """Environments of a full inference batch. Default: half or all, whichever is faster."""
     batch_wait_s: float = setting(0.02, ge=0)
     """Longest time that a ready environment waits for others to join its batch."""
     weights: Literal["strict", "matching"] = "strict"

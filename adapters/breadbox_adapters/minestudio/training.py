@@ -157,7 +157,7 @@ def batchify_next_obs(next_obs: Mapping[str, Any], device: Any) -> Any:
 
 
 def get_last_fragment_indexes(fragment_indexs: Sequence[FragmentIndex]) -> list[FragmentIndex]:
-    """Return the indexes without the worker's next one among them; latest first."""
+    """Return the indexes of fragments without their worker's next one in the list; latest first."""
     following: dict[str, int] = {}
     last = []
     for index in _latest_first(fragment_indexs):

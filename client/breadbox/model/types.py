@@ -205,14 +205,10 @@ class LeaseGrant:
 
 @dataclass(frozen=True, slots=True)
 class FragmentRead:
-    """The chunks after a cursor: read, not used.
-
-    Their payloads came inline, or stay readable under a lease.
-    """
+    """Chunks after a cursor: read, not used; payloads are inline, or readable under a lease."""
 
     fragments: tuple[FragmentReference, ...] = field(repr=False)
-    """Fragments in order of `chunk_id`, those of one chunk together, with staleness and uses as of
-    the reply."""
+    """Fragments in order of `chunk_id`, with staleness and uses at the time of the reply."""
     lease_id: str | None
     """Lease to release once the payloads are loaded, or None if the reply is empty, or if every
     payload was inline."""

@@ -212,7 +212,7 @@ DURATION = Functions(seconds, put_seconds)
 
 
 class Choice(Functions):
-    """A message with only a `oneof`; an empty message becomes its field's name."""
+    """A message with only a `oneof`; a field with an empty message is converted to its name."""
 
     def __init__(self, oneof: str, forms: Mapping[str, MessageMapping[Any, Any]] = NOTHING) -> None:
         def read(message: Message) -> Any:

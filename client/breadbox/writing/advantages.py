@@ -353,11 +353,12 @@ def _sweep(
     weights: tuple[NDArray[np.float64], NDArray[np.float64]],
     decay: tuple[float, float],
 ) -> None:
-    """Write the advantages of *rows* from the last step to the first; later rows are done.
+    """Write the advantages of *rows*, from the last step to the first.
 
-    *written* (target - value, and V-trace's advantage) is float64[B, T] each; *carry* (target -
-    value) and *after* (value) are those of the step after each row's last, float64[R]; *weights*
-    are of own and later differences, float64[R, T]; *decay* is gamma, and gamma * lambda.
+    The rows that continue these in time must be done already. *written* has target - value and
+    V-trace's advantage, float64[B, T] each. *carry* (target - value) and *after* (value) belong to
+    the step after each row's last, float64[R]. *weights* are those of a step's own and of later
+    differences, float64[R, T]. *decay* is gamma, and gamma * lambda.
     """
     discount, carry_decay = decay
     # Time first: each step of the loop then reads whole contiguous rows.

@@ -49,7 +49,7 @@ class Publisher:
         self.publish(policy)
 
     def keep(self, policy: PolicyModule) -> None:
-        """Start the session again if the server lost it; SessionEndedError if it was superseded."""
+        """Start the session again if the server lost it; raise SessionEndedError if superseded."""
         state = self._client.watch_model()
         current = "" if state is None else state.session_id
         if current == self.session_id:

@@ -31,7 +31,7 @@ class RowBatch:
     columns: dict[str, Any]
     file: str
     first_row: int
-    """Row of the file, from 0, that is the first of these."""
+    """Number of the first of these rows in the file, from 0."""
 
 
 def read_file(

@@ -76,7 +76,7 @@ class BatchSize:
 
     @property
     def batch_env_count(self) -> int:
-        """Size to use now."""
+        """Batch size to use now, in environments."""
         trying = self._settled_until is None
         return self._sizes[len(self._rates) if trying else self._best]
 

@@ -157,7 +157,7 @@ def make_environment(spec: EnvSpec, env_count: int = 1, seed: int = 0) -> Any:
 
 
 def envs_per_process(spec: EnvSpec, env_count: int) -> int:
-    """Return environments per process: all of a vector one, many cheap ones, or 1 for safety."""
+    """Return how many environments share a process: all of a vector one, some cheap ones, or 1."""
     if is_vectorized(spec):
         return env_count
     if _factory(spec.name) is not None:
