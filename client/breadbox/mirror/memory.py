@@ -313,7 +313,7 @@ class StepMemory:
 
         Sequences begin with any step. If fragments have a recurrent state, sequences begin with the
         first step of a fragment: its state is known. Returns leaves [B, burn_in + length, ...],
-        and a mask of existing steps. `batch_size`, `device` and the errors raised: see `sample`.
+        and a mask of existing steps. Raises the errors of `sample`; see it for `device`, too.
 
         Learn from the last `length` steps, at least 1. The `burn_in` steps before them only warm up
         the recurrent state; together they are at most 65,536. With `prioritised`, the priority of
@@ -452,7 +452,7 @@ class StepMemory:
         ```
 
         Leaving the loop, or the iterator's `close()`, ends the thread. Each iteration blocks until
-        the next batch is drawn. Arguments, and the errors raised: see `sample`. Later updates of
+        the next batch is drawn. Takes arguments and raises errors like `sample`. Later updates of
         priorities do not change a batch that was drawn ahead.
 
         `prefetch` batches, 0 to 1024, are drawn ahead; with 0 the iterating thread draws each one.
