@@ -8,7 +8,7 @@ from breadbox.shared.extras import how_to_install
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Say how to install an extra where an import within lacks one of its modules."""
+    """If an import in the block fails, add how to install the extra that has the module."""
     try:
         yield
     except ModuleNotFoundError as error:

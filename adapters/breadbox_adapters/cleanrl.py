@@ -17,9 +17,9 @@ rb = ReplayBuffer(
 )
 ```
 
-The scripts stay as they are but for these lines. Beside that, the steps are in the service: other
-processes may add to them and learn from them, and a script that was killed finds them again under
-the same `run`. docs/adapters.md lists what is different.
+Nothing else of a script changes. The server keeps the steps: other processes may append to them and
+learn from them, and a restarted script finds them under the same `run`. docs/adapters.md lists what
+is different.
 """
 
 from collections.abc import Sequence
@@ -52,11 +52,11 @@ class ReplayBufferSamples(NamedTuple):
     """B steps, as tensors."""
 
     observations: Any
-    """[B, ...]; of dicts by key."""
+    """[B, ...]; for a dict space, by key."""
     actions: torch.Tensor
     """[B, action size]."""
     next_observations: Any
-    """[B, ...]; of dicts by key."""
+    """[B, ...]; for a dict space, by key."""
     dones: torch.Tensor
     """float32[B, 1]."""
     rewards: torch.Tensor
@@ -64,7 +64,7 @@ class ReplayBufferSamples(NamedTuple):
 
 
 class ReplayBuffer(SpacedReplay):
-    """`cleanrl_utils.buffers.ReplayBuffer`; `close()` it, forget it, or let the process end."""
+    """`cleanrl_utils.buffers.ReplayBuffer`; `close()`, garbage collection or exit ends it."""
 
     _prefix = "cleanrl"
 
@@ -80,7 +80,7 @@ class ReplayBuffer(SpacedReplay):
 
 
 class PrioritizedBatch(NamedTuple):
-    """B windows of steps, as tensors; what a script's own batch has, and `discounts`."""
+    """B windows of steps, as tensors: what a script's own batch has, and `discounts`."""
 
     observations: torch.Tensor
     """[B, ...]."""
@@ -95,13 +95,13 @@ class PrioritizedBatch(NamedTuple):
     indices: NDArray[np.int64]
     """int64[B], for `update_priorities`."""
     weights: torch.Tensor
-    """float32[B, 1]; importance weights over the largest of the batch."""
+    """float32[B, 1]; importance weights divided by the batch's largest."""
     discounts: torch.Tensor
-    """float32[B, 1]; gamma to the window's steps: fewer than n at cuts and newest steps."""
+    """float32[B, 1]; gamma to the power of the window's steps, which are fewer than n at cuts."""
 
 
 class PrioritizedReplayBuffer(SpacedReplay):
-    """The `PrioritizedReplayBuffer` of rainbow_atari.py; `alpha` and `beta` may be set any time."""
+    """The `PrioritizedReplayBuffer` of rainbow_atari.py; set `alpha` and `beta` at any time."""
 
     _prefix = "cleanrl"
 
@@ -119,10 +119,10 @@ class PrioritizedReplayBuffer(SpacedReplay):
         obs_dtype: Any = np.uint8,
         **where: Any,
     ) -> None:
-        """Enter a run; `where` is as of `ReplayBuffer`.
+        """Enter a run; `where` is that of `ReplayBuffer`.
 
-        `n_step` is from 1 to 1024. Priorities count with the exponent `alpha` (0: uniform),
-        importance weights with `beta`; `eps` is added to each priority that is set.
+        `n_step` is from 1 to 1024. `alpha` is the exponent of priorities (0: uniform), `beta` that
+        of importance weights; `eps` is added to each priority that is set.
         """
         self.capacity = capacity
         self.n_step, self.gamma = n_step, gamma
@@ -131,7 +131,7 @@ class PrioritizedReplayBuffer(SpacedReplay):
         super().__init__(
             capacity,
             spaces.Box(low, high, tuple(obs_shape), obs_dtype),
-            # Of an action only its number is stored.
+            # Only an action's number is stored.
             spaces.Discrete(2**31 - 1),
             device,
             handle_timeout_termination=False,
@@ -143,8 +143,8 @@ class PrioritizedReplayBuffer(SpacedReplay):
     ) -> None:
         """Add a step; arrays may have a leading axis of one environment.
 
-        `action` is a number, `reward` undiscounted, and `done` true for a terminal state; a time
-        limit is noticed by the next observation, which then does not follow.
+        `action` is a number, `reward` undiscounted, and `done` True for a terminal state. A time
+        limit is recognised by the next observation, which then does not follow.
         """
         infos: Infos = ({},)
         action_, reward_, done_ = (np.asarray(each).reshape(1) for each in (action, reward, done))
@@ -169,7 +169,7 @@ class PrioritizedReplayBuffer(SpacedReplay):
         )
 
     def update_priorities(self, indices: ArrayLike, priorities: ArrayLike) -> None:
-        """Give steps new priorities, such as losses; their sizes and `eps` count.
+        """Set priorities to the sizes of these values, such as losses, plus `eps`.
 
         Indices of steps that are no longer kept are counted in `replay.mirror.late_update_count`.
         """

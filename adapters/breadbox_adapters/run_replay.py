@@ -1,4 +1,4 @@
-"""A run's buffer for adapters: own steps come back by the mirror, as they were admitted."""
+"""Give an adapter a run's buffer; its own steps come back by the mirror once admitted."""
 
 import logging
 import weakref
@@ -30,18 +30,18 @@ _log = logging.getLogger(__name__)
 
 STEPS_PER_FRAGMENT = 32
 FLUSH_S = 0.5
-"""Seconds until others see a step at the latest; its writer waits for it where it has to."""
+"""Most seconds until other readers can see a step."""
 LAG_STEPS = 64
-"""Own steps of an environment that may be on their way while a sample is drawn."""
+"""Most steps of an environment that may still be on their way when a sample is drawn."""
 ARRIVAL_WAIT_S = 60.0
 FOUND_WAIT_S = 1.0
-"""Seconds for which a run's steps are counted before they are logged."""
+"""Most seconds for which a run's steps are read before their number is logged."""
 CLOSE_WAIT_S = 10.0
 CHUNKS_MAX = 2**31 - 1
 
 
 class RunReplay:
-    """A run's buffer, its mirror and a writer. `close` it; only `mirror` samples thread-safely."""
+    """A run's buffer, its mirror and a writer. Only `mirror` is thread-safe. `close` it."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class RunReplay:
         must_exist: bool = False,
         arrays: Mapping[str, ArrayType] | None = None,
     ) -> None:
-        """Find or make the buffer, enter the session, and begin to mirror it; log where steps go.
+        """Find or create the buffer, enter the session, begin to mirror it, and log where steps go.
 
-        `SpacedReplay` explains the shared arguments; token and certificates are the environment's,
-        so that no model's file holds them. `capacity_steps` bounds this memory and a new buffer.
-        `must_exist`: buffer and session have to be there. `arrays`: a step's types and shapes.
+        `SpacedReplay` explains the shared arguments. Token and certificates come from the
+        environment, so that no saved model holds them. `capacity_steps` bounds the mirror and a new
+        buffer. With `must_exist`, buffer and session must exist. `arrays` are a step's types.
 
         InvalidRequestError: another run's session is current. SessionEndedError: the run's ended.
-        SchemaMismatchError: other arrays. BufferNotFoundError: it must exist, or cannot be made.
+        SchemaMismatchError: other arrays. BufferNotFoundError: none exists, or none can be created.
         """
         self.is_own = run is None and buffer is None
         made_up = f"{prefix}-{uuid4().hex[:8]}"
@@ -96,10 +96,10 @@ class RunReplay:
                 process=process,
             )
             undo.callback(self.mirror.close)
-            self._tell_start()
+            self._log_start()
             undo.pop_all()
         self._state: dict[str, Any] = {"writer": None, "deletes": self.is_own}
-        """What the end has to see to; no reference to this object, which else would never end."""
+        """What `_end` needs. It must not refer to this object, which would then never be freed."""
         self._end = weakref.finalize(
             self, _end, self.client, self.mirror, server, self.buffer, self._state
         )
@@ -184,9 +184,9 @@ class RunReplay:
                     got,
                 )
 
-    def _tell_start(self) -> None:
-        # No mere INFO, which is shown to nobody who did not ask: that a name is mistyped, or was
-        # used before, is noticed here or after hours.
+    def _log_start(self) -> None:
+        # A warning, because INFO is hidden by default: a name that is mistyped, or was used before,
+        # must be noticed now and not after hours.
         where = f"buffer {self.buffer!r} of {self.client.address}"
         if self.is_own:
             _log.warning(
@@ -223,7 +223,7 @@ class RunReplay:
         self._added += self._env_count
 
     def act_with(self, model_version: int) -> None:
-        """Label the steps that are added from here on with the version that acts."""
+        """Label the steps that are added from now on with the version that acts."""
         self._model_version = model_version
         if self._writer is not None:
             self._writer.model_version = model_version
@@ -251,9 +251,9 @@ class RunReplay:
     # Steps out ---------------------------------------------------------------------------------
 
     def catch_up(self) -> None:
-        """Wait until all that the buffer holds now is here, own steps above all.
+        """Wait until the mirror has all steps that the buffer holds now, this writer's included.
 
-        `WaitElapsedError` after about twice `arrival_wait_s`; errors of sending are raised.
+        Raises `WaitElapsedError` after about twice `arrival_wait_s`, and errors of sending.
         """
         if self._writer is not None:
             try:
@@ -266,7 +266,7 @@ class RunReplay:
         self._seen = self._added
 
     def make_ready(self) -> None:
-        """Before a draw: wait where nothing is here yet, or too many own steps are on their way."""
+        """Wait before a draw if the mirror is empty, or if too many own steps are on their way."""
         lag_max = LAG_STEPS * self._env_count
         is_empty = not len(self.mirror)
         if is_empty or self._seen == 0 or self._added - self._seen > lag_max:
@@ -275,32 +275,28 @@ class RunReplay:
             self.mirror.wait_until(1, self.arrival_wait_s)
 
     def clear(self) -> None:
-        """Forget all steps here; what is in the service stays there, for others and restarts."""
+        """Empty the mirror; the server keeps the steps."""
         self.catch_up()
         self.mirror.clear()
 
     # Lifecycle ---------------------------------------------------------------------------------
 
     def keep(self) -> dict[str, Any]:
-        """Return where the data is, for a checkpoint; from now on `close` does not delete it."""
+        """Return where the data is, for a checkpoint; `close` then no longer deletes it."""
         self.is_own = self._state["deletes"] = False
         if self._writer is not None:
             self._writer.flush(max_wait_s=self.arrival_wait_s)
         return {"server": self._server, "run": self.run, "buffer": self.buffer}
 
     def close(self) -> None:
-        """Send what waits, stop, and delete a buffer that was for this run alone. Idempotent."""
+        """Send what is left, stop, and delete a buffer that was for this run alone. Idempotent."""
         self._end()
 
 
 def _end(
-    client: Client,
-    mirror: ReplayMirror,
-    server: str | None,
-    buffer: str,
-    state: Mapping[str, Any],
+    client: Client, mirror: ReplayMirror, server: str | None, buffer: str, state: Mapping[str, Any]
 ) -> None:
-    """End a run, when asked, when it is forgotten, or with the process; raise nothing."""
+    """End a run when it is closed or freed, or at exit; raise nothing."""
     try:
         mirror.close()
         writer: StepWriter | None = state["writer"]
@@ -310,7 +306,7 @@ def _end(
         _log.warning("steps of buffer %s may be lost: %s", buffer, error)
     client.close()
     if state["deletes"]:
-        # Nobody waits at the end for a server that is gone.
+        # Do not wait at exit for an unreachable server.
         with (
             suppress(ReplayBufferError),
             connect_from_environment(server=server, reconnect_s=0.0) as last,

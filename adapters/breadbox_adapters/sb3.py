@@ -13,9 +13,9 @@ model = SAC(
 model.learn(20_000)
 ```
 
-Steps are sampled with the shapes, types and normalisation of the library's own buffers. Beside that
-they are in the service: other processes may add to them and learn from them, and a training that
-was killed finds them again under the same `run`. docs/adapters.md lists what is different.
+Samples have the shapes, types and normalisation of the library's own buffers. The server keeps the
+steps: other processes may append to them and learn from them, and a restarted training finds them
+under the same `run`. docs/adapters.md lists what is different.
 """
 
 from types import SimpleNamespace
@@ -49,32 +49,32 @@ __all__ = [
 
 
 class BreadboxReplayBuffer(SpacedReplay, ReplayBuffer):
-    """`ReplayBuffer` or `DictReplayBuffer`; `close()` it, forget it, or let the process end."""
+    """`ReplayBuffer` or `DictReplayBuffer`; `close()`, garbage collection or exit ends it."""
 
     _prefix = "sb3"
 
     @property
     def full(self) -> bool:
-        """Whether as many steps are kept as may be; waits as `size`."""
+        """True if as many steps are kept as may be; blocks like `size`."""
         return self.size() == self.buffer_size
 
     @property
     def pos(self) -> int:
-        """The place of the next step in a ring of `buffer_size`; waits as `size`."""
+        """Position of the next step in a ring of `buffer_size`; blocks like `size`."""
         self.replay.catch_up()
         return self.replay.mirror.inserted_step_count // self.n_envs % self.buffer_size
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draw steps uniformly, with replacement; `env` is a `VecNormalize`, or None.
 
-        Where nothing is here yet, or too many own steps are on their way, it waits for them for at
-        most about `arrival_wait_s`, and then raises `WaitElapsedError`.
+        Blocks while there is no step, or too many own steps are on their way; raises
+        `WaitElapsedError` after about `arrival_wait_s`.
         """
         self.replay.make_ready()
         return self._samples(self.replay.mirror.sample(batch_size), env)
 
     def _get_samples(self, batch_inds: NDArray[Any], env: Any = None) -> Any:
-        """Read steps by position, 0 being the oldest that is kept; waits as `sample`."""
+        """Return steps by position, 0 for the oldest that is kept; blocks like `sample`."""
         self.replay.make_ready()
         return self._samples(self.replay.mirror.at(batch_inds), env)
 
@@ -85,13 +85,13 @@ class BreadboxReplayBuffer(SpacedReplay, ReplayBuffer):
 
 
 class BreadboxNStepReplayBuffer(BreadboxReplayBuffer):
-    """`NStepReplayBuffer`: rewards of up to `n_steps` steps, and the discount behind them."""
+    """`NStepReplayBuffer`: returns of up to `n_steps` steps, and the discount of what follows."""
 
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float, **kwargs: Any) -> None:
-        """Enter a run, as `BreadboxReplayBuffer`, with returns of 1 to 1024 steps.
+        """Do as `BreadboxReplayBuffer`, with returns over `n_steps`, 1 to 1024.
 
-        The algorithm's own `n_steps` is ignored. `gamma` has no default, because algorithms do not
-        hand theirs over: this one is learned with, whatever theirs is.
+        The algorithm's own `n_steps` is ignored. `gamma` has no default because algorithms do not
+        pass theirs; the one given here is used.
         """
         self.n_steps = n_steps
         self.gamma = gamma
@@ -100,7 +100,7 @@ class BreadboxNStepReplayBuffer(BreadboxReplayBuffer):
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draw steps with the returns that begin at them; see `BreadboxReplayBuffer.sample`.
 
-        Where a window is shorter, as at the end of an episode, `discounts` are those of its steps.
+        A window that ends early, as at the end of an episode, has the discount of its steps.
         """
         self.replay.make_ready()
         return self._windows(self.replay.mirror.sample(batch_size, **self._how(env)), env)
@@ -110,12 +110,12 @@ class BreadboxNStepReplayBuffer(BreadboxReplayBuffer):
         return self._windows(self.replay.mirror.at(batch_inds, **self._how(env)), env)
 
     def _how(self, env: Any) -> dict[str, Any]:
-        # Rewards are clipped where they are normalised, so each is for itself.
+        # Normalising clips, so each reward is normalised before they are added up.
         reward_map = None if env is None else env.normalize_reward
         return {"n_step": self.n_steps, "gamma": self.gamma, "reward_map": reward_map}
 
     def _windows(self, batch: StepBatch, env: Any) -> Any:
-        # Rewards are scaled already, each before they were added up.
+        # `_how` has normalised the rewards already.
         if env is not None:
             env = SimpleNamespace(normalize_obs=env.normalize_obs, normalize_reward=lambda r: r)
         samples = self._samples(batch, env)
@@ -140,10 +140,10 @@ class BreadboxHerReplayBuffer(BreadboxReplayBuffer, HerReplayBuffer):
         copy_info_dict: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Enter a run, as `BreadboxReplayBuffer`, of observations with achieved and desired goals.
+        """Enter a run like `BreadboxReplayBuffer`; observations have achieved and desired goals.
 
-        `env` is the training environment, for `compute_reward`. Of `n_sampled_goal` + 1 steps all
-        but one get another goal ("future", "final" or "episode"). `copy_info_dict` must be False.
+        `env` is the training environment, for `compute_reward`. One of `n_sampled_goal` + 1 steps
+        keeps its goal; the others get a reached one. `copy_info_dict` must be False.
         """
         if copy_info_dict:
             raise ValueError(
@@ -184,14 +184,14 @@ class BreadboxHerReplayBuffer(BreadboxReplayBuffer, HerReplayBuffer):
         try:
             batch = self._draw(batch_size)
         except InvalidRequestError:
-            # The end of the first episode may be what is on its way.
+            # The end of the first episode may still be on its way.
             self.replay.catch_up()
             try:
                 batch = self._draw(batch_size)
             except InvalidRequestError as error:
                 raise RuntimeError(
-                    "no whole episode is there to sample: let learning_starts be more than an "
-                    "episode has steps"
+                    "there is no whole episode to sample yet: set learning_starts above the number "
+                    "of steps of an episode"
                 ) from error
         return self._samples(batch, env)
 
@@ -205,14 +205,14 @@ class BreadboxHerReplayBuffer(BreadboxReplayBuffer, HerReplayBuffer):
 
     def _rewards(self, achieved: Any, desired: Any, _: Tree) -> NDArray[np.float32]:
         if self.env is None:
-            raise ValueError("there is no environment to ask for rewards: call set_env() first")
+            raise ValueError("no environment can compute rewards: call set_env() first")
         infos: list[dict[str, Any]] = [{} for _ in range(len(achieved))]
-        # Of the first environment, since all are alike.
+        # One environment is enough: all are alike.
         (rewards,) = self.env.env_method("compute_reward", achieved, desired, infos, indices=[0])
         return np.asarray(rewards, np.float32)
 
     def truncate_last_trajectory(self) -> None:
-        """Do nothing: no writer goes on with an episode that was not finished."""
+        """Do nothing: after a load no writer continues an unfinished episode."""
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

@@ -1,4 +1,4 @@
-"""A replay buffer of Gymnasium's spaces, whichever library's interface it has."""
+"""A replay buffer of steps of Gymnasium's spaces, which the adapters of libraries derive from."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ from breadbox.model.types import ArrayType, ModelState
 from breadbox_adapters.run_replay import RunReplay
 
 Infos = Sequence[Mapping[str, Any]] | Mapping[str, Any]
-"""One for each environment, or one for all with an array for each key."""
+"""One dict for each environment, or one for all with an array for each key."""
 
 
 class SpacedReplay:
-    """Steps of environments with these spaces: in as they come, out as flat batches of tensors."""
+    """Take steps of environments with these spaces; return flat batches of tensors."""
 
     _prefix = "run"
-    """Begins the names that are made up."""
+    """Beginning of generated names."""
 
     def __init__(
         self,
@@ -35,31 +35,31 @@ class SpacedReplay:
         handle_timeout_termination: bool = True,
         **where: Any,
     ) -> None:
-        """Enter a run; the first arguments are those that libraries and scripts give.
+        """Enter a run; the first arguments are those that libraries and scripts pass.
 
         Args:
-            buffer_size: Steps that are kept here, of all environments together.
+            buffer_size: Most steps that are kept here, of all environments together.
             observation_space: A single environment's.
             action_space: A single environment's.
-            device: Where samples go; "auto": CUDA where there is any.
-            n_envs: Environments of which each `add` brings a step.
+            device: Device of samples; "auto": CUDA if there is one.
+            n_envs: Environments of which each `add` passes a step.
             optimize_memory_usage: No effect: an observation is kept once anyway.
-            handle_timeout_termination: Whether `TimeLimit.truncated` in infos makes a `done` no
-                terminal state. False for scripts that hand over terminations alone.
-            where: `server`: HOST:PORT; without it `BREADBOX_SERVER`, else localhost:50051. A token
+            handle_timeout_termination: True if `TimeLimit.truncated` in infos makes a `done` a
+                truncation. False for scripts that pass terminations alone.
+            where: `server`: HOST:PORT; by default `BREADBOX_SERVER`, else localhost:50051. A token
                 is taken from `BREADBOX_TOKEN`, certificates from `BREADBOX_TLS_CA` and the like.
-                `run`: name of the training, for which its data is found again. `buffer`: name of
-                the buffer in the service, if not the run's; without `run` the session is joined
-                that is current in it, as by a learner of remote actors. Without either the buffer
-                is a new one, which goes when it is closed, unless a checkpoint was made.
-                `frame_stack`: `{"obs": AXIS}`, or `{"obs.KEY": AXIS}` of dicts, where observations
+                `run`: name of the training, under which its data is found again. `buffer`: name of
+                the buffer, by default the run's. Given a buffer and no run, it joins the buffer's
+                current session, such as that of remote actors. Given neither, the buffer is a new
+                one, which `close` deletes unless a checkpoint was made.
+                `frame_stack`: `{"obs": AXIS}`, or `{"obs.KEY": AXIS}` for dicts, if observations
                 are stacks of frames, the newest last: each frame is then kept once.
                 `arrival_wait_s`: seconds for which sampling waits for steps.
-                `process`: fill the memory from another process, beside training; Linux only.
+                `process`: True to fill the memory from another process; Linux only.
 
         Raises:
             NotImplementedError: There are no flat batches of such spaces.
-            ReplayBufferError: As `breadbox_adapters.run_replay.RunReplay`.
+            ReplayBufferError: See `breadbox_adapters.run_replay.RunReplay`.
         """
         self.observation_space = observation_space
         self.action_space = action_space
@@ -71,7 +71,7 @@ class SpacedReplay:
         self.device = torch.device(device)
         self.n_envs = n_envs
         self.buffer_size = max(buffer_size // n_envs, 1)
-        """Steps that are kept, of each environment."""
+        """Most steps that are kept of each environment."""
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self._where = where
@@ -93,20 +93,20 @@ class SpacedReplay:
 
     @property
     def run(self) -> str:
-        """The run's name, under which its data is found again."""
+        """The run's name."""
         return self.replay.run
 
     def size(self) -> int:
-        """Return the steps per environment that can be sampled; waits for own steps under way."""
+        """Return the steps per environment that can be sampled, own ones on their way included."""
         self.replay.catch_up()
         return min(len(self.replay.mirror) // self.n_envs, self.buffer_size)
 
     def reset(self) -> None:
-        """Forget all steps here; the service keeps them."""
+        """Empty the mirror; the server keeps the steps."""
         self.replay.clear()
 
     def close(self) -> None:
-        """Send what waits, and stop. Idempotent."""
+        """Send what is left, and stop. Idempotent."""
         self.replay.close()
 
     # Steps in ----------------------------------------------------------------------------------
@@ -120,17 +120,17 @@ class SpacedReplay:
         done: NDArray[Any],
         infos: Infos,
     ) -> None:
-        """Add a step of each environment; blocks only where the service has no room for long.
+        """Add a step of each environment; blocks only while the server has no room.
 
-        All have an axis of `n_envs`: `obs` and `reward`, not normalised, `next_obs` the final
-        observation where an episode ended, `action` as the policy learns it. Where
-        `handle_timeout_termination` is set, `TimeLimit.truncated` in `infos` marks a time limit
-        rather than an end. An observation that did not follow the last step starts an episode.
+        Arguments have an axis of `n_envs`. `obs` and `reward` are not normalised; `next_obs` is the
+        final observation where an episode ended; `action` is as the policy learns it. With
+        `handle_timeout_termination`, `TimeLimit.truncated` in `infos` marks a truncation. An
+        observation that does not follow the last step starts an episode.
         """
         ended = np.asarray(done, np.bool_).reshape(self.n_envs)
         truncated = np.zeros(self.n_envs, np.bool_)
         if self.handle_timeout_termination:
-            # Without a `done`, too: libraries end their windows there all the same.
+            # Without a `done` too: libraries still end their windows there.
             truncated = self._limits(infos)
         self.replay.add(
             self._stored(obs, self.observation_space),
@@ -148,7 +148,7 @@ class SpacedReplay:
         return np.array([bool(info.get(name, False)) for info in infos])
 
     def _stored(self, tree: Tree, space: spaces.Space[Any]) -> Tree:
-        """Lay data out as a rollout worker of the environment would send it."""
+        """Lay data out as a rollout worker of the environment sends it."""
         if isinstance(space, spaces.Dict):
             return {key: self._stored(tree[key], part) for key, part in space.items()}
         array = np.asarray(tree).astype(self._dtype(space), copy=False)
@@ -181,17 +181,17 @@ class SpacedReplay:
 
     @property
     def observations(self) -> Any:
-        """[`size()`, n_envs, ...], not normalised; of dicts by key.
+        """[`size()`, n_envs, ...], not normalised; for a dict space, by key.
 
-        As all of its kind a copy, made anew each time: samples do not see what is written to it.
-        Rows are in order of arrival; a column is not always the same environment's. Waits as
-        `size`; before the first step it is an `InvalidRequestError`.
+        A new copy at each access, like the properties below: samples do not see changes to it. Rows
+        are in order of arrival; a column is not always of one environment. Blocks like `size`;
+        raises `InvalidRequestError` before the first step.
         """
         return self._observation_rows(self._kept().obs)
 
     @property
     def next_observations(self) -> Any:
-        """What followed; as `observations`."""
+        """The observations after; see `observations`."""
         return self._observation_rows(self._kept().next_obs)
 
     @property
@@ -206,13 +206,13 @@ class SpacedReplay:
 
     @property
     def dones(self) -> NDArray[np.float32]:
-        """float32[`size()`, n_envs]: 1 where an episode ended, by a time limit too."""
+        """float32[`size()`, n_envs]: 1 where an episode ended, also by a time limit."""
         kept = self._kept()
         return self._in_rows((kept.terminated | kept.truncated).astype(np.float32))
 
     @property
     def timeouts(self) -> NDArray[np.float32]:
-        """float32[`size()`, n_envs]: 1 where it was a time limit."""
+        """float32[`size()`, n_envs]: 1 where a time limit ended it."""
         return self._in_rows(self._kept().truncated.astype(np.float32))
 
     def _values(self, batch: StepBatch, env: Any = None) -> dict[str, Any]:
@@ -235,19 +235,19 @@ class SpacedReplay:
         return {key: self._tensor(seen[key], part) for key, part in shape.items()}
 
     def _tensor(self, array: NDArray[Any], shape: tuple[int, ...]) -> torch.Tensor:
-        # A copy already, whose rows need not lie side by side in memory.
+        # A copy already; its rows need not be contiguous.
         whole = np.ascontiguousarray(array.reshape(len(array), *shape))
         return torch.as_tensor(whole, device=self.device)
 
     # Policies ----------------------------------------------------------------------------------
 
     def publish_policy(self, policy: torch.nn.Module, version: int | None = None) -> int:
-        """Hand a policy's weights to remote actors, as a model version of the run; return that.
+        """Publish a policy's weights as a model version of the run, for remote actors; return it.
 
-        `version` is above the run's last one, a killed learner's included, or None for the next.
+        `version` must be above the run's last one, also that of a killed learner. None: the next.
 
         Raises:
-            VersionRegressedError: It is lower than the last one.
+            VersionRegressedError: It is not above the last one.
             SessionEndedError: The run was ended.
         """
         if version is None:
@@ -258,9 +258,9 @@ class SpacedReplay:
         return version
 
     def load_policy(self, policy: torch.nn.Module, max_wait_s: float = 0.0) -> int | None:
-        """Give a policy the newest published weights; return their version, or None if it has them.
+        """Load the newest published weights into a policy; return their version, or None if known.
 
-        Waits at most `max_wait_s`. Steps added from then on are labelled with that version.
+        Blocks for at most `max_wait_s`. Steps added from then on are labelled with that version.
         """
         known: ModelState | None = getattr(self, "_known_model", None)
         newer = self.replay.client.load_model(known, max_wait_s=max_wait_s)
@@ -286,7 +286,7 @@ class SpacedReplay:
 
 
 def batch_shape(space: spaces.Space[Any]) -> Any:
-    """Return an observation's shape in a batch: numbers have an axis of one; of dicts by key."""
+    """Return an observation's shape in a batch, by key for a dict; a number has an axis of 1."""
     match space:
         case spaces.Dict():
             return {key: batch_shape(part) for key, part in space.items()}
@@ -298,7 +298,7 @@ def batch_shape(space: spaces.Space[Any]) -> Any:
 
 
 def action_size(space: spaces.Space[Any]) -> int:
-    """Return the numbers of an action in a batch."""
+    """Return how many numbers an action has in a batch."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         raise NotImplementedError(f"there are no batches of actions of {space}")
     return int(np.prod(space.shape or ()))

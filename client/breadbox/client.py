@@ -5,7 +5,6 @@
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from uuid import uuid4
 
@@ -51,8 +50,8 @@ def connect(
         tls: Certificates, or None for an unencrypted connection.
         token: Bearer token, sent with every call, or None. Without TLS the network can read it.
             `@FILE` stands for the contents of the file.
-        deadline_s: Seconds for which server or store may be silent, on top of a wait that was
-            asked for. A call goes on while bytes of payloads move.
+        deadline_s: Seconds for which server or store may be silent, on top of any wait that was
+            requested. A call continues while bytes of payloads move.
         reconnect_s: Seconds for which a call retries after that, and after server or store became
             unreachable, so that work continues after a restart. 0: no retry.
         append_wait_s: Seconds for which an append waits while nothing is admitted because buffer
@@ -92,7 +91,7 @@ class Client:
     `buffer` of a method names the buffer, or is None for the client's buffer.
 
     Blocks (every call): until the server has answered, for at most `deadline_s` and `reconnect_s`
-    together, on top of a wait that was asked for by `max_wait_s`; `max_wait_s=0` looks once.
+    together, on top of the wait requested by `max_wait_s`; with `max_wait_s=0` it does not wait.
 
     Thread-safe: any number of threads may call any method at a time; `close` makes calls of other
     threads fail with ClosedError. Not for use after a fork: gRPC's threads do not survive it, so
@@ -157,7 +156,7 @@ class Client:
 
     @property
     def store(self) -> PayloadStore:
-        """The payload store. The first use asks the server for its URL, and opens it.
+        """The payload store. The first use requests its URL from the server, and opens it.
 
         Raises:
             StoreUrlError: This host cannot use a store of that URL.
@@ -177,12 +176,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -354,7 +348,7 @@ class Client:
     def append_fragments(
         self, fragments: Sequence[types.FragmentMetadata], *, buffer: str | None = None
     ) -> types.AppendReply:
-        """Announce up to 4096 fragments whose payloads are written; `append_many` also writes them.
+        """Announce up to 4096 fragments with written payloads; `append_many` also writes them.
 
         ```python
         (payload,) = client.store.write_many([[memoryview(packed)]])  # As docs/payload-format.md.
@@ -465,7 +459,7 @@ class Client:
         Args:
             fragment_count: Fragments for all ranks together; a multiple of
                 fragments_per_chunk * world_size.
-            max_wait_s: Seconds to wait for fragments; 0 to look once.
+            max_wait_s: Seconds to wait for fragments; 0: do not wait.
             rank: Rank of this learner, from 0.
             world_size: Number of learners that share the fetch.
             request_id: Name of the fetch, the same for all ranks and for a retry, or None for a
@@ -573,14 +567,14 @@ class Client:
             after_chunk_id: The `cursor` of the read before, or None to begin with the oldest chunk
                 that is held. A chunk id that the buffer has not reached yet counts as None.
             chunk_count_max: Most chunks to return, 1 to 4096; large chunks come in smaller numbers.
-            max_wait_s: Seconds to wait for a chunk; 0 to look once.
+            max_wait_s: Seconds to wait for a chunk; 0: do not wait.
             lease_s: Seconds until the lease expires, or None for the buffer's `lease_s`.
             known_session_id: The `session_id` of the read before, or None to ignore changes. If
                 another session is current, the wait ends and all its chunks that are held are read.
-            subscription: Subscription whose unacknowledged chunks to read, retained ones included,
+            subscription: Subscription to read the unacknowledged chunks of, retained ones included,
                 or None for a cursor that the caller keeps. With `after_chunk_id`, begins there.
-            is_look: True if the read is no use of the buffer: `BufferState.idle_s` goes on, also
-                while it waits. For monitors; a read by a token of the role viewer is always a look.
+            is_look: True to not count the read as a use: `BufferState.idle_s` then keeps growing,
+                also during the wait. For monitors; reads with a viewer's token never count.
             buffer: The buffer's name, or None for the client's buffer.
 
         Raises:

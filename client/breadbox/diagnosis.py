@@ -137,7 +137,7 @@ def _quarantined(seen: _Seen) -> list[str]:
     last = named[-1]
     workers = ", ".join(repr(each) for each in sorted({each.worker_id for each in named})[:4])
     return [
-        f"{count} chunks are in quarantine, because readers could not read them: look at what "
+        f"{count} chunks are in quarantine, because readers could not read them: check what "
         f"writes for {workers}; the latest is fragment {last.fragment_index} of worker "
         f"{last.worker_id!r}, payload {last.payload_id}."
     ]
@@ -169,9 +169,9 @@ def _outage(seen: _Seen) -> _Judgement | None:
         "OUTAGE",
         f"Nothing is decided: {seen.state.outage}.",
         [
-            "Look at the Redis, or the directory, that --store and --journal of the server name: "
-            "does it run, has its disk room, and can the server's machine reach it?",
-            "Workers and learners go on by themselves, for as long as their --reconnect-s allows.",
+            "Check the Redis, or the directory, that --store and --journal of the server name: "
+            "does it run, has its disk space, and can the server's machine reach it?",
+            "Workers and learners retry by themselves for as long as their --reconnect-s allows.",
         ],
     )
 
@@ -183,7 +183,7 @@ def _hold(seen: _Seen) -> _Judgement | None:
         "HOLD",
         f"The server asks producers to wait: {seen.state.hold}.",
         [
-            "Producers go on by themselves as soon as the server has caught up.",
+            "Producers continue by themselves as soon as the server has caught up.",
             "If that does not last, the server's machine lacks CPU or room; its log and its "
             "metrics (breadbox_journal_replay_seconds, breadbox_pending_deletions) say which.",
         ],
@@ -206,7 +206,7 @@ def _leases(seen: _Seen) -> _Judgement | None:
         return None
     return (
         "LEASES",
-        f"{seen.state.lease_count} leases are alive, which is leases_max; a fetch waits until one "
+        f"{seen.state.lease_count} leases are active, which is leases_max; a fetch waits until one "
         "ends.",
         [
             "Leave `with client.fetch(...)` blocks sooner, or release leases by hand.",
@@ -224,7 +224,7 @@ def _nothing_arrives(seen: _Seen) -> _Judgement | None:
         f"{seen.state.chunk_count} chunks and has seen {seen.state.worker_count} workers in this "
         "session.",
         [
-            "Look whether rollout workers run, and reach this server: `breadbox doctor` there.",
+            "Check that rollout workers run, and reach this server: `breadbox doctor` there.",
             "An environment that takes long for a fragment looks the same: watch for longer.",
         ],
     )
@@ -259,7 +259,7 @@ def _stale(seen: _Seen) -> _Judgement | None:
         [
             "Publish less often, or raise staleness_max.",
             "Make fragments shorter, so that they arrive before the version has moved on.",
-            "Look whether workers adopt new weights: their model version should follow.",
+            "Check that workers adopt new weights: their model version should follow.",
             OFF_POLICY_ADVICE,
         ],
     )

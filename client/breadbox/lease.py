@@ -1,11 +1,10 @@
 # Code: breadbox/aio/lease.py, made by scripts/gen_blocking.py. Docstrings: written here.
 
-"""Leases: a granted batch whose payloads stay readable while the learner works on it."""
+"""Leases: a granted batch stays readable while the learner works on it."""
 
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from numpy.typing import NDArray
@@ -40,9 +39,9 @@ class Lease(Granted):
     A clean exit consumes the lease: the use counts. An exception returns it: the use is given back,
     and the exception propagates. If the exception says that a payload cannot be read, the exit
     reads each payload by itself and reports the unreadable ones to the server, so that they are not
-    served for ever. Without `with`, nothing renews it: call `renew` and `release` yourself.
+    served again and again. Without `with`, nothing renews it: call `renew` and `release` yourself.
 
-    Not thread-safe but for `released` and `expired`: one thread at a time works on a lease.
+    Only one thread at a time may use a lease, except for `released` and `expired`.
 
     Methods that call the server also raise the errors of every method of `Client`.
     """
@@ -65,13 +64,13 @@ class Lease(Granted):
         rewards = [fragment.reward.sum() for fragment in lease.fragments(columns=["reward"])]
         ```
 
-        Each step blocks until the next fragments are loaded. `columns` and `steps` are as of
-        `Client.load_fragments`.
+        Each iteration blocks until the next fragments are loaded. `columns` and `steps` are those
+        of `Client.load_fragments`.
 
         Raises:
             LeaseExpiredError: A renewal found that the lease has expired.
             ClosedError: The lease was released.
-            ReplayBufferError: As `Client.load_fragments`; payloads are gone only after the lease.
+            ReplayBufferError: See `Client.load_fragments`; no payload is deleted during the lease.
         """
 
         def read(references: Sequence[FragmentReference]) -> list[Fragment]:
@@ -120,7 +119,7 @@ class Lease(Granted):
             print(batch.reward.mean())
         ```
 
-        Each step blocks until the next batch is loaded.
+        Each iteration blocks until the next batch is loaded.
 
         Args:
             batch_size: Fragments per batch, at least 1; the last batch may be shorter.
@@ -130,7 +129,7 @@ class Lease(Granted):
                 default batches come in draw order, and two are loaded ahead.
 
         Raises:
-            ReplayBufferError: As `fragments`.
+            ReplayBufferError: See `fragments`.
             InvalidRequestError: `batch_size` or an option is out of its range.
         """
         side_stream = side_stream_for(device)
@@ -169,9 +168,9 @@ class Lease(Granted):
             lease.release(breadbox.ReleaseMode.RETURNED)
         ```
 
-        `release` reports the ids to the server, which quarantines a payload that readers have named
-        `--poison-after` times. Blocks while all payloads are read. Raises nothing, but ends early
-        if the store does not answer. Payloads that are missing are not named.
+        `release` reports the ids to the server, which quarantines a payload that readers have
+        reported `--poison-after` times. Blocks while all payloads are read. Raises nothing, but
+        ends early if the store does not answer. Missing payloads are not among them.
         """
         return self._interpreter.run(self._examined())
 
@@ -209,12 +208,7 @@ class Lease(Granted):
         self._renewal = self._interpreter.run_in_background(self._renewing())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if isinstance(error, UNREADABLE_ERRORS) and not self.released:
                 with suppress(ClosedError):

@@ -1,6 +1,6 @@
 # Code: breadbox/aio/loader.py, made by scripts/gen_blocking.py. Docstrings: written here.
 
-"""Load granted fragments in the background, so that batches are ready when the learner asks.
+"""Load granted fragments in the background, so that batches are ready when the learner needs them.
 
 `breadbox.reading.loading` has the invariants.
 """
@@ -65,8 +65,8 @@ class FragmentLoader(Generic[Loaded]):
             print(batch.reward.mean())
         ```
 
-        Each step blocks until the next batch is loaded. The lease of the references must not expire
-        before the iteration ends. An error ends the iteration.
+        Each iteration blocks until the next batch is loaded. The lease of the references must not
+        expire before the iteration ends. An error ends the iteration.
 
         Raises:
             InvalidRequestError: `batch_size` is below 1.

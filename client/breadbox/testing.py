@@ -1,6 +1,6 @@
-"""For tests of code that uses Breadbox: fixtures of pytest, and a server that can be killed.
+"""Provide pytest fixtures, and a server that can be killed, for tests of code that uses Breadbox.
 
-pytest finds the fixtures by itself where Breadbox is installed:
+pytest finds the fixtures by itself if Breadbox is installed:
 
 ```python
 def test_my_producer(breadbox_client):
@@ -9,7 +9,7 @@ def test_my_producer(breadbox_client):
     assert breadbox_client.get_buffer().state.fragment_count == 8
 ```
 
-Where a test is to kill and restart a server, it starts its own:
+A test that kills and restarts a server starts its own:
 
 ```python
 with breadbox.testing.start_server() as server, breadbox.connect(server.address) as client:
@@ -36,14 +36,14 @@ __all__ = ["ServerProcess", "breadbox_client", "breadbox_server", "start_server"
 
 @pytest.fixture(scope="session")
 def breadbox_server() -> Iterator[ServerProcess]:
-    """A server for all tests of the session, with payloads in memory; gone when they are done."""
+    """A server for all tests of the pytest session, with payloads in memory."""
     with start_server() as server:
         yield server
 
 
 @pytest.fixture
 def breadbox_client(breadbox_server: ServerProcess) -> "Iterator[Client]":
-    """A client of `breadbox_server`, of a buffer that this test has for itself."""
+    """A client of `breadbox_server` with a buffer for this test alone."""
     from breadbox.client import connect
 
     with connect(breadbox_server.address, buffer=f"test-{uuid4().hex}") as client:

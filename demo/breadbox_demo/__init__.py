@@ -1,1 +1,1 @@
-"""The demo: a server, rollout workers and a learner, started and watched from one terminal."""
+"""The demo: start a server, rollout workers and a learner, and watch them from one terminal."""

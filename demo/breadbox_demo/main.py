@@ -1,4 +1,4 @@
-"""`breadbox demo`: watch an agent learn through the service."""
+"""`breadbox demo`: watch an agent learn through the server."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ INTERRUPTED = 130
 
 
 class DemoSettings(Settings):
-    """Options of the demo; none has a variable: the environment is for other processes."""
+    """Options of the demo. None has an environment variable: those are for other commands."""
 
     env: str = setting("CartPole-v1", environment=False)
     """Gymnasium environment to learn."""
@@ -47,13 +47,13 @@ class DemoSettings(Settings):
     seed: int = setting(0, environment=False, ge=0)
     """Seed of everything random."""
     out: Path = setting(Path("runs"), environment=False, folder=True)
-    """Folder that gets a folder per run: logs, progress.jsonl, report.png."""
+    """Folder for a folder per run: logs, progress.jsonl, report.png."""
     console: bool = setting(False, environment=False)
-    """Serve the console beside it, a web page that looks into the buffer, and open it."""
+    """Also serve the console, a web page that shows the buffer, and open it."""
 
 
 class DemoFailed(Exception):  # noqa: N818  It ends the demo and is not an error of the library.
-    """Something ended that should have gone on; the message says what and where to look."""
+    """A process ended that must not; the message names it and its log."""
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -67,7 +67,7 @@ def _child_environment() -> dict[str, str]:
 
 
 def _interrupt(number: int) -> None:
-    """End the demo once; a signal that is sent again meanwhile changes nothing."""
+    """End the demo once, and ignore further signals."""
     for each in _ENDING:
         signal.signal(each, signal.SIG_IGN)
     raise Interrupted(signal.Signals(number).name)
@@ -78,7 +78,7 @@ _ENDING = (*STOPPING, signal.SIGHUP)
 
 
 class Demo:
-    """Runs the processes and the screen. Use `run()` once."""
+    """The demo's processes and its screen. Call `run()` once."""
 
     def __init__(self, options: DemoSettings, run_dir: Path, console: Console) -> None:
         self._options = options
@@ -106,7 +106,7 @@ class Demo:
                     status = INTERRUPTED
                 except DemoFailed as failure:
                     self._console.print(f"[red]{escape(str(failure))}[/]", highlight=False)
-                # Producers first, so that nobody talks to a server that is gone.
+                # Producers first, so that they never call a server that is gone.
                 processes.stop(["learner", *self._worker_names], STOP_GRACE_S)
                 processes.stop(["console", "server"], STOP_GRACE_S)
         finally:
@@ -120,7 +120,7 @@ class Demo:
         ready = self._run_dir / "server.address"
         serve = [
             *("serve", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"),
-            # Ephemeral: where this process is killed, nobody else would clear the memory.
+            # Ephemeral, because the server clears the memory even if this process is killed.
             *("--store", f"file://{store}", "--ephemeral", "--ready-file", str(ready)),
             *("--seed", str(options.seed)),
         ]
@@ -194,7 +194,7 @@ class Demo:
                 if time.monotonic() > give_up_at:
                     self._console.print("time limit reached before the target return")
                     return 1
-                # The learner ends by itself once it has reached the target, or its time limit.
+                # The learner ends by itself at the target or its time limit.
                 learner_done = processes.return_code("learner") == 0
                 self._fail_if_ended(processes, expected=("learner",) if learner_done else ())
                 if learner_done:
@@ -243,11 +243,11 @@ def demo(settings: DemoSettings) -> None:
     """Watch an agent learn through the service.
 
     Starts a server with an embedded store, rollout workers and a PPO learner as separate
-    processes, which talk only through the service: fragments in, batches out, weights published
-    and adopted. Ends by itself at the target return (exit status 0) or the time limit (1), and
-    leaves a report.png. Ctrl-C stops everything.
+    processes, which exchange fragments, batches and weights through the server alone. Ends at the
+    target return (exit status 0) or the time limit (1), and leaves a report.png. Ctrl-C stops
+    everything.
     """
-    # Found out before anything starts, for all that the processes import.
+    # Checked before anything starts, for all of the processes.
     for extra in ("demo", *(["console"] if settings.console else [])):
         if name := missing_module(extra):
             raise ModuleNotFoundError(name, name=name)

@@ -1,4 +1,4 @@
-"""Child processes that start together, are watched together, and never outlive their parent."""
+"""Run child processes that start together, are watched together, and end with their parent."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ from breadbox.shared.child_processes import owned_environment
 
 @dataclass(frozen=True, slots=True)
 class ExitedProcess:
-    """A child that ended, with the end of what it said."""
+    """A child that ended, with the end of its log."""
 
     name: str
     return_code: int
@@ -22,7 +22,7 @@ class ExitedProcess:
 
 
 class ProcessGroup:
-    """Start `breadbox` commands, stop them in reverse; Ctrl-C reaches only the parent."""
+    """Start `breadbox` commands and stop them in reverse; Ctrl-C reaches only the parent."""
 
     def __init__(self, log_folder: Path) -> None:
         self._log_folder = log_folder
@@ -46,7 +46,7 @@ class ProcessGroup:
         return self._children[name][0].poll()
 
     def exited(self) -> list[ExitedProcess]:
-        """List the children that have ended, in the order of their start."""
+        """Return the children that have ended, in the order of their start."""
         return [
             ExitedProcess(name, process.returncode, self.last_lines(name))
             for name, (process, _) in self._children.items()
@@ -54,12 +54,12 @@ class ProcessGroup:
         ]
 
     def last_lines(self, name: str, line_count: int = 12) -> tuple[str, ...]:
-        """Read the end of a child's log."""
+        """Return the end of a child's log."""
         text = (self._log_folder / f"{name}.log").read_text(errors="replace")
         return tuple(text.splitlines()[-line_count:])
 
     def stop(self, names: Sequence[str], grace_s: float) -> None:
-        """Ask the named children to end, wait at most `grace_s` for all, then kill what is left."""
+        """Send the named children SIGTERM, wait at most `grace_s` for all, then kill the rest."""
         processes = [self._children[name][0] for name in names if name in self._children]
         for process in processes:
             if process.poll() is None:

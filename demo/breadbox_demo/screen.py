@@ -1,4 +1,4 @@
-"""What the demo shows while it runs, and the picture that it leaves behind."""
+"""Draw the demo's screen while it runs, and its report at the end."""
 
 import json
 import math
@@ -20,14 +20,14 @@ from breadbox.model.types import BufferDescription
 
 @dataclass(slots=True)
 class ProgressLog:
-    """Follow a learner's `progress.jsonl`; an unfinished line is left for the next `poll`."""
+    """Follow a learner's `progress.jsonl`; an unfinished line is read by a later `poll`."""
 
     path: Path
     records: list[dict[str, Any]] = field(default_factory=list)
     _offset_bytes: int = 0
 
     def poll(self) -> int:
-        """Read what is new, if there is a file yet; return the number of new records."""
+        """Read new records, if there is a file yet; return their number."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset_bytes)
@@ -41,13 +41,13 @@ class ProgressLog:
         return len(lines)
 
     def column(self, name: str) -> list[float]:
-        """List one value per record; NaN where a record has none."""
+        """Return one value per record, NaN if a record has none."""
         nan = float("nan")
         values = (record.get(name) for record in self.records)
         return [nan if value is None else float(value) for value in values]
 
     def latest(self, name: str) -> float | None:
-        """Return the newest value, or None when no record has one."""
+        """Return the newest value, or None if no record has one."""
         for record in reversed(self.records):
             if record.get(name) is not None:
                 return float(record[name])
@@ -66,7 +66,7 @@ class RateMeter:
         self._samples: deque[tuple[float, int]] = deque()
 
     def add(self, now: float, count: int) -> None:
-        """Note the counter's value at `now` (monotonic seconds)."""
+        """Add the counter's value at `now` (monotonic seconds)."""
         self._samples.append((now, count))
         while len(self._samples) > 2 and now - self._samples[0][0] > self._window_s:
             self._samples.popleft()
@@ -97,7 +97,7 @@ def _number(value: float | None, form: str = ".1f") -> str:
 
 
 class Screen:
-    """The state of the buffer and the rates that frames are drawn of."""
+    """The buffer's state, and the rates, from which frames are drawn."""
 
     def __init__(self, *, title: str, target_return: float, time_limit_s: float) -> None:
         self._title = title
@@ -109,13 +109,13 @@ class Screen:
         self.stage = "starting"
 
     def observe(self, buffer: BufferDescription) -> None:
-        """Take in the buffer's state as the service just returned it."""
+        """Take the buffer's state as the server returned it."""
         self.buffer = buffer
         self._fragments.add(time.monotonic(), self.admitted)
 
     @property
     def admitted(self) -> int:
-        """Fragments admitted so far."""
+        """Number of fragments admitted so far."""
         if self.buffer is None:
             return 0
         return self.buffer.state.counters.get("fragments_admitted", 0)
@@ -126,7 +126,7 @@ class Screen:
         return time.monotonic() - self._started_at
 
     def waiting_for(self, log: ProgressLog) -> str:
-        """Say what the learner waits for."""
+        """Return what the learner waits for, in words."""
         if self.buffer is None or not log.records:
             return self.stage
         if self.buffer.state.waiter_count == 0:
@@ -165,7 +165,7 @@ class Screen:
         return Panel(Group(table, Text(), foot), title=self._title, width=100)
 
     def line(self, log: ProgressLog) -> str:
-        """Write one line, for output that is no terminal."""
+        """Return one line, for output that is no terminal."""
         return (
             f"{self.elapsed_s:5.0f} s  return {_number(log.latest('return_mean_100'))}"
             f"  version {_number(log.latest('model_version'), '.0f')}"
@@ -183,7 +183,7 @@ def _panel(axes: object, times_s: Sequence[float], log: ProgressLog, names: dict
         axes.plot(times_s, log.column(name), label=label, linewidth=1.8)
     axes.grid(visible=True, alpha=0.3)
     if len(names) > 1:
-        # Above the panel, where no line can run.
+        # Above the panel, where it hides no line.
         axes.legend(
             loc="lower left", bbox_to_anchor=(0, 1), ncols=len(names), frameon=False, fontsize=9
         )

@@ -1,1 +1,1 @@
-"""Learner: batches from a buffer on time, advantages, and a reference PPO."""
+"""Learner: load batches of a buffer, estimate advantages, and train with a reference PPO."""

@@ -1,4 +1,4 @@
-"""Builds a learner from its settings and runs it."""
+"""Build a learner from its settings and run it."""
 
 import logging
 import sys
@@ -53,7 +53,7 @@ from breadbox_policies import (
 _log = logging.getLogger(__name__)
 
 OUTAGE_S_MAX: Final = 10.0
-"""Seconds for which a run that was asked to end tries to reach its server."""
+"""Seconds for which a run that was asked to end still tries to reach its server."""
 _POLL_S: Final = 0.5
 
 
@@ -74,7 +74,7 @@ def build_policy(settings: LearnSettings) -> PolicyModule:
 
 
 def build_reference(settings: LearnSettings) -> PolicyModule | None:
-    """Make the policy that `kl_coefficient` pulls towards, or None. Check a named file anyway."""
+    """Make the policy that `kl_coefficient` pulls towards, or None; check a named file anyway."""
     path = settings.reference_policy
     if path is None:
         if settings.kl_coefficient:
@@ -96,16 +96,16 @@ def build_reference(settings: LearnSettings) -> PolicyModule | None:
 
 
 def connect(settings: LearnSettings) -> Client:
-    """Make the client; nothing is sent yet."""
+    """Make the client, without a call to the server."""
     return settings.connect(
         buffer=settings.buffer, deadline_s=settings.deadline_s, reconnect_s=settings.reconnect_s
     )
 
 
 def warn_if_unreachable(settings: LearnSettings) -> None:
-    """Warn if the server is unreachable: the run waits for it. Raise TlsError immediately."""
+    """Warn if the server is unreachable and the run waits for it; raise TlsError immediately."""
     if settings.reconnect_s <= 0:
-        return  # Nothing is waited for, so the run ends with the same words at once.
+        return  # The run does not wait: it ends immediately with the same error.
     with connect(settings.model_copy(update={"reconnect_s": 0.0})) as client:
         try:
             client.get_buffer()
@@ -127,23 +127,23 @@ def dry_run_text(settings: LearnSettings) -> str:
 def run(
     settings: LearnSettings,
     stopped: Callable[[], bool],
-    told_to_end: threading.Event | None = None,
+    asked_to_end: threading.Event | None = None,
 ) -> Outcome:
-    """Train to an end; ask `stopped` each second. Once `told_to_end`, outages end the run."""
+    """Train to an end; call `stopped` each second. Once `asked_to_end`, outages end the run."""
     membership = membership_from_environment()
     if settings.threads:
         torch.set_num_threads(settings.threads)
     policy = build_policy(settings)
     reference = build_reference(settings)
     device = torch.device(settings.device)
-    # Before anything is waited for: a folder that cannot be used ends the run at once.
+    # Before any wait, so that an unusable folder ends the run immediately.
     folder = RunFolder.open(settings) if membership.is_main else None
     if membership.is_main:
         warn_if_unreachable(settings)
     with (
         joined(membership, device=device, limit_s=settings.rank_limit_s) as ranks,
         connect(settings) as client,
-        _given_up_in_time(client, told_to_end or threading.Event()),
+        _given_up_in_time(client, asked_to_end or threading.Event()),
     ):
         updater = PpoUpdater(
             policy,
@@ -157,16 +157,16 @@ def run(
 
 
 @contextmanager
-def _given_up_in_time(client: Client, told_to_end: threading.Event) -> Iterator[None]:
-    """Close a client that meets only an outage while its run is to end: every wait ends then."""
+def _given_up_in_time(client: Client, asked_to_end: threading.Event) -> Iterator[None]:
+    """Close a client, which ends its waits, if its run is to end and the server is unreachable."""
     over = threading.Event()
 
     def watch() -> None:
-        told_at = None
+        asked_at = None
         while not over.wait(_POLL_S):
-            if told_at is None:
-                told_at = time.monotonic() if told_to_end.is_set() else None
-            elif time.monotonic() - told_at >= OUTAGE_S_MAX and (outage := client.outage):
+            if asked_at is None:
+                asked_at = time.monotonic() if asked_to_end.is_set() else None
+            elif time.monotonic() - asked_at >= OUTAGE_S_MAX and (outage := client.outage):
                 _log.warning("ending without the server: %s", outage)
                 client.close()
                 return
@@ -188,13 +188,13 @@ class _Run:
     policy: PolicyModule
     updater: PpoUpdater
     folder: RunFolder | None
-    """Rank 0's; None on the others, which write nothing."""
+    """Folder of rank 0, or None on other ranks, which write nothing."""
     returns: EpisodeReturns = field(default_factory=EpisodeReturns)
     environment: EnvironmentSteps = field(default_factory=EnvironmentSteps)
 
     @property
     def identity(self) -> dict[str, Any]:
-        # What a run that goes on must have in common with the one it goes on from.
+        # A run can only be continued with these settings unchanged.
         plain = self.settings.plain()
         return {name: plain[name] for name in ("env", "env_options", "policy", "policy_options")}
 
@@ -274,7 +274,7 @@ class _Run:
 
     def _source(self, publisher: Publisher | NullPublisher) -> LeaseSource:
         membership = self.ranks.membership
-        # Another one for each start: the server remembers which requests it has granted.
+        # Different at each start, because the server remembers granted requests.
         nonce = self.ranks.from_main(uuid4().hex.encode()).decode()
         spaces = spaces_of(self.settings.env, self.settings.env_options)
         return LeaseSource(
@@ -289,7 +289,7 @@ class _Run:
         )
 
     def _restored(self) -> tuple[TrainerState, SessionState]:
-        """Go on from the checkpoint if so wished and there is one; rank 0 reads it for all."""
+        """Restore the checkpoint, if `resume` is set and there is one; rank 0 reads it for all."""
         data = b""
         if self.folder is not None and self.settings.resume:
             data = self.folder.read_checkpoint()
@@ -337,7 +337,7 @@ class _Run:
             raise RunFolderError(folder.path, error) from error
         if settings.wandb_project:
             if settings.token:
-                # The package keeps the command line beside the run.
+                # The package stores the command line with the run.
                 sys.argv[:] = [text.replace(settings.token, "***") for text in sys.argv]
             sinks.append(
                 WeightsAndBiases(settings.wandb_project, session_id, settings.plain(), folder.path)

@@ -1,4 +1,4 @@
-"""Evaluation beside training, in a process: neither waits for, nor fails with, an environment."""
+"""Evaluate policies in a process beside training, which does not wait for it or fail with it."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ STUDENT_T_95 = {
 
 
 def half_interval(values: Sequence[float]) -> float | None:
-    """Return half the width of the mean's 95% interval, or None of less than two values."""
+    """Return half the width of the mean's 95% interval, or None for less than two values."""
     if len(values) < 2:
         return None
     # The next smaller table entry: a wider interval, never a narrower one.
@@ -43,16 +43,16 @@ _ENDING_S = 5.0
 
 
 class EvaluationError(Exception):
-    """An evaluation came to nothing; says why."""
+    """An evaluation failed; says why."""
 
 
 def evaluated(answer: Mapping[str, Any], seconds: float) -> dict[str, float | int | None]:
-    """Make the record of an evaluation from its process's answer and the seconds it took."""
+    """Return the record of an evaluation from its process's answer and the seconds it took."""
     returns, lengths = answer["returns"], answer["lengths"]
     mean, half_width = statistics.fmean(returns), half_interval(returns)
     return {
         "evaluation_return_mean": mean,
-        # Of the mean, at 95%; unknown of a single episode.
+        # The 95% interval of the mean, or None for a single episode.
         "evaluation_return_low": None if half_width is None else mean - half_width,
         "evaluation_return_high": None if half_width is None else mean + half_width,
         "evaluation_return_min": min(returns),
@@ -61,14 +61,14 @@ def evaluated(answer: Mapping[str, Any], seconds: float) -> dict[str, float | in
         "evaluation_length_min": min(lengths),
         "evaluation_length_max": max(lengths),
         "evaluation_episode_count": len(returns),
-        # Of these only the beginning counts; where rewards are positive, returns are too small.
+        # These returns are partial; with positive rewards they are too small.
         "evaluation_cut_off_count": answer["cut_off"],
         "evaluation_s": seconds,
     }
 
 
 class Evaluator:
-    """Evaluate versions in order, the newest waiting; only `finish` and `close` block."""
+    """Evaluate versions in order; only the newest one waits. Only `finish` and `close` block."""
 
     def __init__(self, task: EvaluationTask) -> None:
         self._task = task
@@ -79,12 +79,12 @@ class Evaluator:
         self._finished: list[Record] = []
         self._process: subprocess.Popen[bytes] | None = None
         self.skipped_count = 0
-        """Evaluations that were left out since a newer version came first."""
+        """Number of evaluations left out because a newer version came."""
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
         self._thread.start()
 
     def begin(self, marks: Record, policy: PolicyModule) -> None:
-        """Have the policy evaluated as it is now; `marks` begin its record, such as the update."""
+        """Start to evaluate the policy's current weights; `marks` begin the record."""
         weights = {
             name: tensor.detach().cpu().contiguous() for name, tensor in policy.state_dict().items()
         }
@@ -102,13 +102,13 @@ class Evaluator:
             self._changed.notify_all()
 
     def finished(self) -> list[Record]:
-        """Return records of evaluations that have ended since this was asked last."""
+        """Return records of the evaluations that have ended since the last call."""
         with self._changed:
             found, self._finished = self._finished, []
         return found
 
     def finish(self, stopped: Callable[[], bool], limit_s: float) -> list[Record]:
-        """Wait for what was begun, until `stopped()` turns true or the limit; return `finished`."""
+        """Wait for started evaluations, until `stopped()` or the limit; return `finished`."""
         give_up_at = time.monotonic() + limit_s
         with self._changed:
             while self._is_playing or self._waiting is not None:
@@ -119,7 +119,7 @@ class Evaluator:
         return self.finished()
 
     def close(self) -> None:
-        """End the process, in the middle of an episode too. Idempotent."""
+        """End the process, even within an episode. Idempotent."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()

@@ -11,7 +11,7 @@ from breadbox_learner.settings import LearnSettings, membership_from_environment
 
 
 def check(settings: LearnSettings) -> None:
-    """Refuse what can be seen to be wrong without torch, whose import takes seconds."""
+    """Check settings without torch, since its import takes seconds."""
     membership = membership_from_environment()
     if membership.is_main:
         RunFolder.check(settings)

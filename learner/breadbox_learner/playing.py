@@ -1,4 +1,4 @@
-"""Plays episodes greedily, in a process: `python -m breadbox_learner.playing`.
+"""Play episodes greedily, in a process: `python -m breadbox_learner.playing`.
 
 Messages:
 
@@ -7,7 +7,7 @@ Messages:
     process to learner   one line of JSON per evaluation: {"returns": [...], "lengths": [...],
                          "cut_off": number}, or {"error": "..."}, after which the process ends
 
-The process ends when its standard input does, in the middle of an episode too.
+The process ends when its standard input does, even within an episode.
 """
 
 import json
@@ -33,7 +33,7 @@ from breadbox_policies import PolicyModule, make_policy
 
 _LENGTH_BYTES = 8
 _SEEDS_OF = 0x6272656164626F78
-"""Makes the seeds of evaluation others than those of training, whatever `--seed` says."""
+"""Makes evaluation seeds differ from training seeds, whatever `--seed` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Played:
     episode_return: float
     steps: int
     is_cut_off: bool = False
-    """Whether it would have gone on: the return is of its beginning alone."""
+    """True if it was cut off, so that the return is partial."""
 
 
 def episode_seed(number: int) -> int:
@@ -119,7 +119,7 @@ def _read_message(file: IO[bytes]) -> bytes | None:
 def _receive(messages: "queue.SimpleQueue[bytes]") -> None:
     while (data := _read_message(sys.stdin.buffer)) is not None:
         messages.put(data)
-    os._exit(0)  # The learner is gone, or done with this; an episode may last for hours.
+    os._exit(0)  # The learner is gone or has finished; an episode may last for hours.
 
 
 def _answer(task: EvaluationTask, data: bytes) -> dict[str, Any]:
@@ -145,9 +145,9 @@ def _answer(task: EvaluationTask, data: bytes) -> dict[str, Any]:
 
 def main() -> int:
     """Answer until the input ends; return the exit status."""
-    # The learner decides when to end: Ctrl-C in its terminal lets it end in good order.
+    # The learner decides when to end; Ctrl-C in its terminal must not end this process first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What environments print belongs to the log, not between the answers.
+    # Environments print to the log, not between the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     torch.set_num_threads(1)
@@ -157,7 +157,7 @@ def main() -> int:
     while True:
         try:
             answer = _answer(task, messages.get())
-        except Exception as error:  # noqa: BLE001  Whatever environments raise; the learner tells it.
+        except Exception as error:  # noqa: BLE001  Environments may raise anything.
             answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
         answers.write(json.dumps(answer) + "\n")
         if "error" in answer:

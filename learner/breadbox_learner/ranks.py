@@ -19,7 +19,7 @@ _MEETING_POLL_S = 0.05
 
 
 class RankLostError(ReplayBufferError):
-    """Another rank died or stayed silent past the deadline; restart all of them, with resume."""
+    """Another rank ended or did not answer in time; restart all of them, with resume."""
 
     def __init__(self, rank: int, limit_s: float, reason: str) -> None:
         super().__init__(
@@ -30,7 +30,7 @@ class RankLostError(ReplayBufferError):
 
 
 class Ranks:
-    """What a learner says to its peers, by all ranks in the same order; this one is alone."""
+    """Exchanges among ranks, which all call in the same order; this one is for a single rank."""
 
     membership = Membership()
 
@@ -43,19 +43,19 @@ class Ranks:
         return number
 
     def gathered(self, rows: Tensor) -> Tensor:
-        """Join the rows [N, ...] of all ranks, N may differ, in order of rank."""
+        """Concatenate the rows [N, ...] of all ranks, in order of rank; N may differ."""
         return rows
 
     def from_main(self, data: bytes) -> bytes:
-        """Return what rank 0 passes; other ranks' argument is ignored."""
+        """Return rank 0's argument; those of other ranks are ignored."""
         return data
 
     def shared(self, module: nn.Module, device: torch.device) -> nn.Module:
-        """Average the module's gradients over all ranks, from rank 0's parameters on."""
+        """Return a module with gradients averaged over all ranks, from rank 0's parameters."""
         return module
 
     def without_exchange(self, module: nn.Module) -> AbstractContextManager[None]:
-        """Only add up gradients of a shared module locally, within it."""
+        """Return a context in which gradients of a shared module are only added up locally."""
         return nullcontext()
 
 
@@ -83,7 +83,7 @@ class _Distributed(Ranks):
         sizes = [torch.zeros_like(size) for _ in range(self.membership.world_size)]
         with self._talking():
             dist.all_gather(sizes, size)
-        # Ranks exchange equal shapes only: each fills up to the longest.
+        # Ranks exchange only equal shapes, so each pads its rows to the longest.
         counts = [int(each) for each in sizes]
         own = rows.new_zeros((max(counts), *rows.shape[1:]), device=self._device())
         own[: len(rows)] = rows
@@ -95,7 +95,7 @@ class _Distributed(Ranks):
         return torch.cat(filled).to(rows.device)
 
     def from_main(self, data: bytes) -> bytes:
-        # Plain bytes: nothing that travels is ever executed.
+        # Plain bytes, which are never executed.
         size = torch.tensor(len(data), device=self._device())
         with self._talking():
             dist.broadcast(size, src=0)
@@ -120,7 +120,7 @@ class _Distributed(Ranks):
             yield
 
     def translated(self, error: RuntimeError) -> RankLostError:
-        """Say what a failed exchange means, such as one within a backward pass."""
+        """Return the error for a failed exchange, also one within a backward pass."""
         return RankLostError(self.membership.rank, self._limit_s, str(error).splitlines()[0])
 
     @contextmanager
@@ -136,7 +136,7 @@ class _Distributed(Ranks):
 
 def meeting_of(store: Any, membership: Membership, limit_s: float) -> str:
     """Agree with the other ranks on a new name, or raise RankLostError after `limit_s`."""
-    # torchrun's store outlives its ranks and names the dead; rank 0 answers all names.
+    # torchrun's store outlives its ranks and still has names of dead ones; rank 0 answers all.
     if not membership.is_main:
         name = uuid4().hex
         store.set(f"breadbox/name/{membership.rank}", name)
@@ -161,7 +161,7 @@ def meeting_of(store: Any, membership: Membership, limit_s: float) -> str:
 
 @contextmanager
 def joined(membership: Membership, *, device: torch.device, limit_s: float) -> Iterator[Ranks]:
-    """Meet other ranks within `limit_s`, part at the end; gloo for the CPU, nccl for CUDA."""
+    """Meet other ranks within `limit_s`, and leave at the end; gloo for the CPU, nccl for CUDA."""
     if membership.world_size == 1:
         yield Ranks()
         return
@@ -184,7 +184,7 @@ def joined(membership: Membership, *, device: torch.device, limit_s: float) -> I
     try:
         yield ranks
     except RuntimeError as error:
-        # Gradients are exchanged within backward passes, where only torch's own error is raised.
+        # Backward passes exchange gradients, and raise only torch's own errors.
         if (
             isinstance(error, dist.DistError | dist.DistBackendError)
             or "gloo" in str(error).lower()

@@ -1,4 +1,4 @@
-"""A run's folder, and its records: to `progress.jsonl`, TensorBoard and Weights & Biases."""
+"""Write a run's folder, and its records: to `progress.jsonl`, TensorBoard, Weights & Biases."""
 
 import importlib
 import importlib.util
@@ -21,7 +21,7 @@ EVENT_FILES = "events.out.tfevents.*"
 
 
 class RunFolderError(ReplayBufferError):
-    """The folder of a run, or a file in it, cannot be used; says which and why."""
+    """The folder of a run, or a file in it, cannot be used; names it and the reason."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(f"{path}: {error.strerror or error}")
@@ -29,18 +29,18 @@ class RunFolderError(ReplayBufferError):
 
 
 class RunFolder:
-    """The files of one run. Made by `open`; nothing here is safe against a second learner."""
+    """The files of one run, made by `open`. A second learner must not use the same folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.progress = path / "progress.jsonl"
         """One JSON object per update."""
         self.checkpoint = path / "checkpoint.safetensors"
-        """The last checkpoint, whole or not there."""
+        """The last checkpoint, complete or absent."""
 
     @classmethod
     def open(cls, settings: LearnSettings) -> "RunFolder":
-        """Make the folder, or find it; with `overwrite` the run in it is deleted."""
+        """Create or find the folder; with `overwrite`, delete the run in it."""
         cls.check(settings)
         if settings.run_dir is None:
             return cls(_new_folder(Path("runs") / time.strftime("%Y-%m-%d-%H%M%S")))
@@ -56,7 +56,7 @@ class RunFolder:
 
     @classmethod
     def check(cls, settings: LearnSettings) -> None:
-        """Refuse a folder that holds another run, or cannot be looked into; touch nothing."""
+        """Refuse a folder that has another run, or cannot be read; change nothing."""
         if settings.resume and settings.overwrite:
             raise InvalidRequestError("resume", "and overwrite contradict each other: set one")
         if settings.run_dir is None or settings.resume or settings.overwrite:
@@ -74,12 +74,12 @@ class RunFolder:
             )
 
     def read_checkpoint(self) -> bytes:
-        """Read the checkpoint; empty when there is none."""
+        """Return the checkpoint, or empty bytes without one."""
         with _named(self.checkpoint):
             return self.checkpoint.read_bytes() if self.checkpoint.exists() else b""
 
     def write_checkpoint(self, data: bytes) -> None:
-        """Replace the checkpoint in one step; a crash, or want of room, leaves a whole one."""
+        """Replace the checkpoint atomically; after a crash or a full disk the old one is there."""
         partial = self.checkpoint.with_suffix(".partial")
         with _named(self.checkpoint):
             with partial.open("wb") as file:
@@ -87,7 +87,7 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(self.checkpoint)
-            # The new name is only as safe as its folder's entry.
+            # The rename is durable only with its folder.
             folder = os.open(self.path, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -95,7 +95,7 @@ class RunFolder:
                 os.close(folder)
 
     def drop_records_after(self, update: int) -> None:
-        """Delete records of updates to be made again: a killed run wrote beyond its checkpoint."""
+        """Delete records of updates after the checkpoint, which will be made again."""
         with _named(self.progress):
             if not self.progress.is_file():
                 return
@@ -123,7 +123,7 @@ def _new_folder(wanted: Path) -> Path:
 
 
 def _update_of(line: bytes) -> float:
-    """Return the number of a record's update, or infinity where a kill cut the line short."""
+    """Return the number of a record's update, or infinity for a line that a kill cut short."""
     try:
         return int(json.loads(line)["update"])
     except (ValueError, KeyError, TypeError):
@@ -142,20 +142,20 @@ Record = Mapping[str, float | int | str | None]
 
 
 class Sink(Protocol):
-    """A place where records go."""
+    """A destination of records."""
 
     def write(self, record: Record) -> None:
-        """Take one record; `update` in it numbers them."""
+        """Write one record; its `update` numbers it."""
 
     def write_evaluation(self, record: Record) -> None:
-        """Take the record of an evaluation, perhaps some updates after that which it is of."""
+        """Write the record of an evaluation, possibly some updates after its own."""
 
     def close(self) -> None:
         """Flush and close. Idempotent."""
 
 
 class JsonLines:
-    """Append one JSON object a line, immediately and whole; NaN is null, no room is `OSError`."""
+    """Append one JSON object a line, atomically; NaN becomes null; OSError if there is no room."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -172,12 +172,12 @@ class JsonLines:
             while left:
                 left = left[self._file.write(left) :]
         except OSError:
-            with suppress(OSError):  # What led here is the error to tell.
+            with suppress(OSError):  # The first error is the one to raise.
                 self._file.truncate(start)
             raise
 
     def write_evaluation(self, record: Record) -> None:
-        """Append a line of its own."""
+        """Append a line."""
         self.write(record)
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class JsonLines:
 
 
 class Lines:
-    """Log a line for people every few seconds; the first record always."""
+    """Log a line every few seconds, and for the first record."""
 
     def __init__(
         self,
@@ -201,14 +201,14 @@ class Lines:
         self._unshown: Record | None = None
 
     def write(self, record: Record) -> None:
-        """Show the record, if it is time for one."""
+        """Log the record, if it is time for a line."""
         self._unshown = record
         if self._clock() >= self._next_at:
             self._next_at = self._clock() + self._period_s
             self._show(record)
 
     def write_evaluation(self, record: Record) -> None:
-        """Show it: there are few of them."""
+        """Log it: there are few of them."""
         low, high = record["evaluation_return_low"], record["evaluation_return_high"]
         known = isinstance(low, int | float) and isinstance(high, int | float)
         within = f" (95%: {low:.1f} to {high:.1f})" if known else ""
@@ -221,7 +221,7 @@ class Lines:
         )
 
     def close(self) -> None:
-        """Show the last record, if it has not been shown."""
+        """Log the last record, if it was not logged."""
         if self._unshown is not None:
             self._show(self._unshown)
 
@@ -229,7 +229,7 @@ class Lines:
         self._unshown = None
         mean = record.get("return_mean_100")
         shown = f"{mean:.1f}" if isinstance(mean, int | float) else "-"
-        # Over the last 100, as the name says, of which there are fewer at first.
+        # Over the last 100 episodes; at first there are fewer.
         count = min(100, int(record["episode_count"] or 0))
         self._echo(
             f"update {record['update']}: return {shown} "
@@ -242,7 +242,7 @@ class Lines:
 
 
 class TensorBoard:
-    """Write event files over environment steps; hide earlier files' later steps."""
+    """Write event files over environment steps; hide later steps of earlier files."""
 
     def __init__(self, folder: Path, environment_steps: int = 0) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
@@ -254,7 +254,7 @@ class TensorBoard:
         self._add("learner", record, record["environment_steps"])
 
     def write_evaluation(self, record: Record) -> None:
-        """Write its numbers over the environment steps that the version was made of."""
+        """Write its numbers over the environment steps of its version."""
         self._add("evaluation", _evaluation_of(record), record["environment_steps"])
 
     def _add(self, group: str, numbers: Record, steps: Any) -> None:
@@ -268,7 +268,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, gone on with by its id; obeys the package's `WANDB_MODE`."""
+    """A run of Weights & Biases, continued by its id; obeys the package's `WANDB_MODE`."""
 
     def __init__(self, project: str, run_id: str, config: Mapping[str, Any], folder: Path) -> None:
         wandb = importlib.import_module("wandb")
@@ -280,7 +280,7 @@ class WeightsAndBiases:
             reason = str(error).splitlines()[0]
             raise InvalidRequestError("wandb_project", f"cannot be logged to: {reason}") from error
 
-        # What charts have for an x-axis unless one chooses another.
+        # The default x-axis of charts.
         self._run.define_metric("*", step_metric="environment_steps")
         self._evaluation_names: set[str] = set()
         self._evaluation_row: int | None = None
@@ -290,7 +290,7 @@ class WeightsAndBiases:
         self._run.log(dict(record), step=record["update"])
 
     def write_evaluation(self, record: Record) -> None:
-        """Log it beside the newest update, over environment steps of its own."""
+        """Log it beside the newest update, over its own environment steps."""
         steps = "evaluation/environment_steps"
         named = {f"evaluation/{name}": value for name, value in _evaluation_of(record).items()}
         named |= {f"evaluation/{name}": record[name] for name in ("update", "model_version")}
@@ -298,9 +298,9 @@ class WeightsAndBiases:
             self._run.define_metric(name, step_metric=steps)
         self._evaluation_names |= named.keys()
         named[steps] = record["environment_steps"]
-        # Rows never go back there, so it cannot go to its own update's, and one row holds one of
-        # them: the second between two updates opens the next update's. There is never a third, as
-        # no more are begun than updates made, and one waits at most.
+        # Rows are append-only, so it cannot be in its own update's, and a row has room for one: a
+        # second one between two updates opens the next update's row. There is never a third,
+        # because there are no more evaluations than updates, and at most one waits.
         if self._evaluation_row == self._run.step:
             self._run.log({}, commit=True)
         self._evaluation_row = self._run.step
@@ -321,23 +321,23 @@ def _evaluation_of(record: Record) -> Record:
 
 
 def wandb_installed() -> bool:
-    """Tell whether the `wandb` package can be imported."""
+    """Return True if the `wandb` package can be imported."""
     return importlib.util.find_spec("wandb") is not None
 
 
 class Progress:
-    """All sinks of a run, as a context manager; a failing one loses records, logged once."""
+    """All sinks of a run, as a context manager; a failing sink loses records, logged once."""
 
     def __init__(self, sinks: list[Sink]) -> None:
         self._sinks = sinks
         self._failing: set[Sink] = set()
 
     def write(self, record: Record) -> None:
-        """Give the record to every sink."""
+        """Write the record to every sink."""
         self._give(lambda sink: sink.write(record))
 
     def write_evaluation(self, record: Record) -> None:
-        """Give the record of an evaluation to every sink."""
+        """Write the record of an evaluation to every sink."""
         self._give(lambda sink: sink.write_evaluation(record))
 
     def _give(self, write: Callable[[Sink], None]) -> None:

@@ -1,4 +1,4 @@
-"""Everything that can be set about a learner. Without torch, so that a command line starts fast."""
+"""Settings of a learner, without torch, so that the command line starts fast."""
 
 import os
 from collections.abc import Mapping
@@ -13,77 +13,77 @@ from breadbox.model.errors import InvalidRequestError
 
 
 class PpoConfig(Settings):
-    """How to train. Defaults learn CartPole on a CPU."""
+    """Settings of training. The defaults learn CartPole on a CPU."""
 
     discount: float = setting(0.99, ge=0, le=1)
     """gamma: weight of a reward one step later."""
     gae_lambda: float = setting(0.95, ge=0, le=1)
     """lambda of advantage estimation: 0 trusts the value function, 1 the rewards."""
     advantages: Literal["gae", "vtrace"] = "gae"
-    """"gae", or "vtrace", which corrects targets and advantages, too, for the policy that acted;
-    docs/learner-cookbook.md says what either did for old data."""
+    """"gae"; or "vtrace", which also corrects targets and advantages for the policy that acted.
+    docs/learner-cookbook.md compares both on old data."""
     vtrace_rho_max: float = setting(2.0, gt=0)
-    """rho of V-trace: bound of the weight of each step's own surprise, in the targets of the value
-    and in the gradient of the policy."""
+    """rho of V-trace: bound of the weight of a step's own temporal difference, in the targets of
+    the value and in the gradient of the policy."""
     vtrace_c_max: float = setting(1.0, gt=0)
-    """c of V-trace: bound of the weight with which later surprises are carried back; at most
-    vtrace_rho_max."""
+    """c of V-trace: bound of the weight with which later temporal differences are carried back; at
+    most vtrace_rho_max."""
     epochs: int = setting(4, ge=1)
     """Passes over each batch."""
     minibatch_fragments: int = setting(16, ge=1)
-    """Fragments per gradient step and rank; whole fragments, since a policy may be recurrent."""
+    """Fragments per gradient step and rank; whole fragments, because a policy may be recurrent."""
     accumulation_count: int = setting(1, ge=1)
-    """Parts a minibatch is worked through in, to save memory; the gradient is the same."""
+    """Parts in which a minibatch is processed, to save memory; the gradient is the same."""
     lr: float = setting(2.5e-3, gt=0)
     """Adam's step size."""
     lr_decay_updates: int = setting(0, ge=0)
-    """Updates over which the step size falls linearly to a tenth; 0: it stays."""
+    """Updates over which the step size falls linearly to a tenth; 0: it is constant."""
     clip: float = setting(0.2, gt=0)
     """Bound of |ratio - 1| between trained and proximal policy."""
     value_coefficient: float = setting(0.5, ge=0)
     """Weight of the value loss."""
     value_clip: float = setting(0.0, ge=0)
-    """Bound of how far a value may move in one update, in reward units; 0: none."""
+    """Most that a value may move in one update, in reward units; 0: no bound."""
     entropy_coefficient: float = setting(0.01, ge=0)
     """Weight of the entropy bonus."""
     kl_coefficient: float = setting(0.0, ge=0)
     """Weight of the divergence from a reference policy; 0: no reference policy."""
     target_kl: float = setting(0.0, ge=0)
-    """Stop the passes over a batch once the mean divergence from the proximal policy is over 1.5
+    """Stop the passes over a batch once the mean divergence from the proximal policy exceeds 1.5
     times this, in nats; 0: never."""
     staleness_weight_max: float = setting(2.0, ge=0)
     """Bound of the weight that corrects the gradient of the policy for staleness, with "gae"; 0: no
     correction."""
     gradient_norm_max: float = setting(0.5, ge=0)
-    """Norm to which a gradient is cut; 0: not cut."""
+    """Norm to which a gradient is clipped; 0: not clipped."""
     amp: Literal["off", "bfloat16", "float16"] = "off"
     """Mixed precision."""
     value_warmup_updates: int = setting(0, ge=0)
-    """First updates that train the value alone; the policy is neither trained nor published."""
+    """First updates, which train only the value; the policy is neither trained nor published."""
 
 
 class LearnSettings(PpoConfig, LogSettings, Connection):
-    """What `breadbox learn` takes."""
+    """Settings of `breadbox learn`."""
 
     buffer: str = "default"
     """Buffer to learn from."""
     deadline_s: float = setting(10.0, ge=0.1)
-    """Seconds for which server or store may be silent before a call is tried again."""
+    """Seconds that server or store may take to answer before a call is retried."""
     reconnect_s: float = setting(30.0, ge=0)
-    """Seconds for which to try to reach a server or store that went away."""
+    """Seconds for which to retry while server or store are unreachable."""
     env: str = "CartPole-v1"
-    """Gymnasium id, or module:factory, of the environment; only its spaces are used, unless
+    """Gymnasium id, or module:factory, of the environment. Only its spaces are used, unless
     evaluate_every has it played."""
     env_options: JsonObject = setting(default_factory=dict)
     """Keyword arguments for making the environment."""
     policy: str = "auto"
-    """"auto" (conv_lstm for images, else mlp), "mlp", "lstm", "conv_lstm", or module:factory; as
-    the workers have it."""
+    """"auto" (conv_lstm for images, else mlp), "mlp", "lstm", "conv_lstm", or module:factory; the
+    same as the workers'."""
     policy_options: JsonObject = setting(default_factory=dict)
     """Keyword arguments of the policy."""
     reference_policy: Path | None = None
-    """File of the policy that kl_coefficient pulls towards: the checkpoint of a run, or a
-    safetensors file of weights alone."""
+    """File of the policy that kl_coefficient pulls towards: a run's checkpoint, or a safetensors
+    file of weights alone."""
     fragments_per_batch: int = setting(64, ge=1)
     """Fragments of one update, for all ranks together."""
     prefetch_batches: int = setting(0, ge=0, le=64)
@@ -93,12 +93,12 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     updates_max: int = setting(0, ge=0)
     """Stop after this many updates; 0: no limit."""
     evaluate_every: int = setting(0, ge=0)
-    """Updates between evaluations: episodes of env played greedily, the same ones each time, by a
-    process on this machine's CPU while training goes on; 0: none."""
+    """Updates between evaluations; 0: none. A process on this machine's CPU plays episodes of env
+    greedily, the same ones each time, while training continues."""
     evaluate_episodes: int = setting(10, ge=1)
     """Episodes of one evaluation."""
     evaluate_steps_max: int = setting(100_000, ge=1)
-    """Steps after which an episode of an evaluation is cut off and counts as it is."""
+    """Steps after which an episode of an evaluation is cut off; its return counts as it is."""
     target_return: float | None = None
     """Stop once the mean return of the last 100 training episodes is this high."""
     time_limit_s: float | None = setting(None, gt=0)
@@ -106,21 +106,21 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     wait_limit_s: float = setting(600.0, gt=0)
     """Give up when no batch came for this many seconds."""
     rank_limit_s: float = setting(120.0, gt=0)
-    """Seconds a rank waits for the others before it gives up, where several train together."""
+    """Seconds that a rank waits for the others before it gives up."""
     run_dir: Path | None = setting(None, folder=True)
     """Folder for progress.jsonl, event files and checkpoints, of one run; default: runs/<time>."""
     checkpoint_every: int = setting(20, ge=0)
-    """Updates between checkpoints; 0: one at the end only, also where an error ends the run."""
+    """Updates between checkpoints; 0: only one at the end, even if an error ends the run."""
     resume: bool = False
-    """Go on with the run in run_dir, from its checkpoint; start one if there is none."""
+    """Continue the run in run_dir from its checkpoint, or start one if there is none."""
     overwrite: bool = False
-    """Delete the run that run_dir holds, and start anew; otherwise such a folder is refused."""
+    """Delete the run in run_dir, and start anew; otherwise such a folder is refused."""
     seed: int = setting(0, ge=0, lt=2**63)
     """Seed of weights and of the order of minibatches."""
     device: str = "cpu"
-    """Where to train, such as "cpu" or "cuda"."""
+    """Device to train on, such as "cpu" or "cuda"."""
     threads: int = setting(1, ge=0)
-    """Threads of torch on the CPU; 0: as torch chooses."""
+    """Threads of torch on the CPU; 0: torch's default."""
     tensorboard: bool = True
     """Write TensorBoard event files into run_dir."""
     wandb_project: str = ""
@@ -130,25 +130,25 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
 
     @property
     def ppo(self) -> PpoConfig:
-        """The part that the updater needs."""
+        """Settings of the updater."""
         return PpoConfig(**self.chosen(PpoConfig.model_fields))
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """This process among its peers."""
+    """This process's rank among its peers."""
 
     rank: int = 0
     world_size: int = 1
 
     @property
     def is_main(self) -> bool:
-        """Whether this process acts for all: session, versions, checkpoints, records."""
+        """True if this process acts for all: session, versions, checkpoints, records."""
         return self.rank == 0
 
 
 def membership_from_environment(environment: Mapping[str, str] = os.environ) -> Membership:
-    """Read RANK and WORLD_SIZE as torchrun sets them; without them the process is alone."""
+    """Read RANK and WORLD_SIZE, which torchrun sets; without them there is a single rank."""
     try:
         membership = Membership(
             int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))

@@ -1,4 +1,4 @@
-"""The spaces of an environment, which is all that a learner needs of it."""
+"""Read the spaces of an environment; a learner needs nothing else of it."""
 
 import importlib
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from breadbox.model.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """The spaces that a policy's inputs and outputs are of."""
+    """Spaces of a policy's inputs and outputs."""
 
     observation: "gymnasium.Space[Any]"
     action: "gymnasium.Space[Any]"

@@ -1,4 +1,4 @@
-"""Offline data: recorded episodes to batches, nothing in them executed; torch only in `cloning`."""
+"""Turn recorded episodes into batches, executing nothing of them; only `cloning` needs torch."""
 
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.episode_buffer import AddOutcome, EpisodeBuffer

@@ -1,4 +1,4 @@
-"""What can be wrong with recorded data. Every error says where (file, row, column) and what."""
+"""Errors about recorded data. Each names the place (file, row, column) and the problem."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ def named(value: object) -> str:
 class OfflineDataError(ReplayBufferError, ValueError):
     """Recorded data cannot be used; `str` names the file, row and column as far as known.
 
-    Raised before anything it complains about is kept; holds no value of the data.
+    It is raised before the faulty data is stored, and contains no value of the data.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class OfflineDataError(ReplayBufferError, ValueError):
     def add_place(
         self, *, file: str | None = None, row_offset: int = 0, column: str | None = None
     ) -> None:
-        """Say where in a file this was; a place already known stays, rows are shifted."""
+        """Add the place in a file; a known place stays, and rows are shifted."""
         self.file = self.file if self.file is not None else file
         self.column = self.column if self.column is not None else column
         if self.row is not None:
@@ -58,11 +58,11 @@ class OfflineDataError(ReplayBufferError, ValueError):
 def placed(
     *, file: str | None = None, row_offset: int = 0, column: str | None = None
 ) -> Iterator[None]:
-    """Say where what is wrong within is, as far as the error does not."""
+    """Add the place in a file to an error raised within, as far as the error lacks it."""
     try:
         yield
     except ValidationError:
-        raise  # a finding, which says where it was
+        raise  # A finding, which has its place.
     except OfflineDataError as error:
         error.add_place(file=file, row_offset=row_offset, column=column)
         raise
@@ -73,7 +73,7 @@ class SchemaError(OfflineDataError):
 
 
 class MissingColumnError(SchemaError):
-    """A column that this mapping needs is not there."""
+    """A column that this mapping needs is missing."""
 
     def __init__(self, column: str, held: list[str], *, needed_for: str = "") -> None:
         purpose = f" ({needed_for})" if needed_for else ""
@@ -101,7 +101,7 @@ class EpisodeStateError(OfflineDataError):
 
 
 class ValidationError(OfflineDataError):
-    """A finding that the policy says to raise; the report has all of them."""
+    """A finding with the policy to raise; the report has all of them."""
 
 
 class SamplingError(OfflineDataError):
@@ -109,4 +109,4 @@ class SamplingError(OfflineDataError):
 
 
 class UnsupportedDatasetError(OfflineDataError):
-    """The path holds nothing that a reader is known for, or its reader is not installed."""
+    """No reader is known for the path, its reader is not installed, or it cannot be written."""

@@ -1,4 +1,4 @@
-"""Limits on what recorded data may ask for, so that a file cannot exhaust memory."""
+"""Limit the memory that reading recorded data may take, so that no file can exhaust it."""
 
 import resource
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from breadbox_offline.errors import OfflineDataError
 
 @dataclass(frozen=True, slots=True)
 class DataLimits:
-    """What reading may cost; what asks for more is refused before anything is allocated for it."""
+    """Limits of reading; data beyond them is refused before memory is allocated for it."""
 
     memory_bytes_max: int = 1 << 32
     """Bytes that one column of a row group, or one episode of a Minari dataset, may expand to."""
@@ -24,17 +24,17 @@ class DataLimits:
     row_group_bytes_max: int = 1 << 33
     """Decompressed bytes that a row group of a Parquet file may state."""
     batch_bytes: int = 1 << 28
-    """Decoded bytes read at a time, or one row's; a Parquet file's beyond 256 x its own."""
+    """Decoded bytes read at a time, or of one row; a Parquet file may have 256 x its size more."""
     json_block_bytes: int = 1 << 24
     """Bytes of JSON lines read at a time; a line must fit."""
     depth_max: int = 64
-    """Lists and maps in each other, in a line of JSON and in a column."""
+    """Levels of nested lists and maps, in a line of JSON and in a column."""
     opcodes_max: int = 1 << 20
     """Instructions of one packed value."""
 
     @classmethod
     def within(cls, memory_bytes: int) -> "DataLimits":
-        """Return the limits for so many bytes of memory; `DEFAULT_LIMITS` are those for 4 GiB."""
+        """Return limits for so many bytes of memory; `DEFAULT_LIMITS` are those for 4 GiB."""
         return cls(
             memory_bytes_max=memory_bytes,
             value_bytes_max=memory_bytes >> 4,
@@ -49,11 +49,11 @@ class DataLimits:
 DEFAULT_LIMITS = DataLimits()
 
 LIMIT_OPTION = "--memory-max of `breadbox import`, `DataLimits` in code"
-"""What raises every limit that has to do with memory."""
+"""Option that raises every limit on memory, for messages."""
 
 
 def check_bytes(what: str, size_bytes: int, limit_bytes: int) -> None:
-    """Refuse what is larger than its limit."""
+    """Raise OfflineDataError if a stated size is above its limit."""
     if not 0 <= size_bytes <= limit_bytes:
         raise OfflineDataError(
             f"{what} states {size_bytes} bytes; the limit is {limit_bytes} ({LIMIT_OPTION})"
@@ -62,7 +62,7 @@ def check_bytes(what: str, size_bytes: int, limit_bytes: int) -> None:
 
 @contextmanager
 def nested_at_most() -> Iterator[None]:
-    """Turn the end of the interpreter's stack into an error of the data that led there."""
+    """Turn a RecursionError within into an error about the data."""
     try:
         yield
     except RecursionError:
@@ -71,7 +71,7 @@ def nested_at_most() -> Iterator[None]:
 
 @contextmanager
 def bounded_memory(memory_bytes: int, file: str) -> Iterator[None]:
-    """Bound this process's memory growth (Linux): the last bound, for whole programs only."""
+    """Bound this process's memory growth (Linux), as a last resort; for whole programs only."""
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     held_bytes = _data_bytes()
     limit = (held_bytes or 0) + memory_bytes

@@ -33,19 +33,19 @@ from breadbox_offline.service import (
 _FINDINGS_SHOWN = 10
 _MEMORY_BYTES_MIN = 1 << 26
 _RECONNECT_S = 30.0
-"""A server that restarts meanwhile is waited for."""
+"""Seconds to wait for a server that restarts."""
 
 
 class ImportSettings(Target):
-    """Which episodes, and where they go."""
+    """The episodes to import, and their buffer."""
 
     path: str = of_one_call(positional=True)
     buffer: str = "demo"
-    """Made if it is not there, without limits of uses and staleness."""
+    """Created if it does not exist, without limits of uses and staleness."""
     step_count: int = setting(32, ge=1)
-    """Steps of a fragment; the same as in the buffers that it will be mixed with."""
+    """Steps of a fragment; use that of the buffers that a learner mixes it with."""
     capacity_chunks: int = setting(65_536, ge=1)
-    """Capacity of the buffer, if it is made."""
+    """Capacity of the buffer, if it is created."""
     columns: tuple[str, ...] = of_one_call((), option="column", metavar="CANONICAL=PHYSICAL")
     """Name of a column in the data, such as obs=o_t. Repeatable."""
     unfinished: Literal["truncate", "skip", "raise"] = "truncate"
@@ -53,12 +53,12 @@ class ImportSettings(Target):
     multi_agent: bool = of_one_call(False)
     """Rows belong to several agents (agent_id)."""
     memory_max: Bytes = setting(4 * 2**30, ge=_MEMORY_BYTES_MIN)
-    """What reading may take; a file that asks for more is refused. At least 64MiB."""
+    """Memory that reading may take; a file that needs more is refused. At least 64MiB."""
 
 
 @command(ImportSettings, "import")
 def import_episodes(settings: ImportSettings) -> None:
-    """Put the episodes at PATH into a buffer.
+    """Import the episodes at PATH into a buffer.
 
     PATH is a Parquet, JSON lines or msgpack file, a folder of them, a folder that `breadbox
     generate` wrote, or minari:NAME.
@@ -129,20 +129,20 @@ def _print(counts: ImportCounts, dataset: Dataset, buffer: str) -> None:
 
 
 class ExportSettings(Target):
-    """Which buffer, and what becomes of its episodes."""
+    """The buffer to export, and the file."""
 
     buffer: str = "default"
-    """To read."""
+    """Buffer to read."""
     out: str
     """File to write, .parquet or .msgpack; or minari:NAME, a new local Minari dataset."""
     overwrite: bool = of_one_call(False)
-    """Replace the file if it is there."""
+    """Replace an existing file."""
     layout: Literal["steps", "episodes"] = "steps"
     """Rows of a Parquet file: steps, or whole serialized episodes."""
     env_id: str | None = setting(None, option="env")
     """Take the spaces of this Gymnasium environment for a Minari dataset, and name it there."""
     max_wait_s: float = setting(10.0, ge=0.0)
-    """How long to wait for chunks that learners hold."""
+    """Seconds to wait for chunks that learners have leased."""
 
 
 @command(ExportSettings, "export")
@@ -151,7 +151,7 @@ def export_episodes(settings: ExportSettings) -> None:
     out, env_id = settings.out, settings.env_id
     is_minari = out.startswith(MINARI_SCHEME)
     if env_id is not None and not is_minari:
-        # BREADBOX_ENV may be set for other commands; only what was typed for a file is a mistake.
+        # BREADBOX_ENV may be set for other commands, so only a typed option is a mistake.
         source = click.get_current_context().get_parameter_source("env_id")
         if source is ParameterSource.COMMANDLINE:
             raise UnsupportedDatasetError("--env is for --out minari:NAME only", file=out)
@@ -163,7 +163,7 @@ def export_episodes(settings: ExportSettings) -> None:
     settings.check()
     with (
         settings.connect(buffer=settings.buffer, reconnect_s=_RECONNECT_S) as client,
-        # Closed first, so that an export that fails gives the chunks back.
+        # Closed before the client, so that an export that fails returns the chunks.
         closing(read_buffer(client, settings.buffer, max_wait_s=settings.max_wait_s)) as held,
     ):
         first = next(held, None)

@@ -1,4 +1,4 @@
-"""What was found wrong with recorded data, and what was done about it."""
+"""Report what is wrong with recorded data, and what was done about it."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class FindingKind(StrEnum):
     GAP = "gap"
     REPEATED_STEP = "repeated_step"
     SEAM = "seam"
-    """A step leads to another observation than the next one starts from."""
+    """A step led to another observation than the one that the next step starts from."""
     NOT_FINITE = "not_finite"
     """A reward is NaN or infinite."""
     DUPLICATE = "duplicate"
@@ -30,13 +30,13 @@ class FindingKind(StrEnum):
 
 
 class FindingPolicy(StrEnum):
-    """What to do about a finding. It is counted and reported in any case."""
+    """What to do about a finding, beside counting and reporting it."""
 
     RAISE = "raise"
     SKIP = "skip"
-    """Leave the episode (for REPEATED_STEP: the later row) out."""
+    """Leave out the episode (for REPEATED_STEP: the later row)."""
     TRUNCATE = "truncate"
-    """Treat it as cut off: UNFINISHED as it stands, GAP and SEAM where they are."""
+    """Truncate it: UNFINISHED at its end, GAP and SEAM where they are."""
     KEEP = "keep"
 
 
@@ -46,15 +46,15 @@ _SPECIAL: Mapping[FindingKind, tuple[FindingPolicy, ...]] = {
     FindingKind.SEAM: (FindingPolicy.TRUNCATE, FindingPolicy.KEEP),
     FindingKind.NOT_FINITE: (FindingPolicy.KEEP,),
 }
-"""What a kind allows besides to raise and to skip."""
+"""Policies that a kind allows besides RAISE and SKIP."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationPolicy:
-    """A policy for every kind of finding; `ValueError` on construction if one makes no sense."""
+    """A policy for every kind of finding; raises `ValueError` for one that the kind forbids."""
 
     overrides: Mapping[FindingKind, FindingPolicy] = field(default_factory=dict)
-    """What differs from the default: skip what cannot be used, truncate what was not ended."""
+    """Exceptions from the default: truncate if the kind allows it, else skip."""
 
     def __post_init__(self) -> None:
         for kind, policy in self.overrides.items():
@@ -71,7 +71,7 @@ class ValidationPolicy:
         return cls(dict.fromkeys(FindingKind, FindingPolicy.RAISE))
 
     def of(self, kind: FindingKind) -> FindingPolicy:
-        """The policy for a kind."""
+        """Return the policy for a kind."""
         truncates = FindingPolicy.TRUNCATE in _SPECIAL.get(kind, ())
         default = FindingPolicy.TRUNCATE if truncates else FindingPolicy.SKIP
         return self.overrides.get(kind, default)
@@ -79,7 +79,7 @@ class ValidationPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong: what, where and why."""
+    """One problem: its kind, place and reason."""
 
     kind: FindingKind
     why: str
@@ -89,7 +89,7 @@ class Finding:
     t: int | None = None
     """Timestep within the episode."""
     row: int | None = None
-    """Row of the call's input."""
+    """Row of the call's input, or of the file."""
     column: str | None = None
     file: str | None = None
 
@@ -106,14 +106,14 @@ class Finding:
 
 @dataclass(slots=True)
 class ValidationReport:
-    """Everything found so far. Counts are exact; of the findings the first ones are kept."""
+    """Everything found so far. Counts are exact; only the first findings are kept."""
 
     policy: ValidationPolicy = field(default_factory=ValidationPolicy)
     findings_max: int = 1000
     file: str | None = None
-    """The file being read; stamped on findings."""
+    """The file being read, for findings."""
     row_offset: int = 0
-    """Row of that file that readers call row 0; added to the rows of findings."""
+    """The file's row that is row 0 of the reader; added to rows of findings."""
     accepted_count: int = 0
     counts: Counter[FindingKind] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
@@ -121,7 +121,7 @@ class ValidationReport:
     def note(
         self, kind: FindingKind, why: str, *, row: int | None = None, **place: Any
     ) -> FindingPolicy:
-        """Record a finding and return what to do; `ValidationError` if the policy is to raise."""
+        """Record a finding and return its policy; raises `ValidationError` if that is RAISE."""
         row = None if row is None else row + self.row_offset
         policy = self.policy.of(kind)
         finding = Finding(kind=kind, why=why, policy=policy, row=row, file=self.file, **place)
@@ -133,6 +133,6 @@ class ValidationReport:
         return finding.policy
 
     def summary(self) -> str:
-        """One line: how many episodes passed, and how often each thing was found."""
+        """Return one line: how many episodes passed, and how often each problem was found."""
         found = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts.items()))
         return f"{self.accepted_count} episodes accepted; {found or 'nothing wrong'}"

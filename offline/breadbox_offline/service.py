@@ -1,7 +1,7 @@
-"""Episodes into a buffer of the service and out of one; fragments cut from them and read back.
+"""Write episodes into a buffer as fragments, and read them back.
 
 F1 Fragments have exactly `step_count` steps; in index order nothing is lost but a short tail. F2
-Final observations of ended episodes survive. F3 So does the recurrent state before a fragment's
+Final observations of ended episodes are kept. F3 So is the recurrent state before a fragment's
 first step; all fragments of a cutter have one, or none.
 """
 
@@ -40,7 +40,7 @@ _VALUE_NAMES = (VALUE, "vf_preds")
 
 @dataclass(slots=True, kw_only=True)
 class FragmentCutter:
-    """Cut episodes into fragments of one worker; the counts are those of `ImportCounts`."""
+    """Cut episodes into fragments of one worker; its counts are those of `ImportCounts`."""
 
     step_count: int
     """Steps of a fragment, T."""
@@ -48,11 +48,11 @@ class FragmentCutter:
     session_id: str
     model_version: int = 0
     next_index: int = 0
-    """Index of the next fragment; continue here when the worker has some already."""
+    """Index of the next fragment, above those that the worker has already."""
     dropped_step_count: int = 0
     assumed_state_count: int = 0
     _zero_state: Tree = None
-    """What stands for an unknown state, or None if the first episode had no states."""
+    """State for an unknown one, or None if the first episode had no states."""
     _episode_count: int = 0
     _waiting: deque["_Stretch"] = field(default_factory=deque)
     _waiting_step_count: int = 0
@@ -62,18 +62,18 @@ class FragmentCutter:
             raise ValueError(f"step_count must be at least 1, got {self.step_count}")
 
     def add(self, episode: Episode) -> Iterator[Fragment]:
-        """Fragments that are full with this episode; an unfinished one counts as truncated."""
+        """Yield fragments that this episode fills; an unfinished episode counts as truncated."""
         if not self._episode_count:
             self._zero_state = _zeros_like_states_of(episode)
         self._waiting.append(_Stretch(self._episode_count, episode.as_truncated(), is_start=True))
         self._waiting_step_count += len(episode)
         self._episode_count += 1
-        # A fragment holds the observation that follows it: at least one step must be left over.
+        # A fragment has the observation that follows it, so at least one step must be left over.
         while self._waiting_step_count > self.step_count:
             yield self._cut()
 
     def finish(self) -> Iterator[Fragment]:
-        """The last fragment, if the steps left fill one; a shorter rest is dropped and counted."""
+        """Yield the last fragment if the remaining steps fill one; else drop and count them."""
         if self._waiting_step_count == self.step_count:
             yield self._cut()
         self.dropped_step_count += self._waiting_step_count
@@ -92,7 +92,7 @@ class FragmentCutter:
                 self._waiting.appendleft(rest)
             missing -= size
         self._waiting_step_count -= self.step_count
-        # At the very end nothing follows: the observation that the last step led to.
+        # At the very end no step follows: take the observation that the last step led to.
         follower = self._waiting[0].steps if self._waiting else taken[-1].steps
         place = follower.lookback if self._waiting else -1
         return self._make_fragment(taken, trees.row(follower.observations, place))
@@ -138,7 +138,7 @@ class FragmentCutter:
             return None
         state = recorded_state(stretch.steps, 0)
         if state is None:
-            # Policies start an episode from their initial state, whatever is said here.
+            # Policies start an episode from their initial state, whatever the fragment has.
             self.assumed_state_count += not stretch.is_start
             return self._zero_state
         if _types(self._zero_state) != _types(state):
@@ -176,7 +176,7 @@ def _flags(count: int, ends: NDArray[np.int64], values: list[bool]) -> NDArray[n
 
 
 def _join_extras(parts: list[Episode]) -> dict[str, Tree]:
-    """Join the parts' extra outputs but recurrent states: fragments have the one before step 0."""
+    """Join the parts' extra outputs, without recurrent states: a fragment has its first one."""
     names = [name for name in parts[0].extra_model_outputs if name not in (STATE_IN, STATE_OUT)]
     for part in parts:
         missing = [name for name in names if name not in part.extra_model_outputs]
@@ -205,13 +205,13 @@ def _take_floats(extras: dict[str, Tree], names: tuple[str, ...]) -> NDArray[np.
 
 
 class FragmentReader:
-    """Join fragments, each worker's in index order, to episodes; a gap ends what came before."""
+    """Join fragments, each worker's in index order, to episodes; a gap ends an episode."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], tuple[Fragment, Episode | None]] = {}
 
     def add(self, fragment: Fragment) -> Iterator[Episode]:
-        """Episodes that end in this fragment, or that it shows to be cut off."""
+        """Yield episodes that end in this fragment, or that a gap before it ends."""
         worker = fragment.session_id, fragment.worker_id
         before, pending = self._open.pop(worker, (None, None))
         follows = (
@@ -232,7 +232,7 @@ class FragmentReader:
         self._open[worker] = fragment, pending
 
     def finish(self) -> Iterator[Episode]:
-        """What is left unfinished."""
+        """Yield the unfinished episodes."""
         for _, pending in self._open.values():
             if pending is not None:
                 yield pending
@@ -261,8 +261,8 @@ def _part(fragment: Fragment, start: int, stop: int) -> Episode:
     for name, column in ((LOG_PROB, fragment.log_prob), (VALUE, fragment.value)):
         if column is not None:
             extras[name] = column[start:stop]
-    # Where in its episode a part starts is not known when fragments before it are missing; its
-    # place in the worker's sequence still distinguishes parts of one episode.
+    # If fragments before it are missing, a part's place in its episode is unknown. Its place in the
+    # worker's sequence still distinguishes parts of one episode.
     position = fragment.fragment_index * fragment.step_count + start
     t_started = 0 if fragment.first[start] else position
     has_state = start == 0 and fragment.in_state is not None
@@ -286,7 +286,7 @@ def _part(fragment: Fragment, start: int, stop: int) -> Episode:
 
 
 def _observation_after(fragment: Fragment, stop: int) -> Tree:
-    """Return what step `stop - 1` led to, [1, ...]; the last one stands in if it is unknown."""
+    """Return the observation after step `stop - 1`, [1, ...], or the last one if it is unknown."""
     last = stop - 1
     if fragment.final_obs_step is not None:
         found = np.flatnonzero(fragment.final_obs_step == last)
@@ -300,7 +300,7 @@ def _observation_after(fragment: Fragment, stop: int) -> Tree:
 
 
 def as_containers(tree: Any) -> Tree:
-    """A fragment's tree as an episode's: lists are containers there, and tuples here."""
+    """Return a fragment's tree with tuples for its lists, as episodes have them."""
     if isinstance(tree, dict):
         return {key: as_containers(branch) for key, branch in tree.items()}
     if isinstance(tree, list | tuple):
@@ -320,7 +320,7 @@ _VERSIONS_UNLIMITED = 2**40
 
 @dataclass(frozen=True, slots=True)
 class ImportCounts:
-    """What an import did."""
+    """Numbers of an import."""
 
     episode_count: int
     step_count: int
@@ -328,12 +328,12 @@ class ImportCounts:
     dropped_step_count: int
     """Steps at the end that did not fill a fragment."""
     assumed_state_count: int
-    """Fragments with zeros for a recurrent state that was not recorded at their first step."""
+    """Fragments with zeros, because no recurrent state was recorded at their first step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A buffer that takes episodes."""
+    """The buffer, session and worker to append as."""
 
     buffer: str
     session_id: str
@@ -342,7 +342,7 @@ class Destination:
 
 
 def ensure_demo_buffer(client: Client, buffer: str, *, capacity_chunks: int) -> BufferDescription:
-    """Return the buffer, made if needed: no limit of uses or age; appends wait when full."""
+    """Return the buffer, created if needed: no limit of uses or age; appends wait when full."""
     try:
         return client.get_buffer(buffer)
     except BufferNotFoundError:
@@ -356,7 +356,7 @@ def ensure_demo_buffer(client: Client, buffer: str, *, capacity_chunks: int) -> 
 
 
 def join_session(client: Client, description: BufferDescription) -> Destination:
-    """Take part in the buffer's session, or start one where there is none."""
+    """Return the buffer's session as a destination; start a session if there is none."""
     buffer = description.name
     session_id, model_version = description.session_id, description.model_version
     if not session_id:
@@ -371,9 +371,9 @@ def append_episodes(
     """Append episodes as fragments of `step_count` steps of one new worker.
 
     Raises:
-        InvalidRequestError: the buffer refused a fragment: another session started meanwhile.
-        BackpressureError: the buffer is full and nothing leaves it.
-        ReplayBufferError: as `Client.append_many`.
+        InvalidRequestError: The buffer refused a fragment, because another session started.
+        BackpressureError: The buffer is full and no chunk leaves it.
+        ReplayBufferError: See `Client.append_many`.
     """
     cutter = FragmentCutter(
         step_count=step_count,
@@ -416,16 +416,16 @@ def _append(client: Client, fragments: list[Fragment], destination: Destination)
 def read_buffer(
     client: Client, buffer: str, *, max_wait_s: float = 10.0
 ) -> Generator[Episode, None, None]:
-    """Every episode that a buffer holds, without using anything up.
+    """Yield every episode that a buffer holds, without using anything up.
 
-    All chunks are leased at once, and given back when the iterator is closed or at its end; one
-    that is left early has to be closed before the client. Payloads are loaded a few at a time.
-    Where fragments are missing, parts of episodes come out unfinished.
+    It leases all chunks in one fetch, and returns them at its end or when it is closed; close it
+    before the client. Payloads are loaded a few at a time. If fragments are missing, parts of
+    episodes come out unfinished.
 
     Raises:
-        BufferNotFoundError: there is no such buffer.
-        WaitElapsedError: the chunks were leased by others for all of `max_wait_s`.
-        ReplayBufferError: as `Client.fetch` and `Client.load_fragments`.
+        BufferNotFoundError: There is no such buffer.
+        WaitElapsedError: Learners leased the chunks for all of `max_wait_s`.
+        ReplayBufferError: See `Client.fetch` and `Client.load_fragments`.
     """
     description = client.get_buffer(buffer)
     per_chunk = description.config.fragments_per_chunk or 1

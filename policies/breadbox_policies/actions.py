@@ -1,4 +1,4 @@
-"""Action distributions, in plain tensor operations: `torch.distributions` costs too much."""
+"""Action distributions in plain tensor operations, because `torch.distributions` is slow."""
 
 import math
 from abc import abstractmethod
@@ -28,7 +28,7 @@ class LogProbEntropy:
 
 
 class ActionHead(nn.Module):
-    """Turns `input_count` numbers of a network, in the last axis, into actions."""
+    """Turn `input_count` numbers of a network, in the last axis, into actions."""
 
     input_count: int
 
@@ -38,12 +38,12 @@ class ActionHead(nn.Module):
 
     @abstractmethod
     def mode(self, inputs: Tensor) -> tuple[Tree, Tensor]:
-        """Return what is likeliest, and its log-probs, in the form of `sample`."""
+        """Return the likeliest actions and their log-probs, in the form of `sample`."""
 
     def choose(
         self, inputs: Tensor, generator: torch.Generator | None, *, greedy: bool
     ) -> tuple[Tree, Tensor]:
-        """Return the mode where *greedy*, else a sample."""
+        """Return the mode if *greedy*, else a sample."""
         return self.mode(inputs) if greedy else self.sample(inputs, generator)
 
     @abstractmethod
@@ -61,8 +61,8 @@ class _Categorical(ActionHead):
 
     def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
         log_probs = torch.log_softmax(inputs.float(), dim=-1)
-        # The choice whose exponential clock, running at its probability, rings first. The same
-        # draw as torch.multinomial's, without its checks: they wait for a CUDA device each time.
+        # An exponential race: each choice's clock runs at its probability, and the first wins. This
+        # equals torch.multinomial without its checks, which wait for a CUDA device each time.
         clocks = torch.empty_like(log_probs).exponential_(generator=generator)
         index = (log_probs.exp() / clocks).argmax(-1, keepdim=True)
         return index.squeeze(-1) + self._start, log_probs.gather(-1, index).squeeze(-1)
@@ -89,11 +89,11 @@ class _Joined(ActionHead):
 
     @abstractmethod
     def join(self, actions: list[Tree]) -> Tree:
-        """Make one action of the parts', in the form of the space."""
+        """Return one action of the parts', in the form of the space."""
 
     @abstractmethod
     def part(self, action: Tree) -> Sequence[Tree]:
-        """Undo `join`, whatever axes lead."""
+        """Undo `join`, for any leading axes."""
 
     def _slices(self, inputs: Tensor) -> Iterator[tuple[ActionHead, Tensor]]:
         slices = torch.split_with_sizes(inputs, self._widths, -1)
@@ -170,8 +170,8 @@ class _Tuple(_Joined):
 class _Gaussian(ActionHead):
     """Independent normal distributions with learned, state-independent deviations.
 
-    Inputs -1 and 1 are a box's ends. Actions may go beyond: the environment's side clips, the
-    fragment keeps the sample, so its log-prob stays right.
+    Inputs -1 and 1 are a box's ends. Actions may be beyond them: the environment's side clips, and
+    the fragment keeps the sample, so its log-prob is right.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class _Gaussian(ActionHead):
         )
         scale, centre = (highs - lows) / 2, (highs + lows) / 2
         has_ends = scale.isfinite() & centre.isfinite() & (scale > 0)
-        # Of the space, not learned: weights of policies that had none load as they did.
+        # Constants of the space, not weights: older weights without them still load.
         self.register_buffer("_scale", torch.where(has_ends, scale, 1.0), persistent=False)
         self.register_buffer("_centre", torch.where(has_ends, centre, 0.0), persistent=False)
         self._scale: Tensor

@@ -1,4 +1,4 @@
-"""Networks from observations to features: vectors through an MLP, images through convolutions."""
+"""Turn observations into features: vectors through an MLP, images through convolutions."""
 
 import math
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from breadbox.model.trees import child_path
 from breadbox_policies.protocol import Tree
 
 _CONVOLUTIONS = ((16, 8, 4), (32, 4, 2), (32, 3, 1))
-"""(channels, kernel, stride): the classic network for 84x84 frames, with fewer channels."""
+"""(channels, kernel, stride) of the classic network for 84x84 frames, with fewer channels."""
 _PICTURE_SIDE_MIN = 16
 
 
 def initialise(layer: nn.Linear | nn.Conv2d, gain: float = math.sqrt(2)) -> nn.Module:
-    """Make *layer* orthogonal with zero bias, which PPO needs for its first updates to be tame."""
+    """Make *layer* orthogonal with zero bias, so that PPO's first updates are small."""
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -26,7 +26,7 @@ def initialise(layer: nn.Linear | nn.Conv2d, gain: float = math.sqrt(2)) -> nn.M
 
 
 def mlp(input_count: int, hidden_sizes: Sequence[int], output_count: int, gain: float) -> nn.Module:
-    """Build a tanh network whose last layer is linear with the given *gain*."""
+    """Build a tanh network with a linear last layer of the given *gain*."""
     layers: list[nn.Module] = []
     width = input_count
     for size in hidden_sizes:
@@ -37,7 +37,7 @@ def mlp(input_count: int, hidden_sizes: Sequence[int], output_count: int, gain: 
 
 
 class VectorFlattener(nn.Module):
-    """Join an observation's leaves into a float vector, [..., n]; discrete parts are one-hot."""
+    """Concatenate an observation's leaves, [..., n]; discrete parts are one-hot."""
 
     def __init__(self, space: "gymnasium.Space[object]") -> None:
         super().__init__()
@@ -63,8 +63,7 @@ def _flat_size(space: "gymnasium.Space[object]", path: str) -> int:
             f"policy 'conv_lstm', which wants images {how}on their own or as entries of a dict",
         )
     if isinstance(
-        space,
-        gymnasium.spaces.Box | gymnasium.spaces.MultiBinary | gymnasium.spaces.MultiDiscrete,
+        space, gymnasium.spaces.Box | gymnasium.spaces.MultiBinary | gymnasium.spaces.MultiDiscrete
     ):
         return math.prod(space.shape)
     if isinstance(space, gymnasium.spaces.Dict):
@@ -109,7 +108,7 @@ def _layout_of(space: "gymnasium.Space[object]") -> str | None:
 
 
 def is_picture(space: "gymnasium.Space[object]") -> bool:
-    """Tell whether a space is of images; floats count if from 0 to 1 or 255. Not a small board."""
+    """Return True for a space of images; floats from 0 to 1 or 255 count, small boards do not."""
     layout = _layout_of(space)
     if layout is None or not isinstance(space, gymnasium.spaces.Box):
         return False
@@ -125,7 +124,7 @@ def _is_brightness(space: gymnasium.spaces.Box) -> bool:
 
 
 def has_picture(space: "gymnasium.Space[object]") -> bool:
-    """Tell whether a space is, or as a dict holds, pictures that `ImageEncoder` takes."""
+    """Return True if a space is, or a dict contains, pictures that `ImageEncoder` takes."""
     parts = list(space.values()) if isinstance(space, gymnasium.spaces.Dict) else [space]
     return any(is_picture(part) and image_layout(part) is not None for part in parts)
 
@@ -144,7 +143,7 @@ class ImageEncoder(nn.Module):
         }[layout]
         layers: list[nn.Module] = []
         for out_channels, kernel, stride in _CONVOLUTIONS:
-            # Small images lose the larger kernels rather than being refused.
+            # Small images get smaller kernels instead of being refused.
             kernel = min(kernel, height, width)
             stride = min(stride, kernel)
             layers += [initialise(nn.Conv2d(channels, out_channels, kernel, stride)), nn.ReLU()]
@@ -166,7 +165,7 @@ class ImageEncoder(nn.Module):
 
 
 class ObservationEncoder(nn.Module):
-    """Images through convolutions, everything else through one linear layer, joined."""
+    """Join images through convolutions, and all else through one linear layer."""
 
     def __init__(self, space: "gymnasium.Space[object]", feature_count: int) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""The policies of this package, and policies by name."""
+"""The policies of this package, and any policy by name."""
 
 import importlib
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from breadbox.model.errors import InvalidRequestError
-from breadbox_policies.actions import make_action_head
+from breadbox_policies.actions import ActionHead, make_action_head
 from breadbox_policies.encoders import (
     ObservationEncoder,
     VectorFlattener,
@@ -21,22 +22,18 @@ from breadbox_policies.encoders import (
 from breadbox_policies.protocol import ActResult, Evaluation, PolicyModule, State, Tree
 
 
-class MlpPolicy(PolicyModule):
-    """Two tanh networks, for action and value, without memory; sharing features does more harm."""
+class _HeadPolicy(PolicyModule):
+    """Base of policies with an action head: subclasses compute its inputs, and the value."""
 
-    def __init__(
-        self,
-        observation_space: "gymnasium.Space[object]",
-        action_space: "gymnasium.Space[object]",
-        hidden_sizes: Sequence[int] = (64, 64),
-    ) -> None:
-        super().__init__()
-        self._flattener = VectorFlattener(observation_space)
-        self.head = make_action_head(action_space)
-        input_count = self._flattener.output_count
-        # A small gain starts the policy near uniform; the value starts near zero.
-        self.actor = mlp(input_count, hidden_sizes, self.head.input_count, gain=0.01)
-        self.critic = mlp(input_count, hidden_sizes, 1, gain=1.0)
+    head: ActionHead
+
+    @abstractmethod
+    def _step(self, obs: Tree, state: State, first: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Return the head's inputs [B, n], the values [B], and the state after the step."""
+
+    def _sequence(self, obs: Tree, state: State, first: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Return what `_step` does, for all steps [B, T]."""
+        return self._step(obs, state, first)
 
     def initial_state(self, batch_size: int) -> State:
         """Return None: there is no memory."""
@@ -52,19 +49,40 @@ class MlpPolicy(PolicyModule):
         greedy: bool = False,
     ) -> ActResult:
         """See `Policy.act`."""
-        features = self._flattener(obs)
-        action, log_prob = self.head.choose(self.actor(features), generator, greedy=greedy)
-        return ActResult(action, log_prob, self.critic(features).squeeze(-1).float(), None)
+        inputs, value, state = self._step(obs, state, first)
+        action, log_prob = self.head.choose(inputs, generator, greedy=greedy)
+        return ActResult(action, log_prob, value, state)
 
     def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
         """See `Policy.evaluate`."""
+        inputs, value, state = self._sequence(obs, state, first)
+        judged = self.head.judge(inputs, action)
+        return Evaluation(judged.log_prob, judged.entropy, value, state)
+
+
+class MlpPolicy(_HeadPolicy):
+    """Two tanh networks without memory, for action and value; sharing features does more harm."""
+
+    def __init__(
+        self,
+        observation_space: "gymnasium.Space[object]",
+        action_space: "gymnasium.Space[object]",
+        hidden_sizes: Sequence[int] = (64, 64),
+    ) -> None:
+        super().__init__()
+        self._flattener = VectorFlattener(observation_space)
+        self.head = make_action_head(action_space)
+        input_count = self._flattener.output_count
+        # A small gain starts the policy near uniform; the value starts near zero.
+        self.actor = mlp(input_count, hidden_sizes, self.head.input_count, gain=0.01)
+        self.critic = mlp(input_count, hidden_sizes, 1, gain=1.0)
+
+    def _step(self, obs: Tree, state: State, first: Tensor) -> tuple[Tensor, Tensor, State]:
         features = self._flattener(obs)
-        judged = self.head.judge(self.actor(features), action)
-        value = self.critic(features).squeeze(-1).float()
-        return Evaluation(judged.log_prob, judged.entropy, value, None)
+        return self.actor(features), self.critic(features).squeeze(-1).float(), None
 
 
-class LstmPolicy(PolicyModule):
+class LstmPolicy(_HeadPolicy):
     """Convolutions and linear layers, then one LSTM; state (hidden, cell), [B, memory_count]."""
 
     def __init__(
@@ -89,29 +107,17 @@ class LstmPolicy(PolicyModule):
         zeros = torch.zeros(batch_size, self.memory_count, device=self.cell.weight_ih.device)
         return (zeros, zeros.clone())
 
-    def act(
-        self,
-        obs: Tree,
-        state: State,
-        first: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        greedy: bool = False,
-    ) -> ActResult:
-        """See `Policy.act`."""
+    def _step(self, obs: Tree, state: State, first: Tensor) -> tuple[Tensor, Tensor, State]:
         hidden, cell = self._remember(self.encoder(obs), state, first)
-        action, log_prob = self.head.choose(self.actor(hidden), generator, greedy=greedy)
         value = self.critic(hidden).squeeze(-1).float()
-        return ActResult(action, log_prob, value, (hidden.float(), cell.float()))
+        return self.actor(hidden), value, (hidden.float(), cell.float())
 
-    def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
-        """See `Policy.evaluate`. Only the LSTM goes through time; the rest sees all steps."""
+    def _sequence(self, obs: Tree, state: State, first: Tensor) -> tuple[Tensor, Tensor, State]:
+        # Only the LSTM goes through time; the other layers get all steps at once.
         features = self.encoder(obs)
         remember = self._remember_stretches if features.device.type == "cpu" else self._step_by_step
         hidden, state = remember(features, state, first)
-        judged = self.head.judge(self.actor(hidden), action)
-        value = self.critic(hidden).squeeze(-1).float()
-        return Evaluation(judged.log_prob, judged.entropy, value, state)
+        return self.actor(hidden), self.critic(hidden).squeeze(-1).float(), state
 
     def _step_by_step(
         self, features: Tensor, state: State, first: Tensor
@@ -125,12 +131,12 @@ class LstmPolicy(PolicyModule):
     def _remember_stretches(
         self, features: Tensor, state: State, first: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Do the same, cheaper on a CPU: one fused call per stretch in which no episode starts."""
+        """Do the same faster on a CPU: one fused call per stretch in which no episode starts."""
         starts = [0, *((first[:, 1:].any(0).nonzero().flatten() + 1).tolist())]
         ends = [*starts[1:], features.shape[1]]
         weights = [self.cell.weight_ih, self.cell.weight_hh, self.cell.bias_ih, self.cell.bias_hh]
         stretches = []
-        with torch.autocast("cpu", enabled=False):  # The fused call takes one type only.
+        with torch.autocast("cpu", enabled=False):  # The fused call takes only one type.
             for start, end in zip(starts, ends, strict=True):
                 keep = (~first[:, start]).unsqueeze(-1)
                 before = [(part.float() * keep).unsqueeze(0) for part in state]
@@ -149,7 +155,7 @@ class LstmPolicy(PolicyModule):
 
 
 class ConvLstmPolicy(LstmPolicy):
-    """An `LstmPolicy` that insists on images."""
+    """An `LstmPolicy` that requires images."""
 
     def __init__(
         self,
@@ -172,42 +178,19 @@ class ConvLstmPolicy(LstmPolicy):
         super().__init__(observation_space, action_space, feature_count, memory_count)
 
 
-class UniformPolicy(PolicyModule):
+class UniformPolicy(_HeadPolicy):
     """Uniform over choices, normal around boxes' middles, value 0; greedy: first choice, middle."""
 
     def __init__(
-        self,
-        observation_space: "gymnasium.Space[object]",
-        action_space: "gymnasium.Space[object]",
+        self, observation_space: "gymnasium.Space[object]", action_space: "gymnasium.Space[object]"
     ) -> None:
         super().__init__()
         del observation_space
         self.head = make_action_head(action_space)
 
-    def initial_state(self, batch_size: int) -> State:
-        """Return None: there is no memory."""
-        return None
-
-    def act(
-        self,
-        obs: Tree,
-        state: State,
-        first: Tensor,
-        *,
-        generator: torch.Generator | None = None,
-        greedy: bool = False,
-    ) -> ActResult:
-        """See `Policy.act`."""
-        inputs = torch.zeros(len(first), self.head.input_count, device=first.device)
-        action, log_prob = self.head.choose(inputs, generator, greedy=greedy)
-        return ActResult(action, log_prob, torch.zeros(len(first), device=first.device), None)
-
-    def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
-        """See `Policy.evaluate`."""
+    def _step(self, obs: Tree, state: State, first: Tensor) -> tuple[Tensor, Tensor, State]:
         inputs = torch.zeros(*first.shape, self.head.input_count, device=first.device)
-        judged = self.head.judge(inputs, action)
-        value = torch.zeros(first.shape, device=first.device)
-        return Evaluation(judged.log_prob, judged.entropy, value, None)
+        return inputs, torch.zeros(first.shape, device=first.device), None
 
 
 _POLICIES = {
@@ -231,9 +214,10 @@ def make_policy(
 ) -> PolicyModule:
     """Build a policy with fresh weights, drawn from torch's global generator, on the CPU.
 
-    The name is "auto" ("conv_lstm" where there are images, else "mlp"), "mlp", "lstm", "conv_lstm",
-    "random", or `module:factory` of your own, called alike. Spaces are of one environment; options
-    are the policy's keyword arguments. What does not fit raises `InvalidRequestError`.
+    The name is "auto" ("conv_lstm" for images, else "mlp"), "mlp", "lstm", "conv_lstm", "random",
+    or your own `module:factory`, which gets the same arguments. Spaces are those of one
+    environment, options the policy's keyword arguments. Raises `InvalidRequestError` if they do
+    not fit.
     """
     if name == "auto":
         name = "conv_lstm" if has_picture(observation_space) else "mlp"

@@ -1,8 +1,8 @@
-"""What a policy must do, for acting step by step and for training on fragments; its weights.
+"""The interface of policies, to act step by step and to train on fragments; and their weights.
 
 Axes: B environments (or fragments), T steps. Observations and actions are trees (nested dicts,
-lists, tuples) of tensors whose leading axes are B, or B and T. A recurrent state is a tree of
-tensors with leading axis B; None for a policy without memory.
+lists, tuples) of tensors with leading axes B, or B and T. A recurrent state is a tree of tensors
+with leading axis B, or None for a policy without memory.
 """
 
 import inspect
@@ -24,13 +24,13 @@ State = Any
 
 @dataclass(frozen=True, slots=True)
 class ActResult:
-    """What a policy did with one observation of each of B environments.
+    """A policy's output for one observation of each of B environments.
 
     Attributes:
-        action: Leaves [B, ...]; as the environment takes them, but unclipped.
-        log_prob: float32[B]; of `action`, summed over its parts.
+        action: Leaves [B, ...]; in the environment's form, but not clipped.
+        log_prob: float32[B]; log-probability of `action`, summed over its parts.
         value: float32[B]; in reward units.
-        state: The recurrent state after this step; None for a policy without memory.
+        state: The recurrent state after this step, or None for a policy without memory.
     """
 
     action: Tree
@@ -41,13 +41,13 @@ class ActResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a policy thinks of recorded actions; everything carries gradients.
+    """A policy's judgement of recorded actions, with gradients.
 
     Attributes:
         log_prob: float32[B, T].
         entropy: float32[B, T]; in nats, summed over the parts of an action.
         value: float32[B, T]; in reward units.
-        state: The recurrent state after step T - 1; None for a policy without memory.
+        state: The recurrent state after step T - 1, or None for a policy without memory.
     """
 
     log_prob: Tensor
@@ -59,8 +59,8 @@ class Evaluation:
 class Policy(Protocol):
     """The interface between policies and the code that runs or trains them.
 
-    Wherever `first[b]` is true the policy starts environment b from its initial state, whatever
-    state it was given: memory never leaks across an episode border.
+    Where `first[b]` is true, the policy starts environment b from its initial state and ignores the
+    given one, so that no memory crosses the border of an episode.
     """
 
     @abstractmethod
@@ -81,12 +81,12 @@ class Policy(Protocol):
 
         Args:
             obs: Leaves [B, ...].
-            state: Of the same B environments, in the same order.
+            state: Recurrent states of the same B environments, in the same order.
             first: bool[B]; this observation starts an episode.
             generator: Source of randomness, on the policy's device, or None for torch's global one.
-            greedy: Take the mode of the distribution (the likeliest choice, the mean of a normal
-                distribution), and no randomness. Callers that only sample leave it out, so that a
-                policy of one's own may do without.
+            greedy: Return the mode of the distribution (the likeliest choice, the mean of a normal
+                distribution), without randomness. Callers that only sample omit it, so that custom
+                policies need not have it.
         """
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Policy(Protocol):
         Args:
             obs: Leaves [B, T, ...].
             action: Leaves [B, T, ...].
-            state: Before step 0 of each fragment, leaves [B, ...].
+            state: Recurrent states before step 0, leaves [B, ...].
             first: bool[B, T].
         """
 
@@ -115,12 +115,12 @@ class PolicyModule(nn.Module, Policy):
         return _merge(list(states))
 
     def split_state(self, state: State) -> list[State]:
-        """See `Policy.split_state`. The parts are views: copy what is kept for long."""
+        """See `Policy.split_state`. The parts are views: copy those that are kept for long."""
         return _split(state, _batch_size(state))
 
 
 def check_greedy(policy: Policy, setting: str) -> None:
-    """Refuse a policy whose `act` takes no `greedy`, before *setting* asks for it."""
+    """Raise InvalidRequestError if *setting* needs a greedy policy, and `act` takes no `greedy`."""
     parameters = inspect.signature(policy.act).parameters.values()
     if not any(p.name == "greedy" or p.kind is p.VAR_KEYWORD for p in parameters):
         raise InvalidRequestError(
@@ -190,7 +190,7 @@ def policy_weights(policy: nn.Module) -> dict[str, NDArray[Any]]:
 def set_policy_weights(
     policy: nn.Module, weights: Mapping[str, NDArray[Any]], *, strict: bool = True
 ) -> None:
-    """Copy weights by name: all, else `WeightsMismatchError` and none; not *strict*: what fits."""
+    """Copy weights by name: all (else `WeightsMismatchError`), or, not *strict*, those that fit."""
     own = policy.state_dict()
     misshapen = [
         f"{name} (wanted {tuple(own[name].shape)}, got {np.shape(weights[name])})"

@@ -1,4 +1,4 @@
-"""What `breadbox rollout` runs, with all that it takes."""
+"""Run `breadbox rollout`."""
 
 import logging
 import sys
@@ -13,12 +13,7 @@ import torch
 
 import breadbox
 from breadbox.cli.signals import stop_on_signals
-from breadbox.model.errors import (
-    PERMANENT,
-    InvalidRequestError,
-    ReplayBufferError,
-    TlsError,
-)
+from breadbox.model.errors import PERMANENT, InvalidRequestError, ReplayBufferError, TlsError
 from breadbox.model.types import FragmentMetadata, PayloadReference
 from breadbox.payload.codecs import parse_codec
 from breadbox.transport import heartbeat
@@ -45,22 +40,18 @@ from breadbox_rollout.processes.pool import EnvProcesses, PoolOptions
 from breadbox_rollout.recording.recording import RecordingOptions, Recordings
 from breadbox_rollout.sending.models import ModelWatcher
 from breadbox_rollout.sending.sender import EpisodeReporter, Sender
-from breadbox_rollout.settings import (
-    RolloutSettings,
-    check_worker_name,
-    mixed_seed,
-)
+from breadbox_rollout.settings import RolloutSettings, check_worker_name, mixed_seed
 from breadbox_rollout.worker import RolloutWorker, WorkerOptions
 
 logger = logging.getLogger(__name__)
 
 _APPEND_WAIT_S = 5.0
-"""After this long in front of a full buffer the sender looks again whether it is still wanted."""
+"""Seconds an append waits at a full buffer; then the sender checks if the fragment is stale."""
 _SWITCH_INTERVAL_S = 0.0005
 
 
 def run(settings: RolloutSettings) -> None:
-    """Run a worker until a signal, or only check for a dry run; raise what waiting cannot fix."""
+    """Run a worker until a signal, or only check for a dry run; raise permanent errors."""
     spec = EnvSpec(name=settings.env, options=settings.env_options, vectorize=settings.vectorize)
     check_environment(spec)
     if settings.record_dir is not None and settings.record_media != "none":
@@ -90,7 +81,7 @@ def run(settings: RolloutSettings) -> None:
 
 
 def check_spaces(settings: RolloutSettings, spec: EnvSpec, entries: Sequence[AgentsEntry]) -> None:
-    """Make an environment in a process, `--build-s` for each of 3 attempts, and the policies."""
+    """Make an environment in a process, in 3 attempts of `--build-s` each, and the policies."""
     options = replace(_pool_options(settings, spec, entries), env_count=1, envs_per_process=1)
     with EnvProcesses(spec, options) as pool:
         while not pool.parts:
@@ -101,11 +92,11 @@ def check_spaces(settings: RolloutSettings, spec: EnvSpec, entries: Sequence[Age
 
 
 def check_service(settings: RolloutSettings, buffer: str) -> None:
-    """Ask the server, for 10 s at most, whether this worker may append; log what is waited for."""
+    """Ask the server, for 10 s at most, if this worker may append; log why it has to wait."""
     with _connect(settings, buffer, reconnect_s=0.0) as client:
         try:
             client.get_buffer()
-            # A fragment that no server admits, to learn whether the token is for this worker.
+            # No server admits this fragment; its refusal shows if the token allows the call.
             client.append_fragments(
                 [
                     FragmentMetadata(
@@ -122,7 +113,7 @@ def check_service(settings: RolloutSettings, buffer: str) -> None:
         except (TlsError, *PERMANENT):
             raise
         except InvalidRequestError:
-            return  # Refused for its content: the call itself is allowed, and under this name.
+            return  # Refused for its content, so the token and the worker's name are allowed.
         except ReplayBufferError as error:
             logger.warning("waiting for the server: %s", error)
 
@@ -134,7 +125,7 @@ def _connect(settings: RolloutSettings, buffer: str, **options: Any) -> "breadbo
 
 
 class _Chain:
-    """What belongs to one entry: its client, the threads on it, and the player that they serve."""
+    """One entry's client, player, and the threads that serve them."""
 
     def __init__(
         self,
@@ -148,7 +139,7 @@ class _Chain:
         self._sender: Sender | None = None
         self._reporter: EpisodeReporter | None = None
         make_policy = policy_factory(entry.policy, dict(entry.policy_options), settings.seed)
-        # Agents of another entry do not draw the same actions.
+        # Agents of another entry draw other actions.
         seed = mixed_seed(settings.worker_seed, entry.pattern)
 
         def make_inference(policy: PolicyModule) -> Inference:
@@ -207,7 +198,7 @@ def run_worker(
     spec: EnvSpec,
     device: torch.device,
 ) -> None:
-    """Run a worker on *clients*, one for each entry, until a signal comes; close the clients."""
+    """Run a worker on *clients*, one for each entry, until a signal; close the clients."""
     chains = [
         _Chain(client, entry, settings, device)
         for client, entry in zip(clients, entries, strict=True)
@@ -261,7 +252,7 @@ def run_worker(
 
 
 def share_interpreter() -> None:
-    """Let the loop wake while the sender packs: CartPole is stepped 1.2 to 1.4 times as fast."""
+    """Let the loop run more often while the sender packs: CartPole is 1.2 to 1.4 times as fast."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 

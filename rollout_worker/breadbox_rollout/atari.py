@@ -1,7 +1,7 @@
-"""Atari games as they are usually learned from: every fourth frame, grey, 84 by 84.
+"""Atari games in the usual form for learning: every fourth frame, grey, 84 by 84.
 
 `--env breadbox_rollout.atari:make --env-options '{"game": "Pong"}'`. Frames are not stacked: a
-recurrent policy remembers, and a fragment would hold every frame four times.
+recurrent policy has a memory, and a fragment would contain every frame four times.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ SIZE = 84
 
 
 class GreyFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Show the maximum of two raw frames (some sprites blink), made smaller by averaging."""
+    """Return the maximum of two raw frames (some sprites blink), made smaller by averaging."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], frame_skip: int, noop_max: int) -> None:
         super().__init__(env)
@@ -27,7 +27,7 @@ class GreyFrames(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """Start a game, and do nothing for a random number of frames."""
+        """Start a game, and take no action for a random number of frames."""
         frame, info = self.env.reset(seed=seed, options=options)
         if self._noop_max > 0:
             for _ in range(int(self.env.unwrapped.np_random.integers(self._noop_max + 1))):
@@ -66,8 +66,8 @@ def make(
     Args:
         game: Name as in "ALE/Pong-v5".
         frame_skip: Raw frames per step, at least 1.
-        noop_max: An episode starts with up to so many raw frames of doing nothing.
-        repeat_action_probability: Of a raw frame to take the action of the one before.
+        noop_max: Most raw frames without an action at the start of an episode.
+        repeat_action_probability: Probability that a raw frame repeats the action before.
         render_mode: "rgb_array" to record the console's own picture.
     """
     gymnasium.register_envs(ale_py)

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def make(task_id: str, num_envs: int, seed: int, **options: Any) -> Any:
-    """Make a vector environment as `envpool.make_gymnasium`; ImportError if not installed."""
+    """Return `envpool.make_gymnasium`'s vector environment; ImportError if not installed."""
     import envpool
 
     return envpool.make_gymnasium(task_id, num_envs=num_envs, seed=seed, **options)

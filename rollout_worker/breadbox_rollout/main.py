@@ -9,8 +9,8 @@ from breadbox_rollout.settings import GenerateSettings, RolloutSettings
 def rollout(settings: RolloutSettings) -> None:
     """Run a rollout worker: step environments with the current model and send fragments.
 
-    It may be started before server and learner: it waits for both and says so. SIGTERM and Ctrl-C
-    deliver what is finished, then end; a second signal ends at once.
+    It may be started before server and learner: it waits for both, and logs that. SIGTERM and
+    Ctrl-C deliver finished fragments, then end; a second signal ends immediately.
     """
     import_from_here()
     # Torch and Gymnasium are imported only when there is something to run.
@@ -23,7 +23,7 @@ def rollout(settings: RolloutSettings) -> None:
 def generate(settings: GenerateSettings) -> None:
     """Play whole episodes and write them to files, with a line each in manifest.jsonl.
 
-    Ctrl-C ends early and keeps what is finished; the exit code is then 130.
+    Ctrl-C ends early and keeps finished episodes; the exit code is then 130.
     """
     settings.configure_logs()
     import_from_here()

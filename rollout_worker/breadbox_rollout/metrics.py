@@ -1,4 +1,4 @@
-"""What a rollout worker shows to Prometheus."""
+"""Serve a rollout worker's metrics to Prometheus."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,28 +10,28 @@ from breadbox.model.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
-    """What a worker has done since it was started."""
+    """Counts since a worker's start."""
 
     step_count: int
     fragments: dict[str, int]
-    """By what became of them, see `Sender.counts`."""
+    """Number of fragments by outcome, see `Sender.counts`."""
     failures: dict[str, int]
-    """Failures of environments, by kind."""
+    """Number of failures of environments, by kind."""
     waiting_fragment_count: int
     live_env_count: int
     blocked_s: float
-    """For which a full queue held up the environments."""
+    """Seconds for which a full queue blocked the environments."""
 
 
 class WorkerCollector:
-    """A worker's counts for prometheus_client; thread-safe. `stale_before_upload`: too old."""
+    """A worker's counts for prometheus_client. Thread-safe."""
 
     def __init__(self, counts: Callable[[], WorkerCounts]) -> None:
-        """Read what *counts* returns at every scrape."""
+        """Call *counts* at every scrape."""
         self._counts = counts
 
     def describe(self) -> list[Any]:
-        """Promise nothing in advance: outcomes and kinds come as they happen."""
+        """Return nothing: outcomes and kinds are not known in advance."""
         return []
 
     def collect(self) -> Iterator[Any]:

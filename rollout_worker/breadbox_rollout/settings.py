@@ -17,7 +17,7 @@ _QUEUE_FRAGMENTS_PER_ENV = 2
 
 
 def check_worker_name(name: str) -> None:
-    """Find out whether the name can begin the ids of workers."""
+    """Raise InvalidRequestError if the name cannot begin the ids of workers."""
     if re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name) is None:
         raise InvalidRequestError(
             "worker_name", f"must be 1 to 100 letters, digits, '.', '_' and '-', got {name!r}"
@@ -25,36 +25,35 @@ def check_worker_name(name: str) -> None:
 
 
 def default_worker_name() -> str:
-    """Return a random name: fragment indices restart at 0, and hosts may be called alike."""
+    """Return a random name: fragment indices restart at 0, and hosts may have the same name."""
     host = re.sub(r"[^A-Za-z0-9_-]", "-", os.uname().nodename.split(".")[0])[:32]
     return f"{host}-{secrets.token_hex(8)}"
 
 
 def random_seed() -> int:
-    """Return a seed that no other start has, short enough to be typed again."""
+    """Return a random seed, short enough to be typed again."""
     return secrets.randbits(32)
 
 
 def mixed_seed(seed: int, worker_name: str) -> int:
-    """Return a worker's seed, from 0 to 2^63 - 1: differs by worker, repeats for the same pair."""
+    """Return a seed from 0 to 2^63 - 1 that differs by worker, and is the same for a pair."""
     digest = hashlib.blake2b(f"{seed}/{worker_name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 
 
 class PlaySettings(LogSettings):
-    """Settings of environments and policy, of workers and recordings."""
+    """Settings of environments, policy and recordings."""
 
     env: str
     """Gymnasium id, module:id, or module:factory."""
     env_options: JsonObject = setting(default_factory=dict)
-    """Its arguments."""
+    """Arguments of the environment."""
     policy: str = "auto"
-    """auto, mlp, lstm, conv_lstm, random, or module:factory. auto: conv_lstm for images, else
-    mlp."""
+    """auto (conv_lstm for images, else mlp), mlp, lstm, conv_lstm, random, or module:factory."""
     policy_options: JsonObject = setting(default_factory=dict)
-    """Its arguments."""
+    """Arguments of the policy."""
     device: str = "cpu"
-    """Where the policy runs: cpu, cuda, cuda:1."""
+    """Device of the policy: cpu, cuda, cuda:1."""
     bfloat16: bool = False
     """Compute in bfloat16."""
     seed: int = setting(default_factory=random_seed)
@@ -67,7 +66,7 @@ class PlaySettings(LogSettings):
     step_s: float = setting(30.0, ge=0.1)
     """Time limit of one step."""
     memory_limit: Bytes = setting(0, ge=0)
-    """Resident size at which an environment process is replaced; 0: none."""
+    """Resident size at which an environment process is replaced; 0: no limit."""
     torch_threads: int = setting(1, ge=1)
     """Threads of the policy on the CPU."""
 
@@ -80,39 +79,37 @@ class RolloutSettings(PlaySettings, Connection):
     codec: str = "raw"
     """How arrays are encoded: raw, lz4, zstd, zstd:LEVEL, h264, auto."""
     metrics_listen: str = setting("", metavar="HOST:PORT")
-    """HOST:PORT of metrics for Prometheus; nothing serves none."""
+    """HOST:PORT of metrics for Prometheus. Empty: no metrics are served."""
     num_envs: int = setting(8, ge=1)
-    """Environments."""
+    """Number of environments."""
     envs_per_process: int | None = setting(None, ge=1)
-    """Default: 1, more for Gymnasium's own tiny environments, all of them for a vector
-    environment."""
+    """Default: 1, more for Gymnasium's tiny environments, all for a vector environment."""
     vectorize: Literal["sync", "async", "vector_entry_point"] | None = None
     """Make vector environments of a Gymnasium id, as gymnasium.make_vec does."""
     fragment_steps: int = setting(32, ge=1)
     """Steps of a fragment."""
     batch_envs: int | None = setting(None, ge=1)
-    """Environments of a full inference batch. Default: half or all of them, whichever turns out to
-    be faster."""
+    """Environments of a full inference batch. Default: half or all, whichever is faster."""
     batch_wait_s: float = setting(0.02, ge=0)
-    """Longest a ready environment waits for others to join its batch."""
+    """Longest time that a ready environment waits for others to join its batch."""
     weights: Literal["strict", "matching"] = "strict"
-    """Published weights must fit exactly, or where they match by name."""
+    """strict: published weights must fit exactly. matching: those with matching names are used."""
     agents: JsonObject = setting(default_factory=dict)
     """Policies of an environment's agents, by pattern of their names:
     {"red_*": {"buffer": "red", "policy": "mlp"}, "*": {"learn": false}}. Default: all share one."""
     weights_kept: int = setting(10, ge=1)
     """Versions that opponents ("learn": false) are drawn from."""
     task: str = "default"
-    """Label of episodes that name none."""
+    """Label of episodes if the environment names none."""
     discount: float = setting(0.99, ge=0, le=1)
-    """Discount of the returns that are reported."""
+    """Discount of the reported returns."""
     worker_name: str = setting(default_factory=default_worker_name)
-    """Begins worker ids; unique per start. Default: host and a random number."""
+    """Beginning of worker ids; unique per start. Default: host and a random number."""
     queue_fragments: int | None = setting(None, ge=1)
-    """Fragments that may wait to be sent; beyond, environments wait. More of them are staler.
-    Default: two for each environment."""
+    """Fragments that may wait to be sent; beyond, environments wait. With more of them, fragments
+    are staler. Default: two for each environment."""
     queue_bytes: Bytes = setting(512 * 2**20, ge=0)
-    """Bytes of them."""
+    """Bytes of the fragments that may wait."""
     rebuild_interval_s: float = setting(0.0, ge=0)
     """Make environments anew after this long, between episodes; 0: never."""
     restarts_max: int | None = setting(None, ge=0)
@@ -122,25 +119,25 @@ class RolloutSettings(PlaySettings, Connection):
     record_dir: Path | None = setting(None, folder=True)
     """Write chosen episodes to files in this folder."""
     record_every: int = setting(100, ge=1)
-    """Which: every so many-th of an environment, the first included."""
+    """Record every N-th episode of an environment, beginning with the first."""
     record_envs: int = setting(1, ge=1)
-    """Environments that are recorded."""
+    """Number of environments that are recorded."""
     record_media: Media = "h264"
-    """Frames."""
+    """Kind of frames."""
     record_crf: int = setting(23, ge=0, le=51)
     """Quality of H.264; 0: lossless, 51: worst."""
     steps_max: int | None = setting(None, ge=1)
     """End after so many steps."""
     log_interval_s: float = setting(10.0, ge=0.1)
-    """Seconds between lines that say how fast it goes."""
+    """Seconds between log lines with the worker's speed."""
     drain_s: float = setting(10.0, ge=0)
-    """Time to deliver what is finished when told to end."""
+    """Time to deliver finished fragments after a signal to end."""
     dry_run: bool = of_one_call(False)
-    """Check everything but the server, print what would be used, end."""
+    """Check everything but the server, print the settings, end."""
 
     @property
     def queue_fragments_max(self) -> int:
-        """Fragments that may wait to be sent: two an environment by default, for waiting ages."""
+        """Most fragments that wait to be sent: by default two an environment, to stay fresh."""
         return self.queue_fragments or _QUEUE_FRAGMENTS_PER_ENV * self.num_envs
 
     @property
@@ -153,11 +150,11 @@ class GenerateSettings(PlaySettings, Connection):
     """Settings of `breadbox generate`."""
 
     out: Path = setting(folder=True)
-    """Folder for the files; made if it is not there."""
+    """Folder of the files, created if needed."""
     episodes: int = setting(1, ge=1)
-    """Episodes to play now; those that the folder has already stay, and are not counted."""
+    """Episodes to play now, besides those that are in the folder already."""
     workers: int = setting(1, ge=1)
-    """Environments, a process each."""
+    """Number of environments, each in its own process."""
     media: Media = "h264"
     """Kind of frames."""
     fps: int = setting(30, ge=1)
@@ -169,16 +166,16 @@ class GenerateSettings(PlaySettings, Connection):
     max_steps: int | None = setting(None, ge=1)
     """Truncate longer episodes."""
     restarts_max: int = setting(10, ge=0)
-    """Failures of one worker; the one after that ends it."""
+    """Restarts of one worker; the next failure ends it."""
     weights_file: Path | None = None
     """Safetensors file of the policy, or a learner's checkpoint. Default: fresh weights."""
     greedy: bool = False
     """Take the policy's likeliest actions instead of drawing them."""
-    # BREADBOX_SERVER is set for the other commands, and which weights play must be said.
+    # BREADBOX_SERVER is set for other commands, so it must not choose the weights here.
     server: str = setting("", environment=False)
-    """Take the current model of this server instead; BREADBOX_SERVER is not looked at."""
+    """Take the current model of this server instead; BREADBOX_SERVER is ignored."""
     buffer: str = "default"
-    """Buffer whose model that is."""
+    """Buffer of that model."""
     task: str = "default"
     """Label in the manifest."""
     progress: bool = True

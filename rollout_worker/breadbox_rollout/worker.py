@@ -1,9 +1,9 @@
-"""The rollout worker: environments, policy, fragments and sender, joined in one loop.
+"""The rollout worker: environments, policies, fragments and senders, joined in one loop.
 
 The loop's thread owns all but watchers, senders and reporters. A round: take new models, read
-answers, run the policies on what waited longest, ask for steps, and meanwhile cut fragments. A
-*group* is a process with environments; its *rows* are the steps of one agent of one environment.
-Rows of one pair of spaces make a *part*; a *player* is a policy with a part and a buffer.
+answers, run the policies for the groups that waited longest, ask for steps, and meanwhile cut
+fragments. A *group* is a process with environments; a *row* is the steps of one agent of one
+environment. A *part* is the rows of one pair of spaces; a *player* has a policy, part and buffer.
 """
 
 import logging
@@ -29,9 +29,9 @@ from breadbox_rollout.recording.recording import Recordings
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
-"""Longest the loop waits for anything before it looks whether it shall stop."""
+"""Longest wait of the loop before it checks if it shall stop."""
 _SAY_WAITING_FIRST_S = 1.0
-"""Shorter waits than this are not worth a line."""
+"""Shorter waits than this are not logged."""
 _SAY_WAITING_S = 10.0
 
 
@@ -45,7 +45,7 @@ class WorkerOptions:
     """Longest time a ready environment waits for others to join its batch."""
     log_interval_s: float = 10.0
     steps_max: int | None = None
-    """Steps after which the worker ends by itself, or None if never."""
+    """Steps after which the worker ends by itself, or None for never."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class WorkerStats:
 
     batch_count: int = 0
     batch_env_count: int = 0
-    """Environments over all batches; by `batch_count`, the mean fill."""
+    """Sum of the environments in each batch; divided by `batch_count`, the mean batch size."""
     blocked_s: float = 0.0
     blocked: bool = False
     failures: Counter[str] = field(default_factory=Counter)
@@ -63,7 +63,7 @@ class WorkerStats:
 
 
 class RolloutWorker:
-    """Runs environments against the current models until it is stopped."""
+    """Run environments with the current models until it is stopped."""
 
     def __init__(
         self,
@@ -95,16 +95,16 @@ class RolloutWorker:
 
     @property
     def step_count(self) -> int:
-        """Steps answered so far, of all agents."""
+        """Number of answered steps, of all agents."""
         return sum(player.step_count for player in self._players)
 
     @property
     def fragment_count(self) -> int:
-        """Fragments cut so far, whatever became of them."""
+        """Number of fragments cut, whatever their outcome."""
         return sum(player.fragment_count for player in self._players)
 
     def counts(self) -> WorkerCounts:
-        """Return what has been done so far. From any thread."""
+        """Return the counts so far. From any thread."""
         return WorkerCounts(
             step_count=self.step_count,
             fragments=self._fragments(),
@@ -121,7 +121,7 @@ class RolloutWorker:
 
         Raises EnvironmentStartError without environments, InvalidRequestError for another policy's
         session, PolicyOutputError on divergence, an error of `PERMANENT` or after a minute of
-        refusals, and whatever bug ended a thread.
+        refusals, and any bug that ended a thread.
         """
         try:
             with self._pool:
@@ -135,7 +135,7 @@ class RolloutWorker:
         say_at = log_at + _SAY_WAITING_FIRST_S
         while not self._stop.is_set():
             self._heartbeat.beat()
-            if self._are_seated:  # Until the spaces are known the watchers keep models.
+            if self._are_seated:  # Until the spaces are known, watchers keep the models.
                 for player in self._players:
                     player.take_model()
             self._read_pool()
@@ -154,7 +154,7 @@ class RolloutWorker:
 
     @property
     def _in_session(self) -> bool:
-        """Whether all policies are in a session; else nothing is produced for any."""
+        """True if all policies are in a session; else none of them acts."""
         return all(player.in_session for player in self._players)
 
     @property
@@ -180,10 +180,10 @@ class RolloutWorker:
 
     def _read_pool(self) -> None:
         patience_s = self._patience_s()
-        # Without a session there is nothing to hurry for; otherwise no longer than a batch waits.
+        # Without a session nothing is urgent; otherwise wait no longer than a batch may.
         wait_s = _POLL_S if patience_s is None else patience_s
         if not self._in_session and self._are_seated:
-            wait_s = 0.0  # The wait is for a session then, not for environments.
+            wait_s = 0.0  # The loop waits for a session instead.
         events = self._pool.poll(wait_s)
         if self._pool.parts and not self._are_seated:
             for player, part in zip(self._players, self._pool.parts, strict=True):
@@ -266,11 +266,11 @@ class RolloutWorker:
         return groups
 
     def _put(self, player: Participant, fragment: Fragment) -> None:
-        """Hand over a fragment; a full sender holds up the loop, and so the environments."""
+        """Queue a fragment; a full sender blocks the loop, and so the environments."""
         began_at = self._clock()
         assert player.sender is not None
         while not player.sender.put(fragment, _POLL_S):
-            # To wait for room is to live: nobody shall end this worker for it.
+            # Waiting for room is no hang: the demo must not end this worker for it.
             self._heartbeat.beat()
             self.stats.blocked = True
             if self._batch_size is not None:

@@ -736,7 +736,7 @@ def test_a_buffers_name_is_readable_however_narrow_the_window_is(command: str, w
     row = next(line for line in text.splitlines() if NAME in line)
     assert "12" in row.split(), "chunks"
     assert ("2026-11-21-a-l" in row) == (width == 160 or (width == 120 and command == "list"))
-    assert ("since the window is narrow" in " ".join(text.split())) == ("2026-11" not in row)
+    assert ("because the window is narrow" in " ".join(text.split())) == ("2026-11" not in row)
 
 
 # Doctor -----------------------------------------------------------------------------------------

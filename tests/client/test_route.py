@@ -95,7 +95,7 @@ def test_where_nobody_leads_the_call_ends_in_time_and_says_who_does(
     assert ("process 7 on b", 5) == (caught.value.leader, caught.value.epoch)
     assert all(service.received for service, _ in services)
     # It has all addresses already.
-    assert "none of the client's addresses leads" in str(caught.value)
+    assert "no server at the client's addresses leads" in str(caught.value)
     assert "give clients" not in str(caught.value)
 
 

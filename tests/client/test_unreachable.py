@@ -63,7 +63,7 @@ def test_of_grpcs_words_only_the_cause_is_repeated() -> None:
         (f"{HERE}Failed to connect to remote host: No such file or directory", "no such socket"),
         (
             "connections to all backends failing; last error: ipv4:127.0.0.2:1: backend unhealthy",
-            "none leads",
+            "none of those with this name leads",
         ),
         ("Socket closed", "Socket closed"),
         ("keepalive watchdog timeout", "watchdog"),

@@ -283,7 +283,7 @@ def test_a_version_that_never_comes_is_waited_for_once_and_then_clamped(
         add_in_background(worker, 1, 9, 10, session="unheard of").join(20)
         assert 2 == worker.dropped_count
     assert [1, 1, 1, 1] == versions_of(trainer, 4)
-    told = [record for record in caplog.records if "was not told of" in record.getMessage()]
+    told = [record for record in caplog.records if "did not get session" in record.getMessage()]
     assert 2 == len(told)
 
 
@@ -462,7 +462,7 @@ def test_a_sender_that_died_is_said_in_its_log_and_where_the_trainer_waits(
     thread.start()
     eventually_sync(lambda: "No fragment arrived in the" in caplog.text)
     assert "has seen 1 workers" in caplog.text
-    assert "Look whether rollout workers run" in caplog.text
+    assert "Check that rollout workers run" in caplog.text
     add(trainer, 1)
     thread.join(20)
     assert not thread.is_alive()

@@ -102,7 +102,7 @@ def test_a_name_with_a_record_for_each_server_leads_to_the_one_that_leads(crew: 
         breadbox.connect(
             f"dns://{alone.address}/{NAME}:{crew.port}", tls=crew.tls, reconnect_s=0, deadline_s=5
         ) as lost,
-        pytest.raises(errors.UnavailableError, match="none leads of those"),
+        pytest.raises(errors.UnavailableError, match="none of those with this name leads"),
     ):
         lost.get_buffer()
     # The standby first, which a client that asks nobody for health might stay with.

@@ -219,10 +219,6 @@ class TestMultiAgent:
             assert whole.clocks[agent_id].tolist() == joined.clocks[agent_id].tolist()
         assert joined.terminated
 
-    def test_comes_back_from_bytes(self) -> None:
-        back = MultiAgentEpisode.from_state(unpack_message(pack_message(self.turns().to_state())))
-        assert (self.turns().t, ["a", "b"]) == (back.t, list(back.agents))
-
     def test_clock_must_fit(self) -> None:
         with pytest.raises(EpisodeShapeError, match="clock"):
             MultiAgentEpisode(id="e", agents={"a": agent("a", 3)}, clocks={"a": np.arange(3)})

@@ -22,15 +22,15 @@ def test_at_most_depth_items_are_made_ahead() -> None:
     def source() -> Iterator[int]:
         for number in range(100):
             made.append(number)
-            if number == 3:
+            if number == 2:
                 reached.set()
             yield number
 
     with Prefetcher(source(), depth=2) as items:
         assert 0 == next(items)
         assert reached.wait(WAIT_S)
-        # One was taken, two wait, and one is in hand.
-        assert [0, 1, 2, 3] == made
+        # One was taken, and two wait.
+        assert [0, 1, 2] == made
 
 
 def test_an_error_comes_after_the_items_before_it() -> None:

@@ -44,12 +44,10 @@ class TestCapacity:
         buffer.add_all([toy("a", 6), toy("b", 4)])
         assert (10, 0) == (buffer.step_count, buffer.counters.evicted_episode_count)
 
-    def test_a_lone_long_episode_stays_or_is_refused(self) -> None:
+    def test_a_lone_long_episode_stays(self) -> None:
         buffer = EpisodeBuffer(4)
         assert AddOutcome.ADDED is buffer.add(toy("a", 9))
         assert 9 == buffer.step_count
-        strict = EpisodeBuffer(4, refuses_too_long=True)
-        assert (AddOutcome.TOO_LONG, 0) == (strict.add(toy("a", 9)), strict.step_count)
 
     def test_the_episode_just_extended_may_be_the_one_to_leave(self) -> None:
         buffer = EpisodeBuffer(5)

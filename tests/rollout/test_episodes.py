@@ -7,7 +7,7 @@ import pytest
 
 from breadbox.model.errors import BackpressureError, UnavailableError
 from breadbox.model.types import EpisodeEnd, EpisodeReport
-from breadbox_rollout.sending.sender import EpisodeReporter, EpisodeTracker, ReporterCounts
+from breadbox_rollout.sending.sender import EpisodeReporter, EpisodeTracker
 from support.eventually import eventually_sync as eventually
 from support.rollout_service import FakeService
 
@@ -79,7 +79,7 @@ def test_reports_wait_for_nobody_and_those_that_are_too_many_are_counted() -> No
         reporter.put(report_of())
     gate.set()
     reporter.close(60.0)
-    assert ReporterCounts(reported=3, lost=3) == reporter.counts()
+    assert (3, 3) == (reporter.reported_count, reporter.lost_count)
     assert 3 == len(service.reports)
 
 
@@ -92,7 +92,7 @@ def test_a_report_that_cannot_be_sent_is_lost_and_counted() -> None:
     reporter.put(report_of())
     reporter.start()
     reporter.close(60.0)
-    assert ReporterCounts(reported=0, lost=1) == reporter.counts()
+    assert (0, 1) == (reporter.reported_count, reporter.lost_count)
 
 
 def test_reports_that_a_server_asks_to_wait_with_are_sent_later_and_in_their_order(
@@ -117,7 +117,7 @@ def test_reports_that_a_server_asks_to_wait_with_are_sent_later_and_in_their_ord
         reporter.put(report)
     may_pass.set()
     reporter.close(60.0)
-    assert ReporterCounts(reported=4, lost=0) == reporter.counts()
+    assert (4, 0) == (reporter.reported_count, reporter.lost_count)
     assert sent == service.reports
     assert [] == caplog.records
 
@@ -131,7 +131,7 @@ def test_a_worker_that_ends_waits_for_its_grace_with_reports_that_nobody_takes()
     reporter.start()
     reporter.put(report_of())
     reporter.close(0.1)
-    eventually(lambda: reporter.counts() == ReporterCounts(reported=0, lost=1))
+    eventually(lambda: (0, 1) == (reporter.reported_count, reporter.lost_count))
 
 
 def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(
@@ -159,7 +159,7 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(
         reporter.put(report_of())
         assert answered.acquire(timeout=60.0)
     reporter.close(60.0)
-    assert ReporterCounts(reported=2, lost=5) == reporter.counts()
+    assert (2, 5) == (reporter.reported_count, reporter.lost_count)
     assert ["episode reports are lost for now: away", "5 episode reports were lost"] == [
         record.getMessage() for record in caplog.records
     ]
@@ -180,7 +180,7 @@ def test_a_bug_that_ends_the_reporter_is_said_once_and_ends_the_worker_too(
     for _ in range(2):
         with pytest.raises(TypeError, match="a bug"):
             reporter.put(report_of())
-    assert ReporterCounts(reported=0, lost=3) == reporter.counts()
+    assert (0, 3) == (reporter.reported_count, reporter.lost_count)
     assert ["episodes are not reported any more"] == [
         record.getMessage() for record in caplog.records
     ]

@@ -167,7 +167,7 @@ def test_why_there_is_no_answer_is_known_and_logged_once(
         service.publish("s", 1, weights(1.0))
         take(watcher)
         assert "" == watcher.trouble
-    assert 1 == caplog.text.count("cannot learn the current model")
+    assert 1 == caplog.text.count("cannot read the current model")
 
 
 def test_a_bug_that_ends_the_thread_is_raised_where_models_are_taken() -> None:

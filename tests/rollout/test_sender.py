@@ -108,7 +108,7 @@ def test_two_workers_of_one_name_are_noticed(caplog: pytest.LogCaptureFixture) -
         bench.service.answer = lambda f: [AppendResult(AdmissionOutcome.DUPLICATE)] * len(f)
         bench.put(fragment_of(0), fragment_of(1))
         assert {"duplicate": 2} == bench.finish()
-    assert ["the service has fragments of worker w already"] == caplog.messages
+    assert ["the server already has fragments of worker w"] == caplog.messages
 
 
 def test_what_is_known_to_be_refused_is_dropped_before_the_upload() -> None:

@@ -142,7 +142,7 @@ def test_memory_begins_anew_with_every_episode_inside(mode: str) -> None:
         ("make_silent", {}, 'does not say how it resets: metadata\\["autoreset_mode"\\] is None'),
         ("make_fixed", {}, "has 3 environments inside, not 2: .* --envs-per-process 3"),
         ("make_wide", {}, "wanted float32\\[2, 7\\], got float32\\[2, 1\\]"),
-        ("make_silent", {"episode_steps_max": 5}, "cuts its episodes off itself"),
+        ("make_silent", {"episode_steps_max": 5}, "truncates its episodes itself"),
         ("make_silent", {"rebuild_interval_s": 5.0}, "never between episodes"),
     ],
 )

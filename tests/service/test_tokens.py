@@ -30,16 +30,16 @@ DIGEST = "ab" * 32
         (f"producer a md5:{DIGEST}", "line 1 is not `ROLE NAME sha256:HEX [KEY=VALUE ...]`"),
         (
             f"root a sha256:{DIGEST}",
-            "line 1 names no role; there are producer, learner, viewer, admin",
+            "line 1 names no role; use one of producer, learner, viewer, admin",
         ),
-        (f"admin a sha256:{DIGEST}\nadmin b sha256:{DIGEST}", "a token stands in it twice"),
-        (f"admin a sha256:{DIGEST}\nadmin a sha256:{'cd' * 32}", "a name stands in it twice"),
+        (f"admin a sha256:{DIGEST}\nadmin b sha256:{DIGEST}", "it has a token twice"),
+        (f"admin a sha256:{DIGEST}\nadmin a sha256:{'cd' * 32}", "it has a name twice"),
         (
             f"admin a sha256:{DIGEST} secret=yes",
-            "line 1: it has a bound that is none; there are buffers, workers, workers_max, "
+            "line 1: it has an unknown limit; use buffers, workers, workers_max, "
             "bytes_held_max, appends_per_s_max",
         ),
-        (f"admin a sha256:{DIGEST} workers=a workers=b", "line 1: workers stands in it twice"),
+        (f"admin a sha256:{DIGEST} workers=a workers=b", "line 1: it has workers twice"),
         (
             f"admin a sha256:{DIGEST} buffers=a,,b",
             "line 1: buffers must be 1 to 16 patterns with commas between them, each of "
@@ -205,7 +205,7 @@ def test_a_file_that_is_written_in_place_lets_everybody_in_meanwhile(tmp_path: P
 @pytest.mark.parametrize("content", ["", "# only this\n\n"])
 def test_a_server_does_not_start_with_a_file_without_tokens(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokens").write_text(content)
-    with pytest.raises(StartError, match="it holds no token, so nobody could call"):
+    with pytest.raises(StartError, match="it holds no token, so no client could call"):
         TokenFile(tmp_path / "tokens")
 
 
@@ -286,7 +286,7 @@ def test_the_command_keeps_what_stands_in_a_file_and_who_may_read_it(tmp_path: P
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (f"admin them sha256:{DIGEST}\n", "a name stands in it twice"),
+        (f"admin them sha256:{DIGEST}\n", "it has a name twice"),
         ("nonsense\n", "line 1 is not"),
         ("\xff", "it is not plain text"),
     ],

@@ -3,12 +3,12 @@
 MineStudio 1.1.6's rollout manager, workers and trainers run on a Breadbox server once
 `minestudio/online/rollout/replay_buffer/__init__.py` imports `ReplayBufferInterface` from here
 instead of from its own `interface`. Code of your own may import every name of its `online.utils`,
-`online.utils.rollout.datatypes`, `online.utils.train.data` and `.gae` from here. Neither Ray nor
-MineStudio is needed for that, and MineStudio's objects and these may be mixed.
+`online.utils.rollout.datatypes`, `online.utils.train.data` and `.gae` from here. That needs neither
+Ray nor MineStudio, and MineStudio's objects and these may be mixed.
 
-The server is named by the environment (`BREADBOX_SERVER`, `BREADBOX_BUFFER` and the like; see
-`breadbox.environment`), since Ray's workers are given no arguments. docs/minestudio.md lists what
-is different.
+The environment names the server (`BREADBOX_SERVER`, `BREADBOX_BUFFER` and others; see
+`breadbox.environment`), because Ray's workers get no arguments. docs/minestudio.md lists what is
+different.
 """
 
 from breadbox_adapters.minestudio.conversion import (

@@ -1,9 +1,9 @@
-"""Between MineStudio's fragments and Breadbox's, and names of stored fragments.
+"""Convert between MineStudio's fragments and Breadbox's, and name stored fragments.
 
 A fragment holds trees of arrays with text keys and a row per step, and no pickles. So a value is
-*taken apart* into such a tree, which any learner can read, and a *recipe* for putting it together.
-What fits into no tree (texts that end in NUL, object arrays, bytes, numbers among the steps) lies
-in the recipe: a JSON list whose first item is its kind. Nothing in it is ever executed.
+*taken apart* into such a tree, which any learner can read, and a *recipe* to put it together again.
+What fits into no tree (texts that end in NUL, object arrays, bytes, numbers among the steps) is in
+the recipe: a JSON list that begins with its kind. Nothing in it is ever executed.
 
     ["array"]                    the tree's array as it is
     ["row"]                      the same, with a leading axis of 1 in front
@@ -46,11 +46,11 @@ Recipe = list[Any]
 
 _LENGTH_BYTES = 8
 _PLAIN_KINDS = "?biufcSUmM"
-"""Kinds of dtype that payloads hold: no objects, no records."""
+"""Kinds of dtype that payloads can hold: no objects, no records."""
 
 
 class SideBytes:
-    """Bytes stored beside a tree of arrays, of values that no array can hold."""
+    """Bytes beside a tree of arrays, for values that no array can hold."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -91,10 +91,10 @@ def take_apart(
     row_count: int | None = None,
     drops_axis: bool = False,
 ) -> tuple[Tree, Recipe]:
-    """Make a tree of arrays of a value, and the recipe that undoes it.
+    """Return a value as a tree of arrays, and the recipe that undoes it.
 
-    `aside` gets what fits into no tree; `UnsupportedArrayError` names `path`. `row_count` is the
-    arrays' first axis; `drops_axis` removes it where it is 1.
+    `aside` gets what fits into no tree. `path` is for `UnsupportedArrayError`. `row_count` is the
+    arrays' first axis; `drops_axis` removes that axis, of length 1.
     """
     if is_dict(value):
         tree: dict[str, Any] = {}
@@ -129,7 +129,7 @@ def take_apart(
 
 
 def put_together(tree: Tree, recipe: Recipe, aside: bytes) -> Any:
-    """Make the value again that `take_apart` was given; refuse a recipe that does not fit."""
+    """Return the value that `take_apart` was given, or raise PayloadCorruptError."""
 
     def made(recipe: Recipe) -> Any:
         return put_together(None, recipe, aside)
@@ -193,10 +193,10 @@ def put_together(tree: Tree, recipe: Recipe, aside: bytes) -> Any:
 
 
 def take_aside(value: Any, aside: SideBytes, path: str) -> Recipe:
-    """Make a recipe that needs no tree."""
+    """Return a recipe that needs no tree."""
     if value is None:
         return ["none"]
-    # By type, not by kind: an enumeration's member or a subclass of str would come back as less.
+    # By exact type: an enumeration's member or a subclass of str would come back as its base.
     if type(value) in (bool, int, float, str):
         return ["value", value]
     if type(value) is bytes:
@@ -269,7 +269,7 @@ def _are_texts(items: Sequence[Any], row_count: int | None) -> bool:
     return (
         len(items) > 0
         and row_count in (None, len(items))
-        # Numpy pads texts with NUL, and would take such an end for padding.
+        # Numpy pads texts with NUL, and removes them at the end.
         and all(type(item) is str and not item.endswith("\0") for item in items)
     )
 
@@ -281,9 +281,9 @@ def _as_tensor(leaf: Any) -> Any:
 
 
 EPISODE_UUIDS = "episode_uuids"
-"""The extra with the names of episodes: MineStudio's are texts, Breadbox's numbers."""
+"""Name of the extra with the episodes' names: MineStudio's are texts, Breadbox's numbers."""
 RECIPE = "minestudio"
-"""The extra that says how the fragment becomes MineStudio's again."""
+"""Name of the extra with the recipe."""
 _STEP_DTYPES: Mapping[str, type[np.generic]] = {
     "next_done": np.bool_,
     "reward": np.float32,
@@ -292,7 +292,7 @@ _STEP_DTYPES: Mapping[str, type[np.generic]] = {
 
 
 def to_fragment(sample: SampleFragment, metadata: FragmentMetadata) -> Fragment:
-    """Make a fragment, sharing arrays; what only pickling could store is refused by its path."""
+    """Make a fragment, sharing arrays; UnsupportedArrayError for what only pickle could store."""
     steps = {name: np.asarray(getattr(sample, name), kind) for name, kind in _STEP_DTYPES.items()}
     next_done = steps["next_done"]
     aside = SideBytes()
@@ -307,7 +307,7 @@ def to_fragment(sample: SampleFragment, metadata: FragmentMetadata) -> Fragment:
         fragment_index=metadata.fid_in_worker,
         session_id=metadata.session_id,
         model_version_min=metadata.model_version,
-        # The newest step's version is not told; the oldest is the one that the buffer judges by.
+        # The newest step's version is unknown; the buffer judges by the oldest.
         model_version_max=metadata.model_version,
         obs=apart("obs", row_count=len(next_done)),
         action=apart("action", row_count=len(next_done)),
@@ -331,7 +331,7 @@ def to_fragment(sample: SampleFragment, metadata: FragmentMetadata) -> Fragment:
 
 
 def from_fragment(fragment: Fragment) -> SampleFragment:
-    """Make a MineStudio fragment; also of one that was written without this module."""
+    """Make a MineStudio fragment, even of a fragment that another producer wrote."""
     packed = fragment.extras.get(RECIPE)
     names = fragment.extras.get(EPISODE_UUIDS)
     sample = SampleFragment(
@@ -365,7 +365,7 @@ def _episode_number(name: str) -> int:
 
 
 def _all_lead_with_one(state: Any) -> bool:
-    """Whether a recurrent state is of arrays whose first axis is a batch of one, all of them."""
+    """Return True if all arrays of a recurrent state have a first axis of length 1."""
     if isinstance(state, dict | list | tuple):
         return all(map(_all_lead_with_one, state.values() if isinstance(state, dict) else state))
     return state is None or tuple(getattr(state, "shape", ())[:1]) == (1,)
@@ -375,7 +375,7 @@ def _all_lead_with_one(state: Any) -> bool:
 
 
 def named(references: Sequence[types.FragmentReference]) -> list[tuple[FragmentIndex, str]]:
-    """Make MineStudio's records: each fragment's index, and the text to load it by."""
+    """Return MineStudio's records: each fragment's index, and the text to load it by."""
     return [
         (
             FragmentIndex(reference.metadata.worker_id, reference.metadata.fragment_index),
@@ -386,7 +386,7 @@ def named(references: Sequence[types.FragmentReference]) -> list[tuple[FragmentI
 
 
 def fragment_id_of(reference: types.FragmentReference) -> str:
-    """Write the text that names a stored fragment, and is enough to load it in any process."""
+    """Return the text that names a stored fragment, and suffices to load it in any process."""
     named = asdict(reference)
     del named["body"]
     return json.dumps(named, separators=(",", ":"))

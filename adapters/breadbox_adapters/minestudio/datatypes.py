@@ -1,4 +1,4 @@
-"""MineStudio's data types and tree functions, by kind; torch and Ray only when needed."""
+"""MineStudio's data types and tree functions; they import torch and Ray only when needed."""
 
 import logging
 import operator
@@ -15,9 +15,9 @@ from breadbox.payload.dtypes import is_tensor
 
 
 def auto_stack(elems: Sequence[Any]) -> Any:
-    """Stack alike values by the kind of the first; lists by position, dicts by the first's keys.
+    """Stack values like the first one: arrays, tensors, numbers, lists of them, dicts by its keys.
 
-    Texts, numpy's booleans, and anything else come back as they were given.
+    Returns texts, numpy's booleans and everything else unchanged.
     """
     first = elems[0]
     if isinstance(first, np.ndarray):
@@ -36,7 +36,7 @@ def auto_stack(elems: Sequence[Any]) -> Any:
 
 
 def auto_to_numpy(data: Any) -> Any:
-    """Turn tensors in dicts and lists into arrays on the host; the rest stays as it is."""
+    """Turn tensors in dicts and lists into arrays on the host; return the rest unchanged."""
     if is_tensor(data):
         return data.cpu().numpy()
     if isinstance(data, dict):
@@ -47,7 +47,7 @@ def auto_to_numpy(data: Any) -> Any:
 
 
 def auto_to_torch(data: Any, device: Any) -> Any:
-    """Copy arrays and tensors in dicts, lists and tuples to tensors on a device; the rest stays."""
+    """Copy arrays and tensors in dicts, lists and tuples to a device; return the rest unchanged."""
     if isinstance(data, np.ndarray):
         return _torch().tensor(data).to(device)
     if is_tensor(data):
@@ -62,7 +62,7 @@ def auto_to_torch(data: Any, device: Any) -> Any:
 
 
 def auto_getitem(data: Any, index: Any) -> Any:
-    """Take item `index` of a tensor, or of each value of a dict; refuse what is neither."""
+    """Return item `index` of a tensor, or of each value of a dict."""
     if isinstance(data, dict):
         return {key: child[index] for key, child in data.items()}
     if is_tensor(data):
@@ -71,9 +71,9 @@ def auto_getitem(data: Any, index: Any) -> Any:
 
 
 def auto_slice(data: Any, start: int, end: int, dim: int, type_list: int = 0) -> Any:
-    """Take [start, end) along an axis of tensors in dicts and lists; None of None.
+    """Return [start, end) along an axis of tensors in dicts and lists; None for None.
 
-    A list is an axis itself: the first one, or with `type_list` 1 the one that is meant.
+    A list counts as the first axis, or with `type_list` 1 as axis `dim`.
     """
     if data is None:
         return None
@@ -89,7 +89,7 @@ def auto_slice(data: Any, start: int, end: int, dim: int, type_list: int = 0) ->
 
 
 def auto_cat(elems: Sequence[Any], dim: int = 0) -> Any:
-    """Join arrays, tensors, lists, and dicts of them, along an axis; None if the first is None."""
+    """Concatenate arrays, tensors, lists, or dicts of them; return None if the first is None."""
     first = elems[0]
     if first is None:
         return None
@@ -107,7 +107,7 @@ def auto_cat(elems: Sequence[Any], dim: int = 0) -> Any:
 
 
 def auto_pad(arr: Any, padding_length: int) -> Any:
-    """Lengthen the first axis: arrays by zeros, lists by their first item, dicts value by value."""
+    """Pad the first axis: arrays with zeros, lists with their first item, dicts value by value."""
     if isinstance(arr, np.ndarray):
         widths = [(0, padding_length), *[(0, 0)] * (arr.ndim - 1)]
         return np.pad(arr, widths)
@@ -119,7 +119,7 @@ def auto_pad(arr: Any, padding_length: int) -> Any:
 
 
 def recursive_detach(data: Any) -> Any:
-    """Drop the gradient history of tensors in lists and tuples; the rest stays."""
+    """Detach tensors in lists and tuples; return the rest unchanged."""
     if is_tensor(data):
         return data.detach()
     if isinstance(data, list):
@@ -130,7 +130,7 @@ def recursive_detach(data: Any) -> Any:
 
 
 def is_dict(data: Any) -> bool:
-    """Tell whether it is a dict, or one of OmegaConf's configurations."""
+    """Return True for a dict, and for one of OmegaConf's configurations."""
     if isinstance(data, dict):
         return True
     kind = getattr(sys.modules.get("omegaconf"), "DictConfig", None)
@@ -144,16 +144,16 @@ def _torch() -> Any:
 
 
 class RayActorClass:
-    """Gives a class the two class methods by which Ray's users make actors of one."""
+    """Give a class the two class methods with which Ray's users make actors of it."""
 
     @classmethod
     def remote(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a Ray actor of it, with Ray's default options; return its handle."""
+        """Make a Ray actor, with Ray's default options; return its handle."""
         return cls.options().remote(*args, **kwargs)
 
     @classmethod
     def options(cls, **options: Any) -> Any:
-        """Return the class as a Ray actor class with options, whose `remote` makes the actor."""
+        """Return the class as a Ray actor class with options; its `remote` makes the actor."""
         import ray
 
         actor_class = ray.remote(cls)
@@ -165,7 +165,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class FragmentIndex:
-    """The worker and number of a fragment; equal to, and hashed as, MineStudio's own index."""
+    """Worker and number of a fragment; equal to MineStudio's own index, and hashed alike."""
 
     worker_uuid: str
     fid_in_worker: int
@@ -173,10 +173,7 @@ class FragmentIndex:
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, FragmentIndex) or type(other).__name__ == FragmentIndex.__name__:
-            theirs = (
-                getattr(other, "worker_uuid", None),
-                getattr(other, "fid_in_worker", None),
-            )
+            theirs = (getattr(other, "worker_uuid", None), getattr(other, "fid_in_worker", None))
             return (self.worker_uuid, self.fid_in_worker) == theirs
         return NotImplemented
 
@@ -210,7 +207,7 @@ class SampleFragment:
     first: NDArray[np.bool_]
     """bool[T]; the step starts an episode."""
     in_state: Any
-    """Recurrent state before step 0: arrays with a batch axis; None for none."""
+    """Recurrent state before step 0: arrays with a batch axis, or None."""
     worker_uuid: str
     fid_in_worker: int
     next_obs: Any
@@ -230,10 +227,10 @@ class SampleFragment:
 
 
 class FragmentDataDict(dict[Any, Any]):
-    """Anything by fragment index: values, advantages, log-probabilities."""
+    """Values, advantages or log-probabilities, by fragment index."""
 
     def format_batch(self, fragments: Sequence[SampleFragment], device: Any) -> Any:
-        """Stack what is kept for these fragments, in their order, as tensors on a device."""
+        """Stack the values of these fragments, in their order, as tensors on a device."""
         return auto_to_torch(auto_stack([self[each.index] for each in fragments]), device)
 
 

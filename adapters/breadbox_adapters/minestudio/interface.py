@@ -43,10 +43,9 @@ _OUTAGES = (
 class ReplayBufferInterface:
     """MineStudio's interface to the replay buffer. Thread-safe but for `fetch_fragments`.
 
-    With a configuration it creates the buffer, or sets the limits of the one that exists; without
-    one it uses the buffer as it is. `close` it, or let the process end.
-
-    Once made, it waits while server, journal or store are away, and logs it every half minute.
+    With a configuration it creates the buffer, or sets the limits of the existing one; without one
+    it uses the buffer as it is. Calls wait while server, journal or store are unreachable, and log
+    that every half minute. `close` it, or let the process end.
     """
 
     def __init__(
@@ -62,26 +61,26 @@ class ReplayBufferInterface:
     ) -> None:
         """Connect; waits for a server for up to `RECONNECT_S`, or `reconnect_s`.
 
-        What is not given is taken from the environment: see `breadbox.environment`.
+        Arguments that are None come from the environment: see `breadbox.environment`.
 
         Args:
             config: MineStudio's replay-buffer configuration: max_chunks, max_staleness, max_reuse,
                 fragments_per_chunk, fragments_per_report; and `capacity_bytes`, without which bytes
-                are not limited. What is about its store is ignored.
+                are not limited. Settings of its store are ignored.
             server: HOST:PORT, or None for `BREADBOX_SERVER`, else localhost:50051.
             buffer: Name of the buffer, or None for `BREADBOX_BUFFER`, else "default".
-            client: Use this one, and leave it open at the end.
-            reconnect_s: Seconds for which a call waits while the server is away, before it raises,
+            client: Client to use, which stays open, or None for one of its own.
+            reconnect_s: Seconds for which a call waits for an unreachable server, before it raises,
                 or None for `BREADBOX_RECONNECT_S`, else without a limit.
             version_wait_s: Seconds that `add_fragment` waits, once for each session and version.
-            log: Gets the records `replay_buffer/*`; by default MineStudio's own logger, if loaded.
+            log: Called with the records `replay_buffer/*`; by default MineStudio's logger, if any.
 
         Raises:
-            BufferNotFoundError: There is no such buffer, and no configuration to create it by.
+            BufferNotFoundError: There is no such buffer, and no configuration to create it with.
             InvalidRequestError: A limit is out of its range, or cannot be changed.
             UnavailableError: There is no server.
-            UnauthenticatedError, PermissionDeniedError: The token is missing, unknown, or not for
-                this: a configuration takes the role `admin`.
+            UnauthenticatedError, PermissionDeniedError: The token is missing, unknown, or lacks
+                the role; a configuration needs the role `admin`.
         """
         if reconnect_s is None:
             reconnect_s = seconds_from_environment("BREADBOX_RECONNECT_S")
@@ -92,24 +91,24 @@ class ReplayBufferInterface:
             buffer=buffer,
             reconnect_s=RECONNECT_S if reconnect_s is None else reconnect_s,
         )
-        """For what MineStudio has no word for; closed with the interface, unless it was given."""
+        """For calls that MineStudio lacks; `close` closes it, unless it was passed."""
         self.buffer = buffer or self.client.buffer
-        """Name of the buffer that everything goes into and comes from."""
+        """Name of the buffer."""
         self.version_wait_s = version_wait_s
         self._log = log
         self._lease: breadbox.Lease | None = None
         self._session_id = ""
         self._model = types.ModelState("", None, None)
-        """What was current when this interface last asked."""
+        """Session and version at the last request."""
         self._awaited: set[tuple[str, int]] = set()
-        """Sessions and versions that were waited for in vain."""
+        """Sessions and versions that did not come within `version_wait_s`."""
         self._ended: set[str] = set()
-        """Sessions that were current and are no more."""
+        """Sessions that were current once."""
         self._fetch_records = FetchRecords()
         self._reporter: Reporter | None = None
         self._closing = threading.Event()
         self.dropped_count = 0
-        """Fragments given to `add_fragment` that are not in the buffer."""
+        """Number of fragments given to `add_fragment` that the buffer refused."""
         try:
             self._begin(config)
         except BaseException as error:
@@ -130,21 +129,21 @@ class ReplayBufferInterface:
         fragments_per_report = config.get("fragments_per_report")
         if fragments_per_report and self._is_logging:
             self._reporter = Reporter(
-                lambda: self.client.get_buffer(self.buffer), int(fragments_per_report), self._tell
+                lambda: self.client.get_buffer(self.buffer), int(fragments_per_report), self._report
             )
 
     def add_fragment(self, fragment: SampleFragment, metadata: FragmentMetadata) -> None:
-        """Store a fragment; blocks while a buffer that lets producers wait is full.
+        """Store a fragment; blocks while a buffer that makes producers wait is full.
 
-        MineStudio's workers learn of a session and version before the buffer does, so this waits
-        until the buffer has heard of the fragment's, for up to `version_wait_s`; a fragment of a
-        version that never came is stored as one of the current version. A fragment that is stale,
-        of another session, or from before the first model version is dropped, and counted.
+        MineStudio's workers learn of a session and version before the buffer does. So this waits
+        up to `version_wait_s` until the fragment's version is current. A version that does not come
+        is replaced by the current one. A fragment that is stale, of another session, or from before
+        the first model version is dropped and counted.
 
         Raises:
-            UnsupportedArrayError: It holds something that is stored only by pickling.
-            ReplayBufferError: As `breadbox.Client.append_many`. It is logged as well: MineStudio's
-                sender ends with it, and nobody asks it why.
+            UnsupportedArrayError: It holds something that only pickle could store.
+            ReplayBufferError: See `breadbox.Client.append_many`. It is logged as well, because
+                MineStudio's sender ends with it silently.
         """
         try:
             self._store(fragment, metadata)
@@ -181,7 +180,7 @@ class ReplayBufferInterface:
             self.dropped_count += 1
 
     def _version_for(self, metadata: FragmentMetadata) -> int:
-        """Return the version to store a fragment under, once its own is current or never can be."""
+        """Return the version to store a fragment as, once its own is current or cannot be so."""
         session_id, version = metadata.session_id, metadata.model_version
         if self._has_reached(session_id, version):
             return version
@@ -192,7 +191,7 @@ class ReplayBufferInterface:
             if left_s <= 0:
                 self._awaited.add((session_id, version))
                 _log.warning(
-                    "the buffer was not told of session %s, version %d, within %.0f s",
+                    "the buffer did not get session %s, version %d, within %.0f s",
                     session_id,
                     version,
                     self.version_wait_s,
@@ -200,7 +199,7 @@ class ReplayBufferInterface:
                 break
             self._look(left_s)
         if self._model.session_id != session_id or self._model.model_version is None:
-            return version  # It is refused as of another session, whatever its version.
+            return version  # Refused for its session, whatever its version.
         return min(version, self._model.model_version)
 
     def _has_reached(self, session_id: str, version: int) -> bool:
@@ -247,9 +246,11 @@ class ReplayBufferInterface:
         return from_fragment(fragment)
 
     def fetch_fragments(self, num_fragments: int) -> list[tuple[FragmentIndex, str]]:
-        """Take a batch, waiting for as long as it takes; then the batch before it is given up.
+        """Fetch a batch, waiting without a limit; then release the batch before it.
 
-        What a fetch waits for is logged after a minute, and every few minutes after that. A number
+        Logs what it waits for after a minute, and every few minutes after that. Raises
+        InvalidRequestError for a number that is no multiple of fragments_per_chunk, or that the
+        buffer can never hold.
         that is no multiple of fragments_per_chunk, or that the buffer can never hold, is refused.
         """
         lease = self._await_batch(num_fragments)
@@ -257,7 +258,7 @@ class ReplayBufferInterface:
         _release(before)
         if self._is_logging:
             description = self._patiently(lambda: self.client.get_buffer(self.buffer))
-            self._tell(self._fetch_records.record(description, lease.references))
+            self._report(self._fetch_records.record(description, lease.references))
         return named(lease.references)
 
     def _await_batch(self, num_fragments: int) -> breadbox.Lease:
@@ -283,9 +284,9 @@ class ReplayBufferInterface:
                 wait_s = WAIT_S_MAX_PER_CALL
 
     def prepared_fragments(self) -> list[tuple[FragmentIndex, str]]:
-        """Name the batch that was fetched last, by anyone; empty when there is none.
+        """Return the batch that any learner fetched last, or an empty list without one.
 
-        `RequestNotFoundError`: its lease expired, since its process was stopped for longer.
+        Raises RequestNotFoundError if its lease expired, because its process was stopped.
         """
         asked = ""
         describe = partial(self.client.get_buffer, self.buffer)
@@ -296,11 +297,11 @@ class ReplayBufferInterface:
             except errors.RequestNotFoundError:
                 if request_id == asked:
                     raise
-                asked = request_id  # Given up meanwhile; another one may be the latest now.
+                asked = request_id  # Released meanwhile; another one may be the latest now.
         return []
 
     def update_model_version(self, session_id: str, model_version: int) -> None:
-        """Make a session and a model version current; what that makes stale goes.
+        """Make a session and a model version current; chunks that become stale are evicted.
 
         Raises:
             VersionRegressedError: The version is lower than the current one of the session.
@@ -321,7 +322,7 @@ class ReplayBufferInterface:
         """Do nothing, as in MineStudio."""
 
     def close(self) -> None:
-        """Give up the fetched batch and close the connection. Idempotent."""
+        """Release the fetched batch and close the connection. Idempotent."""
         self._closing.set()
         reporter, self._reporter = self._reporter, None
         if reporter is not None:
@@ -336,14 +337,14 @@ class ReplayBufferInterface:
     def _is_logging(self) -> bool:
         return self._log is not None or is_minestudio_logging()
 
-    def _tell(self, record: dict[str, Any]) -> None:
+    def _report(self, record: dict[str, Any]) -> None:
         if record:
             (self._log or log_to_minestudio)(record)
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """Make a call again, for as long as nobody answers, unless set otherwise."""
+        """Repeat a call while server or store are unreachable, unless `reconnect_s` was set."""
         began_at = time.monotonic()
-        told_at = began_at - RECONNECT_S
+        logged_at = began_at - RECONNECT_S
         while True:
             try:
                 return call()
@@ -351,8 +352,8 @@ class ReplayBufferInterface:
                 if not self._is_patient or self._closing.is_set():
                     raise
                 now = time.monotonic()
-                if now - told_at >= RECONNECT_S:
-                    told_at = now
+                if now - logged_at >= RECONNECT_S:
+                    logged_at = now
                     _log.warning(
                         "still waiting after %.0f s for buffer %r at %s: %s",
                         now - began_at,
@@ -369,7 +370,7 @@ class ReplayBufferInterface:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Refuse to be sent to another process, where neither connection nor lease would work."""
+        """Refuse to be pickled: neither connection nor lease works in another process."""
         raise TypeError("make a ReplayBufferInterface in each process instead of sending one")
 
 
@@ -379,13 +380,13 @@ def _release(lease: breadbox.Lease | None) -> None:
     try:
         lease.release()
     except errors.LeaseExpiredError:
-        return  # MineStudio knows no leases, so there is nobody to tell.
+        return  # MineStudio knows no leases.
     except _OUTAGES as error:
         _log.warning("a batch that is done with is given up only when its lease ends: %s", error)
 
 
 def limits_of(config: Mapping[str, Any]) -> types.BufferConfig:
-    """Read MineStudio's configuration as limits; bytes bound only by `capacity_bytes`."""
+    """Return MineStudio's configuration as limits; only `capacity_bytes` bounds bytes."""
 
     def whole(name: str) -> int | None:
         return None if config.get(name) is None else int(config[name])
@@ -396,7 +397,7 @@ def limits_of(config: Mapping[str, Any]) -> types.BufferConfig:
         capacity_chunks=whole("max_chunks"),
         capacity_bytes=CAPACITY_BYTES_UNBOUND if capacity_bytes is None else capacity_bytes,
         staleness_max=whole("max_staleness"),
-        # MineStudio compares no fragments: what an environment says may be None, then a text.
+        # MineStudio compares no fragments: a value of infos may be None in one, a text in another.
         schema=types.SchemaPolicy.ANY,
         # MineStudio delivers a chunk once even with a max_reuse below 1.
         uses_max=None if uses_max is None else max(1, uses_max),

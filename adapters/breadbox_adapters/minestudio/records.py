@@ -14,40 +14,40 @@ _log = logging.getLogger(__name__)
 Record = dict[str, Any]
 Log = Callable[[Record], None]
 POLL_S = 1.0
-"""Seconds between looks at the buffer."""
+"""Seconds between two reads of the buffer's counters."""
 _WANDB_LOGGER = "minestudio.online.utils.train.wandb_logger"
 _EVICTED = "chunks_evicted_"
 _USED_UP = "chunks_evicted_used_up"
 
 
 def log_to_minestudio(record: Record) -> None:
-    """Give a record to MineStudio's own logger, where that is loaded; else do nothing."""
+    """Pass a record to MineStudio's own logger, if that is loaded."""
     logger = sys.modules.get(_WANDB_LOGGER)
     if logger is not None:
         logger.log(record)
 
 
 def is_minestudio_logging() -> bool:
-    """Tell whether `log_to_minestudio` has a logger to give records to."""
+    """Return True if `log_to_minestudio` has a logger."""
     return _WANDB_LOGGER in sys.modules
 
 
 class FetchRecords:
-    """Make a record at each fetch, of what left the buffer since the last one.
+    """Make a record at each fetch, about the chunks that left the buffer since the last one.
 
-    It has the mean uses of those chunks (0 for one that this learner is not known to have used),
-    and the mean staleness of those that this fetch used up.
+    It has the mean uses of those chunks (0 for a chunk that this learner never fetched), and the
+    mean staleness of those that this fetch used up.
     """
 
     def __init__(self) -> None:
         self._uses: dict[int, tuple[int, int]] = {}
-        """Uses and version by chunk, of those that were given and may be given again."""
+        """Uses and version of the chunks that were fetched and may be fetched again."""
         self._evicted_count = 0
 
     def record(
         self, description: types.BufferDescription, references: Sequence[types.FragmentReference]
     ) -> Record:
-        """Make the record of a fetch, given the buffer after it."""
+        """Return the record of a fetch, given the buffer after it."""
         config, version = description.config, description.model_version or 0
         use_counts = self._uses_of_evicted(description)
         staleness = []
@@ -83,26 +83,23 @@ def _means(**values: Sequence[int]) -> Record:
 
 
 class Reporter:
-    """Log from a daemon thread each time so many fragments came in; `describe` may fail."""
+    """Log a record, from a daemon thread, for each *fragments_per_report* fragments."""
 
     def __init__(
-        self,
-        describe: Callable[[], types.BufferDescription],
-        fragments_per_report: int,
-        log: Log,
+        self, describe: Callable[[], types.BufferDescription], fragments_per_report: int, log: Log
     ) -> None:
         self._describe = describe
         self._fragments_per_report = fragments_per_report
         self._log = log
         self._last: tuple[int, float] | None = None
         self.looks = 0
-        """Times that the buffer was asked so far."""
+        """Number of reads of the buffer so far."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="breadbox-records", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End; waits for a look that is under way. Idempotent."""
+        """End the thread, after a read in progress. Idempotent."""
         self._closed.set()
         self._thread.join()
 
@@ -112,7 +109,7 @@ class Reporter:
                 record = self._record(self._describe())
             except errors.ReplayBufferError as error:
                 # Appends and fetches report it, and wait.
-                _log.debug("no records, for the buffer cannot be asked: %s", error)
+                _log.debug("no records, because the buffer cannot be read: %s", error)
             else:
                 if record is not None:
                     self._log(record)

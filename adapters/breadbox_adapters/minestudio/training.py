@@ -39,7 +39,7 @@ class FragmentLoader(RayActorClass):
 
 
 class LoaderPool:
-    """Loads fragments in threads: receiving releases the interpreter lock."""
+    """Load fragments in threads: receiving releases the interpreter lock."""
 
     def __init__(self, num_readers: int, interface: ReplayBufferInterface) -> None:
         self.num_readers = num_readers
@@ -57,23 +57,20 @@ def create_loader_pool(
     *,
     interface: ReplayBufferInterface | None = None,
 ) -> LoaderPool:
-    """Make a pool for `data_iter`: so many loads at a time from an interface, or a new one."""
+    """Make a pool for `data_iter` that does *num_readers* loads at a time."""
     del num_cpus_per_reader
     return LoaderPool(num_readers, interface or ReplayBufferInterface())
 
 
 def data_iter(
-    loader_pool: Any,
-    records: Records,
-    batch_size: int,
-    prefetch_batches: int,
+    loader_pool: Any, records: Records, batch_size: int, prefetch_batches: int
 ) -> Generator[dict[str, list[Any]], None, None]:
     """Load records in a random order, and yield them in groups as they arrive.
 
     Every record comes exactly once; the last group may be shorter. Leaving the iteration early, or
-    an error in it, leaves nothing behind that the next one could receive. The pool is that of
-    `create_loader_pool`, or a `ray.util.ActorPool` of `FragmentLoader`s; `prefetch_batches` groups
-    are loaded ahead of the one being worked on.
+    an error in it, leaves nothing for the next one to receive. The pool is that of
+    `create_loader_pool`, or a `ray.util.ActorPool` of `FragmentLoader`s. `prefetch_batches` groups
+    are loaded ahead of the yielded one.
 
     Yields:
         `{"index": [FragmentIndex, ...], "fragment": [SampleFragment, ...]}`.
@@ -120,7 +117,7 @@ def _from_actors(
         under_way = submit((prefetch_batches + 1) * batch_size)
         while under_way:
             under_way -= 1
-            # A copy, for what Ray hands out keeps the whole fragment in its object store.
+            # A copy, because Ray's value keeps the whole fragment in its object store.
             group.append(deepcopy(pool.get_next_unordered()))
             under_way += submit(1)
             if len(group) == batch_size:
@@ -129,14 +126,14 @@ def _from_actors(
         if group:
             yield auto_stack(group)
     finally:
-        for _ in range(under_way):  # Nobody else shall receive them.
+        for _ in range(under_way):  # The next iteration must not receive them.
             pool.get_next_unordered()
 
 
 def prepare_batch(model: Any, batch_fragments: Sequence[SampleFragment]) -> dict[str, Any]:
-    """Make what a model's forward pass takes, on its device: obs, state, action, first.
+    """Return what a model's forward pass takes, on its device: obs, state, action, first.
 
-    Of B fragments of equal length these are trees of tensors [B, T, ...]; `state` is whatever the
+    For B fragments of equal length these are trees of tensors [B, T, ...]; `state` is what the
     model's `merge_state` makes of the B states.
     """
     device = model.device
@@ -155,12 +152,12 @@ def prepare_batch(model: Any, batch_fragments: Sequence[SampleFragment]) -> dict
 
 
 def batchify_next_obs(next_obs: Mapping[str, Any], device: Any) -> Any:
-    """Make tensors of one observation, with leading axes of batch and time, both 1."""
+    """Return one observation as tensors, with leading axes of batch and time, both 1."""
     return auto_to_torch(auto_stack([auto_stack([next_obs])]), device)
 
 
 def get_last_fragment_indexes(fragment_indexs: Sequence[FragmentIndex]) -> list[FragmentIndex]:
-    """List those whose successor, the same worker's next, is not among them; latest first."""
+    """Return the indexes of fragments without their worker's next one in the list; latest first."""
     following: dict[str, int] = {}
     last = []
     for index in _latest_first(fragment_indexs):
@@ -175,10 +172,10 @@ def _latest_first(indexes: Sequence[FragmentIndex]) -> list[FragmentIndex]:
 
 
 class GAEWorker(RayActorClass):
-    """Advantages and targets, of ranks' parts; `.remote` is a Ray actor. Not thread-safe."""
+    """Advantages and value targets of all ranks' fragments. Not thread-safe."""
 
     def __init__(self, discount: float, gae_lambda: float) -> None:
-        """Use a discount per step, and GAE's lambda: 0 looks one step ahead, 1 to the end."""
+        """Set the discount per step, and GAE's lambda: 0 looks one step ahead, 1 to the end."""
         self.discount = discount
         self.gae_lambda = gae_lambda
         self.td_targets = FragmentDataDict()
@@ -186,24 +183,24 @@ class GAEWorker(RayActorClass):
         self.reset()
 
     def reset(self) -> None:
-        """Forget what the ranks brought."""
+        """Forget what the ranks passed."""
         self.gae_infos: dict[FragmentIndex, dict[str, Any]] = {}
 
     def update_gae_infos(self, gae_infos: Mapping[FragmentIndex, Mapping[str, Any]]) -> None:
-        """Take what a rank knows, by fragment: `reward` and `vpred`, float[T], and `next_done`.
+        """Add a rank's fragments: `reward` and `vpred`, float[T], and `next_done` of each.
 
-        Those that `get_last_fragment_indexes` names also have `next_vpred`, the value after them.
+        Those that `get_last_fragment_indexes` returns also need `next_vpred`, the value after them.
         """
         self.gae_infos.update({index: dict(info) for index, info in gae_infos.items()})
 
     def calculate_target(self) -> None:
-        """Reckon `advantages` and `td_targets`, float[T] by fragment, of all that the ranks gave.
+        """Compute `advantages` and `td_targets`, float[T] by fragment, of all ranks' fragments.
 
-        Fragments that follow each other are one run; a run begins with `next_vpred` behind it. The
-        mean length of the runs goes to MineStudio's log as `GAEWorker/average_gae_length`.
+        Consecutive fragments of a worker are one run, which ends with a `next_vpred`. Their mean
+        length goes to MineStudio's log as `GAEWorker/average_gae_length`.
 
         Raises:
-            KeyError: A fragment that nothing follows has no `next_vpred`.
+            KeyError: The last fragment of a run has no `next_vpred`.
             FloatingPointError: A value or reward is not a number; names the fragment.
         """
         self.td_targets, self.advantages = FragmentDataDict(), FragmentDataDict()
@@ -225,7 +222,7 @@ class GAEWorker(RayActorClass):
     def _reckon(
         self, index: FragmentIndex, info: Mapping[str, Any], advantage: float, next_value: float
     ) -> tuple[float, float]:
-        """Reckon one fragment, given what follows it; return what the one before is given."""
+        """Compute one fragment, given what follows it; return what the one before needs."""
         values, rewards, dones = info["vpred"], info["reward"], info["next_done"]
         advantages, targets = np.zeros_like(values), np.zeros_like(values)
         for t in reversed(range(len(dones))):

@@ -9,29 +9,29 @@ with reverb.Server([reverb.Table.queue("queue", max_size=100)]) as server:
     print(list(client.sample("queue")))
 ```
 
-A table is a buffer whose chunks are items, and an item is a fragment of one step that holds the
-whole trajectory; its key is the chunk's id, which is never used again. Tables are made with the
-server, or by `create_tables` on one that runs (`breadbox serve`, for other machines, TLS, tokens).
+A table is a buffer with items as chunks. An item is a fragment of one step that holds the whole
+trajectory; its key is the chunk's id, which is never used again. `Server` makes tables, and so does
+`create_tables` on a running server (`breadbox serve`: for other machines, TLS and tokens).
 
-What is different, and why:
+What is different from Reverb, and why:
 
-- Everything is durable all the time, `checkpoint` included; a server that is started again on the
+- Everything is always durable, so `checkpoint` writes nothing; a server that is restarted on the
   same store has all tables as they were.
-- An item has its own copy of its steps: items that overlap cost what they hold.
-- A table's signature is kept by the server with the table's session, and held to by writers:
-  `stats` shows it as a model of version 0.
-- Data come back in the structure in which they were written, named tuples included (of a type of
-  the same name and fields), also where a table has no signature. Keys of dicts are texts,
-  numbers, or tuples of these.
+- An item has its own copy of its steps: items that overlap take up their sizes in full.
+- The server keeps a table's signature with the table's session, as a model of version 0 that
+  `stats` shows. Writers check it.
+- Data come back in the structure in which they were written, also in a table without a signature;
+  named tuples get a type of the same name and fields. Keys of dicts are texts, numbers, or tuples
+  of these.
 - Datasets are plain iterables of numpy arrays, with `batch`, `take`, `map` and
   `as_numpy_iterator`, and no part of a TensorFlow graph.
-- `client.sample` takes `timeout_ms`. A wait, of an insert as well, says twice a minute as a
-  warning in the log what it waits for.
+- `client.sample` takes `timeout_ms`. A sample or insert that waits logs a warning twice a minute
+  that says what it waits for.
 - An insert that waits for room is confirmed within two seconds of finding some.
 - Priorities above 1e30, negative or NaN, and exponents above 8 are refused before any change.
-- Inserts pass while a sample waits for items, whatever the limiter says; and items that leave
-  without a sample count as never inserted, so that they do not have the others sampled more often.
-- `server_info` knows nothing of episodes.
+- Inserts pass while a sample waits for items, whatever the limiter says. Items that leave without
+  a sample count as never inserted, so that the others are not sampled more often for them.
+- `server_info` knows no episodes.
 - There are no extensions of tables, structured writers and pattern datasets: use `create_item`.
 """
 

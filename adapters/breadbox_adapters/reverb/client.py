@@ -59,11 +59,11 @@ class Client:
 
     @property
     def breadbox(self) -> breadbox.client.Client:
-        """The client of Breadbox underneath, for what Reverb has no word for."""
+        """The client of Breadbox underneath, for calls that Reverb lacks."""
         return self._client
 
     def close(self) -> None:
-        """Close connections. Idempotent. Calls under way fail."""
+        """Close connections. Idempotent. Calls in progress fail."""
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -73,15 +73,15 @@ class Client:
         self.close()
 
     def insert(self, data: Any, priorities: Mapping[str, float]) -> None:
-        """Insert an item of one step, arrays in any structure, into each of some tables.
+        """Insert an item of one step, arrays in any structure, into each of some tables, as copies.
 
-        Blocks until all tables have it. Each gets a copy.
+        Blocks until all tables have it.
 
         Raises:
             ValueError: There are no tables, a priority is not from 0 to 1e30, or a table's
                 signature differs; nothing was inserted.
             TableNotFoundError: There is no such table; those before it have the item.
-            ReverbError: As `breadbox.Client.append`.
+            ReverbError: See `breadbox.Client.append`.
         """
         if not priorities:
             raise ValueError("at least one table with a priority must be given")
@@ -105,19 +105,19 @@ class Client:
         chunk_length: int | None = None,
         max_in_flight_items: int | None = 25,
     ) -> Writer:
-        """Make a writer whose items are the latest steps, whole, at most `max_sequence_length`.
+        """Return a writer of items that are the latest steps, whole, at most `max_sequence_length`.
 
         `create_item` blocks at `max_in_flight_items` unconfirmed items, if not None. The others
-        have no effect; for compression give the client a codec, such as `codecs="zstd"`.
+        have no effect; for compression pass the client a codec, such as `codecs="zstd"`.
         """
         return Writer(self._sender, max_sequence_length, max_in_flight_items)
 
     def trajectory_writer(
         self, num_keep_alive_refs: int, *, validate_items: bool = True
     ) -> TrajectoryWriter:
-        """Make a writer whose items are parts of the latest `num_keep_alive_refs` steps.
+        """Return a writer of items that are parts of the latest `num_keep_alive_refs` steps.
 
-        With `validate_items` they are held to the signatures of their tables.
+        With `validate_items` it checks them against the signatures of their tables.
         """
         return TrajectoryWriter(self._sender, num_keep_alive_refs, validates_items=validate_items)
 
@@ -133,7 +133,7 @@ class Client:
         """Draw `num_samples` items as `ReplaySample`s, or one list for each item, a sample a step.
 
         Blocks until there is an item, for `timeout_ms` milliseconds if not None. Data is a flat
-        list, or with `unpack_as_table_signature` has the structure in which it was written.
+        list, or with `unpack_as_table_signature` in the structure in which it was written.
 
         Raises:
             ValueError: `num_samples` is below 1, or an item cannot be split into steps.
@@ -175,7 +175,7 @@ class Client:
             publish_signature(self._client, table, state, signature)
 
     def server_info(self, timeout: int | None = None) -> dict[str, TableInfo]:
-        """Describe all tables; among them, once it was used, the buffer "default" of every server.
+        """Describe all tables. The buffer "default" of every server is among them once it was used.
 
         Raises `DeadlineExceededError` if there is no answer within `timeout` seconds, if not None.
         """
@@ -192,16 +192,16 @@ class Client:
                 ) from error
         tables = {}
         for each in described:
-            # No session is started by asking.
+            # Describing starts no session.
             known = self._sender.signature_of(each.name) if each.session_id else None
             tables[each.name] = info_of_table(each, None if known is None else known.specs)
         return tables
 
     def checkpoint(self) -> str:
-        """Return the server's address: it keeps tables all the time, and nothing is left to write.
+        """Return the server's address: it always keeps its tables, so nothing is written here.
 
-        A server that is started on the same store has all confirmed inserts, priorities, counts
-        and the limiter's state. Raises `ReverbError` if some of it may not be durable.
+        A server restarted on the same store has all confirmed inserts, priorities, counts and the
+        limiter's state. Raises `ReverbError` if some of it may not be durable.
         """
         for each in self._client.list_buffers():
             if each.state.outage:
@@ -210,7 +210,7 @@ class Client:
 
 
 class Server:
-    """Server in a child process on the loopback address, which ends with this process."""
+    """A server on the loopback address, in a child process that ends with this process."""
 
     def __init__(
         self,
@@ -219,13 +219,13 @@ class Server:
         checkpointer: DefaultCheckpointer | None = None,
         **options: Any,
     ) -> None:
-        """Start it, in about a second; a port that is None is free; options are `local_server`'s.
+        """Start it, in about a second. *port* None: a free one; *options* are `local_server`'s.
 
-        Without a `checkpointer` tables are in memory, and gone with the server.
+        Without a `checkpointer` tables are in memory, and end with the server.
 
         Raises:
             ValueError: There is no table, or two have one name.
-            UnavailableError: It could not be started, as when the port is taken.
+            UnavailableError: It could not be started, for example because the port is taken.
             ModuleNotFoundError: `breadbox[server]` is not installed.
         """
         if checkpointer is not None:
@@ -245,7 +245,7 @@ class Server:
         return int(self._server.address.rpartition(":")[2])
 
     def localhost_client(self) -> Client:
-        """Make a client of it."""
+        """Return a client of it."""
         return Client(f"localhost:{self.port}")
 
     def stop(self) -> None:

@@ -16,7 +16,7 @@ from breadbox.model.types import FragmentReference
 
 
 class TableNotFoundError(BufferNotFoundError):
-    """No table, and so no buffer, has this name; says which there are."""
+    """No table, and so no buffer, has this name; lists those that exist."""
 
     def __init__(self, table: str, known: Sequence[str]) -> None:
         names = ", ".join(map(repr, known)) or "none"
@@ -30,9 +30,9 @@ Structure = Any
 Path = tuple[int | str, ...]
 
 _NAMED = "("
-"""How keys begin under which fields of a named tuple are stored: "(Step)reward"."""
+"""Begins keys under which fields of a named tuple are stored: "(Step)reward"."""
 _JSON = "#"
-"""In place of a type's name: what follows is a key that is no text, as JSON: "(#)5"."""
+"""Type name for a key that is no text; the key follows as JSON: "(#)5"."""
 
 
 def children(node: Structure) -> list[tuple[int | str, Any]] | None:
@@ -47,7 +47,7 @@ def children(node: Structure) -> list[tuple[int | str, Any]] | None:
 
 
 def rebuilt(node: Structure, values: Sequence[Any]) -> Structure:
-    """Make a container like `node` with other entries, in the order of `children`."""
+    """Return a container like `node` with other entries, in the order of `children`."""
     if isinstance(node, dict):
         return dict(zip(sorted(node), values, strict=True))
     if isinstance(node, tuple) and hasattr(node, "_fields"):
@@ -56,7 +56,7 @@ def rebuilt(node: Structure, values: Sequence[Any]) -> Structure:
 
 
 def flatten_with_path(tree: Structure, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the leaves that are there, in order, each with its path."""
+    """Yield the leaves that are not None, in order, each with its path."""
     entries = children(tree)
     if entries is not None:
         for key, child in entries:
@@ -66,14 +66,14 @@ def flatten_with_path(tree: Structure, path: Path = ()) -> Iterator[tuple[Path, 
 
 
 def flatten(tree: Structure) -> list[Any]:
-    """List the leaves that are there, in order."""
+    """Return the leaves that are not None, in order."""
     return [leaf for _, leaf in flatten_with_path(tree)]
 
 
 def map_with_path(
     function: Callable[[Path, Any], Any], tree: Structure, path: Path = ()
 ) -> Structure:
-    """Make the same structure with other leaves; absent ones stay so."""
+    """Return the same structure with other leaves; None stays None."""
     entries = children(tree)
     if entries is not None:
         made = [map_with_path(function, child, (*path, key)) for key, child in entries]
@@ -82,17 +82,17 @@ def map_with_path(
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Structure) -> Structure:
-    """Make the same structure with other leaves; absent ones stay so."""
+    """Return the same structure with other leaves; None stays None."""
     return map_with_path(lambda _, leaf: function(leaf), tree)
 
 
 def row_of(tree: Structure, place: int) -> Structure:
-    """Take one row of every array."""
+    """Return one row of every array."""
     return map_leaves(lambda leaf: leaf[place], tree)
 
 
 def unflatten_as(like: Structure, leaves: Sequence[Any]) -> Structure:
-    """Put leaves into the structure of another tree with as many."""
+    """Return leaves in the structure of another tree, which has as many."""
     count = len(flatten(like))
     if count != len(leaves):
         raise ValueError(f"the structure has {count} leaves, and there are {len(leaves)}")
@@ -101,7 +101,7 @@ def unflatten_as(like: Structure, leaves: Sequence[Any]) -> Structure:
 
 
 def union(one: Structure, other: Structure) -> Structure:
-    """Make a structure with the leaves of both; refuse a leaf in place of a container."""
+    """Return a structure with the leaves of both; refuse a leaf in place of a container."""
     if one is None or other is None:
         return one if other is None else other
     mine, others = children(one), children(other)
@@ -148,7 +148,7 @@ def stored(tree: Structure) -> Structure:
 
 
 def restored(tree: Structure, known: dict[tuple[str, ...], type] | None = None) -> Structure:
-    """Undo `stored`. Types of named tuples are taken from, or made and put into, `known`."""
+    """Undo `stored`. `known` maps name and fields of named tuples to types, and gets new ones."""
     types = {} if known is None else known
     if isinstance(tree, dict):
         keys = list(tree)
@@ -183,9 +183,9 @@ def _is_field(key: str) -> bool:
 
 
 PRIORITY_MAX = 1e30
-"""A larger one is a loss that diverged."""
+"""Larger priorities come from a loss that diverged."""
 ITEM = "item"
-"""The entry of `extras` that holds the item."""
+"""Name of the extra that holds the item."""
 _NOTHING = np.zeros(1, np.float32)
 _NO = np.zeros(1, np.bool_)
 
@@ -194,19 +194,19 @@ class SampleInfo(NamedTuple):
     """An item that was drawn."""
 
     key: int
-    """The item's, for `mutate_priorities`."""
+    """Key of the item, for `mutate_priorities`."""
     probability: float
-    """Probability, at the draw, of being drawn."""
+    """Probability of this item at the draw."""
     table_size: int
-    """Items in the table at the draw."""
+    """Number of items in the table at the draw."""
     priority: float
-    """Its priority at the draw."""
+    """Priority of the item at the draw."""
     times_sampled: int
-    """Draws of the item, this one included."""
+    """Number of draws of the item, including this one."""
 
 
 class ReplaySample(NamedTuple):
-    """An item, or one of its steps, that was drawn."""
+    """A drawn item, or one of its steps."""
 
     info: SampleInfo
     data: Any
@@ -222,7 +222,7 @@ def check_priority(priority: float) -> float:
 
 
 def fragment_of(tree: Any, priority: float, *, worker_id: str, index: int) -> Fragment:
-    """Make the fragment that holds an item; its session is set when it is sent."""
+    """Return the fragment that holds an item; the sender sets its session."""
     return Fragment(
         worker_id=worker_id,
         fragment_index=index,
@@ -238,14 +238,14 @@ def fragment_of(tree: Any, priority: float, *, worker_id: str, index: int) -> Fr
         episode_id=np.zeros(1, np.int64),
         next_obs=None,
         extras={ITEM: stored(map_leaves(lambda leaf: np.asarray(leaf)[None], tree))},
-        # Items have nothing to do with one another.
+        # Items do not continue each other.
         discontinuity=True,
         priority=priority,
     )
 
 
 def tree_of(fragment: Fragment, known: dict[tuple[str, ...], type]) -> Any:
-    """Return the trajectory that a fragment holds; refuse one that another client appended."""
+    """Return the trajectory of a fragment; refuse one that another client appended."""
     if ITEM not in fragment.extras:
         raise ValueError(
             f"fragment {fragment.fragment_index} of worker {fragment.worker_id!r} is no item: "
@@ -266,20 +266,20 @@ def info_of(reference: FragmentReference) -> SampleInfo:
 
 
 _NAME = "signature"
-"""The only array among the weights of a table's session."""
+"""Name of the array that is a signature, alone among the weights of a table's session."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """The kind of an array, before there is one."""
+    """Dtype and shape of an array."""
 
     dtype: str
-    """As numpy names it; "text" of any width."""
+    """Numpy's name of it; "text" of any width."""
     shape: tuple[int | None, ...] | None
-    """Lengths of its axes (None: any), or None in place of all if their number is open."""
+    """Lengths of its axes, None for any length, or None if the number of axes is open."""
 
     def fits(self, dtype: str, shape: Sequence[int]) -> bool:
-        """Tell whether an array is of this kind."""
+        """Return True if an array is of this dtype and shape."""
         if dtype != self.dtype:
             return False
         if self.shape is None:
@@ -293,7 +293,7 @@ class ArraySpec:
 
 
 class Signature:
-    """The `ArraySpec` of each array of a table's items, in the structure the table was given."""
+    """The `ArraySpec` of each array of a table's items, in the table's structure."""
 
     def __init__(self, specs: Any) -> None:
         self.specs = specs
@@ -301,23 +301,23 @@ class Signature:
 
     @classmethod
     def of(cls, tree: Any) -> "Signature":
-        """Read the signature that a table is given: leaves with `shape` and `dtype`."""
+        """Return the signature of a tree with leaves of this `shape` and `dtype`."""
         return cls(map_leaves(_spec_of, tree))
 
     def packed(self) -> dict[str, NDArray[Any]]:
-        """Write it as weights."""
+        """Return it as weights."""
         text = json.dumps(_plain(stored(self.specs)))
         return {_NAME: np.frombuffer(text.encode(), np.uint8)}
 
     @classmethod
     def unpacked(cls, weights: Mapping[str, Any]) -> "Signature | None":
-        """Read what `packed` wrote, or None from other weights."""
+        """Return the signature that `packed` wrote, or None for other weights."""
         if _NAME not in weights:
             return None
         return cls(restored(_made(json.loads(bytes(np.asarray(weights[_NAME]))))))
 
     def check(self, table: str, item: Any, *, is_of_steps: bool) -> None:
-        """Refuse an item of other arrays, or with `is_of_steps` of other steps, but for names."""
+        """Refuse an item of other arrays (`is_of_steps`: of other steps); names may differ."""
         arrays = [np.asarray(leaf) for leaf in flatten(item)]
         if len(arrays) != len(self._leaves):
             raise ValueError(
@@ -342,8 +342,7 @@ def _spec_of(leaf: Any) -> ArraySpec:
     lengths = tuple(None if length is None else int(length) for length in shape) if has_rank else ()
     dtype = getattr(leaf, "dtype", leaf)
     return ArraySpec(
-        _name(np.dtype(getattr(dtype, "as_numpy_dtype", dtype))),
-        lengths if has_rank else None,
+        _name(np.dtype(getattr(dtype, "as_numpy_dtype", dtype))), lengths if has_rank else None
     )
 
 

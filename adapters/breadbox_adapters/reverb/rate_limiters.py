@@ -1,4 +1,4 @@
-"""Which call may proceed: Reverb's `reverb.rate_limiters`, checked as Reverb checks them."""
+"""Decide which call may proceed: Reverb's `reverb.rate_limiters`, with Reverb's checks."""
 
 import math
 import warnings
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class RateLimiter:
     """The general form: samples wait below `min_diff`, inserts above `max_diff`.
 
-    Both are bounds of `inserts * samples_per_insert - samples`; neither holds before
-    `min_size_to_sample` items are there, when inserts are free and samples wait.
+    Both bound `inserts * samples_per_insert - samples`, once `min_size_to_sample` items are there.
+    Before that, inserts never wait and samples always do.
     """
 
     samples_per_insert: float
@@ -26,7 +26,7 @@ class RateLimiter:
 
     @property
     def is_ratio(self) -> bool:
-        """Whether it holds samples and inserts together, rather than only waiting for a size."""
+        """True if it bounds the ratio of samples to inserts, False if it only waits for a size."""
         return math.isfinite(self.min_diff) or math.isfinite(self.max_diff)
 
 
@@ -40,11 +40,11 @@ class MinSize(RateLimiter):
 
 
 class SampleToInsertRatio(RateLimiter):
-    """Keeps samples close to `samples_per_insert` times the inserts.
+    """Keep samples close to `samples_per_insert` times the inserts.
 
-    `error_buffer` is how far samples may run ahead of, or behind, the ratio, counted in samples,
-    once `min_size_to_sample` items are there; or the two bounds of `inserts * samples_per_insert -
-    samples`. Narrower than `2 * max(1, samples_per_insert)` is refused.
+    `error_buffer` is how far samples may be ahead of the ratio, or behind it, counted in samples,
+    once `min_size_to_sample` items are there. It may also be the two bounds of `inserts *
+    samples_per_insert - samples`. Less than `2 * max(1, samples_per_insert)` apart is refused.
     """
 
     __slots__ = ()
@@ -76,14 +76,14 @@ class SampleToInsertRatio(RateLimiter):
         if high < offset:
             warnings.warn(
                 f"the upper bound of error_buffer, {high:g}, is below {offset:g}, "
-                "samples_per_insert * min_size_to_sample: who inserts and samples in one thread "
+                "samples_per_insert * min_size_to_sample: a thread that both inserts and samples "
                 "will wait for itself",
                 stacklevel=2,
             )
 
 
 class Queue(RateLimiter):
-    """Inserts wait while `size` items were not sampled; for items that are sampled once."""
+    """Inserts wait while `size` items have not been sampled; for items that are sampled once."""
 
     __slots__ = ()
 
@@ -92,6 +92,6 @@ class Queue(RateLimiter):
 
 
 class Stack(Queue):
-    """As `Queue`, for a table that gives its newest item first."""
+    """Like `Queue`, for a table that returns its newest item first."""
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Items out of tables: draws, and endless streams of them."""
+"""Draw items from tables, one by one or as endless streams."""
 
 import logging
 import math
@@ -20,16 +20,16 @@ from breadbox_adapters.reverb.items import (
     tree_of,
     unflatten_as,
 )
-from breadbox_adapters.reverb.sending import TOLD_S, connect, current_state, known_tables
+from breadbox_adapters.reverb.sending import LOG_PERIOD_S, connect, current_state, known_tables
 
 _log = logging.getLogger(__name__)
 
 
 class Draws:
-    """Draw items of one table, several at a time: loaded and released before the first is given."""
+    """Draw items of one table, several at a time; each fetch is loaded and released before use."""
 
     def __init__(self, client: Client, table: str, *, at_once: int, wait_s: float) -> None:
-        """Draw at most `at_once` items a fetch, waiting `wait_s` or for ever; drawn is counted."""
+        """Draw at most `at_once` items a fetch, waiting `wait_s` (or math.inf) for each."""
         if at_once < 1:
             raise ValueError(f"items drawn at a time must be at least 1, got {at_once}")
         self._client = client
@@ -42,12 +42,12 @@ class Draws:
     def __call__(self, count: int | None) -> Iterator[tuple[SampleInfo, Any]]:
         """Draw `count` items, or without end."""
         current_state(self._client, self._table)  # A fetch of no session would wait in vain.
-        # Items of one fetch that must all be different are no independent draws.
+        # Items of one fetch that must all differ are no independent draws.
         config = self._client.get_buffer(self._table).config
         at_once = self._at_once if config.with_replacement or config.uses_max == 1 else 1
         left = math.inf if count is None else count
         while left > 0:
-            # Twice as many as the last time, as long as there are so many.
+            # Fetch twice as many as the last time, up to `at_once`.
             items = self._draw(int(min(left, at_once, 2 * self._latest_count)))
             self._latest_count = len(items)
             left -= len(items)
@@ -63,9 +63,9 @@ class Draws:
         while True:
             left_s = max(0.0, ends_at - time.monotonic())
             try:
-                return self._fetch(1, min(left_s, TOLD_S))
+                return self._fetch(1, min(left_s, LOG_PERIOD_S))
             except WaitElapsedError as error:
-                if left_s <= TOLD_S:
+                if left_s <= LOG_PERIOD_S:
                     raise DeadlineExceededError(
                         f"no item of table {self._table!r} could be sampled within "
                         f"{self._wait_s:g} s: {error.reason}"
@@ -85,18 +85,18 @@ class Draws:
 
 
 def as_timesteps(info: SampleInfo, tree: Any) -> list[ReplaySample]:
-    """Make one sample of each step of a trajectory; refuse columns that differ in length."""
+    """Return one sample for each step of a trajectory; refuse columns that differ in length."""
     lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in flatten(tree)}
     if len(lengths) != 1 or lengths == {0}:
         raise ValueError(
-            "cannot split a trajectory into timesteps whose columns differ in length: "
+            "cannot split a trajectory into timesteps: columns differ in length: "
             "sample it with emit_timesteps=False"
         )
     return [ReplaySample(info, row_of(tree, step)) for step in range(lengths.pop())]
 
 
 class Stream:
-    """Samples up to a count or a timeout, drawn anew each time; as `tf.data.Dataset`."""
+    """Iterate over samples, drawn anew for each iterator; like `tf.data.Dataset`."""
 
     def __init__(self, start: Callable[[], Iterator[Any]]) -> None:
         self._start = start
@@ -105,25 +105,25 @@ class Stream:
         return self._start()
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """Iterate: all arrays are numpy's."""
+        """Return an iterator; all arrays are numpy's anyway."""
         return iter(self)
 
     def take(self, count: int) -> "Stream":
-        """Keep the first `count`."""
+        """Return a stream of the first `count`."""
         return Stream(lambda: islice(self._start(), count))
 
     def map(self, function: Callable[[Any], Any]) -> "Stream":
-        """Apply a function to each."""
+        """Return a stream of a function's values for each."""
         return Stream(lambda: map(function, self._start()))
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> "Stream":
-        """Stack so many into one, each array with an axis in front; a last one may have fewer."""
+        """Stack `batch_size` samples into one, with an axis in front; the last may have fewer."""
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         return Stream(lambda: _batches(self._start(), batch_size, drop_remainder))
 
     def prefetch(self, buffer_size: int) -> "Stream":
-        """Return the same: `max_in_flight_samples_per_worker` says how many are drawn at a time."""
+        """Return this: `max_in_flight_samples_per_worker` is the number of samples drawn ahead."""
         return self
 
 
@@ -138,11 +138,11 @@ def _batches(samples: Iterator[Any], batch_size: int, drop_remainder: bool) -> I
 class TrajectoryDataset(Stream):
     """Whole items of a table, as `ReplaySample`s with data in the structure they were written in.
 
-    `dtypes` is a structure to give data in instead, with dtypes as leaves, which are checked. At
-    most `max_in_flight_samples_per_worker` items are drawn at a time; what was drawn and is never
-    come to counts as sampled. Samples end after `max_samples`, or when no item comes for
+    `dtypes` is another structure to return data in, with dtypes as leaves, which are checked. At
+    most `max_in_flight_samples_per_worker` items are drawn at a time; those that were drawn count
+    as sampled, used or not. Samples end after `max_samples`, or when no item comes for
     `rate_limiter_timeout_ms` milliseconds; below 0 they do not. `**options` are
-    `breadbox.connect`'s; all else has no effect.
+    `breadbox.connect`'s; other arguments have no effect.
     """
 
     def __init__(
@@ -175,22 +175,13 @@ class TrajectoryDataset(Stream):
         server_address: str,
         table: str,
         max_in_flight_samples_per_worker: int = 100,
-        num_workers_per_iterator: int = -1,
-        max_samples_per_stream: int = -1,
-        rate_limiter_timeout_ms: int = -1,
+        *,
         get_signature_timeout_secs: int | None = None,
-        max_samples: int = -1,
         **options: Any,
     ) -> "TrajectoryDataset":
-        """Make one without dtypes: items say themselves what they are."""
-        return cls(
-            server_address,
-            table,
-            max_in_flight_samples_per_worker=max_in_flight_samples_per_worker,
-            rate_limiter_timeout_ms=rate_limiter_timeout_ms,
-            max_samples=max_samples,
-            **options,
-        )
+        """Return one without dtypes: items have their own. The timeout has no effect."""
+        at_once = max_in_flight_samples_per_worker
+        return cls(server_address, table, max_in_flight_samples_per_worker=at_once, **options)
 
     def _samples(self) -> Iterator[ReplaySample]:
         with connect(self._address, self._options) as client:
@@ -214,13 +205,13 @@ class TrajectoryDataset(Stream):
         if wanted != got:
             raise ValueError(
                 f"items of table {self._table!r} have dtypes {_listed(got)}, "
-                f"and the dataset was told {_listed(wanted)}"
+                f"and the dataset was made for {_listed(wanted)}"
             )
         return unflatten_as(self._dtypes, leaves)
 
 
 class TimestepDataset(TrajectoryDataset):
-    """The steps of items, one after the other; otherwise as `TrajectoryDataset`."""
+    """The steps of items, one after the other; otherwise like `TrajectoryDataset`."""
 
     def _given(self, info: SampleInfo, tree: Any) -> Iterator[ReplaySample]:
         yield from as_timesteps(info, tree)

@@ -1,4 +1,4 @@
-"""Reverb's `reverb.selectors`: which item is drawn, and which one goes at capacity."""
+"""Choose which item is drawn, and which one leaves at capacity: Reverb's `reverb.selectors`."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ class Selector:
 
     @property
     def is_prioritised(self) -> bool:
-        """Whether it draws by weights."""
+        """True if it draws in proportion to weights."""
         return self.name == "prioritised"
 
 
-def Fifo() -> Selector:  # noqa: N802 - a class, as far as scripts for Reverb know.
+def Fifo() -> Selector:  # noqa: N802 - Reverb's name, of a class.
     """Oldest item first."""
     return Selector("oldest_first")
 

@@ -1,4 +1,4 @@
-"""Items on their way into tables."""
+"""Send items to tables."""
 
 import logging
 import threading
@@ -19,12 +19,12 @@ _log = logging.getLogger(__name__)
 DEFAULT = "default"
 """The buffer that every server has."""
 SESSION = "reverb"
-"""The first session of a table: one name, so that two clients that find none start the same."""
+"""The first session of a table: one name, so that two clients that find none start the same one."""
 _SESSIONS_MAX = 16
-"""Changes of a table's session while one item is being sent."""
+"""Most changes of a table's session while one item is being sent."""
 ROOM_S = 2.0
-"""Seconds to wait for room until items that found some are confirmed, and the rest tried again."""
-TOLD_S = 30.0
+"""Seconds that one append waits for room; then confirmed items are counted, the rest sent again."""
+LOG_PERIOD_S = 30.0
 """Seconds of waiting before it is logged, and between two such lines."""
 _FULL = AppendResult(AdmissionOutcome.BUFFER_FULL)
 _OF_ANOTHER = (AdmissionOutcome.WRONG_SESSION, AdmissionOutcome.STALE)
@@ -36,7 +36,7 @@ def connect(address: str, options: Mapping[str, Any]) -> Client:
 
 
 class ItemSender:
-    """Append items in the current session, again after a table's reset. Thread-safe."""
+    """Append items in the current session, and again after a table's reset. Thread-safe."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -44,8 +44,8 @@ class ItemSender:
         self._lock = threading.Lock()
         self._states: dict[str, ModelState] = {}
         self._signatures: dict[str, Signature | None] = {}
-        self._told_at: dict[str, float] = {}
-        """Per table without room: when that was last logged, or when it began."""
+        self._logged_at: dict[str, float] = {}
+        """Time of the last log line, or of the beginning, for each table without room."""
 
     def append_many(
         self,
@@ -56,7 +56,8 @@ class ItemSender:
     ) -> list[AppendResult]:
         """Write and announce items; block while their table has no room.
 
-        BackpressureError after `ROOM_S`, with `results`; SessionEndedError after repeated resets.
+        Raises BackpressureError after `ROOM_S`, with `results`, and SessionEndedError if the table
+        is reset again and again.
         """
         table = buffer or self._client.buffer
         results: list[AppendResult] = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
@@ -98,7 +99,7 @@ class ItemSender:
             return
 
     def signature_of(self, table: str) -> Signature | None:
-        """Return the signature of a table, which it has for its whole life, or None without one."""
+        """Return the signature of a table, which never changes, or None without one."""
         if table not in self._signatures:
             weights = self._state_of(table).weights
             self._signatures[table] = (
@@ -107,19 +108,19 @@ class ItemSender:
         return self._signatures[table]
 
     def _report_room(self, table: str, full: BackpressureError | None) -> None:
-        """Log now and then that items wait for room: in a queue nobody samples, for ever."""
+        """Log now and then that items wait for room, as in a queue that nothing samples from."""
         with self._lock:
             if full is None:
-                self._told_at.pop(table, None)
+                self._logged_at.pop(table, None)
                 return
             now = self._clock()
-            if now - self._told_at.setdefault(table, now) < TOLD_S:
+            if now - self._logged_at.setdefault(table, now) < LOG_PERIOD_S:
                 return
-            self._told_at[table] = now
+            self._logged_at[table] = now
         _log.warning("inserting into table %r waits: %s", table, full.what)
 
     def _state_of(self, table: str, known: ModelState | None = None) -> ModelState:
-        """Return a table's state, asked for once and whenever the `known` one was wrong."""
+        """Return a table's state, requested once, and again if the `known` one was wrong."""
         with self._lock:
             state = self._states.get(table)
             if state is None or state is known:
@@ -129,7 +130,7 @@ class ItemSender:
 
 @contextmanager
 def known_tables(client: Client, table: str) -> Iterator[None]:
-    """Raise `TableNotFoundError`, which lists the tables, where the table does not exist."""
+    """Raise `TableNotFoundError`, which lists the tables, if the table does not exist."""
     try:
         yield
     except BufferNotFoundError as error:
@@ -137,7 +138,7 @@ def known_tables(client: Client, table: str) -> Iterator[None]:
 
 
 def current_state(client: Client, table: str) -> ModelState:
-    """Return what is current in a table; start a session where there never was one."""
+    """Return a table's session and version; start a session if there never was one."""
     with known_tables(client, table):
         state = client.watch_model(buffer=table)
         if state is not None and state.session_id:
@@ -149,5 +150,5 @@ def current_state(client: Client, table: str) -> ModelState:
 
 
 def tables_of(client: Client) -> list[BufferDescription]:
-    """List the buffers of a server, less the default one while nobody has used it."""
+    """Return the buffers of a server, except for the default one while it is unused."""
     return [each for each in client.list_buffers() if each.name != DEFAULT or each.session_id]

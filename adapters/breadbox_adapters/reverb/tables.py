@@ -1,4 +1,4 @@
-"""Tables: Reverb's word for a buffer, described in its terms and made in Breadbox's."""
+"""Tables: Reverb's word for a buffer, described in its terms and created in Breadbox's."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from breadbox_adapters.reverb.selectors import Selector
 from breadbox_adapters.reverb.sending import current_state
 
 _FAR = 2.0**40
-"""Samples by which nobody is ever ahead: what stands for a bound that is infinite."""
+"""Samples to be ahead or behind that stand for an infinite bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RateLimiterInfo:
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """A table as it was when asked, without Reverb's counts of episodes and workers."""
+    """A table's state, without Reverb's counts of episodes and workers."""
 
     name: str
     sampler_options: Selector
@@ -57,15 +57,15 @@ class TableInfo:
     max_times_sampled: int
     rate_limiter_info: RateLimiterInfo
     signature: Any
-    """`ArraySpec`, which have `dtype` and `shape`, in the structure that the table was given."""
+    """Leaves with `dtype` and `shape`, in the table's structure."""
     current_size: int
     inserted_count: int
-    """Items since the last reset, less those that left without a sample: as the limiter counts."""
+    """Items inserted since the last reset, except for those that left without a sample."""
     sampled_count: int
     """Samples since the last reset."""
 
     def can_sample(self, num_samples: int) -> bool:
-        """Tell whether the rate limiter would have let so many samples through."""
+        """Return True if the rate limiter would have let so many samples through."""
         limits = self.rate_limiter_info
         return (
             self.current_size >= limits.min_size_to_sample
@@ -73,7 +73,7 @@ class TableInfo:
         )
 
     def can_insert(self, num_inserts: int) -> bool:
-        """Tell whether the rate limiter would have let so many inserts through."""
+        """Return True if the rate limiter would have let so many inserts through."""
         limits = self.rate_limiter_info
         return (
             self.current_size + num_inserts <= limits.min_size_to_sample
@@ -121,19 +121,19 @@ def info_of_table(description: BufferDescription, signature: Any = None) -> Tabl
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table to make: a buffer whose chunks are items.
+    """A table to create: a buffer with items as its chunks.
 
     Attributes:
         name: The buffer's name.
         sampler: Which item is drawn.
-        remover: Which item goes when there are more than `max_size`; it may be the new one.
+        remover: Which item leaves when there are more than `max_size`; it may be the new one.
         max_size: Items held at most, at least 1.
         rate_limiter: Which calls wait.
-        max_times_sampled: Draws after which an item goes; below 1: it stays.
-        extensions: None: there are no extensions.
-        signature: Structure of what has `shape` and `dtype`, which writers hold items to: those of
-            `trajectory_writer` as a whole, those of `insert` and `writer` in each of their steps.
-            Lengths that are None may be any. None: each item may have other arrays.
+        max_times_sampled: Draws after which an item leaves; below 1 it stays.
+        extensions: None, because there are no extensions.
+        signature: Structure of leaves with `shape` and `dtype`. Writers check items against it:
+            `trajectory_writer` as a whole, `insert` and `writer` in each step. Lengths that are
+            None may be any. Without a signature, items may differ in their arrays.
     """
 
     name: str
@@ -145,7 +145,7 @@ class Table:
     extensions: Sequence[Any] = ()
     signature: Any = field(default=None, repr=False)
     _clients: list[Client] = field(default_factory=list, init=False, repr=False, compare=False)
-    """The client of the server that the table was made on, once it was."""
+    """The client of the server that has the table, if one has."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -162,13 +162,13 @@ class Table:
 
     @classmethod
     def queue(cls, name: str, max_size: int, extensions: Any = (), signature: Any = None) -> Self:
-        """Make a table that gives each item once, in order; inserts wait while it is full."""
+        """Return a table that gives each item once, in order; inserts wait while it is full."""
         fifo, limiter = selectors.Fifo(), rate_limiters.Queue(max_size)
         return cls(name, fifo, fifo, max_size, limiter, 1, extensions, signature)
 
     @classmethod
     def stack(cls, name: str, max_size: int, extensions: Any = (), signature: Any = None) -> Self:
-        """Make a table that gives each item once, newest first; inserts wait while it is full."""
+        """Return a table that gives each item once, newest first; inserts wait while it is full."""
         lifo, limiter = selectors.Lifo(), rate_limiters.Stack(max_size)
         return cls(name, lifo, lifo, max_size, limiter, 1, extensions, signature)
 
@@ -187,21 +187,21 @@ class Table:
             with_replacement=self.max_times_sampled != 1,
             priority_exponent=drawn_by.priority_exponent,
             limiter=_limiter(self.rate_limiter),
-            # Writers check, since a signature may leave lengths open, and be that of steps.
+            # Writers check, because a signature may leave lengths open, and may be that of steps.
             schema=SchemaPolicy.ANY,
         )
 
     def replace(self, **changes: Any) -> Self:
-        """Return another table, with some of its arguments changed; not that of any server."""
+        """Return a table with some arguments changed, which is on no server."""
         return replace(self, **changes)
 
     def belong_to(self, client: Client) -> None:
-        """Ask this client's server for `info` from now on."""
+        """Read `info` from this client's server from now on."""
         self._clients[:] = [client]
 
     @property
     def info(self) -> TableInfo:
-        """The table as it is now, on the server that it was made on; empty before."""
+        """The table's state on the server that has it; empty without one."""
         described = (
             self._clients[0].get_buffer(self.name)
             if self._clients
@@ -210,27 +210,27 @@ class Table:
         return info_of_table(described, self.signature)
 
     def can_sample(self, num_samples: int) -> bool:
-        """Tell whether the rate limiter would let so many samples through now; takes none."""
+        """Return True if the rate limiter would let so many samples through now; takes none."""
         return self.info.can_sample(num_samples)
 
     def can_insert(self, num_inserts: int) -> bool:
-        """Tell whether the rate limiter would let so many inserts through now; makes none."""
+        """Return True if the rate limiter would let so many inserts through now; makes none."""
         return self.info.can_insert(num_inserts)
 
 
 def publish_signature(client: Client, table: str, state: ModelState, signature: Signature) -> None:
-    """Keep a signature with the session that is current in a table; nothing if it has one."""
+    """Publish a signature in a table's session, unless the session has one."""
     if state.weights is None:
         version = state.model_version or 0
         client.publish(state.session_id, version, signature.packed(), buffer=table)
 
 
 def create_tables(client: Client, tables: Sequence[Table]) -> None:
-    """Make tables on a running server; those that exist with the same limits stay as they are.
+    """Create tables on a running server; those that exist with the same limits stay as they are.
 
     Raises:
-        ValueError: There is none, or two have one name; nothing was made.
-        BufferExistsError: A buffer of the name has other limits; those before it were made.
+        ValueError: There is none, or two have one name; nothing was created.
+        BufferExistsError: A buffer of the name has other limits; those before it were created.
     """
     if not tables:
         raise ValueError("at least one table must be given")

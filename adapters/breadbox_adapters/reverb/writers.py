@@ -1,4 +1,4 @@
-"""Writers: steps in, items out."""
+"""Writers: add steps to a history, and make items of it."""
 
 import math
 import operator
@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
@@ -30,7 +29,7 @@ from breadbox_adapters.reverb.sending import ItemSender
 
 
 class Cell:
-    """What one step has in one column, for as long as the column keeps it."""
+    """The value of one column in one step."""
 
     __slots__ = ("array", "is_expired")
 
@@ -40,7 +39,7 @@ class Cell:
 
 
 class TrajectoryColumn:
-    """Some cells of one column: a leaf of a trajectory that `create_item` takes."""
+    """Some cells of one column: a leaf of a trajectory for `create_item`."""
 
     def __init__(self, cells: Sequence[Cell | None], path: Path, *, is_squeezed: bool = False):
         missing = [place for place, cell in enumerate(cells) if cell is None]
@@ -51,9 +50,9 @@ class TrajectoryColumn:
             )
         self._cells: tuple[Cell, ...] = tuple(cell for cell in cells if cell is not None)
         self.path = path
-        """Its place in the data that were appended."""
+        """Path in the appended data."""
         self.is_squeezed = is_squeezed
-        """Whether it is one cell alone, without an axis of steps."""
+        """True for a single cell, without an axis of steps."""
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -66,7 +65,7 @@ class TrajectoryColumn:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that `numpy` gives."""
+        """Shape of `numpy`."""
         of_cell = self._cells[0].array.shape if self._cells else ()
         return of_cell if self.is_squeezed else (len(self._cells), *of_cell)
 
@@ -101,8 +100,8 @@ class TrajectoryColumn:
 class ColumnHistory:
     """One column of a writer's history, indexed as a list of all steps of the episode.
 
-    `history[-1]` is the latest cell alone, `history[-3:]` and `history[[0, 2]]` are columns. Steps
-    that had no such field, and steps older than what is kept, are None and cannot be taken.
+    `history[-1]` is the latest cell alone, `history[-3:]` and `history[[0, 2]]` are columns. A step
+    is None, and cannot be taken, if it had no such field or is older than the steps that are kept.
     """
 
     def __init__(self, path: Path, keep_count: int, padding: int = 0) -> None:
@@ -112,26 +111,26 @@ class ColumnHistory:
         self._gone_count = padding - len(self._kept)
 
     def keep(self, keep_count: int) -> None:
-        """Keep so many steps from now on."""
+        """Keep this many steps from now on."""
         self._keep_count = keep_count
         self._expire()
 
     def add(self, cell: Cell | None) -> None:
-        """Add what a new step has; the oldest step that is too many expires."""
+        """Add a new step's cell; the oldest step that is too many expires."""
         self._kept.append(cell)
         self._expire()
 
     def complete(self, cell: Cell) -> None:
-        """Put into the latest step, which is still open, what it lacked."""
+        """Set the missing cell of the latest step, which is still open."""
         self._kept[-1] = cell
 
     @property
     def is_latest_set(self) -> bool:
-        """Whether the latest step has it."""
+        """True if the latest step has a cell."""
         return bool(self._kept) and self._kept[-1] is not None
 
     def clear(self) -> None:
-        """Begin an episode; cells that items hold on to stay as they are."""
+        """Begin an episode; cells that items refer to stay as they are."""
         for cell in self._kept:
             if cell is not None:
                 cell.is_expired = True
@@ -161,7 +160,7 @@ class ColumnHistory:
 def _column(
     cells: list[Cell | None], key: "int | slice | list[int]", path: Path
 ) -> TrajectoryColumn:
-    """Take some cells; a slice from before the first step is refused, not cut short."""
+    """Return some cells; a slice from before the first step is refused, not cut short."""
     if isinstance(key, slice):
         if key.start is not None and key.start < -len(cells):
             return TrajectoryColumn([None] * (-key.start - len(cells)) + cells[key], path)
@@ -178,7 +177,7 @@ def _column(
 
 
 def cell_of(value: Any, path: Path, like: tuple[DTypeLike, tuple[int, ...]] | None) -> Cell:
-    """Copy what one step has in a column; refuse another dtype or shape than `like`."""
+    """Return a copy of a step's value; refuse another dtype or shape than `like`."""
     array = np.array(value)
     if array.dtype.hasobject:
         raise ValueError(f"{shown(path)} is no array: {type(value).__name__}")
@@ -194,24 +193,24 @@ def cell_of(value: Any, path: Path, like: tuple[DTypeLike, tuple[int, ...]] | No
 
 
 def kind_of(cell: Cell) -> tuple[DTypeLike, tuple[int, ...]]:
-    """Return what the later cells of a column are held to."""
+    """Return the dtype and shape that the later cells of a column must have."""
     dtype = cell.array.dtype
     return (dtype.kind if dtype.kind in "US" else dtype), cell.array.shape
 
 
 def shown(path: Path) -> str:
-    """Name a column, for people."""
+    """Return a column's name for messages."""
     return f"column {'/'.join(map(str, path))!r}" if path else "the column"
 
 
 _SENDING = AppenderOptions(
     flush_after_s=0.0, batch_count=16, batch_bytes=8 * 2**20, on_failure="wait"
 )
-"""Few at a time: what finds no room is written again with each attempt, every other second."""
+"""Small batches: a batch that finds no room is written again with each attempt."""
 
 
 class TrajectoryWriter:
-    """Appends steps to a history, and makes items of parts of it. Not thread-safe.
+    """Append steps to a history, and make items of parts of it. Not thread-safe.
 
     ```python
     with client.trajectory_writer(num_keep_alive_refs=2) as writer:
@@ -226,9 +225,9 @@ class TrajectoryWriter:
         writer.end_episode()
     ```
 
-    Unlike Reverb's: an item has its own copy of its steps, so items that overlap cost what they
-    hold; an item whose table is reset before it was confirmed is inserted after the reset;
-    `create_item` blocks at 4,096 unsent items or 256 MiB of them; `close` sends them all.
+    Unlike Reverb's: an item has its own copy of its steps; an item whose table is reset before it
+    was confirmed is inserted after the reset; `create_item` blocks at 4,096 unsent items or 256
+    MiB of them; `close` sends them all.
     """
 
     def __init__(
@@ -260,20 +259,20 @@ class TrajectoryWriter:
 
     @property
     def history(self) -> Any:
-        """The columns of the episode so far, in the structure of the data."""
+        """Columns of the episode so far, in the structure of the data."""
         if not self._columns:
             raise RuntimeError("history cannot be accessed before append was called")
         return map_with_path(lambda path, _: self._columns[path], self._structure)
 
     @property
     def episode_steps(self) -> int:
-        """Steps since the episode began; one that is still open does not count."""
+        """Number of steps since the episode began, without one that is still open."""
         return self._episode_steps
 
     def configure(
         self, path: Path, *, num_keep_alive_refs: int, max_chunk_length: int | None = None
     ) -> None:
-        """Keep another number of steps of one column; `max_chunk_length` has no effect."""
+        """Set how many steps of one column are kept; `max_chunk_length` has no effect."""
         if num_keep_alive_refs < 1:
             raise ValueError(
                 f"num_keep_alive_refs ({num_keep_alive_refs}) must be a positive integer"
@@ -290,10 +289,10 @@ class TrajectoryWriter:
     def append(self, data: Any, *, partial_step: bool = False) -> None:
         """Add a step, or with `partial_step` a part of one, to the history. Copies; sends nothing.
 
-        Data may have fields that earlier steps lacked, and lack some that these had.
+        Data may have fields that earlier steps lacked, and lack some that they had.
 
         Raises:
-            ValueError: A field has another dtype, shape or structure than before, or was given in
+            ValueError: A field has another dtype, shape or structure than before, or was set in
                 this step already; nothing was added.
             RuntimeError: The writer was closed.
         """
@@ -319,11 +318,11 @@ class TrajectoryWriter:
 
         Raises:
             TypeError: A leaf is no column of a history.
-            ValueError: No column, or an expired one; a priority not from 0 to 1e30; or the
-                signature of the table differs.
+            ValueError: There is no column, or an expired one; the priority is not from 0 to 1e30;
+                or the table's signature differs.
             RuntimeError: The writer was closed.
             TableNotFoundError: There is no such table.
-            ReverbError: What went wrong with an earlier item of the table, as in every later call.
+            ReverbError: An earlier item of the table failed; so does every later call.
         """
         self._check_open()
         columns = flatten(trajectory)
@@ -347,10 +346,7 @@ class TrajectoryWriter:
             signature.check(table, item, is_of_steps=self._takes_steps)
         index = self._created_counts.get(table, 0)
         fragment = fragment_of(
-            item,
-            check_priority(priority),
-            worker_id=self._worker_id,
-            index=index,
+            item, check_priority(priority), worker_id=self._worker_id, index=index
         )
         if table not in self._appenders:
             self._appenders[table] = Appender(self._sender, _SENDING, buffer=table)
@@ -361,8 +357,8 @@ class TrajectoryWriter:
         """Wait until at most `block_until_num_items` items are unconfirmed, of all tables.
 
         Raises:
-            DeadlineExceededError: It took `timeout_ms` milliseconds; items are sent all the same.
-            ReverbError: What went wrong in the background.
+            DeadlineExceededError: It took `timeout_ms` milliseconds; sending continues.
+            ReverbError: An item failed.
         """
         self._check_open()
         if block_until_num_items < 0:
@@ -370,7 +366,7 @@ class TrajectoryWriter:
         timeout_s = math.inf if timeout_ms is None or timeout_ms < 0 else timeout_ms / 1000
         ends_at = time.monotonic() + timeout_s
         appenders = list(self._appenders.values())
-        # Twice: what the later ones may leave is only known once the earlier ones have waited.
+        # Twice: a later appender's bound is known only once the earlier ones have waited.
         for appender in appenders * 2:
             others = sum(each.counts.pending for each in appenders if each is not appender)
             left_s = max(0.0, ends_at - time.monotonic())
@@ -387,9 +383,9 @@ class TrajectoryWriter:
                 ) from error
 
     def end_episode(self, clear_buffers: bool = True, timeout_ms: int | None = None) -> None:
-        """Wait as `flush` until all items are confirmed, and begin an episode; also on a timeout.
+        """Begin an episode, and wait like `flush` until all items are confirmed.
 
-        Without `clear_buffers` items may reach over the end of the episode.
+        The episode begins even on a timeout. Without `clear_buffers` items may span two episodes.
         """
         self._check_open()
         self._episode_steps = 0
@@ -400,9 +396,9 @@ class TrajectoryWriter:
         self.flush(timeout_ms=timeout_ms)
 
     def close(self) -> None:
-        """Send what waits, and end the threads that send. Idempotent; blocks as `flush` does.
+        """Send what is left, and end the threads that send. Idempotent; blocks like `flush`.
 
-        Nothing can be appended afterwards, as it can once a `with` block was left.
+        Nothing can be appended afterwards. Leaving a `with` block sends too, but does not close.
         """
         self.is_closed = True
         self._end_sending()
@@ -414,13 +410,8 @@ class TrajectoryWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Send what waits; not where the service failed, nor on Ctrl-C."""
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Send what is left, except after an error of the service, and on Ctrl-C."""
         if error is None or (
             isinstance(error, Exception) and not isinstance(error, ReplayBufferError)
         ):
@@ -452,7 +443,7 @@ class TrajectoryWriter:
 
 
 class Writer:
-    """Reverb's older writer: items are the latest steps, whole. Not thread-safe."""
+    """Reverb's older writer; its items are the latest steps, whole. Not thread-safe."""
 
     def __init__(
         self, sender: ItemSender, max_sequence_length: int, max_in_flight_items: int | None
@@ -481,7 +472,7 @@ class Writer:
 
         Raises:
             ValueError: `num_timesteps` is below 1 or more than are kept, or the signature differs.
-            ReverbError: What went wrong in the background.
+            ReverbError: An item failed.
         """
         if num_timesteps < 1:
             raise ValueError(f"num_timesteps must be a positive integer, got {num_timesteps}")
@@ -497,7 +488,7 @@ class Writer:
     def close(self, retry_on_unavailable: bool = True) -> None:
         """Wait until all items are confirmed, and end; `ValueError` if it was closed before.
 
-        `retry_on_unavailable` has no effect: an outage is waited out, for `reconnect_s`.
+        `retry_on_unavailable` has no effect: calls wait `reconnect_s` for an unreachable server.
         """
         if self._writer.is_closed:
             raise ValueError("close() was called on this writer before")
@@ -506,11 +497,6 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._writer.__exit__(kind, error, trace)
         self._writer.is_closed = True

@@ -1,4 +1,4 @@
-"""The buffer: TorchRL's methods over a mirror."""
+"""TorchRL's methods over a mirror."""
 
 import itertools
 import threading
@@ -29,14 +29,14 @@ with extra("torchrl"):
     from tensordict import TensorDict, TensorDictBase
 
 ARRIVAL_S = 10.0
-"""Seconds in which steps that were appended come back; they take milliseconds."""
+"""Most seconds until appended steps are in the mirror; they take milliseconds."""
 _NOT_COPIED = ("self", "client", "seed")
-"""Arguments that a pickled copy does not get: it connects by itself, and draws others."""
+"""Arguments that a pickled copy does not get: it connects by itself, and its draws differ."""
 _REFUSED = (AdmissionOutcome.STALE, AdmissionOutcome.WRONG_SESSION)
 
 
 class _FollowedMirror(ReplayMirror):
-    """A mirror that reports when fragments of one's own have arrived, and by which handles."""
+    """A mirror that reports when fragments of this process have arrived, and their handles."""
 
     def __init__(self, client: breadbox.client.Client, **options: Any) -> None:
         self._arrivals: dict[tuple[str, int], int | None] = {}
@@ -86,13 +86,13 @@ class BreadboxReplayBuffer:
 
     ```python
     buffer = BreadboxReplayBuffer("localhost:50051", batch_size=256, n_step=3)
-    buffer.extend(data)  # what a collector gives; or only actors elsewhere append
-    sample = buffer.sample()  # a TensorDict, for TorchRL's losses
+    buffer.extend(data)  # Collected steps; or only other processes append.
+    sample = buffer.sample()  # A TensorDict, for TorchRL's losses.
     ```
 
-    `extend` sends steps to the server, and returns once the mirror that samples are drawn from has
-    them back, within milliseconds. So a learner that is killed finds everything again, and other
-    learners and actors have part in it.
+    `extend` sends steps to the server, and returns once they are in the mirror that samples are
+    drawn from, within milliseconds. So a restarted learner finds everything again, and other
+    learners and actors share it.
 
     Use it as a context manager, or call `shutdown`. Sampling is thread-safe; extending is for one
     thread at a time. A pickled copy has connections, a mirror and draws of its own.
@@ -123,10 +123,10 @@ class BreadboxReplayBuffer:
         """Begin to mirror what the buffer holds.
 
         Args:
-            client: A client, which stays open; or an address, with the environment's token and
-                certificates.
+            client: A client, which stays open; or an address, to connect to with the token and
+                certificates of the environment.
             capacity_steps: Latest steps to keep here.
-            batch_size: Steps of a sample, unless `sample` is given another number.
+            batch_size: Steps of a sample, unless `sample` gets another number.
             alpha: Exponent of priorities, or None to draw uniformly, whatever `beta` is.
             beta: Exponent of the importance weights.
             eps: Added to every priority that is set.
@@ -135,21 +135,21 @@ class BreadboxReplayBuffer:
                 discount from "steps_to_next_obs". Not with a transform that does the same.
             gamma: Discount within these steps.
             transform: Applied to every sample, as one of TorchRL's transforms.
-            device: Of samples.
-            seed: Of draws.
-            steps_per_fragment: Steps of `extend` that go together at most.
-            buffer: None: the client's.
-            session_id: To start, or to go on with; by default the current one, else a new one.
-            frame_stack: Of `breadbox.mirror.StepMemory`.
-            slice_len: Steps of a slice: samples are so many consecutive steps of one episode after
-                one another, of which the last is truncated, as TorchRL's `SliceSampler` has them;
-                `batch_size` is a multiple of it. None: single steps.
-            prefetch: Samples of `batch_size` that are drawn ahead, in a thread; steps and
-                priorities that come meanwhile are not in them.
+            device: Device of samples.
+            seed: Seed of draws.
+            steps_per_fragment: Most steps of `extend` in one fragment.
+            buffer: Name of the buffer, or None for the client's.
+            session_id: Session to start or to continue; by default the current one, else a new one.
+            frame_stack: See `breadbox.mirror.StepMemory`.
+            slice_len: Steps of a slice, or None for single steps. A slice is consecutive steps of
+                one episode, the last one truncated, as TorchRL's `SliceSampler` returns them. A
+                sample has slices after one another; `batch_size` is a multiple of `slice_len`.
+            prefetch: Samples of `batch_size` that a thread draws ahead; they lack the steps and
+                priorities that come meanwhile.
 
         Raises:
-            InvalidRequestError: An argument is out of its range, the buffer takes fragments of one
-                length alone, or slices are to be windows of `n_step`.
+            InvalidRequestError: An argument is out of its range, the buffer takes only fragments of
+                one length, or `slice_len` comes with an `n_step` above 1.
             SessionEndedError: `session_id` was ended before.
         """
         arguments = dict(locals())
@@ -199,16 +199,16 @@ class BreadboxReplayBuffer:
 
     @property
     def mirror(self) -> ReplayMirror:
-        """The mirror that samples are drawn from: for sequences, episodes, and how far it lags."""
+        """The mirror that samples are drawn from, for sequences, episodes and its lag."""
         return self._mirror
 
     @property
     def session_id(self) -> str:
-        """The session that steps are appended in."""
+        """Session that steps are appended in."""
         return self._session()[0]
 
     def shutdown(self) -> None:
-        """End the mirror, and close connections of its own. Idempotent."""
+        """End the mirror, and close the buffer's own connection. Idempotent."""
         with self._drawing:
             if self._ahead is not None:
                 self._ahead.close()
@@ -242,21 +242,21 @@ class BreadboxReplayBuffer:
     # Steps in ----------------------------------------------------------------------------------
 
     def add(self, data: TensorDictBase) -> int:
-        """Append one step; returns its index. As `extend`."""
+        """Append one step; returns its index. See `extend`."""
         return int(self.extend(data.unsqueeze(0))[0])
 
     def extend(self, data: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
         """Append steps, wait until they can be sampled, and return their indexes in data's shape.
 
-        Data is as collectors give it: [N], in the order in which it was played, or [E, T] of E
-        environments. Steps that do not follow one another are told apart by their observations.
-        Priorities are taken from `priority_key`, if there; with `update_priority` they must be.
+        Data is as collectors return it: [N], in the order of play, or [E, T] for E environments.
+        Observations show where a step does not follow the one before. Priorities are taken from
+        `priority_key`, if present; with `update_priority` they must be.
 
         Raises:
-            InvalidRequestError: It is not of that form.
+            InvalidRequestError: Data is not of that form.
             SessionEndedError: The session ended, and the buffer was made for that one.
-            DeadlineExceededError: They did not arrive within 10 s; they are in the buffer.
-            ReplayBufferError: As `breadbox.Client.append_many`.
+            DeadlineExceededError: The steps did not come back within 10 s; the server has them.
+            ReplayBufferError: See `breadbox.Client.append_many`.
         """
         shape = data.batch_size
         if not 1 <= len(shape) <= 2:
@@ -307,24 +307,24 @@ class BreadboxReplayBuffer:
         if self._client.get_buffer(self._buffer).config.schema is SchemaPolicy.ONE:
             raise InvalidRequestError(
                 "buffer",
-                f"{self._buffer!r} takes fragments of one length alone, and steps come as they "
-                "come: give it the schema `ragged`, as `breadbox serve --preset off-policy` does",
+                f"{self._buffer!r} takes only fragments of one length, and `extend` makes others: "
+                "give it the schema `ragged`, as `breadbox serve --preset off-policy` does",
             )
 
     # Steps out ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Steps that can be sampled."""
+        """Return how many steps can be sampled."""
         return len(self._mirror)
 
     @property
     def batch_size(self) -> int | None:
-        """Steps of a sample, unless `sample` is given another number."""
+        """Steps of a sample, unless `sample` gets another number."""
         return self._batch_size
 
     @property
     def write_count(self) -> int:
-        """Steps that were extended here; the mirror's may be more, of others too."""
+        """Number of steps that were extended here; the mirror also has those of other producers."""
         return self._write_count
 
     def sample(
@@ -337,7 +337,8 @@ class BreadboxReplayBuffer:
     ) -> Any:
         """Draw steps, with replacement; `batch_size` None: as many as the buffer's.
 
-        With `wait` it waits `timeout` seconds, or for ever, for as many steps; else one is enough.
+        With `wait` or `timeout` it waits for as many steps, at most `timeout` seconds if not None;
+        otherwise one step is enough.
 
         Returns:
             A TensorDict [B], slices after one another: observation, "action", flags that are False
@@ -348,7 +349,7 @@ class BreadboxReplayBuffer:
 
         Raises:
             InvalidRequestError: No batch size was given, or there is nothing to sample.
-            DeadlineExceededError: The wait is over.
+            DeadlineExceededError: The steps did not come within `timeout`.
         """
         count = self._count(batch_size)
         if wait or timeout is not None:
@@ -406,10 +407,10 @@ class BreadboxReplayBuffer:
             yield self.sample()
 
     def __getitem__(self, index: Any) -> TensorDictBase:
-        """Read steps by index, each alone, in the index's shape: not as windows of `n_step`.
+        """Return steps by index, in the index's shape: single ones, not windows of `n_step`.
 
-        An index is as `extend` and samples give it. Where no such steps are kept, as for a slice or
-        a mask, it stands for places, 0 being the oldest step that is kept.
+        An index is a handle, as `extend` and samples return it. An index that is no kept handle, a
+        slice or a mask means positions, 0 being the oldest step that is kept.
         """
         if isinstance(index, list | Tensor):
             index = torch.as_tensor(index).cpu().numpy()
@@ -427,21 +428,21 @@ class BreadboxReplayBuffer:
     def append_transform(
         self, transform: Callable[[TensorDictBase], TensorDictBase]
     ) -> "BreadboxReplayBuffer":
-        """Apply a transform to every sample, after those before; return the buffer."""
+        """Apply a transform to every sample, after those before; return this buffer."""
         self._transforms.append(transform)
         return self
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Tell whether there are as many steps as a sample has."""
+        """Return True if there are as many steps as a sample has."""
         return len(self) >= self._count(batch_size)
 
     def wait_until_sampleable(
         self, min_items: int | None = None, timeout: float | None = None
     ) -> None:
-        """Wait for so many steps, by default for as many as a sample has.
+        """Block until there are as many steps, by default as many as a sample has.
 
         Raises:
-            DeadlineExceededError: They were not there within `timeout` seconds.
+            DeadlineExceededError: There were fewer after `timeout` seconds.
             InvalidRequestError: The buffer never holds as many.
         """
         try:
@@ -452,13 +453,13 @@ class BreadboxReplayBuffer:
     def _count(self, count: int | None) -> int:
         count = self._batch_size if count is None else count
         if count is None:
-            raise InvalidRequestError("batch_size", "must be told, to the buffer or to the call")
+            raise InvalidRequestError("batch_size", "must be given, to the buffer or to the call")
         return count
 
     # Priorities --------------------------------------------------------------------------------
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Set priorities, of each step or of all; at least 0. Steps that are gone are ignored."""
+        """Set priorities, one for each step or one for all, at least 0; ignore steps not kept."""
         indexes = torch.as_tensor(index).reshape(-1).cpu()
         priorities = torch.as_tensor(priority).detach().cpu().double()
         if priorities.numel() == 1:
@@ -469,7 +470,7 @@ class BreadboxReplayBuffer:
         self._mirror.update_priorities(indexes.numpy(), priorities.reshape(-1).numpy() + self._eps)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Set priorities of a sample's steps to what a loss has put in at `priority_key`."""
+        """Set the priorities of a sample's steps to those that a loss has set at `priority_key`."""
         for name in ("index", self._priority_key):
             if name not in data.keys(include_nested=True):
                 raise InvalidRequestError("data", f"must have {name!r}")
@@ -478,7 +479,7 @@ class BreadboxReplayBuffer:
     # Checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the session, and the priorities of all steps: the steps are in the service."""
+        """Return the session, and the priorities of all steps; the server has the steps."""
         handles = self._mirror.handles()
         return {
             "session_id": self._mirror.session_id,
@@ -488,10 +489,10 @@ class BreadboxReplayBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, timeout: float = 60.0) -> None:
-        """Set priorities as they were, once the newest of the steps is back from the service.
+        """Restore priorities, once the mirror has the newest of these steps.
 
         Raises:
-            SessionEndedError: It is of another session: these steps are gone for good.
+            SessionEndedError: The session is no longer current, so its steps are gone.
             DeadlineExceededError: The mirror did not catch up within `timeout` seconds.
         """
         current = self._session()[0]
@@ -510,9 +511,9 @@ class BreadboxReplayBuffer:
         self._write_count = int(state["write_count"])
 
     def empty(self) -> None:
-        """Let all steps go, for all users: start a new session, unless `session_id` was given."""
+        """Remove all steps, for all users, by starting a session; not if `session_id` was given."""
         if self._started_id:
-            raise InvalidRequestError("session_id", "was told: start another one instead")
+            raise InvalidRequestError("session_id", "was given: start another session instead")
         session_id = self._client.start_session(buffer=self._buffer).session_id
         self._mirror.wait_for(
             lambda: self._mirror.session_id == session_id, "a new session", ARRIVAL_S

@@ -1,4 +1,4 @@
-"""TorchRL collectors' steps as fragments, and as slices of episodes."""
+"""Convert the steps of TorchRL's collectors to fragments, and samples to TorchRL's layout."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ FLAGS = ("done", "terminated", "truncated")
 OBSERVATION = "observation"
 _OUTCOME = (*FLAGS, "reward")
 _SAMPLED = ("index", "priority_weight", "is_init", "steps_to_next_obs")
-"""What samples have beside steps, and is not stored where a buffer is extended with samples."""
+"""Entries of samples that `extend` does not store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Steps:
     truncated: NDArray[np.bool_]
     extras: dict[str, Tree]
     starts: NDArray[np.bool_] | None
-    """Whether a step starts an episode, or None if unknown."""
+    """bool[N]: True for a step that starts an episode; or None if unknown."""
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "Steps":
-        """Read nested dicts of tensors [N, ...]; refuse missing parts and misshapen rewards."""
+        """Convert nested dicts of tensors [N, ...]; refuse missing entries and other shapes."""
         after = data.get("next")
         if not isinstance(after, Mapping) or "reward" not in after or "action" not in data:
             raise InvalidRequestError(
@@ -58,7 +58,7 @@ class Steps:
             action=_arrays(data["action"]),
             reward=reward,
             terminated=terminated,
-            # What is done and not terminal was cut off.
+            # A step that is done but not terminal is truncated.
             truncated=truncated | (done & ~terminated),
             extras={key: _arrays(each) for key, each in data.items() if key not in left_out},
             starts=_column(data["is_init"], "is_init") if "is_init" in data else None,
@@ -70,7 +70,7 @@ class Steps:
 
 @dataclass(slots=True)
 class Stream:
-    """One worker, and where its steps stand: so it is seen whether those given next follow."""
+    """A worker and its latest step, so that a step that does not follow is noticed."""
 
     worker_id: str
     session_id: str
@@ -78,12 +78,12 @@ class Stream:
     fragment_index: int = 0
     episode_id: int = 0
     is_over: bool = True
-    """Whether its latest step ended an episode, or there is none."""
+    """True if its latest step ended an episode, or there is none."""
     next_obs: Tree = field(default=None, repr=False)
-    """The observation after its latest step, leaves [...]."""
+    """Observation after its latest step, leaves [...]."""
 
     def fragments(self, steps: Steps, step_count_max: int) -> Iterator[Fragment]:
-        """Cut played-in-order steps where one does not follow, and after so many."""
+        """Cut steps into fragments, where one does not follow, and after `step_count_max`."""
         count = len(steps)
         ended = steps.terminated | steps.truncated
         follows = np.ones(count, np.bool_)
@@ -107,7 +107,7 @@ class Stream:
         ends = np.flatnonzero(ended)
         if is_gap:
             self.episode_id += 1
-        # The counter goes on with the next step after an end.
+        # The counter increases with the step after an end.
         episode_id = self.episode_id + np.concatenate([[0], np.cumsum(ended)[:-1]])
         fragment = Fragment(
             worker_id=self.worker_id,
@@ -138,7 +138,7 @@ class Stream:
 
 
 def as_dict(batch: StepBatch, gamma: float | None) -> dict[str, Any]:
-    """Name and shape a batch [B, ...] as TorchRL does; `gamma` is an n-step batch's discount."""
+    """Return a batch [B, ...] with TorchRL's names and shapes; `gamma` is None without n-step."""
     ended = {
         "terminated": batch.terminated.unsqueeze(-1),
         "truncated": batch.truncated.unsqueeze(-1),
@@ -190,7 +190,7 @@ def _slice(tree: Tree, start: int, stop: int | None) -> Tree:
 
 
 def _same(one: Tree, other: Tree) -> NDArray[np.bool_]:
-    """Tell which rows of two trees are equal, bool[N]; NaN equals itself."""
+    """Return bool[N]: True for equal rows of two trees; NaN equals NaN."""
     pairs = [(a, b) for (_, a), (_, b) in zip(leaves(one), leaves(other), strict=True)]
     count = len(pairs[0][0])
     same = np.ones(count, np.bool_)
@@ -201,7 +201,7 @@ def _same(one: Tree, other: Tree) -> NDArray[np.bool_]:
 
 
 ROUNDS_MAX = 100
-"""Draws for a sample; after so many next to no sequence stays within an episode."""
+"""Most draws for a sample; after so many, hardly any sequence stays within an episode."""
 _TREES = (
     *("obs", "action", "reward", "next_obs", "terminated", "truncated", "handle", "model_version"),
     *("log_prob", "value", "extras"),
@@ -211,12 +211,12 @@ _TREES = (
 def draw_slices(
     mirror: ReplayMirror, count: int, length: int, *, prioritised: bool | Prioritised
 ) -> StepBatch:
-    """Draw equally likely slices, concatenated; the last step of each is truncated."""
+    """Draw slices with equal probability, concatenated; the last step of each is truncated."""
     drawn: list[dict[str, Tree]] = []
     have = 0
     for _ in range(ROUNDS_MAX):
         batch = mirror.sample_sequences(count, length=length, prioritised=prioritised)
-        # A sequence goes on over ends of episodes, and stops where a worker's steps do.
+        # A sequence continues over ends of episodes, and stops with its worker's steps.
         whole = np.flatnonzero(batch.mask.all(1) & ~batch.ended[:, :-1].any(1))[: count - have]
         have += len(whole)
         drawn.append(_taken(batch, whole))

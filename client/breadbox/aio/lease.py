@@ -3,7 +3,6 @@
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from numpy.typing import NDArray
@@ -127,12 +126,7 @@ class Lease(Granted):
         self._renewal = self._interpreter.run_in_background(self._renewing())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if isinstance(error, UNREADABLE_ERRORS) and not self.released:
                 with suppress(ClosedError):

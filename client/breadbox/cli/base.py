@@ -1,4 +1,4 @@
-"""What every command needs before its settings are imported: groups, errors, printable text."""
+"""Groups, errors and printable text, which every command needs before its settings are imported."""
 
 import os
 import sys
@@ -10,13 +10,13 @@ REPLACEMENT: Final = "\ufffd"
 
 
 class Unusable(click.ClickException):
-    """Something that the user can fix; printed as one line."""
+    """An error that the user can fix; printed as one line."""
 
     exit_code = 2
 
 
 class Bug(click.ClickException):
-    """Something that the user can only report; printed as one line."""
+    """An error that the user can only report; printed as one line."""
 
     exit_code = 70
 
@@ -45,7 +45,7 @@ class Group(click.Group):
 
 
 def printable(text: str) -> str:
-    """Return a text with a sign for each unprintable character: escapes could deceive."""
+    """Replace unprintable characters of a text, because escape sequences could deceive."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else REPLACEMENT for sign in text)

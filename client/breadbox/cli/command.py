@@ -1,4 +1,4 @@
-"""Make commands of settings: options of click, variables, values of files, errors in one line."""
+"""Make commands of settings classes: click's options, variables, values of files, error lines."""
 
 import enum
 import inspect
@@ -30,8 +30,8 @@ def command(
 ) -> Callable[[Callable[[S], Any]], click.Command]:
     """Make a command of a function and its settings class.
 
-    `reads_variable`: `BREADBOX_CONFIG` names its file, too: for processes, not people.
-    `shares_file_of`: another command's settings, ignored in a file of both.
+    `reads_variable`: `BREADBOX_CONFIG` may also name its file; for long-running processes.
+    `shares_file_of`: settings of another command, which are ignored in a file of both.
     """
 
     def decorate(function: Callable[[S], Any]) -> click.Command:
@@ -72,7 +72,7 @@ def command(
         return click.Command(
             name or function.__name__,
             callback=run,
-            # Docstrings with a backslash are raw: click's mark of lines that stay as they are.
+            # Docstrings with a backslash are raw: \b keeps click from wrapping lines.
             help=(inspect.getdoc(function) or "").replace("\\b\n", "\b\n"),
             params=[*map(_parameter, fields.values()), _config(reads_variable=reads_variable)],
             **attributes,
@@ -92,7 +92,7 @@ def _problem(found: Mapping[str, Any], *, is_shown: bool) -> str:
         return "is missing"
     if found["type"] == "value_error":
         return str(found["msg"]).removeprefix("Value error, ")
-    # Pydantic says besides why it is not a number; the value says so, too.
+    # Pydantic adds why it is no number, which the value shows anyway.
     text = re.sub(", (unable to|got) .*", "", found["msg"]).replace("Input should", "must")
     return f"{text}, got {found['input']!r}" if is_shown else text
 
@@ -103,7 +103,7 @@ def _config(*, reads_variable: bool) -> click.Option:
         type=click.Path(path_type=Path, dir_okay=False),
         envvar="BREADBOX_CONFIG" if reads_variable else None,
         show_envvar=True,
-        help="YAML file with any of these options; flags and environment win over it.",
+        help="YAML file with any of these options; flags and environment variables override it.",
     )
 
 
@@ -123,19 +123,19 @@ def _values(path: Path, fields: Mapping[str, SettingField], others: set[str]) ->
     values: dict[str, Any] = {}
     for option in given.keys() & known:
         field, value = fields[option], given[option]
-        # A secret that was hidden is given elsewhere.
+        # A hidden secret comes from another place.
         if value is None or (field.is_secret and value == HIDDEN):
             continue
         if field.is_many and not isinstance(value, list):
             value = [value]
-        # As on the command line: YAML makes numbers and booleans of names.
+        # As text, like on the command line: YAML turns some names into numbers and booleans.
         values[option] = value if isinstance(value, list | dict) else str(value)
     return values
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read a YAML file: a mapping from option names, with `-` or `_`, to values."""
-    # Most calls have no such file, and starts should be quick; what a client needs has no YAML.
+    # Imported here for quick starts: most calls have no file, and a client alone has no YAML.
     try:
         import yaml
     except ModuleNotFoundError as error:

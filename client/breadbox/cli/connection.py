@@ -10,29 +10,29 @@ if TYPE_CHECKING:
     from breadbox.client import Client
 
 RECONNECT_S: Final = 0.0
-"""A person waits for the answer, so an absent server is an error immediately."""
+"""A person waits for the answer, so an unreachable server is an error immediately."""
 
 
 class Connection(Settings):
     """A server, and credentials for it."""
 
     server: str = DEFAULT_SERVER
-    """Address of the server, HOST:PORT or unix:PATH; of servers on one journal all, with commas."""
+    """Address of the server, HOST:PORT or unix:PATH; with standbys those of all, with commas."""
     token: str | None = setting(None, secret=True)
-    """Bearer token, or @FILE that holds it; better set in the environment than given here."""
+    """Bearer token, or @FILE with the token; safer as a variable than as an option."""
     tls: bool = False
-    """Encrypt; on by itself when a certificate is named."""
+    """Encrypt; also on if a certificate is named."""
     tls_ca: Path | None = None
-    """PEM file with the authorities to trust."""
+    """PEM file of the authorities to trust."""
     tls_cert: Path | None = None
-    """PEM file with the certificate of this process, where the server asks for one."""
+    """PEM file of this process's certificate, if the server requires one."""
     tls_key: Path | None = None
     """PEM file with its key."""
     store_url: str | None = setting(None, secret=True)
-    """Where payloads are, seen from here; default: where the server says."""
+    """URL of the payload store as seen from here; default: the one that the server returns."""
 
     def connect(self, *, buffer: str = "default", **options: Any) -> "Client":
-        """Make a client, with further options of `breadbox.connect`; sends nothing."""
+        """Make a client, with further options of `breadbox.connect`, without a call."""
         from breadbox.client import connect
         from breadbox.model.options import Tls
 
@@ -48,7 +48,7 @@ class Connection(Settings):
 
 
 class Target(Connection):
-    """A server that a person asks something, and the form of the answer."""
+    """A server for a person's command, and the form of the output."""
 
     deadline_s: float = setting(5.0, ge=0.01)
     """Seconds in which the server must answer."""
@@ -58,12 +58,12 @@ class Target(Connection):
     def connect(
         self, *, buffer: str = "default", reconnect_s: float = RECONNECT_S, **options: Any
     ) -> "Client":
-        """Make a client that fails immediately when no server answers, by default."""
+        """Make a client that, by default, fails immediately if the server is unreachable."""
         return super().connect(
             buffer=buffer, deadline_s=self.deadline_s, reconnect_s=reconnect_s, **options
         )
 
     def check(self) -> None:
-        """Call the server once, so that a long command reports at its start that it is away."""
+        """Call the server once, so that a long command fails at its start if it is unreachable."""
         with self.connect() as client:
             client.list_buffers()

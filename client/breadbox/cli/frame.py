@@ -38,19 +38,19 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def shown(text: object) -> str:
-    """Escape text that others chose, such as names, for a console that reads markup."""
+    """Escape foreign text, such as names, for a console that reads markup."""
     return escape(printable(str(text)))
 
 
 def rows(made: Table, lines: Iterable[Iterable[object]]) -> Table:
-    """Fill a table; markup in cells is shown, not read."""
+    """Fill a table; markup in cells is printed, not interpreted."""
     for line in lines:
         made.add_row(*(Text(printable(str(cell))) for cell in line))
     return made
 
 
 class FittedTable:
-    """A table that leaves out *expendable* columns, one by one, until the others fit whole."""
+    """A table that leaves out *expendable* columns, one by one, until the others fit."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class FittedTable:
         yield made
         if left_out:
             names = ", ".join(column.lstrip("#") for column in left_out)
-            yield f"[dim]left out, since the window is narrow: {names}[/]"
+            yield f"[dim]left out, because the window is narrow: {names}[/]"
 
     def _without(self, left_out: Sequence[str]) -> Table:
         kept = [index for index, column in enumerate(self._columns) if column not in left_out]
@@ -85,11 +85,11 @@ class FittedTable:
 
 
 _ENDLESS = 10_000
-"""Width in characters; more than any table takes."""
+"""Width in characters that is more than any table needs."""
 
 
 def size_text(size_bytes: float) -> str:
-    """Return bytes for people: "20.1 MiB"."""
+    """Return a size to read: "20.1 MiB"."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -99,15 +99,15 @@ def size_text(size_bytes: float) -> str:
 
 
 def count_text(count: int) -> str:
-    """Return a count for people: "12,345"."""
+    """Return a count to read: "12,345"."""
     return f"{count:,}"
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a count of things for people: "1 buffer", "2 buffers"."""
+    """Return a count with its noun: "1 buffer", "2 buffers"."""
     return f"{count_text(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def rate_text(per_second: float) -> str:
-    """Return a rate for people: "12/s", "0.25/s"."""
+    """Return a rate to read: "12/s", "0.25/s"."""
     return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.2g}/s"

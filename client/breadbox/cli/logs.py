@@ -41,17 +41,17 @@ class TextFormatter(logging.Formatter):
         return printable(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render a record; its traceback may quote what others chose, too."""
+        """Render a record; its traceback may quote foreign text too."""
         return "\n".join(map(printable, super().format(record).split("\n")))
 
 
 class LogSettings(Settings):
-    """What is logged, and how."""
+    """What to log, and how."""
 
     log_level: Level = "info"
-    """Least that is logged."""
+    """Lowest level that is logged."""
     log_format: Format = "text"
-    """One line per event."""
+    """Format of a log line."""
 
     def configure_logs(self) -> None:
         """Send this process's logs to standard error."""
@@ -65,7 +65,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 def configure(level: Level, log_format: Format) -> None:
-    """Send this process's logs to standard error; again replaces. Other handlers stay."""
+    """Log to standard error, replacing an earlier call's handler; other handlers stay."""
     root = logging.getLogger()
     for handler in [*root.handlers]:
         if isinstance(handler, _Handler):

@@ -25,41 +25,21 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS: Final = "breadbox.commands"
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as of a process that SIGINT ended."""
+"""Exit code after Ctrl-C, the same as that of a process which SIGINT ended."""
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("breadbox_server.main:serve", "server", "Run the replay-buffer server."),
     "rollout": ("breadbox_rollout.main:rollout", "rollout-worker", "Run a rollout worker."),
     "learn": ("breadbox_learner.main:learn", "learner", "Train a policy from a buffer."),
     "generate": ("breadbox_rollout.main:generate", "rollout-worker", "Record whole episodes."),
-    "console": (
-        "breadbox_console.main:console",
-        "console",
-        "Look into live buffers with a browser.",
-    ),
+    "console": ("breadbox_console.main:console", "console", "Look into live buffers by browser."),
     "demo": ("breadbox_demo.main:demo", "demo", "Watch an agent learn through the service."),
     "stats": ("breadbox.cli.commands.stats:stats", "", "Show what a buffer holds and has counted."),
     "top": ("breadbox.cli.commands.top:top", "", "Watch all buffers live."),
     "explain": ("breadbox.cli.commands.stats:explain", "", "Say why a learner is waiting."),
-    "buffers": (
-        "breadbox.cli.commands.buffers:buffers",
-        "",
-        "List, create, change and delete buffers.",
-    ),
-    "subscriptions": (
-        "breadbox.cli.commands.subscriptions:subscriptions",
-        "",
-        "Named cursors of readers of a buffer.",
-    ),
-    "fsck": (
-        "breadbox_server.maintenance.fsck:fsck",
-        "server",
-        "Check a payload store for orphans and losses.",
-    ),
-    "doctor": (
-        "breadbox.cli.commands.doctor:doctor",
-        "",
-        "Check address, store, clock, rights and speed.",
-    ),
+    "buffers": ("breadbox.cli.commands.buffers:buffers", "", "Manage buffers and their limits."),
+    "subscriptions": ("breadbox.cli.commands.subscriptions:subscriptions", "", "Manage cursors."),
+    "fsck": ("breadbox_server.maintenance.fsck:fsck", "server", "Find orphans and losses."),
+    "doctor": ("breadbox.cli.commands.doctor:doctor", "", "Check server, store and speed."),
     "token": ("breadbox_server.access.tokens:token", "server", "Make a bearer token."),
     "secrets": (
         "breadbox_server.access.credentials:make_secrets",
@@ -70,14 +50,14 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "export": ("breadbox_offline.main:export_episodes", "offline", "Write episodes out."),
     "completion": ("breadbox.cli.main:completion", "", "Print shell completion."),
 }
-"""Command to where it is ("module:attribute"), the extra it needs, and its line in the help."""
+"""Place of each command ("module:attribute"), the extra it needs, and its line in the help."""
 
 
 class LazyGroup(Group):
-    """Commands that are imported when they are used, and whose errors are one line."""
+    """Commands that are imported when they are used; their errors are one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return every command, in the order of the table; those of other packages behind."""
+        """Return every command, in the order of the table, then those of other packages."""
         return [*COMMANDS, *(joined().keys() - COMMANDS.keys())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -88,13 +68,13 @@ class LazyGroup(Group):
         return None if entry is None else load_joined(entry)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List commands without importing any, and what to install for those that lack it."""
+        """List commands without importing any, and what to install for those that lack modules."""
         lines: dict[str, list[tuple[str, str]]] = {"": []}
         missing = {extra for extra in MODULES if missing_module(extra)}
         for name, (_, extra, text) in COMMANDS.items():
             lines.setdefault(extra if extra in missing else "", []).append((name, text))
         for extra, found in lines.items():
-            # Where this copy is from takes as long to find out as all the rest: a command says it.
+            # The exact source of this copy takes long to find out; the command's error has it.
             title = f'Commands that need "breadbox[{extra}]" installed' if extra else "Commands"
             with formatter.section(title):
                 formatter.write_dl(found)
@@ -137,10 +117,10 @@ class LazyGroup(Group):
         except click.Abort:
             _fail("interrupted", INTERRUPTED)
         except OSError as error:
-            if _is_ours(error):  # Of the library's errors, deadlines are OSErrors as well.
+            if _is_ours(error):  # Deadline errors of the library are OSErrors as well.
                 _fail(_text(error), Unusable.exit_code)
             if error.errno == errno.EPIPE and error.filename is None:
-                sys.exit(1)  # Whoever read the output, such as `head`, has seen enough.
+                sys.exit(1)  # The reader of the output, such as `head`, has closed it.
             if error.errno is None:
                 raise
             _fail(_refusal(error), Unusable.exit_code)
@@ -231,7 +211,7 @@ def load_joined(entry: "EntryPoint") -> click.Command:
 
 
 def _is_named() -> bool:
-    """Return True if anything installed names the group, without slow entry points."""
+    """Return True if an installed package names the group; `entry_points` itself is slow."""
     return any(
         ENTRY_POINTS.encode() in text for folder in sys.path for text in _declarations(folder)
     )

@@ -1,8 +1,8 @@
-"""Settings classes: a command's options, variables, keys of files and help, from its fields.
+"""Settings classes: the fields define a command's options, variables, keys of files and help.
 
-`lease_s: float = setting(60.0, gt=0)`, with a string below, is the option `--lease-s`, the variable
-`BREADBOX_LEASE_S`, the key `lease_s` of a YAML file, a default, a range and a help line. A field
-without a default has to be given. The class checks what code gives it, too.
+`lease_s: float = setting(60.0, gt=0)`, with a string below, defines the option `--lease-s`, the
+variable `BREADBOX_LEASE_S`, the key `lease_s` of a YAML file, a default, a range and a help line. A
+field without a default is required. Values that code passes are checked too.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from breadbox.model.sizes import parse_size_bytes
 
 HIDDEN: Final = "(hidden)"
-"""Stands for a secret in what is shown; read from a file, it counts as not given."""
+"""Replaces a secret in output; read from a file, it counts as not given."""
 
 
 def _size_bytes(value: Any) -> Any:
@@ -37,9 +37,9 @@ def _object(value: Any) -> Any:
 
 SIZE: Final = BeforeValidator(_size_bytes)
 Bytes = Annotated[int, SIZE]
-"""A size; options, variables and files may give it a unit: 500MB, 8GiB."""
+"""A size, which options, variables and files may write with a unit: 500MB, 8GiB."""
 JsonObject = Annotated[dict[str, Any], BeforeValidator(_object)]
-"""A mapping; options and variables give it as JSON."""
+"""A mapping, which options and variables write as JSON."""
 
 
 def setting(
@@ -57,10 +57,9 @@ def setting(
 ) -> Any:
     """Declare a field of a settings class; without a default a value is required.
 
-    `secret` hides the value wherever settings are shown; `shown` is the help's text for the
-    default. `environment` and `file` allow a variable and a file's key; `folder`: a path is one of
-    a folder. `positional`: an argument instead of an option; `rules`: arguments of
-    `pydantic.Field`.
+    `secret` hides the value in all output; `shown` is the help's text for the default.
+    `environment` and `file` allow a variable and a file's key; `folder` marks a path of a folder;
+    `positional` makes an argument instead of an option; `rules` are arguments of `pydantic.Field`.
     """
     said: Any = {
         "metavar": metavar,
@@ -75,7 +74,7 @@ def setting(
 
 
 def of_one_call(default: Any = ..., **particulars: Any) -> Any:
-    """Declare a field that only the command line can give: no variable, and no file."""
+    """Declare a field that only the command line can set: no variable, and no file."""
     return setting(default, environment=False, file=False, **particulars)
 
 
@@ -94,15 +93,15 @@ class Settings(BaseModel):
         defer_build=True,
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """What the command line takes for settings that nobody gave, by the value of `preset`."""
+    """The command line's defaults, by the value of `preset`."""
 
     def chosen(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the values of those options that are among names, by option."""
+        """Return the values of the options that are among names, by option."""
         fields = {each.option: each.name for each in fields_of(type(self))}
         return {name: getattr(self, fields[name]) for name in names if name in fields}
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings as YAML and JSON know them, by option; secrets are hidden."""
+        """Return the settings as plain data, by option; secrets are hidden."""
         dumped = self.model_dump(mode="json", by_alias=True)
         plain = {}
         for each in fields_of(type(self)):
@@ -112,7 +111,7 @@ class Settings(BaseModel):
         return plain
 
     def as_yaml(self) -> str:
-        """Return what `plain` gives as text, readable by `--config`."""
+        """Return `plain` as text that `--config` can read."""
         import yaml
 
         return str(yaml.safe_dump(self.plain(), sort_keys=False))
@@ -120,17 +119,17 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SettingField:
-    """One field of a settings class, as commands need it."""
+    """One field of a settings class, for commands."""
 
     name: str
     info: FieldInfo
     help: str
     kind: Any
-    """Type of a value that is not None, or of one of several."""
+    """Type of a value that is not None, or of one of several values."""
     is_many: bool
-    """Whether it may be given several times."""
+    """True if it may be given several times."""
     rules: tuple[Any, ...]
-    """What values of that type have to keep to."""
+    """Metadata that limits its values, such as ranges."""
 
     @property
     def option(self) -> str:
@@ -139,16 +138,16 @@ class SettingField:
 
     @property
     def variable(self) -> str | None:
-        """The environment variable that gives it, or None."""
+        """Name of its environment variable, or None."""
         return f"BREADBOX_{self.option.upper()}" if self.said("environment", True) else None
 
     @property
     def is_secret(self) -> bool:
-        """True if the value is shown nowhere."""
+        """True if the value is hidden in all output."""
         return not self.info.repr
 
     def said(self, what: str, default: Any = None) -> Any:
-        """Return a particular that `setting` was given."""
+        """Return an argument that `setting` got."""
         said = self.info.json_schema_extra
         return said.get(what, default) if isinstance(said, Mapping) else default
 
@@ -169,7 +168,7 @@ def fields_of(settings: type[Settings]) -> tuple[SettingField, ...]:
 
 
 def _field(name: str, info: FieldInfo, bases: list[type[Settings]]) -> SettingField:
-    # A field that only changes a default keeps its help.
+    # A field that only changes a default inherits its help.
     inherited = [base.model_fields[name].description for base in bases if name in base.model_fields]
     text = next(filter(None, [info.description, *inherited]), "")
     kind, rules = info.annotation, info.metadata

@@ -1,4 +1,4 @@
-"""What SIGTERM and Ctrl-C do to a command that runs for long."""
+"""Handle SIGTERM and Ctrl-C in long-running commands."""
 
 import signal
 import threading
@@ -10,7 +10,7 @@ STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def end_at_once(number: int) -> None:
-    """End this process as the signal would have, had nobody handled it."""
+    """End this process as the signal would have without a handler."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
 
@@ -22,7 +22,7 @@ def stop_on_signals(
     *,
     again: Callable[[int], None] = end_at_once,
 ) -> Iterator[threading.Event]:
-    """Call *stop*, then *again*, with each signal's number; yield its event. Main thread only."""
+    """Call *stop* on the first signal, *again* on later ones; yield the event. Main thread only."""
     came = threading.Event()
 
     def handle(number: int, _: object) -> None:

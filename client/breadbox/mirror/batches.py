@@ -24,7 +24,7 @@ class Prioritised:
     """
 
     alpha: float = 0.6
-    """Exponent of priorities, 0 (uniform) to 10. A first draw with another one reads all steps."""
+    """Exponent of priorities, 0 (uniform) to 10. The first draw with a new one reads all steps."""
     beta: float = 0.4
     """Exponent of the importance weights, 0 (all 1) to 10; 1 corrects the draw in full."""
 
@@ -55,9 +55,20 @@ def tensor_of(leaf: Any, device: Device) -> Any:
 
 class _Leaves:
     __slots__ = ()
+    _unit = ""
+    handle: Any
 
     def _trees(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.handle)
+
+    def __repr__(self) -> str:
+        return summary(type(self).__name__, [f"{len(self)} {self._unit}"], self._trees())
+
+    def _repr_html_(self) -> str:
+        return summary_html(type(self).__name__, [f"{len(self)} {self._unit}"], self._trees())
 
     def to_torch(self, device: Device = "cpu") -> Self:
         """Return the batch with torch tensors as leaves; on the CPU they share its memory.
@@ -87,12 +98,12 @@ class StepBatch(_Leaves):
         reward: float32[B]; sum of the window's rewards, discounted by gamma for each step.
         next_obs: Observations after the window's last step; leaves [B, ...]. If that step ended an
             episode, its true final observation; if that of a terminal state is unknown, the
-            observation before it, which is of no account.
+            observation before it, which no loss should use.
         terminated: bool[B]; the window's last step ended the episode in a terminal state.
         truncated: bool[B]; the window's last step was the last before the episode was cut off.
-        discount: float32[B]; gamma to the number of steps in the window: the factor of the value of
+        discount: float32[B]; gamma to the power of the window's steps: the factor of the value of
             `next_obs`, unless `terminated`.
-        weight: float32[B]; importance weight over the largest of the batch; 1 for uniform draws.
+        weight: float32[B]; importance weight divided by the batch's largest; 1 for uniform draws.
         handle: int64[B]; of the window's first step, for `update_priorities`. Never used again.
         episode_id: int64[B].
         model_version: int64[B]; version that acted at the window's first step.
@@ -102,6 +113,7 @@ class StepBatch(_Leaves):
         extras: Extras of the fragments at the window's first step; leaves [B, ...].
     """
 
+    _unit = "steps"
     obs: Tree
     action: Tree
     reward: Any
@@ -116,15 +128,6 @@ class StepBatch(_Leaves):
     log_prob: Any = None
     value: Any = None
     extras: Tree = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.handle)
-
-    def __repr__(self) -> str:
-        return summary("StepBatch", [f"{len(self)} steps"], self._trees())
-
-    def _repr_html_(self) -> str:
-        return summary_html("StepBatch", [f"{len(self)} steps"], self._trees())
 
     def split(self, size: int) -> Iterator["StepBatch"]:
         """Yield views of *size* rows each, in order; the last may be shorter."""
@@ -150,7 +153,7 @@ class SequenceBatch(_Leaves):
         terminated: bool[B, L].
         truncated: bool[B, L].
         first: bool[B, L]; the step starts an episode: the recurrent state before it is a new one.
-        mask: bool[B, L]; there is such a step.
+        mask: bool[B, L]; True where there is a step.
         is_burn_in: bool[L]; the step only warms up the recurrent state.
         in_state: The worker's recurrent state before the first step, leaves [B, ...], or None if
             fragments have none.
@@ -162,6 +165,7 @@ class SequenceBatch(_Leaves):
         extras: Leaves [B, L, ...].
     """
 
+    _unit = "sequences"
     obs: Tree
     action: Tree
     reward: Any
@@ -179,16 +183,7 @@ class SequenceBatch(_Leaves):
     value: Any = None
     extras: Tree = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self.handle)
-
     @property
     def ended(self) -> Any:
         """bool[B, L]; terminated or truncated."""
         return self.terminated | self.truncated
-
-    def __repr__(self) -> str:
-        return summary("SequenceBatch", [f"{len(self)} sequences"], self._trees())
-
-    def _repr_html_(self) -> str:
-        return summary_html("SequenceBatch", [f"{len(self)} sequences"], self._trees())

@@ -1,5 +1,6 @@
 """Draw steps, fragments and episodes from a memory, and copy them into batches."""
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from breadbox.model.trees import map_tree, rows
 from breadbox.model.types import Device
 
 GoalStrategy = Literal["future", "final", "episode"]
-"""Step of the episode whose achieved goal becomes a step's goal."""
+"""Step of the episode that a step's goal is taken from: its achieved goal."""
 Relabel = Callable[[Any, Any, Tree], Any]
 """Function from achieved goals, desired goals and extras to rewards."""
 ACHIEVED = "achieved_goal"
@@ -50,7 +51,7 @@ class Draws:
             if not len(wrong):
                 return drawn
             drawn[wrong] = self.rng.integers(low, high, len(wrong))
-        # Hardly any step can be drawn: look for those that can.
+        # Hardly any step can be drawn: find those that can.
         every = low + np.flatnonzero(usable[self._held.kept_rows()])
         if not len(every):
             raise InvalidRequestError("batch_size", "finds no step to sample; see wait_until")
@@ -75,7 +76,7 @@ class Draws:
     def fragments(
         self, count: int, prioritised: Prioritised | Literal[False]
     ) -> tuple[Numbers, NDArray[np.float32]]:
-        """Draw fragments whose first step is kept and whose recurrent state is known."""
+        """Draw fragments with a kept first step and a known recurrent state."""
         index = self._held.index
         fragments, states = index.fragments, index.states
         assert states is not None
@@ -237,7 +238,7 @@ def sequence_batch(
     if is_short:
         # Empty the frames first: finding them needs the rows, which are emptied next.
         for tree in (obs, next_obs):
-            map_tree(lambda leaf: _emptied(leaf, ~mask), tree)
+            map_tree(lambda leaf: operator.setitem(leaf, ~mask, 0), tree)
         gathered.memory[~mask] = 0
         handle[~mask] = NONE
     fields = ("reward", "terminated", "truncated", "first", "model_version")
@@ -252,8 +253,3 @@ def sequence_batch(
         **{name: columns.field(gathered, name) for name in fields},
         **{name: columns.tree(name, gathered) for name in TREES if name != "obs"},
     )
-
-
-def _emptied(leaf: Any, where: NDArray[np.bool_]) -> Any:
-    leaf[where] = 0
-    return leaf

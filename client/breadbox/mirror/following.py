@@ -37,11 +37,11 @@ RETRY_S: Final = 1.0
 CATCH_UP_CHUNKS: Final = 4096
 """Chunks that one read skips in looking for the newest one."""
 CATCH_UP_READS: Final = 64
-"""Most such reads."""
+"""Most reads in one search for the newest chunk."""
 LOOK_AGE_S: Final = 60.0
 """Age, in seconds, from which a state of the buffer does not explain a wait any more."""
 LOOKS_MAX: Final = 32
-"""Most states that are kept: one a second, so that they cover the last half minute."""
+"""Most states that are kept. One is read a second, so they cover the last half minute."""
 STALENESS_ENOUGH: Final = 100
 """Value of `staleness_max` below which a buffer counts as meant for on-policy learners."""
 _AT_ONCE = ("OUTAGE", "HOLD", "NO_SESSION")
@@ -78,7 +78,7 @@ class Progress(NamedTuple):
     """How often it restarted because the buffer was set back."""
     skipped_chunk_count: int
     behind_since: float
-    """Monotonic time since which it is behind; in the future while it keeps up."""
+    """Monotonic time since which it has been behind; in the future while it keeps up."""
 
 
 class Target(NamedTuple):

@@ -47,11 +47,10 @@ class StepMemory:
     batch = memory.sample(32, n_step=3)
     ```
 
-    One thread may extend it while others sample. These block only for the moments in which steps
-    are removed and added, and never see a half-written step. Samples are copies.
+    One thread may extend it while others sample. A sampling thread blocks only for the moments in
+    which steps are removed or added, and never sees a half-written step. Samples are copies.
 
-    Draws are determined by the seed, the calls and the fragments in their order; with several
-    threads that draw, by the order of their calls too.
+    The seed, the fragments and the calls, in their order, determine all draws.
 
     Args:
         capacity_steps: Most steps that are kept; the oldest are removed first. Memory is allocated
@@ -94,7 +93,7 @@ class StepMemory:
 
     @property
     def step_count(self) -> int:
-        """Number of steps that are kept, including those whose next observation is unknown."""
+        """Number of kept steps, including those without a known next observation."""
         with self._changed:
             self._held.refresh()
             return self._held.step_count
@@ -263,7 +262,7 @@ class StepMemory:
         batch = memory.sample(256, n_step=3, prioritised=True)
         ```
 
-        Steps whose next observation is unknown, such as the last one before an environment failed,
+        Steps without a known next observation, such as the last before an environment failed,
         are not drawn, and windows end before them. Returns steps, leaves [B, ...].
 
         Args:
@@ -312,15 +311,13 @@ class StepMemory:
         sequences = memory.sample_sequences(16, length=8, burn_in=4)
         ```
 
-        Sequences begin with any step. If fragments have a recurrent state, they begin with the
-        first step of a fragment, whose state is known. Returns leaves [B, burn_in + length, ...],
-        with a mask of the steps that exist. `batch_size`, `device` and what it raises are as of
-        `sample`.
+        Sequences begin with any step. If fragments have a recurrent state, sequences begin with the
+        first step of a fragment: its state is known. Returns leaves [B, burn_in + length, ...],
+        and a mask of existing steps. Raises the errors of `sample`; see it for `device`, too.
 
-        The last `length` steps, at least 1, are to learn from; the `burn_in` before them, with
-        these at most 65,536, only warm up the recurrent state. With `prioritised`, the priority of
-        the first step counts, or if sequences begin with a fragment, the sum over the fragment's
-        steps.
+        Learn from the last `length` steps, at least 1. The `burn_in` steps before them only warm up
+        the recurrent state; together they are at most 65,536. With `prioritised`, the priority of
+        the first step counts, or the sum over a fragment if sequences begin with one.
         """
         check_whole("batch_size", batch_size, 1, 1 << 24)
         check_whole("length", length, 1, 1 << 16)
@@ -395,11 +392,11 @@ class StepMemory:
 
         Observations are dicts with `achieved_goal` and `desired_goal`, as in gymnasium's goal
         environments. Of each `goals_per_step` + 1 steps, one keeps its goal; with 0 all do.
-        `batch_size`, `gamma` and `device` are as of `sample`.
+        `batch_size`, `gamma` and `device` are those of `sample`.
 
         `relabel` is called with the achieved goals and the new desired goals, both [b, ...], and
         the extras, and returns the rewards, float32[b]. `strategy` names the step of the episode
-        whose achieved goal becomes the desired one: "future" for this step or a later one, "final"
+        that the desired goal is taken from: "future" for this step or a later one, "final"
         for the last, "episode" for any.
 
         Raises:
@@ -447,21 +444,21 @@ class StepMemory:
         prefetch: int = 2,
         samples_per_insert: float | None = None,
     ) -> Generator[StepBatch, None, None]:
-        """Yield batch after batch, drawn in a thread, ahead of the learner; see `sample`.
+        """Yield batches without end, drawn in a thread ahead of the learner; see `sample`.
 
         ```python
         for update, batch in zip(range(10), memory.batches(256, prefetch=2)):
             print(update, batch.reward.mean())
         ```
 
-        The iterator has no end; leaving the loop, or its `close()`, ends the thread. Each step
-        blocks until the next batch is drawn. Arguments and what it raises are as of `sample`, but
-        later updates of priorities do not change a batch that was drawn ahead.
+        Leaving the loop, or the iterator's `close()`, ends the thread. Each iteration blocks until
+        the next batch is drawn. Takes arguments and raises errors like `sample`. Later updates of
+        priorities do not change a batch that was drawn ahead.
 
-        `prefetch` batches, 0 to 1024, are ready or being drawn beside the yielded one; 0 draws on
-        request, in the iterating thread. At most `samples_per_insert` steps, or any number if None,
-        are drawn for each step that arrives after the first batch was requested. Each batch, the
-        first one too, waits for them, and a line every 30 s says what it waits for.
+        `prefetch` batches, 0 to 1024, are drawn ahead; with 0 the iterating thread draws each one.
+        At most `samples_per_insert` steps, or any number if None, are drawn for each step that
+        arrives after the first batch was requested. A batch, even the first, waits until enough
+        have arrived, and logs every 30 s what it waits for.
         """
         check_whole("prefetch", prefetch, 0, 1024)
         if samples_per_insert is not None and not (
@@ -618,7 +615,7 @@ class StepMemory:
         oldest = memory.at(range(32))
         ```
 
-        Arguments as of `sample`. Raises InvalidRequestError for a position out of range.
+        Arguments are those of `sample`. Raises InvalidRequestError for a position out of range.
         """
         wanted = _flat(positions).astype(np.int64)
         check_whole("n_step", n_step, 1, 1024)
@@ -648,7 +645,7 @@ class StepMemory:
         again = memory.steps(memory.sample(256).handle, n_step=3)
         ```
 
-        Arguments as of `sample`. Raises InvalidRequestError for a step that is not kept any more;
+        Arguments are those of `sample`. Raises InvalidRequestError for a step that is gone;
         `holds` returns which are.
         """
         wanted = _flat(handles).astype(np.int64)

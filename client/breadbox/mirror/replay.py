@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Self
 
 from breadbox.client import Client, connect
@@ -46,15 +45,15 @@ class ReplayMirror(StepMemory):
         subscription: Name of a subscription to read by, used by no other reader, or None to read
             what the buffer holds. The mirror acknowledges chunks once it has stored them. A
             retaining subscription also returns chunks that left while no mirror ran.
-        capacity_steps: As `seed` and `frame_stack`, see `StepMemory`.
+        capacity_steps: Number of steps to keep; see `StepMemory`.
         seed: Seed of all draws.
-        frame_stack: Observations that are stacks of frames.
+        frame_stack: Observations that are stacks of frames; see `StepMemory`.
         columns: Paths of the arrays to keep, such as "obs.image", or None for all.
         process: True to fill the memory from another process instead of a thread. That process
             starts and ends with this mirror, and both share the memory. Filling then hardly slows
             draws down, and other processes of this host can draw from it, see `share`. Draws are
             the same. Linux only. The process makes a client of its own; `client` is an address, or
-            a `breadbox.Client`. In a forked child its steps raise ClosedError: `attach` there.
+            a `breadbox.Client`. A forked child gets ClosedError from this mirror, and can `attach`.
         connection: Further arguments of `breadbox.connect`, such as `token`, for an address.
 
     Raises:
@@ -111,9 +110,8 @@ class ReplayMirror(StepMemory):
 
         The steps are stored once. Each process has its own draws and priorities: a priority update
         is visible in that process alone. The mirror ends with the process that created it; the next
-        call that draws or waits then raises ClosedError. `clear` empties it for all processes.
-        `seed` is of the draws, another one for each process, or they draw the same steps. Blocks
-        for at most 30 s.
+        call that draws or waits then raises ClosedError. `clear` empties it for all processes. Give
+        each process another `seed`, or they draw the same steps. Blocks for at most 30 s.
 
         Raises:
             InvalidRequestError: The address is not one of `share`.
@@ -166,7 +164,7 @@ class ReplayMirror(StepMemory):
         mirror.catch_up(timeout_s=60)
         ```
 
-        So a producer finds here every fragment whose append was answered before this call.
+        Every fragment is then in the mirror if its append was answered before this call.
 
         Raises:
             WaitElapsedError: Steps were missing after `timeout_s`; None waits without a limit.
@@ -195,12 +193,7 @@ class ReplayMirror(StepMemory):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _waiting(self) -> AbstractContextManager[None]:

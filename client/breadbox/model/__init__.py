@@ -1,1 +1,1 @@
-"""The library's values: fragments, buffers' limits, errors, options. No I/O."""
+"""The library's values: fragments, limits of buffers, errors, options. No I/O."""

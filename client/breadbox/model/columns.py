@@ -1,4 +1,4 @@
-"""Rows of trees into arrays that are allocated once: no list of steps, no stacking at the end."""
+"""Write rows of trees into arrays that are allocated once, instead of stacking lists of steps."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from breadbox.model.trees import Tree, child_path, flatten, map_tree, rows, unfl
 
 
 class Columns:
-    """A tree of arrays [row_count, ...], like the first row written; `where` begins errors."""
+    """A tree of arrays [row_count, ...], like the first row written; errors begin with `where`."""
 
     def __init__(self, row_count: int, where: str) -> None:
         self._row_count = row_count

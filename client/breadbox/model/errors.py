@@ -1,4 +1,4 @@
-"""The one tree of errors that users of the library meet.
+"""All errors of the library.
 
 Everything derives from `ReplayBufferError`. Classes hold fields and build their message from them.
 No `grpc.RpcError` and no `redis.RedisError` leaves the library; the cause is chained.
@@ -11,7 +11,7 @@ class ReplayBufferError(Exception):
     """Base of every error of this library."""
 
     request_id: str | None = None
-    """The server's id for the failed call, when it gave one; quote it in a bug report."""
+    """The server's id of the failed call, if it returned one; quote it in a bug report."""
 
 
 class InvalidRequestError(ReplayBufferError):
@@ -49,7 +49,7 @@ class SessionEndedError(ReplayBufferError):
     def __init__(self, session_id: str, current_session_id: str) -> None:
         current = f"current is {current_session_id!r}" if current_session_id else "none is"
         super().__init__(
-            f"session {session_id!r} is not current; {current}. One that has ended is never "
+            f"session {session_id!r} is not current; {current}. An ended session cannot be "
             "started again: start_session() makes a new one"
         )
         self.session_id = session_id
@@ -85,7 +85,7 @@ class SubscriptionNotFoundError(ReplayBufferError):
 
 
 class SubscriptionExistsError(ReplayBufferError):
-    """A subscription of this name retains, and the one asked for does not, or the reverse."""
+    """A subscription of this name is retaining and the requested one is not, or the reverse."""
 
     def __init__(self, subscription: str) -> None:
         super().__init__(
@@ -101,7 +101,7 @@ class RequestNotFoundError(ReplayBufferError):
     def __init__(self, fetch_request_id: str) -> None:
         super().__init__(
             f"request {fetch_request_id!r} has no lease: it is unknown, or its leases have ended, "
-            "as those do that their owner did not renew; fetch again"
+            "for example because they were not renewed; fetch again"
         )
         self.fetch_request_id = fetch_request_id
 
@@ -130,10 +130,10 @@ class WaitElapsedError(ReplayBufferError, TimeoutError):
 
 
 class BackpressureError(ReplayBufferError):
-    """Server or store ask to wait and retry; the library has waited for as long as it may."""
+    """Server or store ask to wait and retry, and the library has waited for as long as it may."""
 
     results: tuple[AppendResult, ...] = ()
-    """For appends: the result of each fragment so far, in order; sending all again is safe."""
+    """Results of an append's fragments so far, in order; appending all of them again is safe."""
 
     def __init__(self, what: str, retry_delay_s: float) -> None:
         super().__init__(f"{what}; try again in {retry_delay_s:.2f} s")
@@ -142,32 +142,26 @@ class BackpressureError(ReplayBufferError):
 
 
 class LimitExceededError(ReplayBufferError):
-    """A limit of the server is reached, and waiting does not help: raise the limit, or use less."""
+    """A limit of the server is reached, and waiting does not help: raise it, or use less."""
 
 
 class UnavailableError(ReplayBufferError):
-    """The server or the store cannot be reached, or is draining; retries have been used up."""
+    """The server or the store is unreachable or draining, also after retries."""
 
 
 class StandbyError(UnavailableError):
-    """The server is a standby, and the client has no address of the server that leads.
+    """The server is a standby, and the client has no address of the leader.
 
     Args:
         text: The server's message.
-        leader: The process that leads, or empty if the standby knows none.
+        leader: The leader's process, or empty if the standby knows none.
         epoch: Epoch of the leader's claim, or 0 if there was none.
         lag_turns: Turns of the journal that the standby has not replayed yet.
         lag_s: Seconds by which the standby may be behind the journal.
     """
 
     def __init__(
-        self,
-        text: str,
-        *,
-        leader: str = "",
-        epoch: int = 0,
-        lag_turns: int = 0,
-        lag_s: float = 0.0,
+        self, text: str, *, leader: str = "", epoch: int = 0, lag_turns: int = 0, lag_s: float = 0.0
     ) -> None:
         super().__init__(text)
         self.leader = leader
@@ -177,7 +171,7 @@ class StandbyError(UnavailableError):
 
 
 class TlsError(UnavailableError):
-    """A server answers, but certificates or encryption do not fit; names the misfit and the remedy.
+    """A server answers, but certificates or encryption do not match; names problem and remedy.
 
     A client that never had an answer raises it immediately. A client that had one retries for
     `reconnect_s`, as in any outage: a certificate may be renewed meanwhile.
@@ -189,7 +183,7 @@ class DeadlineExceededError(ReplayBufferError, TimeoutError):
 
 
 class UnauthenticatedError(ReplayBufferError):
-    """The server wants credentials that this client did not give, or that it does not know."""
+    """The server requires credentials that this client did not send, or does not know them."""
 
 
 class PermissionDeniedError(ReplayBufferError):
@@ -213,7 +207,7 @@ class StoreError(ReplayBufferError):
 
 
 class StoreUrlError(StoreError):
-    """The store URL is malformed, or of an unknown kind. The message never holds the password."""
+    """The store URL is malformed, or of an unknown kind. The message has no password."""
 
 
 class StoreUnavailableError(StoreError):
@@ -248,7 +242,7 @@ class PayloadCorruptError(StoreError):
 
 
 class PayloadFormatError(StoreError):
-    """A payload is of a format version that this library does not read."""
+    """A payload has a format version that this library does not read."""
 
     def __init__(self, version: int, supported: int) -> None:
         super().__init__(f"payload format version {version}; this library reads {supported}")
@@ -259,10 +253,10 @@ class PayloadFormatError(StoreError):
 class SchemaMismatchError(ReplayBufferError):
     """A fragment has other arrays, or steps, than its session; names the path, wanted and got.
 
-    A learner could not stack them, so the server refuses it, and adapters of other libraries do not
-    join a run of other spaces than theirs. All workers of a session need the same environment,
-    wrappers and policy, and fragments of as many steps (path `step_count`); a new session may have
-    others, and a buffer whose `schema` is `any` takes all.
+    A learner could not stack them, so the server refuses the fragment, and adapters refuse to join
+    a run with other spaces. All workers of a session need the same environment, wrappers and
+    policy, and fragments of as many steps (path `step_count`). A new session may have others, and a
+    buffer with `schema` `any` takes all.
     """
 
     def __init__(self, text: str, path: str, wanted: str, got: str) -> None:
@@ -272,19 +266,14 @@ class SchemaMismatchError(ReplayBufferError):
         self.got = got
 
 
-PERMANENT = (
-    SchemaMismatchError,
-    UnauthenticatedError,
-    PermissionDeniedError,
-    NotSupportedError,
-)
+PERMANENT = (SchemaMismatchError, UnauthenticatedError, PermissionDeniedError, NotSupportedError)
 """Errors that every later fragment of the producer would get too. They stop an appender, whatever
 its `on_failure`, and a rollout worker, with exit code 2.
 
 Not among them: `TlsError`, because certificates are renewed (unless the server never answered);
 `BufferNotFoundError`, because the buffer may be created later; InvalidRequestError,
 UnsupportedArrayError and LimitExceededError, because they concern one fragment or one worker's
-name: an appender with "persist" drops the fragment, and stops after a minute of nothing else.
+name: an appender with "persist" drops the fragment, and stops after a minute of only such errors.
 """
 
 

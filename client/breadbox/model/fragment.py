@@ -1,6 +1,6 @@
 """A fragment: T consecutive steps of one worker, as arrays.
 
-Step t is the policy's observation and action at time t, and the environment's answer to it:
+Step t is the policy's observation and action at time t, and the environment's answer to them:
 `reward[t]`, `terminated[t]` and `truncated[t]` answer `action[t]`.
 """
 
@@ -15,7 +15,7 @@ from breadbox.model.summaries import summary, summary_html
 from breadbox.model.types import FragmentMetadata
 
 Tree = Any
-"""Nested dicts (string keys), lists and tuples whose leaves are numpy arrays, or None."""
+"""Nested dicts (string keys), lists and tuples of numpy arrays, or None."""
 
 
 def tree_size_bytes(tree: Tree) -> int:
@@ -41,8 +41,8 @@ class Fragment:
         session_id: The session it was played for.
         model_version_min: Version that produced the oldest step.
         model_version_max: Version that produced the newest step.
-        obs: What the policy saw; any dtypes, [T, ...].
-        action: What the policy did; any dtypes, [T, ...].
+        obs: Observations of the policy; any dtypes, [T, ...].
+        action: Actions of the policy; any dtypes, [T, ...].
         reward: float32[T], undiscounted.
         terminated: bool[T]; the episode ended in a terminal state with this step.
         truncated: bool[T]; the episode was cut off after this step (time limit, aborted
@@ -51,18 +51,18 @@ class Fragment:
         episode_id: int64[T]; the same number for all steps of an episode.
         next_obs: Observation after the last step, leaves [...]. If that step ended an episode, the
             first of the next one or, from a `StepWriter`, the final observation.
-        in_state: Recurrent state before step 0, leaves [...] without a batch axis, or None. Where
-            step 0 starts an episode, rollout workers put in the policy's initial state.
-        final_obs_step: int32[K]; ascending steps at which an episode ended whose true final
+        in_state: Recurrent state before step 0, leaves [...] without a batch axis, or None. If step
+            0 starts an episode, rollout workers store the policy's initial state.
+        final_obs_step: int32[K]; ascending steps at which an episode ended with a true final
             observation is known.
         final_obs: Final observations of those K episodes, leaves [K, ...], or None if K is 0.
         log_prob: float32[T]; log-probability of `action` under the policy that acted.
         value: float32[T]; value estimate of the policy that acted, in reward units.
         model_version: int64[T]; version that produced each step, or None if min equals max.
-        extras: Anything else, leaves [T, ...]. Rollout workers and `StepWriter` put in
+        extras: Anything else, leaves [T, ...]. Rollout workers and `StepWriter` add
             `episode_return`, float32[T], and `episode_length`, int64[T]: return and steps of the
-            episode that ended with this step, counted from its start even where
-            earlier fragments were dropped; NaN and 0 where no episode ended, or one was aborted.
+            episode that ended with this step, counted from its start even if earlier fragments were
+            dropped; NaN and 0 if no episode ended, or it was aborted.
         discontinuity: True if step 0 does not follow the last step of the previous fragment,
             because steps between them were dropped.
         priority: Priority for samplers that use it, from 0 to 1e30; a chunk has the largest of its
@@ -121,7 +121,7 @@ class Fragment:
     def size_bytes(self) -> int:
         """Bytes of all arrays, before any codec: its size in memory."""
         total = 0
-        # Called once per appended fragment, so arrays are not walked as trees.
+        # Called for every appended fragment, so arrays are not walked as trees.
         for value in _arrays_of(self):
             if type(value) is np.ndarray:
                 total += value.nbytes
@@ -139,7 +139,7 @@ class Fragment:
 METADATA_FIELDS: Final = tuple(
     each.name for each in fields(FragmentMetadata) if each.name in Fragment.__dataclass_fields__
 )
-"""Fields that a fragment shares with its metadata; the other ones are arrays."""
+"""Fields that a fragment shares with its metadata; the others are arrays."""
 _ARRAY_FIELDS: Final = tuple(
     each.name for each in fields(Fragment) if each.name not in METADATA_FIELDS
 )

@@ -1,4 +1,4 @@
-"""Options of a client's connection: addresses, credentials, time limits; checked once."""
+"""Options of a client's connection: addresses, credentials, time limits; checked on creation."""
 
 import math
 import os
@@ -13,33 +13,33 @@ import grpc
 from breadbox.model.errors import InvalidRequestError
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    # The library retries, and knows what is safe to repeat; gRPC must not retry unseen.
+    # The library retries itself, because it knows which calls are safe to repeat.
     ("grpc.enable_retries", 0),
     # A restarted server is found within about a second, not within gRPC's default of two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Time of one attempt: a connection takes several round trips, with TLS more, and the host may
+    # Time of one attempt: a connection takes several round trips, more with TLS, and the host may
     # be busy.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     # A cut cable becomes UNAVAILABLE after at most 40 s, also while a fetch blocks in silence.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Metadata only: 4096 fragments are about 1 MiB. The bound is against a broken peer.
+    # Metadata only: 4096 fragments are about 1 MiB. The bound protects from a broken peer.
     ("grpc.max_send_message_length", 16 * 2**20),
     ("grpc.max_receive_message_length", 64 * 2**20),
 )
 _SEVERAL_OPTIONS: Final = (
-    # Behind these gRPC finds several servers, asks each for its health, and calls one that serves.
+    # For names of several servers: gRPC checks the health of each, and calls one that is SERVING.
     (
         "grpc.service_config",
         '{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}',
     ),
-    # A restarted server may have another address: gRPC resolves the name again when a connection
-    # ends, by default not twice in 30 s.
+    # A restarted server may have another address. gRPC resolves the name again when a connection
+    # ends, but by default only once in 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
 )
 _STANDBY_OPTIONS: Final = (
-    # There is another server to call: leave one that is cut off, or hangs, within 15 s.
+    # With another server to call, leave a server that hangs or is cut off within 15 s.
     ("grpc.keepalive_time_ms", 12_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.min_reconnect_backoff_ms", 2_000),
@@ -48,8 +48,8 @@ _SEVERAL: Final = ("dns:", "ipv4:", "ipv6:")
 _NO_PORT = ("unix:", "unix-abstract:", "dns:", "xds:", "ipv4:", "ipv6:")
 """Kinds of addresses that gRPC parses itself."""
 WAIT_S_MAX_PER_CALL = 240.0
-"""Longest server-side wait of one RPC, below the server's cap of 300 s; a longer wait is cut into
-several under one request_id. A cut loses the position in the queue, so cuts are few."""
+"""Longest server-side wait of one RPC, below the server's cap of 300 s. A longer wait is several
+RPCs under one request_id; it is rarely split, because each split loses the queue position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Tls:
     """Certificates for an encrypted connection, as PEM files."""
 
     ca_file: str | os.PathLike[str] | None = None
-    """Certificate authorities to trust, or None for those that gRPC brings."""
+    """Certificate authorities to trust, or None for gRPC's own."""
     cert_file: str | os.PathLike[str] | None = None
-    """This client's certificate, if the server asks for one, or None; needs `key_file`."""
+    """This client's certificate, if the server requires one, or None; needs `key_file`."""
     key_file: str | os.PathLike[str] | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
@@ -84,24 +84,24 @@ def _read(name: str, path: str | os.PathLike[str] | None) -> bytes | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """The arguments of `connect` but the address, checked on construction.
+    """The arguments of `connect` except the address, checked on construction.
 
     Raises:
         InvalidRequestError: A value is out of its range.
     """
 
     buffer: str = "default"
-    """The buffer of calls that name none."""
+    """Buffer of calls that name none."""
     tls: Tls | None = None
     """Certificates, or None for an unencrypted connection."""
     token: str | None = field(default=None, repr=False)
     """Bearer token sent with every call, or None. Without TLS the network can read it. `@FILE`
-    stands for the contents of the file."""
+    reads it from a file."""
     deadline_s: float = 10.0
-    """Seconds for which server or store may be silent, on top of a wait that was asked for."""
+    """Seconds that server or store may take to answer, besides a requested wait."""
     reconnect_s: float = 30.0
-    """Seconds for which a call retries with a server or store that is unreachable or silent; 0 for
-    no retry. Silence blocks a call for at most `deadline_s` and this together."""
+    """Seconds for which a call retries while server or store are unreachable or silent; 0 for no
+    retry. Silence blocks a call for at most `deadline_s` and this together."""
     append_wait_s: float = 300.0
     """Seconds for which an append waits while buffer or store is full; then BackpressureError."""
     codecs: str | Mapping[str, str] = "raw"
@@ -109,7 +109,7 @@ class ClientOptions:
     or codecs by pattern over array names ({"obs*": "zstd"}); arrays without a match stay raw."""
     store_url: str | None = field(default=None, repr=False)
     """URL of the payload store as seen from this host, or None for the one that the server returns.
-    May hold a password."""
+    It may contain a password."""
 
     def __post_init__(self) -> None:
         for name, smallest in (("deadline_s", 1e-3), ("reconnect_s", 0), ("append_wait_s", 0)):
@@ -135,7 +135,7 @@ class ClientOptions:
 
 
 def channel_options(address: str, *, is_one_of_many: bool) -> tuple[tuple[str, Any], ...]:
-    """Return gRPC's options for a channel to an address, one of several or not."""
+    """Return gRPC's options of a channel to an address, alone or one of several."""
     named = dict[str, Any](CHANNEL_OPTIONS)
     if address.startswith(_SEVERAL):
         named.update(_SEVERAL_OPTIONS)
@@ -159,7 +159,7 @@ def open_channel(
 
 
 def split_addresses(text: str) -> tuple[str, ...]:
-    """Split a text into addresses at commas; one that gRPC parses itself stays whole."""
+    """Split a text into addresses at commas; an address that gRPC parses itself stays whole."""
     return (text,) if text.startswith((*_SEVERAL, "xds:")) else tuple(text.split(","))
 
 
@@ -183,7 +183,7 @@ def check_address(address: str) -> str:
         not address.startswith(_NO_PORT)
         and re.fullmatch(r"(\[.+\]|[^:]+):\d{1,5}", address) is None
     ):
-        # Without a port gRPC would try 443.
+        # Without a port gRPC would use 443.
         raise InvalidRequestError(
             "address", f"must be HOST:PORT or unix:PATH, got {address!r}; servers listen on 50051"
         )

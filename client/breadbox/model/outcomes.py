@@ -26,7 +26,7 @@ class AdmissionOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """The result of one fragment; for DUPLICATE, `first_outcome` is that of its first append."""
+    """The result of one fragment; `first_outcome` of a DUPLICATE is that of its first append."""
 
     outcome: AdmissionOutcome
     first_outcome: AdmissionOutcome = AdmissionOutcome.UNSPECIFIED

@@ -1,4 +1,4 @@
-"""Errors at files that name the file."""
+"""Add a file's name to errors."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name a path in an OSError that names none, as those of writing and closing do not."""
+    """Add a path to an OSError that has none, such as those of writing and closing."""
     try:
         yield
     except OSError as error:

@@ -6,11 +6,11 @@ from typing import Final, Literal
 UNLIMITED: Final = 2**40
 """The largest value of a limit that counts."""
 OFF_POLICY_ADVICE: Final = (
-    "Learners that replay (DQN, SAC, a mirror) want limits under which versions and uses do not "
+    "Learners that replay (DQN, SAC, a mirror) need limits under which versions and uses do not "
     "count: `breadbox serve --preset off-policy`, or `breadbox buffers update NAME --preset "
     "off-policy` while it runs."
 )
-"""Advice for a replaying learner whose buffer has on-policy limits."""
+"""Advice for a replaying learner on a buffer with on-policy limits."""
 
 _Limits = Mapping[str, int | float | str]
 _OFF_POLICY: Final[_Limits] = {

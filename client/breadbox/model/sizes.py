@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write them: "8GiB", "500MB", "1048576"."""
+"""Parse and format sizes in bytes: "8GiB", "500MB", "1048576"."""
 
 import re
 from typing import Final
@@ -15,12 +15,12 @@ UNITS_BYTES: Final = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
-"""Factor by unit, in capitals; small letters are alike."""
+"""Factor by unit, in capitals; small letters mean the same."""
 _SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_size_bytes(text: str) -> int:
-    """Read a size such as "8GiB", "500 MB", "1.5TiB" or "1048576"; raise ValueError otherwise."""
+    """Parse a size such as "8GiB", "500 MB", "1.5TiB" or "1048576", or raise ValueError."""
     match = _SIZE.fullmatch(text)
     unit_bytes = UNITS_BYTES.get(match[2].upper()) if match else None
     if match is None or unit_bytes is None:
@@ -30,7 +30,7 @@ def parse_size_bytes(text: str) -> int:
 
 
 def size_name(size_bytes: int) -> str:
-    """Write a size exactly, as briefly as can be: "8GiB", "1000"."""
+    """Return a size exactly, in its largest whole unit: "8GiB", "1000"."""
     for unit, unit_bytes in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size_bytes and size_bytes % unit_bytes == 0:
             return f"{size_bytes // unit_bytes}{unit}"

@@ -1,4 +1,4 @@
-"""What holds arrays, in one line or as a table: paths, dtypes and shapes instead of numbers."""
+"""Show objects with arrays in one line or as a table: paths, dtypes and shapes, no numbers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -7,11 +7,11 @@ from typing import Any
 from breadbox.model.trees import leaves as leaves_of
 
 LEAVES_MAX = 40
-"""Leaves that are named; what has more ends with an ellipsis."""
+"""Most leaves that are listed; more end with an ellipsis."""
 
 
 def summary(name: str, facts: Sequence[str], trees: Mapping[str, Any]) -> str:
-    """Render `name(fact, path: dtype[shape], ...)`, without absent trees."""
+    """Return `name(fact, path: dtype[shape], ...)`, without absent trees."""
     leaves = [*islice(leaves_of(trees), LEAVES_MAX + 1)]
     shown = ((path, _leaf_texts(leaf)) for path, leaf in leaves[:LEAVES_MAX])
     parts = [*facts, *(f"{path}: {''.join(texts)}" for path, texts in shown)]
@@ -21,15 +21,15 @@ def summary(name: str, facts: Sequence[str], trees: Mapping[str, Any]) -> str:
 
 
 def summary_html(name: str, facts: Sequence[str], trees: Mapping[str, Any]) -> str:
-    """Render what `summary` does as a table of path, dtype and shape, for notebooks."""
+    """Return what `summary` does as a table of path, dtype and shape, for notebooks."""
     rows = ((path, *_leaf_texts(leaf)) for path, leaf in leaves_of(trees))
     shown = ((path, dtype, shape + place) for path, dtype, shape, place in rows)
     return html_table(f"{name}: {', '.join(facts)}", ("path", "dtype", "shape"), shown)
 
 
 def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Render a table of at most `LEAVES_MAX` rows; escape texts of other machines."""
-    from html import escape  # Its table of names takes as long to read as a module of ours.
+    """Return a table of at most `LEAVES_MAX` rows; escape foreign text."""
+    from html import escape  # Imported here, because its table of names is slow to load.
 
     shown = [*islice(rows, LEAVES_MAX + 1)]
     if len(shown) > LEAVES_MAX:
@@ -43,7 +43,7 @@ def html_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]
 
 
 def _leaf_texts(leaf: Any) -> tuple[str, str, str]:
-    """Return type, shape and device (unless the CPU), or the type of no array."""
+    """Return dtype, shape and device (unless the CPU), or the type of another object."""
     dtype, shape = getattr(leaf, "dtype", None), getattr(leaf, "shape", None)
     if dtype is None or shape is None:
         return type(leaf).__name__, "", ""

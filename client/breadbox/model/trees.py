@@ -1,7 +1,7 @@
 """Trees of arrays: nested dicts with string keys, lists and tuples; leaves, or None for absent.
 
 A *structure* is the tree with each leaf replaced by its number in order of appearance. Two trees
-are alike when their structures are equal.
+are alike if their structures are equal.
 """
 
 import re
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from breadbox.model.errors import TreeMismatchError, UnsupportedArrayError
 
 Tree = Any
-"""Dicts with string keys, lists and tuples, in one another; leaves; None where one is absent."""
+"""Nested dicts with string keys, lists and tuples; leaves, or None for an absent one."""
 Structure = Any
 
 NODES_MAX: Final = 65_536
-"""Nodes of a tree, leaves included."""
+"""Most nodes of a tree, leaves included."""
 TREE_DEPTH_MAX: Final = 32
-"""Containers within containers; protobuf itself stops at 100 messages, two per container."""
+"""Most levels of nested containers; protobuf itself allows 100 messages, two per container."""
 
 _SPECIAL: Final = re.compile(r"[.\[\]\\]")
 _ESCAPED: Final = re.compile(r"\\(.)")
@@ -37,7 +37,7 @@ def child_path(path: str, key: object) -> str:
 
 
 def path_parts(path: str) -> list[str | int]:
-    """Return the keys and places that lead to a leaf, or raise ValueError."""
+    """Return the keys and indices that lead to a leaf, or raise ValueError."""
     parts: list[str | int] = []
     position = 0
     while position < len(path):
@@ -51,29 +51,29 @@ def path_parts(path: str) -> list[str | int]:
 
 
 def field_of(path: str) -> str:
-    """Return the field of a fragment or batch that a path begins with: `obs` of `obs.image`."""
+    """Return the field of a fragment or batch at the start of a path: `obs` for `obs.image`."""
     return _FIELD_ENDS.split(path, maxsplit=1)[0]
 
 
 def is_within(path: str, part: str) -> bool:
-    """Return whether a path is `part`, or leads to something in it."""
+    """Return True if a path is `part`, or leads to a leaf in it."""
     return path.startswith(part) and path[len(part) : len(part) + 1] in ("", ".", "[")
 
 
 def flatten(tree: Tree) -> tuple[Structure, list[tuple[str, Any]]]:
-    """Return a tree's structure, and its leaves as (path, leaf); named tuples are tuples."""
+    """Return a tree's structure, and its leaves as (path, leaf); named tuples become tuples."""
     structure, leaves = flatten_leaves(tree)
     return structure, list(zip(paths_of(structure), leaves, strict=True))
 
 
 def flatten_leaves(tree: Tree) -> tuple[Structure, list[Any]]:
-    """Take a tree apart without naming the leaves: what can be done once per fragment."""
+    """Return a tree's structure and its leaves without paths, which is faster."""
     leaves: list[Any] = []
     return _take_apart(tree, leaves, [1], 0), leaves
 
 
 def _take_apart(node: Tree, leaves: list[Any], node_count: list[int], depth: int) -> Structure:
-    """Return the structure and append leaves; not nested: a recursive closure is a cycle."""
+    """Return the structure and append leaves. No closure, because a recursive one is a cycle."""
     if type(node) is np.ndarray:  # First, because most are.
         leaves.append(node)
         return len(leaves) - 1
@@ -116,12 +116,12 @@ def paths_of(structure: Structure) -> list[str]:
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Tree:
-    """Put a tree together from its structure and leaves. The opposite of `flatten`."""
+    """Return the tree of a structure and its leaves. Undoes `flatten`."""
     return map_structure(lambda number: leaves[number], structure)
 
 
 def map_structure(change: Callable[[int], Any], structure: Structure) -> Tree:
-    """Replace every leaf number of a structure by what `change` returns for it."""
+    """Return a structure with every leaf number replaced by `change` of it."""
     if structure is None:
         return None
     if isinstance(structure, dict):
@@ -134,7 +134,7 @@ def map_structure(change: Callable[[int], Any], structure: Structure) -> Tree:
 
 
 def map_present(change: Callable[[int], Any], structure: Structure) -> Tree:
-    """Do as `map_structure`, but return None for a tree whose leaves all become None."""
+    """Do as `map_structure`, but return None for a tree if all its leaves become None."""
     tree = map_structure(change, structure)
     if not isinstance(structure, (dict, list, tuple)):
         return tree

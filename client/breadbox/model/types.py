@@ -55,14 +55,14 @@ class SchemaPolicy(Enum):
 
 
 class LeaseExpiryPolicy(Enum):
-    """Whether the uses of an expired lease are given back or count."""
+    """How an expired lease's uses are handled: returned, or counted."""
 
     GIVE_BACK = "give_back"
     CONSUME = "consume"
 
 
 class ReleaseMode(Enum):
-    """How a lease ends: its uses count (CONSUMED), or are given back (RETURNED)."""
+    """How a lease ends: its uses count (CONSUMED), or are returned (RETURNED)."""
 
     CONSUMED = "consumed"
     RETURNED = "returned"
@@ -125,21 +125,20 @@ class FragmentReference:
     metadata: FragmentMetadata
     chunk_id: int
     staleness: int
-    """Number of versions that it was behind, at the moment of the grant."""
+    """Number of versions that it was behind at the grant."""
     use_count: int
     """Deliveries of the chunk, this one included."""
     priority: float = 1.0
-    """Priority of the chunk, at the moment of the grant."""
+    """Priority of the chunk at the grant."""
     probability: float = 1.0
-    """Probability of the chunk to be drawn first, over 0; 1 with samplers that draw nothing at
-    random."""
+    """Probability, above 0, that the chunk is drawn first; 1 with samplers that are not random."""
     population: int = 0
-    """Chunks that the buffer held at the moment of the draw, or 0 if that is not known."""
+    """Chunks that the buffer held at the draw, or 0 if unknown."""
     body: bytes = field(default=b"", repr=False, compare=False)
     """The payload, if it is small and came inline, or empty if it is in the store."""
 
     def __repr__(self) -> str:
-        """Identify the fragment in one line; the rest is in the fields."""
+        """Return the fragment's identity and use in one line."""
         it = self.metadata
         low, high = it.model_version_min, it.model_version_max
         return (
@@ -206,14 +205,10 @@ class LeaseGrant:
 
 @dataclass(frozen=True, slots=True)
 class FragmentRead:
-    """The chunks after a cursor: read, not used.
-
-    Their payloads came inline, or stay readable under a lease.
-    """
+    """Chunks after a cursor: read, not used; payloads are inline, or readable under a lease."""
 
     fragments: tuple[FragmentReference, ...] = field(repr=False)
-    """Fragments in order of `chunk_id`, those of one chunk together, with staleness and uses as of
-    the reply."""
+    """Fragments in order of `chunk_id`, with staleness and uses at the time of the reply."""
     lease_id: str | None
     """Lease to release once the payloads are loaded, or None if the reply is empty, or if every
     payload was inline."""
@@ -296,7 +291,7 @@ class BufferConfig:
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedFragment:
-    """A fragment whose payload is stored but unreadable; its chunk is not served any more."""
+    """A fragment with a stored but unreadable payload; its chunk is not served any more."""
 
     worker_id: str
     fragment_index: int
@@ -331,16 +326,15 @@ class BufferState:
     retained_chunk_count: int = 0
     """Chunks that left the sampler and are kept for subscriptions."""
     inserted_chunk_count: int = 0
-    """Chunks closed in the session, less those that left without a use: as limiters count them."""
+    """Chunks closed in the session, minus those that left without a use; limiters count these."""
     delivered_chunk_count: int = 0
-    """Uses granted in the session, less those given back."""
+    """Uses granted in the session, minus those returned."""
     idle_s: float = 0.0
-    """Seconds since the last call that used the buffer; descriptions, and reads that are looks, do
-    not count. 0 while a call that does waits, or a lease is open. At most the time since the
-    server's start."""
+    """Seconds since the last call that used the buffer, at most since the server's start. 0 while
+    such a call waits, or a lease is open. Descriptions and the console's reads do not count."""
     latest_request_id: str = ""
-    """The request that was granted last among those with an open lease. Without any, the one whose
-    leases ended last, if one of these expired. Empty if all were released."""
+    """Id of the last granted request with an open lease. If there is none, the id of the request
+    with the latest ended leases, if one of these expired; empty if all were released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,14 +364,13 @@ class ChunkEvent(NamedTuple):
     number: int
     """Ascending, over restarts of the server too."""
     kind: str
-    """"granted"; "consumed", "returned" or "expired", as a lease ended; or "evicted_" and the
+    """"granted"; "consumed", "returned" or "expired" at a lease's end; or "evicted_" and the
     reason."""
     age_s: float
     """Seconds since it happened, at the server's reply."""
     chunk_ids: tuple[int, ...]
     values: tuple[int, ...]
-    """One for each chunk: its staleness when it was granted, its uses when it was evicted. Else
-    empty."""
+    """A number for each chunk: its staleness if granted, its uses if evicted; otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,13 +386,13 @@ class BufferDescription:
     state: BufferState
     schemas: tuple[Mapping[str, ArrayType], ...] = ()
     """Schemas of the session's fragments in the order of their declaration, at most 16: the type of
-    each path that a learner stacks. Shapes are of one step, but for `next_obs` and `in_state`. An
-    empty schema stands for fragments whose producer declared none. There are several only if
+    each path that a learner stacks. Shapes are of one step, except for `next_obs` and `in_state`.
+    An empty schema stands for fragments without a declared one. There are several only if
     `config.schema` is, or was, ANY."""
     subscriptions: tuple[Subscription, ...] = ()
     """Subscriptions, sorted by name; only `get_buffer` returns them."""
     chunk_events: tuple[ChunkEvent, ...] = ()
-    """What happened to chunks, in order; only `get_buffer` returns them, if asked."""
+    """Events of chunks, in order; only `get_buffer` returns them, if requested."""
 
     @property
     def schema(self) -> Mapping[str, ArrayType] | None:
@@ -409,7 +402,7 @@ class BufferDescription:
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """The settings of the payload store. `repr` hides the URL, which may hold a password."""
+    """The settings of the payload store. `repr` hides the URL, which may contain a password."""
 
     store_url: str = field(repr=False)
     unannounced_s: float
@@ -418,7 +411,7 @@ class StoreConfig:
     server_unix_s: float | None = None
     """The server's wall clock at its reply, in seconds since 1970, or None from an older server."""
     inline_size_bytes_max: int = 0
-    """Largest payload that is sent inline with calls, in bytes; 0 if none is."""
+    """Largest payload that is sent inline, in bytes; 0 if none is."""
     journal_epoch: int = 0
     """Epoch of the server's claim of its journal, which grows with every takeover; 0 without a
     journal."""

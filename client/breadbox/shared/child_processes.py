@@ -1,4 +1,4 @@
-"""Environments of child processes, and their end with their parent."""
+"""Start child processes with the right environment, and end them with their parent."""
 
 import os
 import sys
@@ -6,11 +6,11 @@ import threading
 from collections.abc import Mapping
 
 _PARENT = "BREADBOX_PARENT_PID"
-_LOOK_EVERY_S = 0.2
+_POLL_S = 0.2
 
 
 def child_environment() -> dict[str, str]:
-    """Return a process's environment: ours, our module path, one thread unless set."""
+    """Return a child's environment: this one, with this module path, one thread unless set."""
     single = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {**dict.fromkeys(single, "1"), **os.environ, "PYTHONPATH": path}
@@ -22,8 +22,8 @@ def owned_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """End as on SIGTERM when the parent that the environment names has ended, even by SIGKILL."""
-    parent = os.environ.pop(_PARENT, "")  # What this one starts in turn has another parent.
+    """End like on SIGTERM when the parent that the environment names has ended, even by SIGKILL."""
+    parent = os.environ.pop(_PARENT, "")  # Removed, because children have another parent.
     if parent.isdecimal():
         threading.Thread(
             target=_end_after, args=(int(parent),), name="breadbox-parent", daemon=True
@@ -31,9 +31,9 @@ def end_with_parent() -> None:
 
 
 def _end_after(parent: int) -> None:
-    import signal  # Every command has this module, and few such a parent.
+    import signal  # Imported here: every command loads this module, and few have such a parent.
     import time
 
     while os.getppid() == parent:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
     os.kill(os.getpid(), signal.SIGTERM)

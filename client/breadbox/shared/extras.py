@@ -15,7 +15,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "offline": ("gymnasium", "msgpack", "pyarrow"),
     "demo": (*_SERVER, *_WORKER, *_LEARNER, "matplotlib"),
 }
-"""By extra: the modules that it brings."""
+"""Modules that each extra installs."""
 
 
 def missing_module(extra: str) -> str | None:

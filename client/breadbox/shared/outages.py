@@ -10,11 +10,11 @@ from typing import Final
 _log = logging.getLogger(__name__)
 
 OUTAGE_PERIOD_S: Final = 30.0
-"""Seconds between two lines about an outage that goes on."""
+"""Seconds between two lines about an outage."""
 
 
 class OutageLog:
-    """Log an outage at its begin, every `OUTAGE_PERIOD_S`, and at its end. Thread-safe."""
+    """Log an outage at its start, every `OUTAGE_PERIOD_S`, and at its end. Thread-safe."""
 
     def __init__(
         self, log: logging.Logger, what: str, *, now: Callable[[], float] = time.monotonic
@@ -24,12 +24,12 @@ class OutageLog:
         self._now = now
         self._lock = Lock()
         self._began_at: float | None = None
-        self._told_at = self._failed_at = 0.0
+        self._logged_at = self._failed_at = 0.0
         self._error: Exception | None = None
 
     @property
     def words(self) -> str:
-        """What fails now, for how long it has, and why, or empty if nothing does."""
+        """What fails now, for how long, and why; or empty."""
         with self._lock:
             began_at, error = self._began_at, self._error
         if began_at is None:
@@ -43,30 +43,30 @@ class OutageLog:
             return None if self._began_at is None or is_old else self._error
 
     def failed(self, error: Exception) -> None:
-        """Note an attempt that failed and will be made again."""
+        """Record a failed attempt that will be repeated."""
         now = self._now()
         with self._lock:
             self._error, self._failed_at = error, now
             began_at = self._began_at
             if began_at is None:
                 self._began_at = now
-            elif now - self._told_at < OUTAGE_PERIOD_S:
+            elif now - self._logged_at < OUTAGE_PERIOD_S:
                 return
-            self._told_at = now
+            self._logged_at = now
         if began_at is None:
             self._log.warning("%s failed, trying again: %s", self._what, error)
         else:
             self._log.warning("%s has failed for %.0f s: %s", self._what, now - began_at, error)
 
     def succeeded(self) -> None:
-        """Note an attempt that succeeded."""
+        """Record a successful attempt."""
         if self._began_at is None:
             return
         with self._lock:
             began_at, self._began_at = self._began_at, None
         if began_at is not None:
             away_s = self._now() - began_at
-            # At the level of the failure, so that a log that has that has this too.
+            # A warning like the failure, so that a log which shows one shows the other.
             self._log.warning("%s works again after %.1f s", self._what, away_s)
 
 
@@ -78,15 +78,15 @@ class Outages:
         self._logs: dict[str, OutageLog] = {}
 
     def failed(self, what: str, error: Exception) -> None:
-        """Note an attempt that failed and will be made again; *what* is one of a small set."""
+        """Record a failed attempt that will be repeated; *what* is one of a small set."""
         self._logs.setdefault(what, OutageLog(_log, what, now=self._now)).failed(error)
 
     def succeeded(self, what: str) -> None:
-        """Note an attempt that succeeded, or was answered."""
+        """Record an attempt that succeeded or was answered."""
         if what in self._logs:
             self._logs[what].succeeded()
 
     @property
     def words(self) -> str:
-        """What fails now and is retried, or empty if nothing does."""
+        """What fails now and is retried, or empty."""
         return "; ".join(filter(None, [each.words for each in list(self._logs.values())]))

@@ -1,7 +1,7 @@
-"""End tasks reliably, although a library may swallow one cancellation.
+"""End tasks reliably, even if a library swallows one cancellation.
 
-`asyncio.TaskGroup` cancels once and waits for ever; before Python 3.12 `asyncio.wait_for`, by which
-redis-py sends commands, may swallow that.
+`asyncio.TaskGroup` cancels once and then waits without a limit. Before Python 3.12
+`asyncio.wait_for`, with which redis-py sends commands, may swallow that cancellation.
 """
 
 import asyncio
@@ -12,15 +12,15 @@ from typing import Any, Final
 _log = logging.getLogger(__name__)
 
 CANCEL_AGAIN_S: Final = 0.05
-"""Seconds after which a task that goes on although it was cancelled is cancelled once more."""
+"""Seconds after which a cancelled task that still runs is cancelled again."""
 END_S_MAX: Final = 5.0
-"""Seconds that tasks may take to end; one that still runs is named in the log and left behind."""
+"""Seconds that tasks may take to end; after that they are logged and left running."""
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]], *, within_s: float = END_S_MAX) -> None:
-    """Cancel tasks, again and again, until all have ended, for at most `within_s` seconds.
+    """Cancel tasks repeatedly until all have ended, for at most `within_s` seconds.
 
-    Their results and errors stay with them; a cancellation of the caller is raised at the end.
+    Their results and errors stay with them. A cancellation of the caller is raised at the end.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + within_s
@@ -32,7 +32,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], *, within_s: float = END
         try:
             _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
         except asyncio.CancelledError:
-            # The tasks are being ended already, as the canceller wants.
+            # The tasks are already being ended, which the canceller wants.
             was_cancelled = True
             left = {task for task in left if not task.done()}
     for task in left:

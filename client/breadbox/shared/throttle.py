@@ -1,10 +1,10 @@
-"""Limit log lines of events that may happen thousands of times, and count them. Pure."""
+"""Limit and count log lines of events that may happen thousands of times. Pure."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 INTERVAL_S = 10.0
-"""Between two lines about the same."""
+"""Seconds between two lines about the same key."""
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Throttle:
         self._said: dict[Hashable, _Said] = {}
 
     def words(self, key: Hashable) -> str | None:
-        """Return what to add to a line about *key*, or None if none is due. Keys must be few."""
+        """Return text to append to a line about *key*, or None to log none. Keys must be few."""
         now = self._clock()
         said = self._said.get(key)
         if said is None:

@@ -1,1 +1,1 @@
-"""Protobuf messages to values and back, statuses to errors, the choice of a server."""
+"""Convert protobuf messages and statuses to values and errors, and choose a server."""

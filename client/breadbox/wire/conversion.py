@@ -1,10 +1,10 @@
-"""Convert between protobuf messages and the plain types, both ways, total.
+"""Convert any protobuf message of the service to plain types, and back.
 
 Invariants:
-    W1  No protobuf type leaves this module but inside a request that is about to be sent.
+    W1  No protobuf type leaves this module except inside a request that is about to be sent.
     W2  An enum value that this library does not know reads as "unspecified" or None.
-    W3  What cannot be said on the wire (a negative duration, a NaN, a float where a count belongs)
-        is an `InvalidRequestError` that names the field, before anything is sent.
+    W3  A value that no message can hold (a negative duration, a NaN, a float for a count) raises an
+        `InvalidRequestError` that names the field, before anything is sent.
 """
 
 import math
@@ -33,7 +33,7 @@ ValueT = TypeVar("ValueT")
 
 
 def build(message_type: type[MessageT], **fields: Any) -> MessageT:
-    """Make a message (None: field absent), or raise InvalidRequestError that names the field."""
+    """Make a message, without fields that are None; InvalidRequestError names a bad field."""
     try:
         return message_type(**fields)
     except (TypeError, ValueError):
@@ -63,7 +63,7 @@ def _duration(name: str, seconds: float) -> Duration:
 
 
 _usual_duration = lru_cache(maxsize=64)(_duration)
-"""Nearly all are of a few lengths, those of each append."""
+"""A cached `_duration`, because nearly all calls have one of a few durations."""
 
 
 def to_wire(form: MessageMapping[MessageT, ValueT], value: ValueT) -> MessageT:
@@ -120,7 +120,7 @@ METADATA = MessageMapping(
     fragment_pb2.FragmentMetadata,
     types.FragmentMetadata,
     parts={"payload": PAYLOAD},
-    # Nearly all have the default, which need not be said.
+    # Nearly all have the default, which is left out.
     absent={"priority": 1.0},
 )
 _REFERENCE = MessageMapping(
@@ -217,7 +217,7 @@ def references_from_wire(
 ) -> tuple[types.FragmentReference, ...]:
     """Read granted fragments, in their order, with inline payloads: none, or one for each."""
     if bodies and len(bodies) != len(messages):
-        raise InternalError(f"{len(bodies)} payloads came along with {len(messages)} fragments")
+        raise InternalError(f"{len(bodies)} payloads came with {len(messages)} fragments")
     return tuple(map(_REFERENCE.read, messages, bodies or repeat(b"")))
 
 
@@ -237,17 +237,15 @@ def update_mask(config: types.BufferConfig, reset: Iterable[str]) -> FieldMask |
         if name not in CONFIG.fields:
             raise InvalidRequestError("reset", f"must name limits, such as uses_max, got {name!r}")
         if name in given:
-            raise InvalidRequestError("reset", f"names {name}, which is given a value too")
+            raise InvalidRequestError("reset", f"names {name}, which also gets a value")
     return FieldMask(paths=[CONFIG.fields[name].name for name in (*given, *back)]) if back else None
 
 
 # Answers -----------------------------------------------------------------------------------------
 
 
-def model_from_wire(
-    message: (pb.WatchModelResponse | pb.StartSessionResponse),
-) -> types.ModelState:
-    """Read what is current; without a session the version is None whatever the wire says."""
+def model_from_wire(message: (pb.WatchModelResponse | pb.StartSessionResponse)) -> types.ModelState:
+    """Read session, version and weights; without a session all are empty."""
     has_ended = isinstance(message, pb.WatchModelResponse) and message.known_session_ended
     if not message.session_id:
         return types.ModelState("", None, None, has_ended)
@@ -262,7 +260,7 @@ def model_from_wire(
 
 
 def grant_from_wire(message: pb.FetchFragmentsResponse, request_id: str) -> types.LeaseGrant | str:
-    """Read the answer to a fetch: the grant, or the reason why there is none after the wait."""
+    """Read the reply to a fetch: the grant, or the reason why there is none after the wait."""
     if message.WhichOneof("result") != "grant":
         return message.wait_elapsed.waiting_reason or "the server gave no reason"
     grant = message.grant
@@ -277,7 +275,7 @@ def grant_from_wire(message: pb.FetchFragmentsResponse, request_id: str) -> type
 
 
 def read_from_wire(message: pb.ReadFragmentsResponse) -> types.FragmentRead:
-    """Read what came after a cursor."""
+    """Read the chunks after a cursor."""
     return types.FragmentRead(
         fragments=references_from_wire(message.fragments, message.payloads),
         lease_id=message.lease.lease_id if message.HasField("lease") else None,
@@ -290,5 +288,5 @@ def read_from_wire(message: pb.ReadFragmentsResponse) -> types.FragmentRead:
 
 
 def release_mode_to_wire(mode: types.ReleaseMode) -> pb.ReleaseMode:
-    """Return the value on the wire of a release mode."""
+    """Return the enum value of a release mode."""
     return _RELEASE_MODES[mode]  # type: ignore[return-value]

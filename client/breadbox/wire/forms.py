@@ -1,8 +1,8 @@
-"""One table for a message and the plain value that it stands for; both conversions follow from it.
+"""Map a message to a plain value by one table, from which both conversions are compiled.
 
-A `MessageMapping` pairs fields of one name, `x_duration` or `x_seconds` with `x_s`, and enum
-members of one name; a table names the rest. The conversions are compiled at their first use into
-the functions one would write by hand: every fragment passes through some of them.
+A `MessageMapping` pairs fields of the same name, `x_duration` or `x_seconds` with `x_s`, and enum
+members of the same name; a table names the rest. The conversions are compiled at their first use,
+so that they are as fast as functions written by hand: every fragment passes through some of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +31,13 @@ def put_seconds(span_s: float, message: Duration) -> None:
 
 
 class MessageMapping(Generic[M, V]):
-    """The pairs of a message's fields and a value's attributes; complete, or it is refused.
+    """The pairs of a message's fields and a value's attributes; creation fails if one is missing.
 
-    `names`: attributes by field, where they differ. By attribute: `parts`, forms of fields that
-    hold messages; `reads`, functions through which what is read goes; `absent`, what absence stands
-    for; `same`, those read as the object of an earlier, equal one; `within`, columns that are the
-    message's own fields. `beside`: attributes passed behind the message. `left_out`: unread fields.
+    `names`: attributes by field, if they differ. By attribute: `parts`, mappings of fields that are
+    messages; `reads`, functions applied to read values; `absent`, values of absent fields; `same`,
+    an earlier attribute to reuse the object of if equal; `within`, columns that are the message's
+    own fields. `beside`: attributes that `read` gets as further arguments. `left_out`: unread
+    fields.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class MessageMapping(Generic[M, V]):
     def read(self) -> Callable[..., V]:
         """Function from a message to a value."""
         known: dict[str, Any] = {"kind": self.value_type}
-        # By place where that may be: it takes less time.
+        # Positional arguments if possible, because they are faster.
         by_place = self.value_type.__match_args__
         arguments = [
             f"{'' if name in by_place else f'{name}='}{self._reading(name, known)}"
@@ -119,7 +120,7 @@ class MessageMapping(Generic[M, V]):
 
     @cached_property
     def put(self) -> Callable[[V, M], None]:
-        """Function that fills a message, its second argument, in place: constructors copy."""
+        """Function that fills a message, its second argument, in place; constructors would copy."""
         known: dict[str, Any] = {}
         lines = [self._putting(name, known) for name in (*self.fields, *self._within)]
         put: Callable[[V, M], None] = _compiled(
@@ -171,13 +172,13 @@ class MessageMapping(Generic[M, V]):
         return message
 
     def misfit(self, value: V) -> tuple[str, Any, Exception]:
-        """Find the attribute that `put` refuses, what it is, and the error."""
+        """Return the attribute that `put` refuses, its value, and the error."""
         for name in self.fields:
             known: dict[str, Any] = {}
             line = self._putting(name, known)
             try:
                 _compiled(f"def put(v, m):\n{line}", known)(value, self.message_type())
-            except Exception as error:  # noqa: BLE001 - handed on
+            except Exception as error:  # noqa: BLE001 - returned
                 part, refused = self._parts.get(name), getattr(value, name)
                 return (
                     part.misfit(refused) if type(part) is MessageMapping else (name, refused, error)
@@ -185,7 +186,7 @@ class MessageMapping(Generic[M, V]):
         raise AssertionError("a value that does not fit has an attribute that does not")
 
     def given(self, message: M) -> dict[str, Any]:
-        """Return what a message has, by attribute; unspecified enums are absent, unknown None."""
+        """Return a message's present fields by attribute; unspecified enums count as absent."""
         found = {}
         for name, field in self.fields.items():
             value = getattr(message, field.name)
@@ -199,13 +200,10 @@ class MessageMapping(Generic[M, V]):
 
 
 class Functions:
-    """A part that is written by hand; `fields` are those that it covers where it is `within`."""
+    """Conversions written by hand; `fields` are the message's fields that they cover."""
 
     def __init__(
-        self,
-        read: Callable[[Any], Any],
-        put: Callable[..., Any],
-        fields: Sequence[str] = (),
+        self, read: Callable[[Any], Any], put: Callable[..., Any], fields: Sequence[str] = ()
     ) -> None:
         self.read = read
         self.put = put
@@ -216,7 +214,7 @@ DURATION = Functions(seconds, put_seconds)
 
 
 class Choice(Functions):
-    """A message with only a `oneof`, and forms by field; an empty message is its name."""
+    """A message with only a `oneof`; a field with an empty message is converted to its name."""
 
     def __init__(self, oneof: str, forms: Mapping[str, MessageMapping[Any, Any]] = NOTHING) -> None:
         def read(message: Message) -> Any:
@@ -237,11 +235,11 @@ class Choice(Functions):
 
 
 class Columns(Generic[V]):
-    """Rows of one kind as columns, a repeated field for each attribute.
+    """Rows of one type as columns, a repeated field for each attribute.
 
-    `names`: fields, where the names differ. `defaults`: a column that has but this value is left
-    out. `parts`: how to read a column that is no list of its values. `within`: attributes of
-    several columns.
+    `names`: fields, if the names differ. `defaults`: a column with only this value is left out.
+    `parts`: conversions of columns that are no lists of values. `within`: attributes of several
+    columns.
     """
 
     def __init__(
@@ -254,7 +252,7 @@ class Columns(Generic[V]):
         within: Mapping[str, "Columns[Any] | Functions"] = NOTHING,
     ) -> None:
         make = getattr(row_type, "_make", None)
-        # What makes a named tuple of an iterable takes less time than its type does.
+        # `_make` of a named tuple is faster than its type.
         self._make_rows: Any = lambda columns: (
             map(make, zip(*columns, strict=True)) if make else map(row_type, *columns)
         )

@@ -1,7 +1,7 @@
-"""Bounds what a protobuf message expands to, before it is parsed.
+"""Bound the memory of a protobuf message before it is parsed.
 
-An empty item of a repeated field is two bytes on the wire and up to a hundred in memory: 4 MiB
-could take 200 MiB. So fields and items are counted at levels that can hold repeated ones.
+An empty item of a repeated field is two bytes in a message and up to a hundred in memory: 4 MiB
+could take 200 MiB. So fields and items are counted at all levels that may have repeated ones.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class _Level:
 
 
 def check_few_parts(raw: bytes, kind: Descriptor, parts_max: int) -> None:
-    """Raise ValueError if a message has too many parts, or is none; short ones cost nothing."""
+    """Raise ValueError if bytes are no message, or one with too many fields and items."""
     if len(raw) < parts_max * _BYTES_PER_PART_MIN:
         return
     try:
@@ -68,7 +68,7 @@ def _walk(raw: bytes, level: _Level, parts_max: int) -> None:
             position += 8
         elif wire_type == _FIXED32:
             position += 4
-        else:  # Groups: no message of ours has any.
+        else:  # A group, which no message of the service has.
             raise ValueError(f"has a field of wire type {wire_type}")
 
 

@@ -1,4 +1,4 @@
-"""Servers on one journal, and which of them is called: the one that leads."""
+"""Choose which of several servers on one journal to call: the leader."""
 
 import threading
 
@@ -12,7 +12,7 @@ from breadbox.model.options import split_addresses
 
 
 class Route:
-    """Addresses, and the one called now: the next one after a failure. Thread-safe."""
+    """Addresses, and the one to call; a failure selects the next one. Thread-safe."""
 
     def __init__(self, addresses: str) -> None:
         self.addresses = split_addresses(addresses)
@@ -21,9 +21,9 @@ class Route:
         """Index of the address to call."""
 
     def failed(self, place: int, error: ReplayBufferError) -> None:
-        """Note a failed call, so that the next uses the next address; of concurrent ones once.
+        """Select the next address after a failed call, once for several concurrent ones.
 
-        A server that reports its journal missing may have been replaced without knowing it.
+        Also after StoreUnavailableError, because a server may have been replaced without noticing.
         """
         if not isinstance(error, UnavailableError | DeadlineExceededError | StoreUnavailableError):
             return

@@ -13,10 +13,10 @@ SCHEMA_BYTES_MAX: Final = 64 * 1024
 SCHEMA_ARRAYS_MAX: Final = 4096
 
 SCHEMAS_TOLD_MAX: Final = 16
-"""In one call."""
+"""Most schemas declared in one call."""
 
 NO_SCHEMA: Final = 0
-"""What stands for the hash of a schema that nobody said."""
+"""Hash of fragments without a declared schema."""
 
 
 def message_of(arrays: Iterable[tuple[str, str, Iterable[int]]]) -> schema_pb2.Schema:

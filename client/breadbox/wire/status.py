@@ -1,7 +1,7 @@
-"""Turn a failed call into the library's own error: one table, keyed by the reason on the wire.
+"""Turn a failed call into the library's own error, by one table of reasons.
 
-Identity is (domain, reason) of `google.rpc.ErrorInfo`, never the text; a failure without one (a
-dead server, a proxy, gRPC itself) is read by its status code. Both ways are total.
+The key is (domain, reason) of `google.rpc.ErrorInfo`, never the text. A failure without one (of a
+dead server, a proxy, gRPC itself) is read by its status code. Every failure has an error.
 """
 
 import re
@@ -19,12 +19,12 @@ DOMAIN = "breadbox"
 _DETAILS_KEY = "grpc-status-details-bin"
 _RETRY_DELAY_S_DEFAULT = 0.25
 _RETRY_DELAY_S_UNTOLD = 0.02
-"""Where a transport has no place for a call just now: places are free again in no time."""
+"""Seconds before a retry if a transport had no room for a call, which passes quickly."""
 
 
 @dataclass(slots=True)
 class Failure:
-    """What is known of a failed call: code, text, reason, and the fields that vary."""
+    """A failed call's code, text, reason, and fields of the error."""
 
     code: grpc.StatusCode
     text: str
@@ -36,11 +36,11 @@ class Failure:
         self.text = self.text or "no details"
 
     def text_of(self, key: str) -> str:
-        """Return a field that varies, or "" if the server did not send it."""
+        """Return a field of the error, or "" if the server did not send it."""
         return self.metadata.get(key, "")
 
     def number_of(self, key: str) -> int:
-        """Return a field that varies as a whole number, or -1 if it is absent or none."""
+        """Return a field of the error as an integer, or -1 if it is absent or no integer."""
         try:
             return int(self.metadata[key])
         except (KeyError, ValueError):
@@ -155,7 +155,7 @@ def _unknown(failure: Failure) -> errors.ReplayBufferError:
 
 
 def _exhausted(failure: Failure) -> errors.ReplayBufferError:
-    """Return the error of gRPC's own limit: it passes, unless it is about a size."""
+    """Return the error for a limit of gRPC: BackpressureError, unless a message is too large."""
     if re.search(r"(larger|bigger) than|size exceeds|exceeds .*limit \(", failure.text):
         return errors.LimitExceededError(f"{failure.text}; send less at a time")
     if failure.retry_delay_s is None:
@@ -219,7 +219,7 @@ def read_failure(
 def from_rpc_error(
     error: grpc.RpcError, address: str, *, encrypted: bool, is_one_of_many: bool = False
 ) -> errors.ReplayBufferError:
-    """Read a failure of gRPC, blocking or asyncio; what is not of a call is an `InternalError`."""
+    """Return the error for a failure of gRPC, blocking or asyncio."""
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return errors.InternalError(f"gRPC failed without a status: {error!r}")
     trailing = {key.lower(): value for key, value in error.trailing_metadata() or ()}
@@ -229,7 +229,7 @@ def from_rpc_error(
     if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
         return unreachable(failure.text, address, encrypted=encrypted)
     if failure.reason == "STANDBY" and is_one_of_many:
-        failure.text += f"; none of the client's addresses leads, of which {address} was asked last"
+        failure.text += f"; no server at the client's addresses leads ({address} was the last one)"
     elif failure.reason == "STANDBY" and failure.text_of("leader"):
         failure.text += "; give clients the addresses of all servers, as HOST:PORT,HOST:PORT"
     return error_of(failure)
@@ -238,14 +238,14 @@ def from_rpc_error(
 # Servers that gave no answer ------------------------------------------------------------------
 
 _NEVER_CONNECTED = re.compile("failed to connect|connections to all backends failing")
-"""In gRPC's text where connections were tried, to one server or to several, and none came about."""
+"""Matches gRPC's text if no connection to any server was established."""
 
 _CERTIFICATE = (
     (
         r"certificate has expired",
         "its certificate has expired: renew it (a running server reads the new one by itself)",
     ),
-    (r"not yet valid", "its certificate is not valid yet: look at the clocks of both machines"),
+    (r"not yet valid", "its certificate is not valid yet: check the clocks of both machines"),
     (
         r"Hostname Verification Check failed|not in peer certificate",
         "its certificate is for another name: call the server by a name, or an IP address, that is "
@@ -257,12 +257,12 @@ _CERTIFICATE = (
         "one (--tls-ca, or breadbox.Tls(ca_file=...))",
     ),
 )
-"""What this side may find wrong with the server's certificate; the first that fits is said."""
+"""Problems with the server's certificate by pattern of the text; the first match counts."""
 
 _HANDSHAKE = (
     (
         r"WRONG_VERSION_NUMBER",
-        "what listens there does not encrypt: connect without TLS, or start the server with "
+        "the process there does not encrypt: connect without TLS, or start the server with "
         "--tls-cert and --tls-key",
     ),
     (
@@ -280,19 +280,19 @@ _OTHER = (
     ),
     (
         r"Domain name not found|DNS resolution failed|address lookup failed|errors resolving",
-        "its name is not known here; look for a typing error, or use an address",
+        "its name is not known here; check its spelling, or use an address",
     ),
     (
         r"backend unhealthy",
-        "a server is there, and none leads of those that the name stands for: see that all servers "
-        "are among its records, and their logs",
+        "a server is there, but none of those with this name leads: check that all servers are "
+        "among its records, and read their logs",
     ),
     (r"No such file or directory", "there is no such socket; is the server running?"),
 )
 
 
 def unreachable(details: str, address: str, *, encrypted: bool) -> errors.UnavailableError:
-    """Return the error for a call that no server answered; known texts of gRPC in our words."""
+    """Return the error for a call that no server answered, with known texts of gRPC explained."""
     for pattern, meaning in _OTHER:
         if re.search(pattern, details):
             return errors.UnavailableError(f"no answer from {address}: {meaning}")

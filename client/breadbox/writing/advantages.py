@@ -17,11 +17,11 @@ of policy mu, judged by policy pi, with ratio[t] = pi(a[t]) / mu(a[t]):
     target[t] = value[t] + rho[t] * delta[t] + discount * c[t] * (target[t+1] - value[t+1])
     advantage[t] = delta[t] + discount * lambda * (target[t+1] - value[t+1])
 
-The advantage is the paper's where lambda is 1. A2 to A4 hold for it too: after the end of an
-episode the target is the successor's value, and the difference behind it is 0. With a ratio of 1
-everywhere, and limits of at least 1, both are those of generalised advantage estimation. What the
-advantage does not hold is the weight of its own step, rho[t], with which a learner multiplies the
-gradient of the policy.
+With lambda 1 this is the paper's advantage. A2 to A4 hold for it too: after the end of an episode
+the target is the successor's value, and the difference after it is 0. With a ratio of 1 everywhere,
+and limits of at least 1, both equal those of generalised advantage estimation. The advantage does
+not contain the weight of its own step, rho[t]: a learner multiplies the gradient of the policy by
+it.
 """
 
 from collections.abc import Hashable, Sequence
@@ -54,8 +54,8 @@ class VTrace:
     """Correction of data from an older policy; see the module's docstring."""
 
     ratio: ArrayLike
-    """float[B, T]; probability of each action under the policy that is judged, over that under the
-    policy that acted. 1 where the latter is not known."""
+    """float[B, T]; probability of each action under the judged policy, divided by that under the
+    policy that acted, or 1 if the latter is unknown."""
     rho_max: float = 1.0
     """Bound of the weight of each step's own temporal difference: decides what the targets converge
     to."""
@@ -131,17 +131,17 @@ def estimate_advantages(
     Args:
         value: float[B, T]; value of each step's observation.
         reward: float[B, T].
-        terminated: bool[B, T]; the episode ended in a terminal state: nothing comes after it.
-        truncated: bool[B, T]; the episode was cut off, and would have gone on. Or None for nowhere.
-            A step that is both counts as terminated.
-        next_value: float[B]; value of `next_obs`. Only read where nothing continues the fragment
-            and its last step did not end an episode; NaN is allowed elsewhere.
+        terminated: bool[B, T]; the episode ended in a terminal state, without a future.
+        truncated: bool[B, T]; the episode was cut off before its end; or None for nowhere. A step
+            that is both counts as terminated.
+        next_value: float[B]; value of `next_obs`. Only read if no fragment of the batch follows and
+            the last step did not end an episode; NaN is allowed elsewhere.
         final_value: float[B, T]; value of the true final observation where an episode was
-            truncated; NaN where it is not known, or None if it is known nowhere. The step's own
-            value then replaces it: a time limit must not look like a terminal state of value zero.
-        successor: int[B]; as `find_successors` returns it, or None if nothing chains.
-        step_count: int[B]; valid steps of each fragment, 1 to T, where shorter ones were padded at
-            the end, or None if all have T.
+            truncated, NaN if unknown; or None if all are unknown. The step's own value replaces an
+            unknown one, because a time limit must not look like a terminal state of value zero.
+        successor: int[B]; as `find_successors` returns it, or None if no fragments chain.
+        step_count: int[B]; valid steps of each fragment, 1 to T, if shorter ones are padded at the
+            end, or None if all have T.
         discount: gamma, 0 to 1.
         gae_lambda: lambda, 0 to 1.
         correction: Correction by V-trace, or None for generalised advantage estimation.
@@ -353,11 +353,12 @@ def _sweep(
     weights: tuple[NDArray[np.float64], NDArray[np.float64]],
     decay: tuple[float, float],
 ) -> None:
-    """Write the advantages of *rows*, whose followers are done, from the last step to the first.
+    """Write the advantages of *rows*, from the last step to the first.
 
-    *written* (target - value, and V-trace's advantage) is float64[B, T] each; *carry* (target -
-    value) and *after* (value) are those of the step after each row's last, float64[R]; *weights*
-    are of own and later differences, float64[R, T]; *decay* is gamma, and gamma * lambda.
+    The rows that continue these in time must be done already. *written* has target - value and
+    V-trace's advantage, float64[B, T] each. *carry* (target - value) and *after* (value) belong to
+    the step after each row's last, float64[R]. *weights* are those of a step's own and of later
+    differences, float64[R, T]. *decay* is gamma, and gamma * lambda.
     """
     discount, carry_decay = decay
     # Time first: each step of the loop then reads whole contiguous rows.

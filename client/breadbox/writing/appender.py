@@ -1,13 +1,13 @@
-"""Append in the background: small fragments share a round trip, and no producer waits for each.
+"""Append in the background: fragments share round trips, and producers do not wait for each.
 
 Invariants:
-    P1  Fragments are sent in the order in which they were given, each exactly once but for resends
-        that the server recognises.
+    P1  Fragments are sent in the order of their `append`, each exactly once, except for resends,
+        which the server recognises.
     P2  The queue holds at most `queue_count_max` fragments and `queue_bytes_max` bytes, those being
         sent included; a fragment larger than the bound is held alone. At the bound `append` blocks.
-    P3  No fragment is lost uncounted: each one given is counted as admitted, duplicate, stale,
-        wrong session, dropped for a reason, or failed, or is still pending. After an error, and
-        after a close that did not flush, unsent fragments are counted as failed.
+    P3  No fragment is lost uncounted: each one is admitted, duplicate, stale, of a wrong session,
+        dropped for a reason, failed, or still pending. After an error, and after a close that did
+        not flush, unsent fragments count as failed.
 """
 
 import itertools
@@ -18,7 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, Self, get_args
 
 from breadbox.model.errors import (
@@ -42,9 +42,9 @@ BATCHES_AT_ONCE = 4
 RETRY_S = 1.0
 """Seconds between two attempts of an appender with `on_failure` "persist"."""
 REFUSED_S_MAX = 60.0
-"""Seconds of nothing but refusals after which such an appender stops."""
+"""Seconds of refusals without another answer, after which such an appender stops."""
 REFUSED = "refused"
-"""The reason under which a fragment is counted that server or store refused for good."""
+"""Reason under which fragments count that server or store refused permanently."""
 _REFUSALS = (InvalidRequestError, UnsupportedArrayError, LimitExceededError)
 
 OnFailure = Literal["stop", "wait", "persist"]
@@ -52,9 +52,9 @@ OnFailure = Literal["stop", "wait", "persist"]
 
 stop: stop, and raise the error from the next `append` or `flush`. wait: retry while the buffer or
 the store is full, for as long as the appender is open; stop on any other error. persist: retry
-every error that may pass, for as long as the appender is open; drop and count a fragment that
-server or store refuses for good. The errors of `breadbox.errors.PERMANENT` stop it nevertheless,
-and so does a minute in which every fragment was refused.
+every temporary error, for as long as the appender is open; drop and count a fragment that server
+or store refuses permanently. The errors of `breadbox.errors.PERMANENT` stop it nevertheless, and so
+does a minute in which every fragment was refused.
 """
 
 
@@ -332,12 +332,7 @@ class Appender:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         close_at_exit(self.close, error, lambda: f"{len(self._unsent)} fragments were not sent")
 
     def _may_take(self, size_bytes: int) -> bool:
@@ -361,7 +356,7 @@ class Appender:
             while self._send_next():
                 pass
         except BaseException as error:  # noqa: BLE001 - `append` raises it again
-            # A bug, of this library or of `unwanted`: callers must not wait for ever.
+            # A bug, of this library or of `unwanted`: callers must not wait without end.
             self._stop(error)
 
     def _send_next(self) -> bool:
@@ -432,7 +427,7 @@ class Appender:
         ):
             # Warn once: a lost reply is harmless, but two workers of one name lose everything.
             worker_id = fragments[outcomes.index(AdmissionOutcome.DUPLICATE)].worker_id
-            _log.warning("the service has fragments of worker %s already", worker_id)
+            _log.warning("the server already has fragments of worker %s", worker_id)
         if results:
             self._refused_since = None
         # Release the arrays before producers learn that there is room.

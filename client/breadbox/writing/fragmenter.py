@@ -19,12 +19,11 @@ F3  Only the environment makes a step `terminated`. An environment that failed l
 F4  An unanswered action is never part of a fragment.
 F5  A fragment is marked `discontinuity` if and only if its first step does not follow the last
     one of the previous fragment of the same session: steps were dropped between the two, or the
-    episode was given up right after a cut. Where an environment fails inside a fragment, its steps
-    before the failure are kept and end truncated, so that fragment follows the one before it, and
-    the next one follows it.
+    episode was aborted right after a cut. If an environment fails inside a fragment, the steps
+    before the failure are kept and end truncated, so there is no discontinuity.
 F6  Indices of a session are contiguous from 0.
-F7  Where the environment ended an episode, `extras` hold its return and length, over all its steps,
-    even those that never reached a fragment. An aborted episode has neither.
+F7  If the environment ended an episode, `extras` have its return and length, over all its steps,
+    even those in no fragment. An aborted episode has neither.
 """
 
 from collections.abc import Mapping
@@ -150,9 +149,9 @@ class Fragmenter:
         )
 
     def push(self, step: Step) -> Fragment | None:
-        """Add a step whose action is being sent to the environment; the one before has its answer.
+        """Add a step while its action is sent to the environment; the step before is complete.
 
-        Returns the fragment that this step completes, whose arrays the caller owns, or None. After
+        Returns the fragment that this step completes, or None; the caller owns its arrays. After
         TreeMismatchError the step was not added; call `abort`.
         """
         assert self._open.count == self._open.answered_count, "the last step has no answer yet"

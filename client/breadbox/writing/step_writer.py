@@ -2,8 +2,8 @@
 
 Invariants:
     W1  Steps of an environment are sent in the order in which they were added, each once.
-    W2  A step waits at most about `flush_s` before its fragment is sent, where the buffer takes
-        fragments of any length.
+    W2  If the buffer takes fragments of any length, a step waits at most about `flush_s` before its
+        fragment is sent.
     W3  Every step added is counted as sent, dropped, or waiting. The appender counts the results
         of sent fragments.
 """
@@ -18,7 +18,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, get_args
 from uuid import uuid4
 
@@ -68,30 +67,26 @@ action had no effect.
 
 
 Follows = Literal["obs", "flags"]
-"""How a writer finds out that a step begins an episode, besides after an end.
+"""How a writer recognises that a step begins an episode, besides after an end.
 
 obs: the step's observation differs from the `next_obs` of the step before. So a `reset` in
-mid-episode, which the writer sees no flag of, never joins two episodes. flags: only the flags of
-the step before, terminated or truncated. This is for loops that read their sensors anew for each
-step, as robots and noisy wrappers do. The observation of a step is then the `next_obs` of the one
-before, and a loop that resets in mid-episode has to pass truncated.
+mid-episode, which sets no flag, never joins two episodes. flags: only the flags of the step before,
+terminated or truncated. This is for loops that read their sensors again for each step, such as
+robots and noisy wrappers. The observation of a step is then the `next_obs` of the one before, and a
+loop that resets in mid-episode must pass truncated.
 """
 
 SEAMS_TO_WARN = 8
-"""Number of episodes ended by an unexpected observation, from which on a warning is considered."""
+"""Episodes ended by an unexpected observation before a warning may be logged."""
 SEAM_STEPS_MAX = 4
-"""Most steps for each such episode at which the loop seems to read its sensors anew."""
+"""Most steps per such episode: with fewer, the loop probably reads its sensors for each step."""
 
 
 class StepClient(AppendClient, Protocol):
     """The part of a client that a writer calls; `breadbox.connect` returns one."""
 
     def watch_model(
-        self,
-        known: ModelState | None = None,
-        *,
-        max_wait_s: float = 0.0,
-        buffer: str | None = None,
+        self, known: ModelState | None = None, *, max_wait_s: float = 0.0, buffer: str | None = None
     ) -> ModelState | None:
         """Wait until a session or version other than the known one is current."""
 
@@ -127,9 +122,9 @@ class StepWriter:
 
     Each environment is a worker of the service, named `WORKER_ID-0`, `WORKER_ID-1`, ...
 
-    A background thread sends. It waits out a server that is unreachable for a while (`reconnect_s`
-    of the client); the next call raises an error that stops it. A clean exit of the context sends
-    the waiting steps. If the writer was not closed, the exit of the process sends them, for at most
+    A background thread sends. It retries while the server is unreachable, for the client's
+    `reconnect_s`; after that, the next call raises the error. A clean exit of the context sends the
+    waiting steps. If the writer was not closed, the exit of the process sends them, for at most
     about 10 s, and a warning says what may be lost.
 
     A session ends when a learner starts another one, or when a server restarts without a journal.
@@ -171,9 +166,9 @@ class StepWriter:
                 one.
             session_wait_s: Seconds to wait for a session while none is current.
             autoreset: How the environments begin the next episode.
-            follows: How the writer finds out that an episode begins: "obs" that differ from the
-                `next_obs` before, or "flags" alone, for loops that read their sensors anew for each
-                step.
+            follows: How the writer recognises that an episode begins: by "obs" that differ from the
+                `next_obs` before, or by "flags" alone, for loops that read their sensors again for
+                each step.
             buffer: The buffer's name, or None for the client's buffer.
             options: Bounds and error policy of the appender, or None for the defaults of
                 `AppenderOptions` with `flush_after_s=0`.
@@ -317,8 +312,8 @@ class StepWriter:
 
         An observation that differs from the environment's last `next_obs` starts a new episode. The
         earlier one ends truncated, with that `next_obs` as its final observation, so that nothing
-        is learned across a `reset` in mid-episode. A loop that reads its sensors anew for each step
-        needs `follows="flags"`, or all its episodes are short; a warning says so once.
+        is learned across a `reset` in mid-episode. A loop that reads its sensors again for each
+        step needs `follows="flags"`, or all its episodes are short; a warning says so once.
 
         Blocks while the appender's queue is full. After the session ended, it also blocks until the
         next one begins, for at most `session_wait_s`.
@@ -447,12 +442,7 @@ class StepWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         close_at_exit(self.close, error, lambda: "steps were not sent")
 
     # Cutting -----------------------------------------------------------------------------------
@@ -498,9 +488,9 @@ class StepWriter:
         if is_frequent and not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "%d of %d steps of %s saw something else than the next_obs of the step before, and "
-                "began an episode each: if the loop reads its sensors anew for each step instead "
-                'of resetting so often, the writer needs follows="flags"',
+                "%d of %d steps of %s had another observation than the next_obs of the step "
+                "before, and began an episode each: if the loop reads sensors again for each step "
+                'instead of resetting so often, the writer needs follows="flags"',
                 self._seam_count,
                 self._added,
                 self.worker_id,
@@ -574,14 +564,14 @@ class StepWriter:
         if max_wait_s > 0 and (state is None or not state.session_id):
             _log.warning(
                 "no session is current; waiting up to %g s for a learner to start one, "
-                "as by client.start_session()",
+                "for example with client.start_session()",
                 max_wait_s,
             )
             state = self._client.watch_model(None, max_wait_s=max_wait_s, buffer=self._buffer)
         if state is None or not state.session_id:
             raise WaitElapsedError(
                 self._clock() - began_at,
-                "none is current; a learner starts one, as by client.start_session()",
+                "none is current; a learner starts one, for example with client.start_session()",
                 "a session",
             )
         return state
@@ -653,11 +643,11 @@ os.register_at_fork(after_in_child=_unclosed.clear)
 
 
 def true_next_obs(next_obs: Tree, infos: Mapping[str, Any]) -> Tree:
-    """Return what the actions led to, where a vector environment resets in the same step.
+    """Return the observations that the actions led to, also if the environment has reset already.
 
-    In mode SAME_STEP, where an episode ended, `step` returns the first observation of the next
-    episode, and the final one in `infos["final_obs"]`. In mode NEXT_STEP `step` returns what the
-    action led to, and this function changes nothing.
+    If an episode ends, a vector environment in mode SAME_STEP returns the first observation of the
+    next episode, and the final one in `infos["final_obs"]`. In mode NEXT_STEP `step` returns the
+    right observation already, and this function changes nothing.
 
     Args:
         next_obs: As returned by `step`, leaves [n, ...]; not modified.

@@ -1,1 +1,1 @@
-"""Batches into updates: loading, PPO, publishing, checkpoints; for `app.py`."""
+"""Turn batches into updates: loading, PPO, publishing, checkpoints; for `app.py`."""

@@ -1,4 +1,4 @@
-"""Fragments as tensors that a recurrent policy can be run over; what a learner counts of them."""
+"""Convert fragments to tensors for a recurrent policy, and count their episodes and steps."""
 
 import math
 from collections import OrderedDict, deque
@@ -24,7 +24,7 @@ _TENSOR_FIELDS = (
 
 @dataclass(slots=True, kw_only=True)
 class TrainingBatch:
-    """B fragments of T steps; leaves [B, T, ...] unless said otherwise, ids int64, flags bool."""
+    """B fragments of T steps; leaves [B, T, ...] unless noted, ids int64, flags bool."""
 
     obs: Tree
     action: Tree
@@ -33,22 +33,22 @@ class TrainingBatch:
     terminated: Tensor
     truncated: Tensor
     first: Tensor
-    """bool[B, T]; the step starts an episode: recurrent state is reset before it."""
+    """bool[B, T]; the step starts an episode: the recurrent state is reset before it."""
     episode_id: Tensor
     next_obs: Tree
     """Leaves [B, ...]."""
     in_state: Tree = None
-    """Recurrent states before step 0, leaves [B, ...]; None for a policy without."""
+    """Recurrent states before step 0, leaves [B, ...], or None without memory."""
     log_prob: Tensor | None = None
-    """float32[B, T]; under the policy that acted."""
+    """float32[B, T]; log-probability under the policy that acted."""
     final_row: NDArray[np.intp]
-    """intp[K]; ascending rows in which an episode was truncated with a known final observation."""
+    """intp[K]; ascending rows of truncated episodes with a known final observation."""
     final_step: NDArray[np.intp]
     """intp[K]; the truncated steps, ascending within a row."""
     final_obs: Tree = None
-    """Leaves [K, ...]; None when K is 0."""
+    """Final observations, leaves [K, ...], or None if K is 0."""
     episode_return: NDArray[np.float32] | None = None
-    """float32[B, T]; the return where workers report one of an episode that ended, else NaN."""
+    """float32[B, T]; an ended episode's return if workers report it, else NaN."""
     worker_ids: list[str]
     fragment_indices: list[int]
     session_ids: list[str]
@@ -80,9 +80,9 @@ class TrainingBatch:
 
 
 def training_batch(batch: Batch) -> TrainingBatch:
-    """View a loaded batch as tensors; they share its memory where they can."""
+    """Return a loaded batch as tensors, which share its memory if possible."""
     tensors = batch.to_torch() if isinstance(batch.reward, np.ndarray) else batch
-    told = (tensors.extras or {}).get("episode_return")
+    reported = (tensors.extras or {}).get("episode_return")
     rows, steps, final_obs = _truncated_only(tensors)
     metadata = [reference.metadata for reference in batch.references]
     return TrainingBatch(
@@ -90,7 +90,7 @@ def training_batch(batch: Batch) -> TrainingBatch:
         final_row=rows,
         final_step=steps,
         final_obs=final_obs,
-        episode_return=None if told is None else told.cpu().numpy(),
+        episode_return=None if reported is None else reported.cpu().numpy(),
         worker_ids=[each.worker_id for each in metadata],
         fragment_indices=[each.fragment_index for each in metadata],
         session_ids=[each.session_id for each in metadata],
@@ -99,7 +99,7 @@ def training_batch(batch: Batch) -> TrainingBatch:
 
 
 def _truncated_only(batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp], Tree]:
-    """Find truncated episodes' known final observations; nothing comes after terminated ones."""
+    """Return truncated episodes' known final observations; terminated ones need none."""
     none = np.zeros(0, dtype=np.intp)
     row, step = batch.final_obs_row, batch.final_obs_step
     if row is None or step is None:
@@ -116,9 +116,9 @@ def _truncated_only(batch: Batch) -> tuple[NDArray[np.intp], NDArray[np.intp], T
 
 @dataclass(frozen=True, slots=True)
 class ExtendedSequence:
-    """A batch with `next_obs` and final observations in place: one pass gives every value.
+    """A batch with `next_obs` and final observations inserted: one pass gives every value.
 
-    Final observations come after their steps, with their states; the next steps reset them.
+    A final observation comes after its step, with its state; the step after it resets the state.
     """
 
     obs: Tree
@@ -128,15 +128,15 @@ class ExtendedSequence:
     first: Tensor
     """bool[B, S]."""
     step_position: NDArray[np.intp]
-    """intp[B, T]; where each step went."""
+    """intp[B, T]; position of each step."""
     next_position: NDArray[np.intp]
-    """intp[B]; where `next_obs` went."""
+    """intp[B]; position of `next_obs`."""
     final_position: NDArray[np.intp]
-    """intp[K]; where the final observations went, in the row of each."""
+    """intp[K]; position of each final observation, in its row."""
 
 
 def extend(batch: TrainingBatch, rows: slice) -> ExtendedSequence:
-    """Put `next_obs` and the final observations of *rows* in their places in time."""
+    """Insert `next_obs` and the final observations of *rows* at their places in time."""
     reward = batch.reward[rows]
     row_count, length = reward.shape
     start = rows.start or 0
@@ -146,7 +146,7 @@ def extend(batch: TrainingBatch, rows: slice) -> ExtendedSequence:
     slot = np.arange(len(chosen)) - np.searchsorted(final_row, final_row)
     slots = int(slot.max(initial=-1)) + 1
 
-    # Sort keys: step t is 2t, what answers it 2t + 1, next_obs 2T, empty slots after all.
+    # Sort keys: 2t for step t, 2t + 1 for its final observation, 2T for next_obs, more for fillers.
     keys = np.full((row_count, length + 1 + slots), 2 * length + 1)
     keys[:, : length + 1] = 2 * np.arange(length + 1)
     keys[final_row, length + 1 + slot] = 2 * final_step + 1
@@ -189,14 +189,14 @@ def extend(batch: TrainingBatch, rows: slice) -> ExtendedSequence:
 
 
 Ended = tuple[int, float]
-"""An episode that ended: its identity, 64 bits with a sign, the same on every rank; its return."""
+"""An ended episode: its identity, a signed 64-bit number equal on every rank, and its return."""
 WINDOW_EPISODES = 100
 REMEMBERED_MAX = 65_536
-"""Episodes remembered, so that none delivered again counts twice; the oldest is forgotten."""
+"""Most episodes remembered, so that a repeated delivery counts once; the oldest is forgotten."""
 
 
 class EpisodeReturns:
-    """Mean return of all ranks' last episodes; without `episode_return` rewards are summed."""
+    """Mean return of the latest episodes of all ranks; sums rewards if there is no return."""
 
     def __init__(self, window: int = WINDOW_EPISODES) -> None:
         self._recent: deque[float] = deque(maxlen=window)
@@ -215,26 +215,26 @@ class EpisodeReturns:
         return list(self._recent)
 
     def restore(self, recent: list[float], episode_count: int) -> None:
-        """Go on from what `recent` and `episode_count` were."""
+        """Continue from earlier values of `recent` and `episode_count`."""
         self._recent.extend(recent)
         self.episode_count = episode_count
 
     def observe(self, batch: TrainingBatch) -> None:
-        """Count the episodes that end in *batch*, as a learner of one process does."""
+        """Count the episodes that end in *batch*; for a learner of one process."""
         self.count(self.ended_in(batch))
 
     def ended_in(self, batch: TrainingBatch) -> list[Ended]:
-        """Find the episodes that end in *batch*; call it once per batch, in order."""
+        """Return the episodes that end in *batch*; call it once per batch, in order."""
         found = []
         for row in range(len(batch)):
             ended = (
-                self._added_up(batch, row) if batch.episode_return is None else _told(batch, row)
+                self._summed(batch, row) if batch.episode_return is None else _reported(batch, row)
             )
             found += [(_identity(batch, row, step), value) for step, value in ended]
         return found
 
     def count(self, ended: Iterable[Ended]) -> None:
-        """Count episodes, each once however often its fragment was delivered, and to whom."""
+        """Count episodes, each once, however often and on whichever rank it was delivered."""
         for identity, value in ended:
             if identity in self._counted:
                 continue
@@ -244,7 +244,7 @@ class EpisodeReturns:
             self._recent.append(value)
             self.episode_count += 1
 
-    def _added_up(self, batch: TrainingBatch, row: int) -> list[tuple[int, float]]:
+    def _summed(self, batch: TrainingBatch, row: int) -> list[tuple[int, float]]:
         worker = (batch.session_ids[row], batch.worker_ids[row])
         index, episode, total = self._running.pop(worker, (-2, -1, math.nan))
         if index + 1 != batch.fragment_indices[row] or batch.discontinuities[row]:
@@ -275,7 +275,7 @@ class EpisodeReturns:
 
 
 def _identity(batch: TrainingBatch, row: int, step: int) -> int:
-    # Episode ids may start over with a worker's restart; fragment indices do not.
+    # Episode ids may restart with a worker; fragment indices do not.
     names = (batch.session_ids[row], batch.worker_ids[row], batch.fragment_indices[row], step)
     return _hashed(names)
 
@@ -284,22 +284,22 @@ def _hashed(names: tuple[str | int, ...]) -> int:
     return int.from_bytes(xxhash.xxh3_64_digest(repr(names).encode()), "big", signed=True)
 
 
-def _told(batch: TrainingBatch, row: int) -> list[tuple[int, float]]:
+def _reported(batch: TrainingBatch, row: int) -> list[tuple[int, float]]:
     assert batch.episode_return is not None
     returns = batch.episode_return[row]
     return [(int(step), float(returns[step])) for step in np.flatnonzero(~np.isnan(returns))]
 
 
 class EnvironmentSteps:
-    """Environment steps by the highest fragment numbers, which have no gaps. Not thread-safe."""
+    """Count environment steps by the highest fragment index of each worker. Not thread-safe."""
 
     def __init__(self) -> None:
         self._by_worker: OrderedDict[int, int] = OrderedDict()
         self.total = 0
-        """Steps of all workers and sessions of the run."""
+        """Number of steps of all workers and sessions of the run."""
 
     def seen_in(self, batch: TrainingBatch) -> list[tuple[int, int]]:
-        """List workers in *batch*, by an identity that is the same on every rank, and steps."""
+        """Return workers in *batch*, by an identity equal on every rank, and their steps."""
         length = batch.reward.shape[1]
         names = zip(batch.session_ids, batch.worker_ids, strict=True)
         identities = [_hashed(name) for name in names]
@@ -307,7 +307,7 @@ class EnvironmentSteps:
         return list(zip(identities, steps, strict=True))
 
     def count(self, seen: Iterable[tuple[int, int]]) -> None:
-        """Take note of what `seen_in` found, on whatever rank."""
+        """Count what `seen_in` returned, on any rank."""
         for identity, steps in seen:
             held = self._by_worker.pop(identity, 0)
             self._by_worker[identity] = max(held, steps)
@@ -316,10 +316,10 @@ class EnvironmentSteps:
                 self._by_worker.popitem(last=False)
 
     def written(self) -> dict[str, Any]:
-        """Return what `restore` needs, as plain data."""
+        """Return the state for `restore`, as plain data."""
         return {"total": self.total, "by_worker": [list(item) for item in self._by_worker.items()]}
 
     def restore(self, written: Mapping[str, Any]) -> None:
-        """Go on from what `written` gave."""
+        """Continue from the state that `written` returned."""
         self.total = written["total"]
         self._by_worker = OrderedDict((identity, steps) for identity, steps in written["by_worker"])

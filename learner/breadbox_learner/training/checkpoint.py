@@ -1,4 +1,4 @@
-"""A run on disk: one safetensors file with a JSON text, whole or absent, never executed."""
+"""Read and write a run's checkpoint: a safetensors file with a JSON text; nothing is executed."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _TEXT = "breadbox"
 
 
 class CheckpointError(ReplayBufferError):
-    """A checkpoint cannot be read, or is of another run; says which and why."""
+    """A checkpoint cannot be read, or is of another run; names it and the reason."""
 
     def __init__(self, source: str, problem: str) -> None:
         super().__init__(f"{source}: {problem}")
@@ -33,7 +33,7 @@ class CheckpointError(ReplayBufferError):
 
 @dataclass(slots=True)
 class SessionState:
-    """The session that the run was published in."""
+    """The session of the run."""
 
     session_id: str = ""
     model_version: int = 0
@@ -48,7 +48,7 @@ def encode(
     identity: Mapping[str, Any],
     environment: EnvironmentSteps | None = None,
 ) -> bytes:
-    """Encode what a run needs to go on; `identity` is what the next run must share."""
+    """Encode the state of a run; `identity` has the settings that must not change on resuming."""
     optimizer = updater.optimizer.state_dict()
     tensors = {_POLICY + name: tensor for name, tensor in updater.policy.state_dict().items()}
     plain_state: dict[str, dict[str, Any]] = {}
@@ -84,9 +84,9 @@ def restore(
     source: str,
     environment: EnvironmentSteps | None = None,
 ) -> tuple[TrainerState, SessionState]:
-    """Put a checkpoint into a new `returns` and `environment`; return counters and the session.
+    """Restore a checkpoint into a new `returns` and `environment`; return counters and session.
 
-    CheckpointError (damage, another version or identity) changes only weights that did not fit.
+    After a CheckpointError (damage, another version or identity) nothing has changed but weights.
     """
     text = _text(data, source)
     for name, wanted in identity.items():
@@ -110,7 +110,7 @@ def restore(
 
 
 def read_policy_weights(path: Path) -> dict[str, NDArray[Any]]:
-    """Read the weights of a policy alone: from a checkpoint, or a safetensors file of weights."""
+    """Return the policy's weights from a checkpoint, or from a safetensors file of weights."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -135,7 +135,7 @@ def _policy_weights(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
-    """Make an array of the tensor; numpy has no bfloat16."""
+    """Return the tensor as an array, bfloat16 as float32."""
     array: NDArray[Any] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
     return array
 

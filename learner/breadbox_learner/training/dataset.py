@@ -14,30 +14,30 @@ from breadbox.reading.loading import LoaderKeywords
 
 
 class FragmentDataset(IterableDataset[Batch]):
-    """Batches of fragments, as torch tensors, fetched as they are asked for.
+    """Batches of fragments, as torch tensors, fetched on demand.
 
-    Give it to `DataLoader(dataset, batch_size=None)`: it makes the batches itself. Each worker
-    process of a `DataLoader` connects for itself and fetches chunks of its own, so that no two get
-    the same use of a chunk. With worker processes, pass `multiprocessing_context="spawn"`: gRPC
-    does not survive a fork. Workers may be persistent.
+    Pass it to `DataLoader(dataset, batch_size=None)`: it makes the batches itself. Each worker
+    process of a `DataLoader` has a client and fetches chunks of its own, so no two get the same use
+    of a chunk. With worker processes, pass `multiprocessing_context="spawn"`, because gRPC does not
+    survive a fork. Workers may be persistent.
 
-    A chunk counts as used once all batches of its fetch were handed out by the process that
-    fetched them; an iteration that is left early gives the use of its last fetch back.
+    A chunk counts as used once its process has yielded all batches of the fetch. An iteration that
+    is left early returns the use of its last fetch.
 
     Args:
-        address: Of the server.
+        address: Address of the server.
         fragment_count: Fragments of one fetch.
-        batch_size: Fragments of a batch; the last one of a fetch may be shorter.
-        fetch_count: Fetches of one iteration, shared by the worker processes, or None: endless.
+        batch_size: Fragments of a batch; the last one of a fetch may be smaller.
+        fetch_count: Fetches of one iteration, shared by the worker processes, or None for endless.
         max_wait_s: Seconds to wait for one fetch.
-        buffer: Its name.
-        token: Bearer token, where the server asks for one.
-        columns: Names of the arrays wanted, or None for all.
+        buffer: Name of the buffer.
+        token: Bearer token, if the server requires one.
+        columns: Names of the arrays to load, or None for all.
         **options: How to load; see `breadbox.LoaderOptions`.
 
     Raises (while iterating):
         WaitElapsedError: No fragments came for `max_wait_s`.
-        ReplayBufferError: The server cannot be reached, or refuses.
+        ReplayBufferError: The server is unreachable, or refuses.
     """
 
     def __init__(
@@ -82,5 +82,5 @@ class FragmentDataset(IterableDataset[Batch]):
     def _fetched(self, client: breadbox.Client) -> Iterator[Batch]:
         with client.fetch(self._fragment_count, self._max_wait_s, request_id=uuid4().hex) as lease:
             for batch in lease.batches(self._batch_size, columns=self._columns, **self._options):
-                # Without the memory behind it, which would travel to the main process once more.
+                # Without the stacked memory, which would be copied to the main process again.
                 yield replace(batch.to_torch(), stacked=None)

@@ -1,4 +1,4 @@
-"""Tells the fragments that a learner can train on from those it leaves out."""
+"""Check which fragments a learner can train on."""
 
 import logging
 from collections import Counter
@@ -21,7 +21,7 @@ from breadbox_learner.spaces import Spaces
 _log = logging.getLogger(__name__)
 
 Arrays = Mapping[str, ArrayType]
-"""What a fragment has at each path."""
+"""Types of a fragment's arrays, by path."""
 _LOOSE_FIELDS = frozenset({"final_obs_step", "final_obs", "model_version"})
 """Fields that fragments of one batch may have in different lengths, or not at all."""
 _FLAGS = ("terminated", "truncated", "first")
@@ -29,10 +29,10 @@ _NUMBERS = ("reward", "log_prob")
 _STEP_ROWS = dict.fromkeys((*_FLAGS, "reward", "episode_id"), ())
 _RETURN = "extras.episode_return"
 _VALUES_READ = ("obs", "action", "next_obs", "in_state", "final_obs", *_NUMBERS)
-"""Fields whose values go into the policy or its loss."""
+"""Fields that the policy or its loss reads."""
 _FIELDS_READ = (*_STEP_ROWS, "obs", "action", "next_obs", "final_obs", "in_state", "extras")
 WARNINGS_MAX = 16
-"""Kinds of misfits that are logged; workers of a hundred kinds are known by the first ones."""
+"""Most kinds of misfits that are logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +46,20 @@ class Misfit:
 
 def expected_rows(spaces: Spaces, state: Tree) -> dict[str, tuple[int, ...]]:
     """Return the shape of a step of each array that a policy reads; `state` leaves are [1, ...]."""
-    # Spaces of no fixed shape, such as text, are left to the policy.
+    # The policy checks spaces without a fixed shape, such as text.
     rows = {path: tuple(space.shape) for path, space in _parts(spaces) if space.shape is not None}
     _, leaves = flatten({"in_state": state})
     if state is not None and not leaves:
         raise InvalidRequestError(
             "policy",
-            f"has {state!r} as its initial state, in which no tensor is: "
+            f"has {state!r} as its initial state, which contains no tensor: "
             "return None for a policy without memory",
         )
     return rows | {path: tuple(leaf.shape[1:]) for path, leaf in leaves}
 
 
 def expected_ranges(spaces: Spaces) -> dict[str, tuple[Any, Any]]:
-    """Return least and greatest value of each array that a policy takes for a choice."""
+    """Return the least and greatest value of each array of discrete choices."""
     ranges: dict[str, tuple[Any, Any]] = {}
     for path, space in _parts(spaces):
         if isinstance(space, gymnasium.spaces.Discrete):
@@ -91,7 +91,7 @@ def _parts_of(
 
 
 class Fitting:
-    """Check what fits `rows` and `spaces` (None: unknown), and log once of each kind why not."""
+    """Check fragments against `rows` and `spaces`, if known; log each kind of misfit once."""
 
     def __init__(
         self, rows: Mapping[str, tuple[int, ...]] | None = None, spaces: Spaces | None = None
@@ -99,9 +99,9 @@ class Fitting:
         self._rows = {**_STEP_ROWS, **rows} if rows else {}
         self._spaces = spaces
         self._ranges = {} if spaces is None else expected_ranges(spaces)
-        self._told: set[Misfit] = set()
+        self._logged: set[Misfit] = set()
         self.misfit_count = 0
-        """Fragments left out so far."""
+        """Number of fragments left out so far."""
 
     def batch_misfit(self, batch: Batch) -> Misfit | None:
         """Return why the policy cannot take a stacked batch, leaves [B, T, ...], or None."""
@@ -122,11 +122,11 @@ class Fitting:
         )
 
     def faulty(self, batch: Batch) -> dict[int, Misfit]:
-        """Find rows that would end the training: invalid choices, NaN, missing steps."""
+        """Return rows that would end the training: invalid choices, NaN, steps out of range."""
         found: dict[int, Misfit] = {}
 
         def blame(wrong: Tensor, rows: Any, misfit: Misfit) -> None:
-            """Note rows, of the batch or, by `rows`, of the fragments that they belong to."""
+            """Add the batch row of each wrong entry, which `rows` gives if not None."""
             for row in wrong.nonzero().flatten().tolist():
                 found.setdefault(row if rows is None else int(rows[row]), misfit)
 
@@ -140,7 +140,7 @@ class Fitting:
             bounds = self._ranges.get(_observed(path))
             if bounds is not None:
                 low, high = (torch.as_tensor(each, device=values.device) for each in bounds)
-                # A choice has no axis of its own: its `next_obs` is [B], its `final_obs` [F].
+                # A choice has no axis: its `next_obs` is [B], its `final_obs` [F].
                 wrong = ((values < low) | (values > high)).reshape(len(values), -1).any(1)
                 blame(wrong, rows, Misfit(path, f"{bounds[0]} to {bounds[1]}", "others"))
         if batch.final_obs_step is not None:
@@ -154,7 +154,7 @@ class Fitting:
     def kept(
         self, references: Sequence[FragmentReference], described: Sequence[Arrays]
     ) -> list[FragmentReference]:
-        """Keep fragments that fit and stack with most others; count and log the rest."""
+        """Return fragments that fit and stack with most others; count and log the rest."""
         misfits = [self.misfit(arrays) for arrays in described]
         kinds = [_kind_of(arrays) for arrays in described]
         usable = Counter(k for k, misfit in zip(kinds, misfits, strict=True) if misfit is None)
@@ -170,11 +170,11 @@ class Fitting:
         return kept
 
     def leave_out(self, reference: FragmentReference, misfit: Misfit) -> None:
-        """Count a fragment that does not fit, and log why, once for each kind."""
+        """Count a fragment that does not fit, and log each kind of reason once."""
         self.misfit_count += 1
-        if misfit in self._told or len(self._told) >= WARNINGS_MAX:
+        if misfit in self._logged or len(self._logged) >= WARNINGS_MAX:
             return
-        self._told.add(misfit)
+        self._logged.add(misfit)
         _log.warning(
             "fragments of worker %s and others like it are left out: %s: wanted %s, got %s",
             reference.metadata.worker_id,
@@ -187,7 +187,7 @@ class Fitting:
         """Return why the policy cannot take a fragment that has these arrays, or None."""
         for path, row in self._rows.items():
             has_steps = not path.startswith("in_state")
-            # Without a state the policy starts from its initial one.
+            # Without a recurrent state the policy starts from its initial one.
             misfit = _misfit_at(arrays, path, row, has_rows=has_steps, is_needed=has_steps)
             if misfit is None and field_of(path) == "obs":
                 rest = path.removeprefix("obs")
@@ -217,7 +217,7 @@ def _misfit_at(
 
 
 def _has_form(space: "gymnasium.Space[Any]", tree: Tree) -> bool:
-    """Tell whether a tree has the nodes of a space, and a leaf for each of its leaves."""
+    """Return True if a tree has the nodes of a space, and a leaf for each of its leaves."""
     if isinstance(space, gymnasium.spaces.Dict):
         return isinstance(tree, dict) and all(
             key in tree and _has_form(part, tree[key]) for key, part in space.spaces.items()
@@ -239,7 +239,7 @@ def _is_of_kind(path: str, type_name: str) -> bool:
         return False
     try:
         torch.from_numpy(np.empty(0, dtype))
-    except (TypeError, ValueError):  # Of another byte order, or wider than tensors are.
+    except (TypeError, ValueError):  # In another byte order, or wider than tensors can be.
         return False
     return True
 
@@ -253,14 +253,14 @@ def _type_name(leaf: Any) -> str:
 
 
 def _observed(path: str) -> str:
-    """Return the path in `obs` of what stands elsewhere, too."""
+    """Return the path in `obs` of a next or final observation's array."""
     field = field_of(path)
     return "obs" + path.removeprefix(field) if field in ("next_obs", "final_obs") else path
 
 
 def _not_finite(values: Tensor) -> Tensor:
     rows = values.reshape(len(values), -1)
-    # One pass where all is well: a sum is finite only if its parts are.
+    # One pass in the usual case: a sum is finite only if its parts are.
     wrong = ~rows.sum(1).isfinite()
     for row in wrong.nonzero().flatten().tolist():
         wrong[row] = not bool(rows[row].isfinite().all())

@@ -1,7 +1,7 @@
-"""One PPO update on a batch of fragments that may be a few versions old.
+"""Make one PPO update on a batch of fragments that may be a few versions old.
 
-The clip holds the policy near the *proximal* one (the learner's at the start); its staleness to the
-one that *acted* is a bounded importance weight. Fresh data make it plain PPO.
+The clip keeps the policy near the *proximal* one, the learner's policy before the update. A bounded
+importance weight corrects for the policy that *acted*. With fresh data this is plain PPO.
 """
 
 import math
@@ -35,20 +35,20 @@ class UpdateStatistics:
     """Divergence of the trained from the proximal policy, in nats."""
     reference_kl: float
     clip_fraction: float
-    """Share of steps at which the clip took the gradient away."""
+    """Share of steps without a gradient because of the clip."""
     staleness_weight: float
-    """Mean importance weight of proximal to acting policy; 1 when fresh."""
+    """Mean importance weight of proximal to acting policy; 1 for fresh data."""
     gradient_norm: float
     explained_variance: float
-    """Share of the targets' variance that the value, before the update, explained."""
+    """Share of the targets' variance that the value explained before the update."""
     gradient_steps: int
     skipped_steps: int
-    """Gradient steps not made because the gradient was not finite."""
+    """Number of gradient steps left out because the gradient was not finite."""
 
 
 @dataclass(slots=True)
 class _Prepared:
-    """A batch with what holds still during an update; tensors [B, T]."""
+    """A batch, and values that are constant during an update; tensors [B, T]."""
 
     batch: TrainingBatch
     proximal_log_prob: Tensor
@@ -60,7 +60,7 @@ class _Prepared:
 
 
 class Evaluator(nn.Module):
-    """A policy's `evaluate` as a `forward`, which is what data-parallel wrappers wrap."""
+    """A policy's `evaluate` as a `forward`, which data-parallel modules call."""
 
     def __init__(self, policy: PolicyModule) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Evaluator(nn.Module):
 
 
 class PpoUpdater:
-    """Train a policy in place; seed, rank and number order minibatches. Not thread-safe."""
+    """Train a policy in place; seed, rank and number determine minibatches. Not thread-safe."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class PpoUpdater:
     def update(
         self, batch: TrainingBatch, *, number: int = 0, train_policy: bool = True
     ) -> UpdateStatistics:
-        """Train on one fragment or more, equal on all ranks; `number` decides order and size."""
+        """Train on at least one fragment, as many on all ranks; `number` counts updates."""
         self._set_out(number)
         prepared = self._prepare(batch.to(self.device))
         losses: list[dict[str, float]] = []
@@ -204,7 +204,7 @@ class PpoUpdater:
         )
 
     def _normalized(self, advantage: Tensor) -> Tensor:
-        """Make mean 0, deviation 1 over the whole batch of all ranks."""
+        """Scale to mean 0 and deviation 1 over the whole batch of all ranks."""
         wide = advantage.double()
         count = torch.tensor(float(wide.numel()), dtype=torch.float64, device=wide.device)
         total, squares, number = self._ranks.sum(
@@ -262,7 +262,7 @@ class PpoUpdater:
         clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
         policy_loss = -(weight * torch.minimum(ratio * advantage, clipped * advantage)).mean()
         loss = config.value_coefficient * value_loss
-        # Multiplied, not left out: data-parallel wrappers want every parameter in the graph.
+        # Multiplied, not left out: data-parallel modules need every parameter in the graph.
         on = 1.0 if train_policy else 0.0
         loss = loss + on * (policy_loss - config.entropy_coefficient * entropy.mean())
         reference_kl = torch.zeros((), device=value.device)
@@ -294,7 +294,7 @@ class PpoUpdater:
         return result
 
     def _state_of(self, batch: TrainingBatch, rows: Tensor | slice) -> Tree:
-        """Return recurrent states of some rows; where none were stored, initial ones."""
+        """Return recurrent states of some rows, initial ones if none were stored."""
         if batch.in_state is None:
             return self.policy.initial_state(len(batch.reward[rows]))
         return map_tree(lambda leaf: leaf[rows], batch.in_state)
@@ -308,13 +308,13 @@ class PpoUpdater:
         return [slice(start, min(start + size, row_count)) for start in range(0, row_count, size)]
 
     def _minibatches(self, row_count: int) -> Iterator[Tensor]:
-        """Yield rows in random order, in even parts: a tiny last one would be a noisy step."""
+        """Yield rows in random order, in even parts: a tiny last part would be a noisy step."""
         order = torch.randperm(row_count, generator=self._order)
         parts = max(1, round(row_count / self.config.minibatch_fragments))
         yield from order.tensor_split(parts)
 
     def _drifted(self, kls: list[float]) -> bool:
-        """Tell whether the policy moved further than `target_kl` allows, by all ranks' count."""
+        """Return True if the policy moved further than `target_kl` allows, over all ranks."""
         if self.config.target_kl <= 0:
             return False
         numbers = torch.tensor([sum(kls), float(len(kls))], dtype=torch.float64)
@@ -323,14 +323,14 @@ class PpoUpdater:
 
 
 def _staleness_ratio(batch: TrainingBatch, proximal_log_prob: Tensor) -> Tensor:
-    """Return the ratio of proximal to acting policy, [B, T]; 1 where the latter is not known."""
+    """Return the ratio of proximal to acting policy, [B, T], or 1 if the latter is unknown."""
     if batch.log_prob is None:
         return torch.ones_like(proximal_log_prob)
     return (proximal_log_prob - batch.log_prob).clamp(max=20.0).exp()
 
 
 def _divergence(log_prob: Tensor, other: Tensor) -> Tensor:
-    """Estimate the KL of the policy from another one on sampled actions; never negative."""
+    """Estimate the KL divergence of the policy from another one; never negative."""
     log_ratio = other - log_prob
     return (log_ratio.exp() - 1 - log_ratio).mean()
 

@@ -1,4 +1,4 @@
-"""Batches of a buffer, under leases, for a learner."""
+"""Fetch batches of a buffer under leases, for a learner."""
 
 import logging
 import threading
@@ -31,34 +31,34 @@ from breadbox_learner.training.fitting import Fitting, Misfit
 _log = logging.getLogger(__name__)
 
 _FAULTS_OF_FRAGMENTS = (*LOAD_ERRORS, TreeMismatchError, UnsupportedArrayError)
-"""A batch cannot be loaded as it is; without some of its fragments it may."""
+"""Errors of a batch that may load without some of its fragments."""
 FAILED_LOADS_MAX = 3
-"""Batches in a row that may be left out because they cannot be loaded; then the run ends."""
+"""Most batches in a row that may fail to load; the next one ends the run."""
 SAY_WAITING_S = 10.0
-"""Between two lines that say what a wait is for."""
+"""Seconds between two log lines about a wait."""
 
 
 @dataclass(slots=True)
 class FetchedBatch:
-    """A batch and how it came."""
+    """A batch, and how it was fetched."""
 
     batch: TrainingBatch
     staleness: list[int]
-    """Versions, one per fragment, at the moment of the grant."""
+    """Staleness of each fragment in versions, at the grant."""
     use_count: list[int]
-    """Deliveries of each fragment's chunk, this one included."""
+    """Deliveries of each fragment's chunk, including this one."""
     load_s: float
     """Seconds from the grant to the stacked batch."""
     waiting_reason: str
-    """What the server waited for last, in its words; empty when it granted immediately."""
+    """The server's last reason for a wait, or empty if it granted immediately."""
     release: Callable[[bool], None]
-    """Call once: True: trained on; False: give the use back. The memory is reused then."""
+    """Function to call once: with True if trained on, False to return the use; frees the memory."""
     misfit_count: int = 0
     """Fragments left out since the batch before because they did not fit."""
 
 
 class UnusableShareError(ReplayBufferError):
-    """Nothing of this rank's share can be trained on: no rank trains, and `next` goes on."""
+    """No fragment of this rank's share can be trained on, so no rank trains; call `next` again."""
 
     def __init__(self, misfit_count: int) -> None:
         super().__init__(
@@ -69,17 +69,17 @@ class UnusableShareError(ReplayBufferError):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of each batch that this process gets (B12)."""
+    """This process's part of each batch (B12)."""
 
     rank: int = 0
     world_size: int = 1
     run_nonce: str = ""
-    """The same on all ranks, another one for each start of them; empty: this process is alone."""
+    """Random text equal on all ranks, new for each start; or empty for a single process."""
 
 
 @dataclass(eq=False)
 class LeaseSource:
-    """Batches of a buffer, leased until released; equal request ids share draws among ranks."""
+    """Fetch batches under leases; equal request ids share draws among ranks."""
 
     client: Client
     fragment_count: int
@@ -88,25 +88,25 @@ class LeaseSource:
     prefetch_batches: int = 0
     """Batches fetched and loaded ahead, in a thread."""
     device: str = "cpu"
-    """Where the batch is wanted; CUDA copies are pinned, on a stream beside the training."""
+    """Device of the batch; CUDA copies are pinned, on a stream beside the training."""
     session_id: str = ""
-    """Session that fragments must be of; empty: any."""
+    """Session of the fragments, or empty for any."""
     fitting: Fitting = field(default_factory=Fitting)
-    """Tells which fragments fit; others are left out, and a rank's share is filled up."""
+    """Check of fragments; misfits are left out, and a rank's share is filled up."""
     while_waiting: Callable[[], None] = lambda: None
-    """Called after each wait that gave nothing, from the fetching thread."""
+    """Called in the fetching thread after each wait without a batch."""
     wait_slice_s: float = 1.0
-    """Longest single wait; `stopped` is asked in between."""
+    """Longest single wait; `stopped` is called in between."""
     clock: Callable[[], float] = time.monotonic
-    """Monotonic seconds; a wait is logged every 10 of them, by rank 0."""
+    """Returns monotonic seconds; rank 0 logs a wait every 10 of them."""
 
     def __post_init__(self) -> None:
         self._side_stream = side_stream_for(self.device)
         self._spare: list[Stack] = []
-        """Memory of released batches; as much as was held at a time, since each load takes one."""
-        self._misfits_told = 0
+        """Memory of released batches, which later loads reuse."""
+        self._misfits_reported = 0
         self._failed_loads = 0
-        """In a row."""
+        """Failed loads in a row."""
         self._nonce = self.share.run_nonce or uuid4().hex
         self._closing = threading.Event()
         self._stopped: Callable[[], bool] = self._closing.is_set
@@ -127,14 +127,14 @@ class LeaseSource:
         return fetched
 
     def close(self) -> None:
-        """Give back what is held and was not handed out; waits a wait slice at most. Idempotent."""
+        """Return leases that were not yielded; blocks for at most a wait slice. Idempotent."""
         self._closing.set()
         self._batches.close()
         for lease in list(self._open):
             self._release(lease, ReleaseMode.RETURNED)
 
     def _fetch(self, number: int) -> FetchedBatch | UnusableShareError | None:
-        """Wait for batch *number*, or None if stopped; return errors: a raise ends iterators."""
+        """Wait for batch *number*, or None if stopped; return errors: raising ends iterators."""
         for attempt in count():
             lease, reason = self._granted(f"{self._nonce}-{number}-{attempt}")
             if lease is None:
@@ -149,15 +149,15 @@ class LeaseSource:
                     raise
                 self._failed_loads += 1
                 _log.warning("a batch could not be loaded and is left out: %s", error)
-            # Not given back: it would only be served, and fail, again.
+            # Consumed: a returned batch would be served, and fail, again.
             self._release(lease, ReleaseMode.CONSUMED)
             if self.share.world_size > 1:
-                # Other ranks have their shares of this draw: there is no other one for this rank.
+                # Other ranks have shares of this draw, so this rank cannot make another.
                 return UnusableShareError(self._new_misfits())
         raise AssertionError("unreachable")
 
     def _granted(self, request_id: str) -> tuple[Lease | None, str]:
-        """Wait for a lease; return what the server waited for last, too."""
+        """Wait for a lease; return it with the server's last reason for the wait."""
         reason = ""
         say_at = self.clock() + SAY_WAITING_S
         while not (self._closing.is_set() or self._stopped()):
@@ -176,10 +176,10 @@ class LeaseSource:
                     _log.info("waiting for workers to fill a batch: %s", reason)
                 self.while_waiting()
                 continue
-            lease.__enter__()  # Renews it from here on.
+            lease.__enter__()  # From here on it is renewed.
             with self._open_lock:
                 self._open.add(lease)
-            # A fetch is served from whatever session is current by then.
+            # The server grants from the session that is current at that moment.
             if self.session_id and lease.grant.session_id != self.session_id:
                 raise SessionEndedError(self.session_id, lease.grant.session_id)
             return lease, reason
@@ -223,16 +223,16 @@ class LeaseSource:
         )
 
     def _new_misfits(self) -> int:
-        count = self.fitting.misfit_count - self._misfits_told
-        self._misfits_told += count
+        count = self.fitting.misfit_count - self._misfits_reported
+        self._misfits_reported += count
         return count
 
     def _without_faulty(
         self, lease: Lease, references: Sequence[FragmentReference], error: ReplayBufferError
     ) -> list[FragmentReference]:
-        """Leave out, and report, what kept a batch from loading; re-raise if none is at fault."""
+        """Leave out and report fragments that cannot be loaded; re-raise if there is none."""
         if isinstance(error, PayloadMissingError):
-            # The server asks the store itself.
+            # The server checks the store itself.
             kept = self._without(references, {error.payload_id}, error)
         elif isinstance(error, UNREADABLE_ERRORS):
             kept = self._without(references, set(lease.unreadable()), error)
@@ -245,7 +245,7 @@ class LeaseSource:
             lease.refuse([_id_of(each) for each, arrays in pairs if self.fitting.misfit(arrays)])
             kept = self.fitting.kept(references, described)
             if len(kept) == len(references):
-                # Arrays alike may stand in trees that differ: a list is not a dict.
+                # Equal arrays may be in different trees: a list is not a dict.
                 kept = self._without(references, self._of_the_fewer(references), error)
         if len(kept) == len(references) or (not kept and isinstance(error, PayloadMissingError)):
             raise error
@@ -267,7 +267,7 @@ class LeaseSource:
         return kept
 
     def _of_the_fewer(self, references: Sequence[FragmentReference]) -> set[str]:
-        """Return the payloads that do not stack with the first, or all others if fewer."""
+        """Return the payloads that do not stack with the first, or the others if fewer."""
         apart = {_id_of(each) for each in references if not self._stack(references[0], each)}
         together = {_id_of(each) for each in references} - apart
         return min(apart, together, key=len)
@@ -280,13 +280,13 @@ class LeaseSource:
         return True
 
     def _usable(self, lease: Lease, loaded: Batch) -> list[FragmentReference]:
-        """Leave out rows that cannot be trained on; the server hears of them as unreadable ones."""
+        """Leave out rows that cannot be trained on; report them to the server as unreadable."""
         references = loaded.references
         misfit = self.fitting.batch_misfit(loaded)
         if misfit is None:
             faulty = self.fitting.faulty(loaded)
         else:
-            # What does not stack, such as final observations, may be of one fragment alone.
+            # A single fragment may be the cause, for example by its final observations.
             described = self.client.describe_arrays(references)
             misfits = [self.fitting.misfit(arrays) for arrays in described]
             faulty = {row: each for row, each in enumerate(misfits) if each is not None}
@@ -311,13 +311,13 @@ class LeaseSource:
     def _as_many(
         self, kept: Sequence[FragmentReference], wanted_count: int
     ) -> Sequence[FragmentReference]:
-        """Repeat what fits up to a whole share: ranks make the same steps, of like size."""
+        """Repeat fragments up to a whole share, so that ranks make steps of the same size."""
         if self.share.world_size == 1:
             return kept
         return [kept[position % len(kept)] for position in range(wanted_count)]
 
     def _release(self, lease: Lease, mode: ReleaseMode) -> None:
-        """End a lease. One that expired meanwhile costs a repeated use, not the run."""
+        """End a lease; if it has expired, its chunks may be used again, and the run continues."""
         with self._open_lock:
             self._open.discard(lease)
         try:

@@ -1,4 +1,4 @@
-"""The session, and the loop: wait for a batch, train on it, publish, write down what happened."""
+"""The session, and the training loop: fetch a batch, train on it, publish, write a record."""
 
 import logging
 import time
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Start, publish in and end a session; `session_id` and `model_version` go on with one."""
+    """Start (or, given its id and version, continue) a session, publish in it, and end it."""
 
     def __init__(self, client: Client, *, session_id: str = "", model_version: int = 0) -> None:
         self._client = client
@@ -32,8 +32,8 @@ class Publisher:
 
     def start(self, policy: PolicyModule) -> None:
         """Make the session current and publish the policy as its next version."""
-        # An interrupted session that is current goes on from its last version, so that no fragments
-        # are lost; one that ended is replaced by a new one at that version.
+        # A session that is still current continues from its last version, so that its fragments are
+        # kept. One that ended is replaced by a new one at that version.
         try:
             self._start(policy)
         except SessionEndedError:
@@ -49,7 +49,7 @@ class Publisher:
         self.publish(policy)
 
     def keep(self, policy: PolicyModule) -> None:
-        """Ensure the session is current, or give it again; SessionEndedError if superseded."""
+        """Start the session again if the server lost it; raise SessionEndedError if superseded."""
         state = self._client.watch_model()
         current = "" if state is None else state.session_id
         if current == self.session_id:
@@ -65,7 +65,7 @@ class Publisher:
         self.model_version += 1
 
     def end(self) -> None:
-        """End the session. A server that is away does not hear of it, and that is only logged."""
+        """End the session. If the server is unreachable, only log that."""
         try:
             self._client.end_session(self.session_id)
         except ReplayBufferError as error:
@@ -73,7 +73,7 @@ class Publisher:
 
 
 class NullPublisher:
-    """Publisher of the other ranks: counts the versions that rank 0 publishes, and sends none."""
+    """Publisher of other ranks: count the versions that rank 0 publishes, and send none."""
 
     def __init__(self, session_id: str, model_version: int) -> None:
         self.session_id = session_id
@@ -84,13 +84,13 @@ class NullPublisher:
         self.model_version += 1
 
     def keep(self, policy: PolicyModule) -> None:
-        """Do nothing: rank 0 looks after the session."""
+        """Do nothing: rank 0 keeps the session."""
 
 
 MEANINGFUL_EPISODES = 100
 """Episodes below which a mean return is not compared with the target."""
 LAST_EVALUATION_S_MAX = 60.0
-"""Seconds that the end of a run waits for evaluations; one that is stopped does not."""
+"""Seconds that the end of a run waits for evaluations, unless it was stopped."""
 
 
 class Outcome(Enum):
@@ -103,11 +103,11 @@ class Outcome(Enum):
 
 
 class _Vote(IntEnum):
-    """What a rank says about the next update; the largest decides."""
+    """A rank's decision about the next update; the largest one of all ranks counts."""
 
     GO_ON = 0
     SKIP = 1
-    """A rank has nothing to train on in its share of this draw."""
+    """A rank can use nothing of its share of this draw."""
     TARGET_REACHED = 2
     UPDATES_DONE = 3
     TIME_LIMIT = 4
@@ -116,7 +116,7 @@ class _Vote(IntEnum):
 
 
 class StarvedError(ReplayBufferError):
-    """No batch came for as long as the learner was allowed to wait."""
+    """No batch came for `wait_limit_s`."""
 
     def __init__(self, waited_s: float) -> None:
         super().__init__(
@@ -128,23 +128,23 @@ class StarvedError(ReplayBufferError):
 
 @dataclass(slots=True)
 class TrainerState:
-    """Counters of a run; they belong in a checkpoint."""
+    """Counters of a run, which its checkpoints contain."""
 
     update: int = 0
     fragments: int = 0
-    """Trained on, by all ranks together."""
+    """Fragments trained on, by all ranks together."""
     steps: int = 0
-    """Trained on, by all ranks together."""
+    """Steps trained on, by all ranks together."""
     trained_s: float = 0.0
     misfits: int = 0
     """Fragments left out because they did not fit, by all ranks together."""
     skipped_draws: int = 0
-    """Draws that no rank trained on, since one could use nothing of its share."""
+    """Draws that no rank trained on, because one rank could use nothing of its share."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Trainer:
-    """Run updates until there is a reason to end; `run` once. Only rank 0's outputs do anything."""
+    """Run updates until there is a reason to end; call `run` once. Only rank 0 has outputs."""
 
     settings: LearnSettings
     updater: PpoUpdater
@@ -160,7 +160,7 @@ class Trainer:
     evaluations: Evaluator | None = None
     clock: Callable[[], float] = time.monotonic
     _is_updating: bool = False
-    """Whether weights stand in the middle of an update; also after one that failed."""
+    """True in the middle of an update, and after one that failed."""
     _misfits_unsaid: int = 0
     """Fragments that this rank left out of draws that were skipped since the last update."""
     _saving_fails: bool = False
@@ -170,12 +170,12 @@ class Trainer:
         self._started_at = self.clock() - self.state.trained_s
 
     def run(self) -> Outcome:
-        """Train; return why it ended. A checkpoint of the last whole update stays in any case."""
+        """Train; return why it ended. The last whole update has a checkpoint in any case."""
         try:
             outcome = self._train()
         except Exception as error:
             self._save_after_error()
-            # A call ends with the run that it was for if its server was away for too long.
+            # A stopped run closes its client if the server is unreachable for too long.
             if isinstance(error, ClosedError) and self.stopped():
                 return Outcome.STOPPED
             raise
@@ -188,10 +188,10 @@ class Trainer:
     def _train(self) -> Outcome:
         asked_at = self.clock()
         if not self.state.update:
-            self._evaluate()  # Where the curve begins.
+            self._evaluate()  # The first point of the curve.
         while True:
             fetched, vote = self._fetch(asked_at)
-            # Asked by every rank once per draw, so that all end with the same one.
+            # Every rank votes once per draw, so that all end with the same draw.
             decision = _Vote(self.ranks.largest(vote))
             waited_s = self.clock() - asked_at
             if decision is _Vote.GO_ON:
@@ -214,7 +214,7 @@ class Trainer:
         return self.clock() - self._started_at
 
     def _fetch(self, asked_at: float) -> tuple[FetchedBatch | None, _Vote]:
-        """Wait for a batch, or a reason to end or to skip this draw; waiting since *asked_at*."""
+        """Wait for a batch, or a reason to end or skip this draw; the wait began at *asked_at*."""
         vote = self._reason_to_end()
         if vote is not _Vote.GO_ON:
             return None, vote
@@ -280,11 +280,11 @@ class Trainer:
             seen = self.environment.seen_in(batch)
             step_count = batch.step_count
         finally:
-            fetched.release(trained)  # The end of the batch: its memory is used again.
+            fetched.release(trained)  # This frees the batch's memory for the next one.
         staleness = fetched.staleness
         misfits = fetched.misfit_count + self._misfits_unsaid
         self._misfits_unsaid = 0
-        # Of the shares of all ranks.
+        # Over the shares of all ranks.
         sums = [len(staleness), step_count, misfits, sum(staleness), sum(fetched.use_count)]
         summed = self.ranks.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
         fragments, steps, misfits, staleness_sum, use_count_sum = summed
@@ -333,7 +333,7 @@ class Trainer:
 
     def _of_all_ranks(self, ended: list[Ended]) -> list[Ended]:
         identities = torch.tensor([identity for identity, _ in ended], dtype=torch.int64)
-        # Returns travel as the bits of a float64, beside the identities.
+        # Returns are sent as the bits of a float64, beside the identities.
         values = torch.tensor([value for _, value in ended], dtype=torch.float64)
         rows = torch.stack([identities, values.view(torch.int64)], dim=1)
         every = self.ranks.gathered(rows)
@@ -341,7 +341,7 @@ class Trainer:
         return list(zip(every[:, 0].tolist(), values.tolist(), strict=True))
 
     def _save_on_the_way(self) -> None:
-        """Write a checkpoint, if there is room: what was trained goes on without one."""
+        """Write a checkpoint; if there is no room, training continues without one."""
         try:
             self._save()
         except RunFolderError as error:
@@ -352,13 +352,13 @@ class Trainer:
             self._saving_fails = False
 
     def _save_after_error(self) -> None:
-        """Keep what was trained, unless weights stand in the middle of an update."""
+        """Save the trained weights, unless an update is incomplete."""
         if self._is_updating or not self.state.update:
             return
         try:
             self._save()
         except (ReplayBufferError, RuntimeError) as error:
-            # The error that ended the run is the one to tell; a device that failed cannot be read.
+            # The first error is the one to raise; a device that failed cannot be read.
             _log.error("no checkpoint of the last update: %s", error)
 
     def _save(self) -> None:
@@ -373,7 +373,7 @@ class Trainer:
         waited_s: float,
         update_s: float,
     ) -> dict[str, float | int | str | None]:
-        """Make the record: counts and returns of all ranks, times and losses of this one."""
+        """Return the record: counts and returns of all ranks, times and losses of this one."""
         return {
             "time_s": round(self.elapsed_s, 3),
             "update": self.state.update,

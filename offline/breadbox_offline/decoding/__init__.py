@@ -1,1 +1,1 @@
-"""Values of recorded files, decoded without executing anything, for `files`, `rows`, `episodes`."""
+"""Decode values of recorded files, executing nothing; for `files`, `rows` and `episodes`."""

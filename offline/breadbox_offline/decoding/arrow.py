@@ -1,4 +1,4 @@
-"""Between Arrow columns and numpy trees, without a Python object per value."""
+"""Convert between Arrow columns and numpy trees, without a Python object per value."""
 
 import json
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from breadbox_offline.limits import DataLimits, check_bytes
 
 _EXTENSION_SHAPE = b"ARROW:extension:metadata"
 _TUPLE_MARK = {b"breadbox:container": b"tuple"}
-"""On the first field of a struct: it was a tuple, and its fields are numbered."""
+"""Metadata of a struct's first field, if the struct was a tuple; its fields are numbered."""
 _EMPTY_MARK = b"breadbox:empty"
 _EMPTY: dict[bytes, Tree] = {b"none": None, b"dict": {}, b"tuple": ()}
-"""By that mark of a field of nulls, what stood there for every row."""
+"""Values that every row has, by the mark of a field of nulls."""
 
 
 def columns_of(batch: pa.RecordBatch) -> dict[str, Any]:
-    """Return a batch's columns: arrays [N, ...] (of objects where lengths differ), or trees."""
+    """Return a batch's columns: arrays [N, ...], of objects if lengths differ, or trees."""
     columns = {}
     for field, array in zip(batch.schema, batch.columns, strict=True):
         try:
@@ -36,7 +36,7 @@ def columns_of(batch: pa.RecordBatch) -> dict[str, Any]:
 
 
 def check_type(field: pa.Field, limits: DataLimits) -> int | None:
-    """Bytes of a row of a column, as far as its type says; None when rows may be of any length."""
+    """Return the bytes of a column's row, by its type, or None if rows may be of any length."""
     with placed(column=field.name):
         size_bytes = _row_bytes(field.type, limits.depth_max)
         check_bytes("a row", abs(size_bytes or 0), limits.array_bytes_max)
@@ -60,18 +60,18 @@ def _row_bytes(kind: pa.DataType, depth: int) -> int | None:
         return None
     try:
         return max(1, int(kind.bit_width) // 8)
-    except ValueError:  # text, whose bytes are counted when it is there
+    except ValueError:  # text: its bytes are counted once decoded
         return 8
 
 
 def leaf_count(kind: pa.DataType) -> int:
-    """Columns of values that a column with structure consists of."""
+    """Return the number of columns of values that a nested column consists of."""
     branches = sum(leaf_count(kind.field(index).type) for index in range(kind.num_fields))
     return max(1, branches)
 
 
 def split_rows(batch: pa.RecordBatch, limits: DataLimits) -> Iterator[pa.RecordBatch]:
-    """Split a batch into parts of about `batch_bytes`, were each row to own all that it names."""
+    """Split a batch into parts of about `batch_bytes`, counting shared values once per row."""
     yield from _split_rows(batch, 0, limits)
 
 
@@ -97,7 +97,7 @@ def _split_rows(
 
 
 def _expanded_bytes(array: pa.Array) -> int:
-    """Count the bytes of an array's values, shared ones once for each row."""
+    """Return the bytes of an array's values, counting shared ones once per row."""
     kind = array.type
     if isinstance(array, pa.ExtensionArray):
         return _expanded_bytes(array.storage)
@@ -185,7 +185,7 @@ def _objects(values: list[Any]) -> NDArray[Any]:
 
 
 def _shaped(values: Any, field: pa.Field) -> Any:
-    """Flat tensors that say their shape in the field's metadata, as data libraries store them."""
+    """Reshape flat tensors with a shape in their field's metadata, as data libraries write it."""
     stated = (field.metadata or {}).get(_EXTENSION_SHAPE)
     if stated is None or not isinstance(values, np.ndarray) or values.ndim != 2:
         return values
@@ -197,7 +197,7 @@ def _shaped(values: Any, field: pa.Field) -> Any:
 
 
 def to_arrow(tree: Tree, count: int, path: str) -> pa.Array:
-    """Make one Arrow column of a tree [N, ...]; tuples and empty nodes are marked, to come back."""
+    """Return a tree [N, ...] as one Arrow column; marks restore tuples and empty nodes."""
     if isinstance(tree, dict | tuple):
         named = enumerate(tree) if isinstance(tree, tuple) else tree.items()
         metadata = dict(_TUPLE_MARK) if isinstance(tree, tuple) else {}

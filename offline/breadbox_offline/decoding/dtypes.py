@@ -1,4 +1,4 @@
-"""Dtypes that recorded data may name: fixed-size numbers, booleans and text, nothing else."""
+"""Check dtypes that recorded data names: fixed-size numbers, booleans and text, nothing else."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from breadbox_offline.errors import named
 
 
 class RefusedError(ValueError):
-    """Data asks for something that is not read here; callers turn it into an error with a place."""
+    """Data needs something that is not read here; callers raise an error with its place."""
 
 
 _PLAIN = re.compile(r"[<>|=]?(?:\?|[biufcSU]\d{1,9})")
@@ -49,8 +49,8 @@ def array_from_bytes(
     order: Literal["C", "F"] = "C",
     bytes_max: int,
 ) -> NDArray[Any]:
-    """View bytes of exactly this size as a read-only array (a copy if in foreign order)."""
-    size_bytes = dtype.itemsize * math.prod(shape)  # exact, however large the shape claims to be
+    """Return bytes of exactly this size as a read-only array, a copy if in foreign order."""
+    size_bytes = dtype.itemsize * math.prod(shape)  # Exact, however large the stated shape is.
     if not isinstance(contents, bytes | bytearray):
         raise RefusedError(f"array contents are a {type(contents).__name__}, wanted bytes")
     if size_bytes > bytes_max:

@@ -1,4 +1,4 @@
-"""msgpack with numpy arrays, laid out as by RLlib; kinds O (pickle) and V are refused."""
+"""Encode msgpack with numpy arrays in RLlib's layout; kinds O (pickle) and V are refused."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits
 
 
 def unpack_message(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Any:
-    """The plain value in `data`; its arrays are read-only views."""
+    """Return the plain value in `data`; its arrays are read-only views."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise EpisodeStateError(f"a serialized episode is bytes, not {type(data).__name__}")
     if len(data) > limits.episode_bytes_max:
@@ -20,9 +20,7 @@ def unpack_message(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Any:
         )
     try:
         return msgpack.unpackb(
-            data,
-            object_hook=lambda held: _decode(held, limits),
-            ext_hook=_refuse_extension,
+            data, object_hook=lambda held: _decode(held, limits), ext_hook=_refuse_extension
         )
     except EpisodeStateError:
         raise
@@ -32,7 +30,7 @@ def unpack_message(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Any:
 
 
 def pack_message(value: Any) -> bytes:
-    """`value` (plain values, arrays and numpy scalars) as msgpack."""
+    """Return plain values, arrays and numpy scalars as msgpack."""
     try:
         packed: bytes = msgpack.packb(value, default=_encode)
     except (TypeError, ValueError, OverflowError) as error:

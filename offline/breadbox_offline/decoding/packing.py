@@ -1,8 +1,8 @@
-"""Packed column values: base64 of an lz4 frame of a pickled numpy array, as RLlib writes them.
+"""Unpack column values: base64 of an lz4 frame of a pickled numpy array, as RLlib writes them.
 
-The machine here knows only the instructions and the six names that numpy's own pickles need, each
-name answered by code in this module: nothing in the data is looked up or imported. The form of
-nearly every array is recognised as a whole, in a tenth of the time.
+The stack machine here knows only the instructions and the six names of numpy's own pickles. Code in
+this module answers each name: nothing in the data is looked up or imported. Nearly every array has
+the form that `read_usual_array` recognises as a whole, in a tenth of the time.
 """
 
 import binascii
@@ -26,7 +26,7 @@ from breadbox_offline.decoding.dtypes import (
 from breadbox_offline.errors import PackedValueError, named
 from breadbox_offline.limits import DEFAULT_LIMITS, DataLimits
 
-# protocol, frame, numpy.core.numeric._frombuffer, mark, and how many bytes of contents follow
+# Protocol, frame, numpy.core.numeric._frombuffer, mark, and the number of bytes of contents.
 _HEAD = re.compile(
     rb"\x80[\x04\x05](?:\x95.{8})?"
     rb"(?:\x8c\x13numpy\._core\.numeric|\x8c\x12numpy\.core\.numeric)\x94"
@@ -34,7 +34,7 @@ _HEAD = re.compile(
     rb"(?:[\x96\x8e](?P<size8>.{8})|B(?P<size4>.{4})|C(?P<size1>.))",
     re.DOTALL,
 )
-# numpy.dtype(name, False, True) with its byte order, the shape, and the order of axes
+# numpy.dtype(name, False, True) with its byte order, the shape, and the order of axes.
 _TAIL = re.compile(
     rb"(?:\x95.{8})?\x94\x8c\x05numpy\x94\x8c\x05dtype\x94\x93\x94"
     rb"\x8c\x02(?P<name>[biufc][1-9])\x94\x89\x88\x87\x94R\x94"
@@ -45,12 +45,12 @@ _TAIL = re.compile(
 )
 _SIZE = re.compile(rb"K(.)|M(.{2})|J(.{4})", re.DOTALL)
 _TAIL_BYTES_MAX = 400
-"""Bytes of the longest tail, with 32 sizes of 5 bytes, and to spare; longer ones are forgotten."""
+"""Bytes of the longest tail, with 32 sizes of 5 bytes, and a margin; `_form_of` caches them."""
 _SMALL_TUPLES = {1: b"\x85", 2: b"\x86", 3: b"\x87"}
 
 
 def read_usual_array(data: bytes, limits: DataLimits) -> NDArray[Any] | None:
-    """Return the array that `data` holds, read-only, or None if it is of any other form."""
+    """Return the array in `data`, read-only, or None if `data` is of any other form."""
     head = _HEAD.match(data)
     if head is None:
         return None
@@ -73,7 +73,7 @@ def read_usual_array(data: bytes, limits: DataLimits) -> NDArray[Any] | None:
 _Form = tuple[np.dtype[np.generic], tuple[int, ...], Literal["C", "F"]]
 
 
-# The samples of a column end alike.
+# Samples of a column have the same tail.
 @lru_cache(maxsize=64)
 def _form_of(tail: bytes) -> _Form | None:
     found = _TAIL.fullmatch(tail)
@@ -100,7 +100,7 @@ _MARK = object()
 
 @dataclass(slots=True)
 class _PendingDtype:
-    """What numpy.dtype(...) made, until its state names the byte order."""
+    """A numpy.dtype(...), until its state sets the byte order."""
 
     name: str
     byte_order: str = "="
@@ -108,7 +108,7 @@ class _PendingDtype:
 
 @dataclass(slots=True)
 class _PendingArray:
-    """What _reconstruct(...) made, until its state brings the contents."""
+    """A _reconstruct(...), until its state sets the contents."""
 
     array: NDArray[Any] | None = None
 
@@ -120,7 +120,7 @@ class _Machine:
     stack: list[Any] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
     charged_bytes: int = 0
-    """Contents of the arrays made so far; what is remembered may be used again and again."""
+    """Bytes of the arrays made so far; the memo allows to use the same bytes repeatedly."""
 
     def push(self, value: object) -> None:
         self.stack.append(value)
@@ -200,12 +200,7 @@ def _dtype(_machine: _Machine, name: object, *_flags: object) -> _PendingDtype:
 
 
 def _frombuffer(
-    machine: _Machine,
-    contents: object,
-    dtype: object,
-    shape: object,
-    order: object,
-    *_axis: object,
+    machine: _Machine, contents: object, dtype: object, shape: object, order: object, *_axis: object
 ) -> NDArray[Any]:
     return machine.make_array(contents, dtype, shape, order)
 
@@ -273,13 +268,13 @@ _INSTRUCTIONS: dict[str, _Instruction] = {
 
 
 def read_numpy_pickle(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Any:
-    """Return what `data` holds, arrays as views; PackedValueError for all but plain numpy."""
+    """Return the value in `data`, arrays as views; PackedValueError for all but plain numpy."""
     usual = read_usual_array(data, limits)
     return run_machine(data, limits) if usual is None else usual
 
 
 def run_machine(data: bytes, limits: DataLimits) -> Any:
-    """Do as `read_numpy_pickle`, by the stack machine alone, whatever form the pickle has."""
+    """Do what `read_numpy_pickle` does, but always by the stack machine."""
     machine, position = _Machine(data, limits), 0
     try:
         for count, (opcode, argument, at) in enumerate(pickletools.genops(data)):
@@ -290,7 +285,7 @@ def run_machine(data: bytes, limits: DataLimits) -> Any:
                 break
             _INSTRUCTIONS.get(opcode.name, _refuse)(machine, argument)
         return _finished(machine)
-    # A warning: what Python is about to refuse in a text, where warnings are errors.
+    # Warning: Python warns of some invalid texts, and callers may turn warnings into errors.
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, Warning) as error:
         problem = str(error) or type(error).__name__
         raise PackedValueError(f"pickle refused at byte {position}: {problem}") from error
@@ -311,23 +306,23 @@ def _finished(machine: _Machine) -> Any:
 
 _FRAME_MAGIC_BASE64 = "BCJNG"
 _EXPANSION_MAX = 255
-"""Bytes that one byte of an lz4 frame can stand for, at most."""
+"""Most bytes that one byte of an lz4 frame can expand to."""
 
 
 def looks_packed(value: object) -> bool:
-    """Whether `value` is text that starts like a packed value."""
+    """Return True if `value` is text that starts like a packed value."""
     if isinstance(value, bytes):
         return value.startswith(_FRAME_MAGIC_BASE64.encode())
     return isinstance(value, str) and value.startswith(_FRAME_MAGIC_BASE64)
 
 
 def unpack(value: str | bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Any:
-    """What was packed: an array (read-only), a numpy scalar or a plain number."""
+    """Return a packed value: an array (read-only), a numpy scalar or a plain number."""
     return read_numpy_pickle(_decompress(value, limits), limits=limits)
 
 
 def unpack_if_packed(value: Any, *, limits: DataLimits = DEFAULT_LIMITS) -> Any:
-    """`unpack` text and bytes, leave anything else as it is: packed columns may be mixed."""
+    """Unpack text and bytes; return anything else as it is, because columns may be mixed."""
     if isinstance(value, str | bytes):
         return unpack(value, limits=limits)
     return value
@@ -347,7 +342,7 @@ def _decompress(value: str | bytes, limits: DataLimits) -> bytes:
                 f"the limit is {min(held_bytes_max, limits.value_bytes_max)}"
             )
         if held_bytes_max <= limits.value_bytes_max:
-            # It cannot exceed the limit, and this takes a tenth of the time for a small one.
+            # It cannot exceed the limit, and this is ten times as fast for a small one.
             whole: bytes = lz4.frame.decompress(frame)
             return whole
         decompressor = lz4.frame.LZ4FrameDecompressor()
@@ -365,7 +360,7 @@ def _decompress(value: str | bytes, limits: DataLimits) -> bytes:
 def unpack_column(
     values: Any, name: str, *, first_row: int = 0, limits: DataLimits = DEFAULT_LIMITS
 ) -> list[Any] | Any:
-    """Unpack what is packed in one column; a numeric array is returned as it is."""
+    """Unpack the packed values of one column; return a numeric array as it is."""
     if isinstance(values, np.ndarray) and values.dtype.kind not in "OUS":
         return values
     unpacked = []

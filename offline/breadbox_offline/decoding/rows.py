@@ -1,4 +1,4 @@
-"""Rows of recorded trees: stacked, picked, compared. A list is never a container, but an array."""
+"""Stack, pick and compare rows of recorded trees. A list is an array here, never a container."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from breadbox_offline.errors import OfflineDataError
 
 
 def pick_pair(tree: Tree, first: int, second: int) -> Tree:
-    """Two rows of every leaf: a view when they are neighbours, else a copy."""
+    """Return two rows of every leaf: a view if they are neighbours, else a copy."""
     if second == first + 1:
         return rows(tree, first, second + 1)
     return take(tree, np.array([first, second]))
 
 
 def stack(samples: Sequence[Any]) -> Tree:
-    """Samples (arrays, numbers, lists, or dicts and tuples of them) as one tree of arrays."""
+    """Stack samples (arrays, numbers, lists, or dicts and tuples of them) into a tree of arrays."""
     return _stack(samples, "")
 
 
@@ -42,14 +42,13 @@ def _check_alike(samples: Sequence[Any], is_alike: Callable[[Any], bool], path: 
     for index, sample in enumerate(samples):
         if not is_alike(sample):
             raise OfflineDataError(
-                f"leaf {path or '(root)'}: structure differs from the first row's",
-                row=index,
+                f"leaf {path or '(root)'}: structure differs from the first row's", row=index
             )
 
 
 def _stack_leaves(samples: Sequence[Any], path: str) -> NDArray[Any]:
     if isinstance(samples, np.ndarray):
-        samples = samples.tolist()  # of objects: a list of them is walked in a third of the time
+        samples = samples.tolist()  # Iterating over a list of objects is three times as fast.
     try:
         stacked = _join_arrays(samples) if _are_arrays(samples) else np.array(samples)
     except ValueError as error:
@@ -66,7 +65,7 @@ def _stack_leaves(samples: Sequence[Any], path: str) -> NDArray[Any]:
 
 
 def _are_arrays(samples: Sequence[Any]) -> bool:
-    """Whether the samples are arrays of one length: the usual case. Joining checks other axes."""
+    """Return True if all samples are arrays of one length, as usual; joining checks other axes."""
     first = samples[0]
     if not isinstance(first, np.ndarray) or not first.ndim:
         return False
@@ -74,7 +73,7 @@ def _are_arrays(samples: Sequence[Any]) -> bool:
         return False
     try:
         return len(set(map(len, samples))) == 1
-    except TypeError:  # one has no axis
+    except TypeError:  # One has no axis.
         return False
 
 
@@ -84,7 +83,7 @@ def _join_arrays(samples: Sequence[Any]) -> NDArray[Any]:
         if {(each.dtype, each.ndim) for each in samples} == {(first.dtype, 1)} and not (
             first.dtype.hasobject or not first.dtype.isnative
         ):
-            # Small vectors by their bytes, in half of the time that numpy needs for each.
+            # Joining the bytes of small vectors takes half of numpy's time.
             return np.frombuffer(bytearray().join(samples), first.dtype).reshape(len(samples), -1)
     except (ValueError, BufferError):
         pass  # Dates, or vectors with strides, have no such bytes.
@@ -108,7 +107,7 @@ def _is_plain(sample: Any) -> bool:
 
 
 def rows_equal(left: Tree, right: Tree) -> NDArray[np.bool_]:
-    """Row by row, whether two trees of one structure hold the same values (NaN equals NaN)."""
+    """Return bool[N]: True for equal rows of two trees of one structure; NaN equals NaN."""
     equal: NDArray[np.bool_] | None = None
     others = dict(leaves(right))
     for path, a in leaves(left):
@@ -123,7 +122,7 @@ def rows_equal(left: Tree, right: Tree) -> NDArray[np.bool_]:
 
 
 def as_arrays(convert: Callable[[Any], NDArray[Any] | None], recorded: Any) -> Tree:
-    """A recorded value, its lists too, as a tree of what `convert` makes of each leaf."""
+    """Return a recorded value as a tree of the arrays that `convert` returns for its leaves."""
     if isinstance(recorded, dict):
         return {key: as_arrays(convert, branch) for key, branch in recorded.items()}
     if isinstance(recorded, tuple):
@@ -132,12 +131,12 @@ def as_arrays(convert: Callable[[Any], NDArray[Any] | None], recorded: Any) -> T
 
 
 def row_types(tree: Tree) -> dict[str, tuple[int, ...]]:
-    """The shape of one row of every array of a tree, by path."""
+    """Return the shape of one row of every array of a tree, by path."""
     return {path: leaf.shape[1:] for path, leaf in leaves(tree)}
 
 
 def length(tree: Tree) -> int:
-    """Rows of the first array of a tree."""
+    """Return the number of rows of a tree's first array."""
     for _, leaf in leaves(tree):
         return len(leaf)
     raise OfflineDataError("holds no array")

@@ -68,12 +68,12 @@ def composite_spec(space: Any) -> SpaceSpec | None:
 
 
 def from_jsonable(value: Any, spec: SpaceSpec, path: str = "") -> Tree:
-    """One sample, from itself or from a JSON-able batch of one."""
+    """Return one sample, given itself or a JSON-able batch of one."""
     return _convert(value, spec, (), path)
 
 
 def batch_from_jsonable(value: Any, spec: SpaceSpec, count: int) -> Tree:
-    """A batch of `count` samples stacked, from the JSON-able form."""
+    """Return a stacked batch of `count` samples, given its JSON-able form."""
     return _convert(value, spec, (count,), "")
 
 

@@ -1,1 +1,1 @@
-"""Episodes, the buffer that holds them, and draws from it; for any room but `decoding`."""
+"""Hold episodes in a buffer and draw from it; for any room but `decoding`."""

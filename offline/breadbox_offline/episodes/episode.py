@@ -1,7 +1,7 @@
-"""`Episode`: what one agent saw, did and got, as stacked arrays.
+"""`Episode`: the observations, actions and rewards of one agent, as stacked arrays.
 
-T actions, rewards and extra outputs; T + 1 observations and infos. `lookback` more entries in front
-are context only. Episodes never change in place and slices are views: sharing is safe.
+It has T actions, rewards and extra outputs, and T + 1 observations and infos. `lookback` more
+entries in front are context only. Episodes never change and slices are views, so sharing is safe.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from breadbox_offline.decoding.rows import row_types, rows_equal
 from breadbox_offline.errors import EpisodeJoinError, EpisodeShapeError
 
 Info = Mapping[str, Any]
-"""What the environment said beside an observation."""
+"""What an environment returns with an observation."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Episode:
-    """Hold consecutive steps of one episode; `EpisodeShapeError` if the buffers do not fit."""
+    """Consecutive steps of one episode; raises `EpisodeShapeError` if lengths do not match."""
 
     id: str
     observations: Tree
@@ -33,9 +33,9 @@ class Episode:
     rewards: NDArray[Any]
     """[lookback + T]; any float dtype, as recorded."""
     terminated: bool = False
-    """The last step led into a terminal state."""
+    """True if the last step led into a terminal state."""
     truncated: bool = False
-    """The episode was cut off after the last step."""
+    """True if the episode was cut off after the last step."""
     agent_id: str | None = None
     module_id: str | None = None
     t_started: int = 0
@@ -43,15 +43,15 @@ class Episode:
     lookback: int = 0
     """Entries at the front of every buffer that are context only."""
     infos: Sequence[Info] | None = None
-    """lookback + T + 1 infos; None when the recorder kept none."""
+    """lookback + T + 1 infos, or None if the recorder kept none."""
     extra_model_outputs: dict[str, Tree] = field(default_factory=dict)
-    """Per name, leaves [lookback + T, ...]: log-probabilities, recurrent states and so on."""
+    """Leaves [lookback + T, ...] by name: log-probabilities, recurrent states and so on."""
     in_states: Mapping[int, Tree] = field(default_factory=dict)
-    """Recurrent states before some of the steps, by timestep, leaves without axes of batch or time:
-    recorders that keep one per fragment and not per step."""
+    """Recurrent states before some of the steps, by timestep, leaves without axes of batch or time;
+    for recorders that keep one state per fragment."""
     step_times: NDArray[np.int64] | None = None
-    """int64[lookback + T], ascending: environment step in which each step was taken, for an agent
-    that does not act in all of them. None: in every one, from `t_started` on."""
+    """int64[lookback + T], ascending: environment step of each step, for an agent that does not act
+    in every one; or None if it acts in every one, from `t_started` on."""
     _digest: bytes | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class Episode:
         )
 
     def __len__(self) -> int:
-        """Steps, without the lookback."""
+        """Return the number of steps, without the lookback."""
         return len(self.rewards) - self.lookback
 
     def __repr__(self) -> str:
@@ -108,22 +108,22 @@ class Episode:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing can follow."""
+        """True if no step can follow."""
         return self.terminated or self.truncated
 
     @property
     def key(self) -> tuple[str, str | None]:
-        """What makes two parts parts of one episode: id and agent."""
+        """Id and agent, which all parts of one episode share."""
         return self.id, self.agent_id
 
     def times(self) -> NDArray[np.int64]:
-        """int64[T]; the environment step in which each step was taken, without the lookback."""
+        """Return int64[T], the environment step of each step, without the lookback."""
         if self.step_times is not None:
             return self.step_times[self.lookback :]
         return np.arange(self.t_started, self.t)
 
     def step_at(self, time: int) -> int | None:
-        """The step taken in an environment step (0 is the first after the lookback), if any."""
+        """Return the index of the step at an environment step, without the lookback, or None."""
         if self.step_times is None:
             step = time - self.t_started
             return step if 0 <= step < len(self) else None
@@ -131,43 +131,43 @@ class Episode:
         return step if step < len(self) and self.times()[step] == time else None
 
     def own_observations(self) -> Tree:
-        """The T + 1 observations without the lookback."""
+        """Return the T + 1 observations without the lookback."""
         return trees.rows(self.observations, self.lookback, None)
 
     def own_actions(self) -> Tree:
-        """The T actions without the lookback."""
+        """Return the T actions without the lookback."""
         return trees.rows(self.actions, self.lookback, None)
 
     def own_rewards(self) -> NDArray[Any]:
-        """The T rewards without the lookback."""
+        """Return the T rewards without the lookback."""
         return self.rewards[self.lookback :]
 
     def own_infos(self) -> Sequence[Info]:
-        """The T + 1 infos without the lookback; empty ones when none were kept."""
+        """Return the T + 1 infos without the lookback, empty ones if the recorder kept none."""
         if self.infos is None:
             return [{} for _ in range(len(self) + 1)]
         return self.infos[self.lookback :]
 
     def own_extra_model_outputs(self) -> dict[str, Tree]:
-        """Every extra output without the lookback."""
+        """Return all extra outputs without the lookback."""
         return {
             name: trees.rows(output, self.lookback, None)
             for name, output in self.extra_model_outputs.items()
         }
 
     def has_states(self, *names: str) -> bool:
-        """Whether recurrent states were recorded: extra outputs of these names, or `in_states`."""
+        """Return True if it has recurrent states: extra outputs of these names, or `in_states`."""
         return bool(self.in_states) or not set(names).isdisjoint(self.extra_model_outputs)
 
     def return_sum(self) -> float:
-        """Undiscounted sum of the rewards."""
+        """Return the undiscounted sum of the rewards."""
         return float(self.own_rewards().sum(dtype=np.float64))
 
     def slice(self, start: int, stop: int, *, lookback: int = 0) -> "Episode":
         """Return steps `start` to `stop` (0 is the first after the lookback), as views.
 
-        The slice has the end flags only if it reaches the end, and up to `lookback` steps before
-        `start`. Raises EpisodeShapeError if the range is empty or out of bounds.
+        The slice keeps up to `lookback` steps before `start`, and has end flags only if it reaches
+        the end. Raises EpisodeShapeError if the range is empty or out of bounds.
         """
         if not 0 <= start < stop <= len(self):
             raise EpisodeShapeError(
@@ -201,15 +201,15 @@ class Episode:
     def join(self, later: "Episode") -> "Episode":
         """Return this part and the one that follows it as one new episode; neither changes.
 
-        Raises EpisodeJoinError for another episode or agent, a gap, overlap or end between them, a
-        different observation at the seam, or other columns.
+        Raises EpisodeJoinError for another episode or agent, a gap, overlap or end between them,
+        different observations at the seam, or other columns.
         """
         self._check_follows(later)
         start = later.lookback
         infos, times = None, None
         if self.infos is not None or later.infos is not None:
-            # The info at the seam belongs to the observation that both parts hold; the earlier part
-            # has it from the step that led there.
+            # Both parts have the observation at the seam. The earlier part has its info, from the
+            # step that led there.
             front = self.infos or [{} for _ in range(len(self.rewards) + 1)]
             infos = [*front, *later.own_infos()[1:]]
         if self.step_times is not None or later.step_times is not None:
@@ -260,11 +260,11 @@ class Episode:
             raise EpisodeJoinError(f"{self!r} cannot be continued: {problem}")
 
     def as_truncated(self) -> "Episode":
-        """The same steps, marked as cut off if nothing ended them."""
+        """Return the same steps, truncated unless they are terminated."""
         return self if self.is_done else replace(self, truncated=True)
 
     def content_digest(self) -> bytes:
-        """Return 16 bytes that change with steps, end flags or dtypes; not with infos or states."""
+        """Return 16 bytes that depend on steps, end flags and dtypes, not on infos or states."""
         if self._digest is not None:
             return self._digest
         digest = xxhash.xxh3_128()

@@ -1,9 +1,9 @@
-"""`EpisodeBuffer`: episodes up to a number of steps, whole ones leaving when there are more.
+"""`EpisodeBuffer`: episodes up to a number of steps; at capacity the oldest leave, whole.
 
 E1 At most `capacity_steps` steps, or a single longer episode. E2 Episodes leave whole, with all
-agents, oldest first, at the cost of what leaves. E3 Parts of an episode join in any order; a
-contradicting part is refused and changes nothing. E4 A position stands for one step, in order of
-arrival; every sampling ends.
+agents, oldest first, at a cost proportional to what leaves. E3 Parts of an episode join in any
+order; a part that contradicts is refused and changes nothing. E4 A position stands for one step, in
+order of arrival; every draw ends.
 """
 
 import json
@@ -22,13 +22,13 @@ from breadbox_offline.errors import EpisodeJoinError, EpisodeShapeError, Samplin
 
 
 class RandomDraws:
-    """Uniform draws of a seeded generator; tests script others."""
+    """Draw uniformly from a seeded generator; a test may pass scripted draws."""
 
     def __init__(self, seed: int | None = None) -> None:
         self._generator = np.random.default_rng(seed)
 
     def steps(self, count: int, held_count: int) -> NDArray[np.int64]:
-        """`count` positions below `held_count`, with replacement."""
+        """Draw `count` positions below `held_count`, with replacement."""
         return self._generator.integers(0, held_count, size=count)
 
     def lengths(self, count: int, low: int, high: int) -> NDArray[np.int64]:
@@ -36,15 +36,15 @@ class RandomDraws:
         return self._generator.integers(low, high, size=count)
 
     def order(self, held_count: int) -> NDArray[np.int64]:
-        """Every position below `held_count` once, shuffled."""
+        """Return every position below `held_count` once, shuffled."""
         return self._generator.permutation(held_count)
 
     def get_state(self) -> str:
-        """The generator's state; JSON, because its numbers have 128 bits."""
+        """Return the generator's state as JSON, because its numbers have 128 bits."""
         return json.dumps(self._generator.bit_generator.state)
 
     def set_state(self, state: str) -> None:
-        """Continue where `get_state` was called."""
+        """Continue from the state that `get_state` returned."""
         held: Any = json.loads(state)
         self._generator.bit_generator.state = held
 
@@ -65,11 +65,11 @@ class SegmentIndex:
 
     @property
     def step_count(self) -> int:
-        """Steps of all segments held."""
+        """Number of steps of all segments."""
         return self._last_end() - self._removed_step_count
 
     def append(self, length: int) -> int:
-        """Add a segment behind all others; returns its number."""
+        """Add a segment behind all others; return its number."""
         if self._high == len(self._ends):
             self._make_room()
         self._ends[self._high] = self._last_end() + length
@@ -79,7 +79,7 @@ class SegmentIndex:
         return number
 
     def remove(self, numbers: set[int]) -> None:
-        """Remove segments; cheap while they are the first ones."""
+        """Remove segments; this is cheap if they are the first ones."""
         while numbers and len(self) and int(self._numbers[self._low]) in numbers:
             numbers = numbers - {int(self._numbers[self._low])}
             self._removed_step_count = int(self._ends[self._low])
@@ -88,7 +88,7 @@ class SegmentIndex:
             self._rebuild(numbers)
 
     def find(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Segment numbers of positions, and how far into the segment each is."""
+        """Return the segment number of each position, and its offset in the segment."""
         ends = self._ends[self._low : self._high]
         places = positions + self._removed_step_count
         slots = np.searchsorted(ends, places, side="right")
@@ -127,27 +127,25 @@ EpisodeKey = tuple[str, str | None]
 
 
 class AddOutcome(Enum):
-    """What became of an added episode."""
+    """How an added episode was stored."""
 
     ADDED = "added"
-    """It is a new one."""
+    """It was added as a new episode."""
     JOINED = "joined"
-    """It continues, or precedes, a part that was held."""
+    """Joined to a part of its episode that it continues or precedes."""
     HELD_APART = "held_apart"
-    """Steps between it and the held parts of its episode are missing so far."""
-    TOO_LONG = "too_long"
-    """It has more steps than the buffer may hold, and such episodes are refused."""
+    """Beside the parts of its episode; steps between them are missing so far."""
 
 
 @dataclass(slots=True)
 class BufferCounters:
-    """What has happened since the buffer was made."""
+    """Numbers since the buffer was made."""
 
     added_step_count: int = 0
     evicted_episode_count: int = 0
     sampled_step_count: int = 0
     redrawn_count: int = 0
-    """Draws that fell too near an end and were drawn again."""
+    """Draws that were too near an end, and were repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +163,16 @@ class Moment:
 
     time: int
     steps: list[HeldStep]
-    """The step of every agent that acted, in the order in which agents came."""
+    """The step of every agent that acted, in the order of agents."""
 
 
 @dataclass(slots=True)
 class _Entry:
     parts: list[Episode] = field(default_factory=list)
-    """Ascending, not touching each other."""
+    """Parts in ascending order, with gaps between them."""
     segments: set[int] = field(default_factory=set)
     digests: dict[int, bytes] = field(default_factory=dict)
-    """Content of every part as it was added, by first timestep."""
+    """Content digest of every added part, by first timestep."""
 
     def part_at(self, t: int) -> Episode:
         for part in self.parts:
@@ -184,12 +182,12 @@ class _Entry:
 
 
 class _Moments:
-    """Find moments: by episode, the times at which any agent acted, gathered when asked for."""
+    """Find the moments of episodes, the times at which any agent acted; collected when needed."""
 
     def __init__(self, entries: dict[EpisodeKey, _Entry]) -> None:
         self._entries = entries
         self.keys: dict[str, list[EpisodeKey]] = {}
-        """By episode, those of its agents."""
+        """Keys of an episode's agents, by its id."""
         self._times: dict[str, NDArray[np.int64]] = {}
         self._ids: list[str] = []
         self._ends: NDArray[np.int64] | None = None
@@ -227,7 +225,7 @@ class _Moments:
 
 
 class EpisodeBuffer:
-    """Holds episodes for sampling. Not thread-safe. Episodes are shared, never changed."""
+    """Hold episodes to draw from. Not thread-safe. Episodes are shared, never changed."""
 
     def __init__(
         self,
@@ -235,22 +233,19 @@ class EpisodeBuffer:
         *,
         seed: int | None = None,
         draws: RandomDraws | None = None,
-        refuses_too_long: bool = False,
     ) -> None:
         """Make an empty buffer.
 
         Args:
-            capacity_steps: Steps held at most; 1 or more.
-            seed: Seed of the draws; None takes one from the system.
-            draws: Another source of draws; `seed` is not used then.
-            refuses_too_long: Refuse an episode beyond the capacity, which else replaces all others.
+            capacity_steps: Most steps to hold, at least 1; a longer episode replaces all others.
+            seed: Seed of the draws, or None for a random one.
+            draws: Another source of draws, which ignores `seed`.
         """
         if capacity_steps < 1:
             raise SamplingError(f"capacity_steps must be at least 1, got {capacity_steps}")
         self.capacity_steps = capacity_steps
         self.counters = BufferCounters()
         self.draws = draws if draws is not None else RandomDraws(seed)
-        self._refuses_too_long = refuses_too_long
         self._entries: dict[EpisodeKey, _Entry] = {}
         self._segments: dict[int, tuple[EpisodeKey, int]] = {}
         self._index = SegmentIndex()
@@ -258,29 +253,29 @@ class EpisodeBuffer:
 
     @property
     def step_count(self) -> int:
-        """Steps held."""
+        """Number of steps held."""
         return self._index.step_count
 
     @property
     def episode_count(self) -> int:
-        """Episodes held."""
+        """Number of episodes held."""
         return len(self._entries)
 
     def episodes(self) -> list[Episode]:
-        """Everything held, in the order in which episodes came; parts that do not touch apart."""
+        """Return all episodes, in order of arrival, in their parts where steps are missing."""
         return [part for entry in self._entries.values() for part in entry.parts]
 
     def held_digest(self, episode: Episode) -> bytes | None:
-        """Content digest of the part that was added with the same id, agent and first timestep."""
+        """Return the digest of the added part with the same id, agent and first timestep."""
         entry = self._entries.get(episode.key)
         return None if entry is None else entry.digests.get(episode.t_started)
 
     def add_all(self, episodes: Iterable[Episode]) -> list[AddOutcome]:
-        """Add several; those before one that raises stay."""
+        """Add several episodes; those before one that raises stay."""
         return [self.add(episode) for episode in episodes]
 
     def add_agents(self, episode: MultiAgentEpisode) -> dict[str, AddOutcome]:
-        """Add agents' steps and times; outcomes by agent. Raises as `add`; earlier agents stay."""
+        """Add agents' episodes; return outcomes by agent. If `add` raises, earlier agents stay."""
         return {
             agent_id: self.add(replace(part, step_times=episode.clocks[agent_id][:-1]))
             for agent_id, part in episode.agents.items()
@@ -288,17 +283,15 @@ class EpisodeBuffer:
         }
 
     def add(self, episode: Episode) -> AddOutcome:
-        """Add an episode, or a part of one; then the oldest leave while there are too many steps.
+        """Add an episode, or a part of one; then evict the oldest while there are too many steps.
 
         Raises:
-            EpisodeJoinError: it contradicts the held parts of its episode (an overlap, another
-                observation at the seam, steps after the end). Nothing changes.
-            EpisodeShapeError: it has no steps. Nothing changes.
+            EpisodeJoinError: It contradicts the parts held (an overlap, another observation at the
+                seam, steps after the end). Nothing changes.
+            EpisodeShapeError: It has no steps. Nothing changes.
         """
         if not len(episode):
             raise EpisodeShapeError(f"{episode!r} has no steps")
-        if self._refuses_too_long and len(episode) > self.capacity_steps:
-            return AddOutcome.TOO_LONG
         entry = self._entries.get(episode.key)
         if entry is None:
             entry = self._entries[episode.key] = _Entry([episode])
@@ -319,7 +312,7 @@ class EpisodeBuffer:
         return outcome
 
     def held_steps(self, positions: NDArray[np.int64]) -> list[HeldStep]:
-        """The steps at positions below `step_count`."""
+        """Return the steps at positions below `step_count`."""
         numbers, offsets = self._index.find(positions)
         found = []
         for number, offset in zip(numbers.tolist(), offsets.tolist(), strict=True):
@@ -332,12 +325,12 @@ class EpisodeBuffer:
 
     @property
     def moment_count(self) -> int:
-        """Moments held: environment steps of episodes in which at least one agent acted."""
+        """Number of moments: environment steps of episodes in which at least one agent acted."""
         ends = self._moments.ends()
         return int(ends[-1]) if len(ends) else 0
 
     def moments(self, positions: NDArray[np.int64]) -> list["Moment"]:
-        """The moments at positions below `moment_count`, each with all agents that acted in it."""
+        """Return the moments at positions below `moment_count`, each with all agents that acted."""
         found = []
         for episode_id, time in self._moments.find(positions):
             steps: list[HeldStep] = []
@@ -350,7 +343,7 @@ class EpisodeBuffer:
         return found
 
     def segment_starts(self) -> list[tuple[HeldStep, int]]:
-        """First step of every segment, and its length, in the order of positions."""
+        """Return the first step of every segment, and its length, in the order of positions."""
         numbers, lengths = self._index.lengths()
         found = []
         for number, length in zip(numbers.tolist(), lengths.tolist(), strict=True):
@@ -360,7 +353,7 @@ class EpisodeBuffer:
         return found
 
     def get_state(self) -> dict[str, Any]:
-        """Everything as plain values and arrays (`pack_message` serializes them)."""
+        """Return everything as plain values and arrays (`pack_message` serializes them)."""
         numbers, lengths = self._index.lengths()
         return {
             "capacity_steps": self.capacity_steps,
@@ -381,7 +374,7 @@ class EpisodeBuffer:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Become the buffer that `get_state` described; what was held is forgotten."""
+        """Replace everything by the state that `get_state` returned."""
         entries: dict[EpisodeKey, _Entry] = {}
         for held in state["episodes"]:
             part = episode_from_state(held)

@@ -2,29 +2,27 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from breadbox_offline.episodes.episode import Episode
-from breadbox_offline.episodes.serialized import episode_from_state, episode_to_state
-from breadbox_offline.errors import EpisodeJoinError, EpisodeShapeError, EpisodeStateError
+from breadbox_offline.errors import EpisodeJoinError, EpisodeShapeError
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class MultiAgentEpisode:
-    """Hold environment steps of several agents; `EpisodeShapeError` if clocks do not fit."""
+    """Environment steps of several agents; raises `EpisodeShapeError` if clocks do not match."""
 
     id: str
     agents: dict[str, Episode]
-    """By agent id; the episodes carry the same id and agent id."""
+    """Episodes by agent id; they have the same id, and their agent id."""
     clocks: dict[str, NDArray[np.int64]]
-    """Per agent, int64[T + 1], ascending: environment step of each observation."""
+    """int64[T + 1] by agent id, ascending: environment step of each observation."""
     terminated: bool = False
-    """All agents are done because the environment reached a terminal state."""
+    """True if all agents are done because the environment reached a terminal state."""
     truncated: bool = False
-    """The episode was cut off for all agents."""
+    """True if the episode was cut off for all agents."""
     t_started: int = 0
     """Environment step at which this run starts."""
 
@@ -75,16 +73,16 @@ class MultiAgentEpisode:
         return max((int(clock[-1]) for clock in self.clocks.values()), default=self.t_started)
 
     def __len__(self) -> int:
-        """Environment steps."""
+        """Return the number of environment steps."""
         return self.t - self.t_started
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing can follow for any agent."""
+        """True if no step can follow for any agent."""
         return self.terminated or self.truncated
 
     def agent_step_count(self) -> int:
-        """Steps of all agents together."""
+        """Return the number of steps of all agents together."""
         return sum(len(episode) for episode in self.agents.values())
 
     def slice(self, start: int, stop: int) -> "MultiAgentEpisode":
@@ -116,9 +114,9 @@ class MultiAgentEpisode:
         )
 
     def join(self, later: "MultiAgentEpisode") -> "MultiAgentEpisode":
-        """Return this run and the one that follows as one; agents may join or leave at the seam.
+        """Return this episode and the part that follows it as one; agents may join or leave.
 
-        Raises EpisodeJoinError for another episode, an end between, or parts that do not continue.
+        Raises EpisodeJoinError for another episode, an end between, or parts that do not follow.
         """
         if self.id != later.id or self.is_done:
             raise EpisodeJoinError(f"episode {self.id!r} is not continued by {later.id!r}")
@@ -138,44 +136,12 @@ class MultiAgentEpisode:
             t_started=self.t_started,
         )
 
-    def to_state(self) -> dict[str, Any]:
-        """The episode as plain values and arrays (`pack_message` serializes them)."""
-        return {
-            "id_": self.id,
-            "agents": {agent_id: episode_to_state(each) for agent_id, each in self.agents.items()},
-            "clocks": dict(self.clocks),
-            "is_terminated": self.terminated,
-            "is_truncated": self.truncated,
-            "t_started": self.t_started,
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "MultiAgentEpisode":
-        """Return the episode that `to_state` described; `EpisodeStateError` if malformed."""
-        try:
-            return cls(
-                id=str(state["id_"]),
-                agents={
-                    str(agent_id): episode_from_state(held)
-                    for agent_id, held in state["agents"].items()
-                },
-                clocks={
-                    str(agent_id): np.asarray(clock, dtype=np.int64)
-                    for agent_id, clock in state["clocks"].items()
-                },
-                terminated=bool(state["is_terminated"]),
-                truncated=bool(state["is_truncated"]),
-                t_started=int(state["t_started"]),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise EpisodeStateError(f"not a multi-agent episode: {error!r}") from error
-
 
 AnyEpisode = Episode | MultiAgentEpisode
 
 
 def flatten_agents(episodes: Iterable[AnyEpisode]) -> list[Episode]:
-    """Every agent's episode, in the order of episodes and, within one, of agents."""
+    """Return every agent's episode, in the order of episodes and, within one, of agents."""
     flat: list[Episode] = []
     for episode in episodes:
         if isinstance(episode, MultiAgentEpisode):

@@ -23,7 +23,7 @@ _REDRAWS_MAX = 16
 
 
 class ShortWindow(Enum):
-    """What a sequence does that starts too near the end of its episode to be full."""
+    """How a sequence that starts near the end of its episode is handled."""
 
     SHORTEN = "shorten"
     """It ends with the episode."""
@@ -33,14 +33,14 @@ class ShortWindow(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSampling:
-    """How single steps are drawn; `SamplingError` on construction if the numbers make no sense."""
+    """How single steps are drawn; raises `SamplingError` for numbers out of range."""
 
     n_step: int | tuple[int, int] = 1
-    """Steps summed into one, or a range [low, high) to draw that from for every item."""
+    """Steps summed into one, or a range [low, high) to draw their number from for every item."""
     discount: float = 0.99
     """Per step, 0 to 1; used when several are summed."""
     with_discount: bool = True
-    """Add the column `discount`: what the value after the item is worth, 0 when it terminated."""
+    """Add the column `discount`: factor of the value after the item, 0 if it is terminated."""
     with_extras: bool = False
     """Keep the extra model outputs of the first step."""
     with_infos: bool = False
@@ -59,7 +59,7 @@ class StepSampling:
         return (self.n_step, self.n_step + 1) if isinstance(self.n_step, int) else self.n_step
 
     def powers(self) -> NDArray[Any]:
-        """Powers of the discount from 0 up to the largest n."""
+        """Return the powers of the discount from 0 to the largest n."""
         return self.discount ** np.arange(self.n_step_range[1])
 
 
@@ -72,15 +72,15 @@ def sample_steps(
 ) -> list[Episode]:
     """Draw exactly `count` items, each an episode of one step.
 
-    An item that starts at step t and sums n steps leads from o_t to o_(t+n). Near the end n is what
-    is left, the end flags are kept, and the column `n_step` says how many were summed. Raises
-    SamplingError if the buffer is empty or `count` below 1.
+        An item that starts at step t and sums n steps leads from o_t to o_(t+n). Near the end of
+        an episode fewer steps are summed; the item has the end flags, and the column `n_step` says
+        how many. Raises SamplingError if the buffer is empty or `count` is below 1.
 
     Args:
-        buffer: Where to draw from.
-        count: Items wanted; uniform over all held steps, with replacement.
+        buffer: Buffer to draw from.
+        count: Number of items; uniform over all held steps, with replacement.
         sampling: How to draw, or None for single steps.
-        positions: Draw these steps instead (`count` of them), for example an epoch's share.
+        positions: Positions of `count` steps to return instead, such as an epoch's share.
     """
     sampling = sampling or StepSampling()
     _check_steps(buffer, count)
@@ -96,7 +96,7 @@ def sample_steps(
 
 def _check_steps(buffer: EpisodeBuffer, count: int) -> None:
     if count < 1:
-        raise SamplingError(f"at least 1 item must be asked for, got {count}")
+        raise SamplingError(f"at least 1 item must be drawn, got {count}")
     if not buffer.step_count:
         raise SamplingError("the episode buffer is empty: nothing can be drawn")
 
@@ -164,18 +164,18 @@ def sample_moments(
 ) -> list[list[Episode]]:
     """Draw exactly `count` moments, each with an item of every agent that acted in it.
 
-    A moment is an environment step of one episode. An item is an episode of one step, as of
-    `sample_steps`, whose `t_started` is the moment's environment step. When several steps are
-    summed, they are the agent's own next ones, whenever it took them. All items of a moment sum the
-    same number of steps, but for those near an agent's end. The column `moment` numbers the draws
-    from 0, so that rows of different agents can be matched. Raises SamplingError if the buffer is
-    empty, or `count` below 1 or not that of the positions.
+    A moment is an environment step of one episode. An item is an episode of one step, like those of
+    `sample_steps`; its `t_started` is the moment's environment step. If several steps are summed,
+    they are the agent's own next ones, at whatever times it acted. All items of a moment sum the
+    same number of steps, except near an agent's end. The column `moment` numbers the draws from 0,
+    so that rows of different agents can be matched. Raises SamplingError if the buffer is empty, or
+    `count` is below 1 or not the number of positions.
 
     Args:
-        buffer: Where to draw from.
-        count: Moments wanted; uniform over all held ones, with replacement.
+        buffer: Buffer to draw from.
+        count: Number of moments; uniform over all held ones, with replacement.
         sampling: How to draw, or None for single steps.
-        positions: Draw these moments instead: `count` numbers below `buffer.moment_count`.
+        positions: `count` numbers below `buffer.moment_count` of moments to return instead.
     """
     sampling = sampling or StepSampling()
     _check_steps(buffer, count)
@@ -195,17 +195,17 @@ def sample_moments(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSampling:
-    """How sequences are drawn; `SamplingError` on construction if the numbers make no sense."""
+    """How sequences are drawn; raises `SamplingError` for numbers out of range."""
 
     length: int
     """Steps of a full sequence."""
     lookback: int = 0
-    """Earlier steps kept as context, fewer at the start of an episode."""
+    """Earlier steps kept as context; fewer at the start of an episode."""
     start_margin: int = 0
-    """Steps that must follow the drawn one in its episode, for a burn-in."""
+    """Steps that must follow the first one in its episode, for a burn-in."""
     short_window: ShortWindow = ShortWindow.SHORTEN
     n_step: int = 1
-    """Sequences are of single steps; anything but 1 is refused."""
+    """Must be 1: sequences are of single steps."""
 
     def __post_init__(self) -> None:
         if self.n_step != 1:
@@ -219,7 +219,8 @@ def sample_sequences(
 ) -> list[Episode]:
     """Draw slices of episodes with `step_count` steps in all; the last slice is cut to fit.
 
-    SamplingError for an empty buffer, `step_count` below 1, or no episode beyond the start margin.
+    Raises SamplingError for an empty buffer, `step_count` below 1, or only episodes that are
+    shorter than the start margin.
     """
     _check_steps(buffer, step_count)
     sequences: list[Episode] = []
@@ -247,7 +248,7 @@ def _draw_start(buffer: EpisodeBuffer, margin: int) -> HeldStep:
 
 
 def _draw_among_usable(buffer: EpisodeBuffer, margin: int) -> HeldStep:
-    """Draw uniformly over the steps with enough of them behind; look at every segment."""
+    """Draw uniformly over the steps that enough others follow, by going through every segment."""
     segments = buffer.segment_starts()
     usable = np.array(
         [
@@ -274,10 +275,10 @@ def _with_weights(sequence: Episode) -> Episode:
 def sample_rows(buffer: EpisodeBuffer, row_count: int, length: int) -> dict[str, Tree]:
     """Draw a batch of rows of exactly `length` slots, without padding.
 
-    An episode of k steps fills k + 1 slots: its observations, the action taken there (at the last
-    observation the last action again) and the reward that led there (0 at the first). Behind an
-    episode's end a row goes on with another's start. `is_last` also marks where a row is cut.
-    Raises SamplingError if the buffer is empty or a number below 1.
+    An episode of k steps fills k + 1 slots: its observations, the action taken there (for the last
+    observation the last action again) and the reward that led there (0 for the first). After an
+    episode's end a row continues with another episode's start. `is_last` also marks where a row is
+    cut. Raises SamplingError if the buffer is empty or a number is below 1.
     """
     if length < 1:
         raise SamplingError(f"rows must have at least 1 slot, got {length}")
@@ -320,6 +321,6 @@ def _slots(episode: Episode, start: int, stop: int) -> dict[str, Tree]:
 
 
 def epoch_positions(buffer: EpisodeBuffer, count: int) -> Sequence[NDArray[np.int64]]:
-    """Every held step once, shuffled, in shares of `count`; the last share may be smaller."""
+    """Return every held step once, shuffled, in shares of `count`; the last may be smaller."""
     order = buffer.draws.order(buffer.step_count)
     return [order[start : start + count] for start in range(0, len(order), count)]

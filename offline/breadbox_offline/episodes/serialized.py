@@ -1,4 +1,4 @@
-"""Serialized episodes in the layout of RLlib 2.41 and 2.60, which reads what is written here."""
+"""Serialize episodes in the layout of RLlib 2.41 to 2.60, which can read them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ _DEPTH_MAX = 16
 def map_serialized(
     items: Iterable[bytes], report: ValidationReport, *, limits: DataLimits = DEFAULT_LIMITS
 ) -> list[Episode]:
-    """Episodes of serialized ones, in order; what cannot be read is reported, others are used."""
+    """Return the episodes of serialized ones, in order; report those that cannot be read."""
     episodes = []
     for row, item in enumerate(items):
         try:
@@ -50,12 +50,12 @@ def unpack_episode(data: bytes, *, limits: DataLimits = DEFAULT_LIMITS) -> Episo
 
 
 def pack_episode(episode: Episode) -> bytes:
-    """Serialize an episode; EpisodeStateError if an info of it holds an object, say."""
+    """Serialize an episode; EpisodeStateError if, for example, one of its infos has an object."""
     return pack_message(episode_to_state(episode))
 
 
 def episode_to_state(episode: Episode) -> dict[str, Any]:
-    """The episode as plain values and arrays."""
+    """Return the episode as plain values and arrays."""
     infos = episode.infos
     if infos is None:
         infos = [{} for _ in range(len(episode.rewards) + 1)]
@@ -92,13 +92,13 @@ def episode_to_state(episode: Episode) -> dict[str, Any]:
         "_start_time": None,
         "_last_step_time": None,
         "_temporary_timestep_data": None,
-        # RLlib keeps what it finds here, and reads nothing of it.
+        # RLlib keeps these values without reading them.
         "custom_data": custom_data,
     }
 
 
 def episode_from_state(state: Mapping[str, Any]) -> Episode:
-    """The episode that a state describes."""
+    """Return the episode that a state describes."""
     observations = _read_buffer(state, "observations", state.get("_observation_space"))
     actions = _read_buffer(state, "actions", state.get("_action_space"))
     rewards = _read_buffer(state, "rewards", None)
@@ -171,14 +171,14 @@ def _read_step_times(held: Any) -> NDArray[np.int64] | None:
 
 
 def _state_tree(held: Any, depth: int) -> Tree:
-    """A recurrent state; its lists were tuples before they were serialized."""
+    """Return a recurrent state; its lists were tuples before they were serialized."""
     if depth and isinstance(held, dict):
         return {key: _state_tree(branch, depth - 1) for key, branch in held.items()}
     if depth and isinstance(held, list):
         return tuple(_state_tree(branch, depth - 1) for branch in held)
     if isinstance(held, np.ndarray | np.generic):
         return held
-    if isinstance(held, float):  # as np.float64 is one, it is written like one
+    if isinstance(held, float):  # np.float64 is a float, and was written as one.
         return np.float64(held)
     raise EpisodeStateError(f"a {type(held).__name__} is no recurrent state", column=IN_STATES)
 
@@ -190,7 +190,7 @@ def _read_buffer(state: Mapping[str, Any], key: str, space: Any) -> Tree:
         is_stacked = "finalized" in buffer and _read(buffer, "finalized", bool)
         spec = composite_spec(space if own_space is None else own_space)
         if spec is not None:
-            # Stacked arrays, samples, or either as JSON.
+            # Data is stacked arrays, samples, or either as JSON.
             if not is_stacked and isinstance(data, list) and data and isinstance(data[0], _NESTED):
                 return stack([from_jsonable(sample, spec) for sample in data])
             return batch_from_jsonable(data, spec, _first_length(data, spec))
@@ -215,7 +215,7 @@ def _first_length(data: Any, spec: SpaceSpec) -> int:
 
 
 def _stacked_leaf(leaf: Any) -> NDArray[Any] | None:
-    if leaf is None:  # Within a tree: nothing, for every step.
+    if leaf is None:  # A branch that is None in every step.
         return None
     array = np.asarray(leaf)
     if array.dtype == object or not array.ndim:
@@ -228,7 +228,7 @@ _NESTED = (dict, tuple, list)
 
 
 def _with_tuples(held: Any, depth: int) -> Any:
-    """Return tuples of arrays that serializing made lists; a list of plain numbers is an array."""
+    """Restore tuples of arrays that became lists; a list of plain numbers is an array."""
     if not depth:
         raise EpisodeStateError("is nested too deeply")
     if isinstance(held, dict):
@@ -237,6 +237,6 @@ def _with_tuples(held: Any, depth: int) -> Any:
         return held
     branches = [_with_tuples(branch, depth - 1) for branch in held]
     is_tree = any(isinstance(each, _OF_TREES) or each is None for each in branches)
-    if not held:  # Of a tree; else an array without entries.
+    if not held:  # An empty tuple within a tree; at the top an empty array.
         is_tree = depth < _DEPTH_MAX
     return tuple(branches) if is_tree else held

@@ -1,4 +1,4 @@
-"""Judges episodes one by one: what can be used, what cannot, and why."""
+"""Judge episodes one by one: usable or not, and why."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,20 +8,20 @@ from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.report import FindingKind, FindingPolicy, ValidationReport
 
 EpisodeKey = tuple[str, str | None, int]
-"""Id, agent and first timestep: parts of one episode have different keys."""
+"""Id, agent and first timestep, which differ between parts of one episode."""
 HeldDigest = Callable[[Episode], bytes | None]
-"""Returns the content digest of the part with the same key that is held, or None."""
+"""Function that returns the digest of the held part with the same key, or None."""
 
 
 def episode_key(episode: Episode) -> EpisodeKey:
-    """What makes an episode, or part of one, the same as another."""
+    """Return what identifies an episode, or part of one."""
     return episode.id, episode.agent_id, episode.t_started
 
 
 def validate_episodes(
     episodes: Iterable[Episode], report: ValidationReport, *, held_digest: HeldDigest | None = None
 ) -> list[Episode]:
-    """Return usable episodes in order; the rest, repeats and conflicts, is in the report."""
+    """Return usable episodes in order; report the others, repeats and conflicts."""
     digests: dict[EpisodeKey, bytes] = {}
     accepted = []
     for episode in episodes:

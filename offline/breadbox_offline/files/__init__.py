@@ -1,1 +1,1 @@
-"""Readers and writers of files, and datasets of many, for users and `main.py`."""
+"""Read and write files, and datasets of many files, for users and `main.py`."""

@@ -6,11 +6,7 @@ from pathlib import Path
 
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.validation import validate_episodes
-from breadbox_offline.errors import (
-    OfflineDataError,
-    UnsupportedDatasetError,
-    placed,
-)
+from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError, placed
 from breadbox_offline.files.manifest import MANIFEST_NAME, read_manifest
 from breadbox_offline.files.minari_dataset import MINARI_SCHEME, read_minari
 from breadbox_offline.files.readers import RowBatch, is_readable, read_file
@@ -26,7 +22,7 @@ class Dataset:
 
     The path is a file (Parquet, JSON lines, msgpack), a directory of such files (read in the order
     of their names), a folder that `breadbox generate` wrote, or `minari:NAME` for a local Minari
-    dataset. What rows hold is found out from their columns, file by file.
+    dataset. The columns of each file show what its rows are.
 
     Attributes:
         report: Everything found so far; grows while episodes are read.
@@ -43,12 +39,12 @@ class Dataset:
         self.report = ValidationReport(self.policy)
 
     def episodes(self) -> Iterator[Episode]:
-        """Every episode that passes validation, in order; rows of one may span files.
+        """Yield every episode that passes validation, in order; rows of one may span files.
 
         Raises:
-            UnsupportedDatasetError: nothing readable is there.
-            OfflineDataError: a file is malformed; names file, row and column. Episodes before it
-                have been handed out.
+            UnsupportedDatasetError: There is nothing readable.
+            OfflineDataError: A file is malformed; names file, row and column. Episodes before it
+                have been yielded.
         """
         for found in self._mapped():
             yield from validate_episodes(found, self.report)
@@ -80,7 +76,7 @@ class Dataset:
             raise UnsupportedDatasetError("holds no file that can be read", file=str(path))
         folder = path.resolve()
         for file in files:
-            # Who made the folder chose what links in it lead to.
+            # A folder's author must not choose files outside it to be read.
             if not file.resolve().is_relative_to(folder):
                 raise OfflineDataError(
                     "is a link out of its folder; read what it leads to by its own name",
@@ -92,7 +88,7 @@ class Dataset:
 
     def _map(self, batch: RowBatch, assembler: RowAssembler) -> list[Episode]:
         mode = detect_mode(batch.columns, self.mapping)
-        # The assembler numbers rows by itself: some of them wait for later batches.
+        # The assembler numbers rows itself, because some of them wait for later batches.
         self.report.row_offset = 0 if mode is InputMode.COLUMNS else batch.first_row
         return map_columns(
             batch.columns, mode, self.mapping, self.report, assembler, first_row=batch.first_row

@@ -1,4 +1,4 @@
-"""Episodes that `breadbox generate` recorded: a manifest, and the files that its lines name."""
+"""Read episodes that `breadbox generate` recorded: a manifest, and the files its lines name."""
 
 import json
 import math
@@ -24,7 +24,7 @@ _LINE_BYTES_MAX = 1 << 20
 def read_manifest(
     path: Path, report: ValidationReport, *, limits: DataLimits = DEFAULT_LIMITS
 ) -> Iterator[Episode]:
-    """Yield a manifest's episodes; unreadable lines are reported. Without observations: frames."""
+    """Yield a manifest's episodes, of frames if it has no observations; report unreadable lines."""
     manifest = path / MANIFEST_NAME if path.is_dir() else path
     report.file = str(manifest)
     for row, line in enumerate(_lines(manifest)):
@@ -67,7 +67,7 @@ def _read_episode(folder: Path, line: bytes, limits: DataLimits) -> Episode:
 
 
 def _file_of(folder: Path, entry: dict[str, Any], key: str) -> Path:
-    """The file that a line names; one outside the manifest's folder is refused."""
+    """Return the path of a file that a line names, or refuse one outside the manifest's folder."""
     name = entry.get(key)
     if not isinstance(name, str):
         raise OfflineDataError("is not named", column=key)
@@ -81,7 +81,7 @@ def _read_npz(path: Path, limits: DataLimits) -> dict[str, NDArray[Any]]:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         for member in members:
-            # An array's own header is believed by numpy; it may state more than its file has.
+            # Numpy trusts an array's header, which may state more than the file has.
             with archive.open(member) as held:
                 stated_bytes = max(member.file_size, _stated_bytes(held))
             check_bytes(f"{path.name}: {member.filename}", stated_bytes, limits.array_bytes_max)
@@ -92,7 +92,7 @@ def _read_npz(path: Path, limits: DataLimits) -> dict[str, NDArray[Any]]:
 
 
 def _stated_bytes(file: IO[bytes]) -> int:
-    """Bytes of the array that a file says it holds; 0 of one that is no array."""
+    """Return the bytes of the array that a file states, or 0 if it is no array."""
     try:
         is_first = np.lib.format.read_magic(file) == (1, 0)
         headers = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
@@ -130,14 +130,14 @@ def _tree(columns: dict[str, NDArray[Any]], root: str) -> Tree:
 
 
 def _decode(path: Path, form: str, limits: DataLimits) -> NDArray[np.uint8]:
-    """Decode all frames of a file; the container is given, as others can name files to open."""
+    """Decode all frames of a file of a given container; other containers can name more files."""
     import av
 
     frames: list[NDArray[np.uint8]] = []
     size_bytes = 0
     try:
         with path.open("rb") as file, av.open(file, "r", format=form) as container:
-            # Of the size that a frame states, nothing is allocated before this is asked.
+            # The decoder checks this limit before it allocates a frame of the stated size.
             stream = container.streams.video[0]
             stream.codec_context.options = {"max_pixels": str(limits.array_bytes_max // 3)}
             for frame in container.decode(stream):

@@ -1,4 +1,4 @@
-"""Minari datasets, when the package minari is installed."""
+"""Read and write Minari datasets, if the package minari is installed."""
 
 import io
 import json
@@ -39,11 +39,11 @@ _UNSOUND = (
     *(ArithmeticError, AssertionError, AttributeError, KeyError, IndexError, NotImplementedError),
     *(OSError, RecursionError, RuntimeError, TypeError, ValueError),
 )
-"""What the package raises where a dataset is not as it expects."""
+"""Errors that the package raises for datasets that it does not expect."""
 
 
 def read_minari(path: str, *, limits: DataLimits = DEFAULT_LIMITS) -> Iterator[Episode]:
-    """Yield episodes of `minari:NAME`; bad names, code, sizes or shapes: OfflineDataError."""
+    """Yield episodes of `minari:NAME`; OfflineDataError for bad names, code, sizes or shapes."""
     minari = _import_minari(path)
     name = path.removeprefix(MINARI_SCHEME)
     try:
@@ -91,23 +91,22 @@ def _episode_of(held: Any, dataset_name: str) -> Episode:
 def write_minari(
     episodes: Iterable[Episode], path: str, *, env_id: str | None = None
 ) -> WrittenCounts:
-    """Write episodes to the new local dataset `minari:NAME`; nothing is left of one that fails.
+    """Write episodes to the new local dataset `minari:NAME`; remove it if that fails.
 
-    Images are stored as they are, not as JPEG. Extra model outputs, infos and agent ids have no
-    place in a Minari dataset and stay behind.
+    Images are stored uncompressed. A Minari dataset cannot hold extra model outputs, infos and
+    agent ids; they are left out.
 
     Args:
-        episodes: In any number; a few are held at a time.
+        episodes: Any number; a few are in memory at a time.
         path: `minari:` and a Minari dataset id, such as `minari:cartpole/expert-v0`.
-        env_id: A Gymnasium environment that the episodes were recorded in: the dataset takes its
-            spaces and can recover it. Without one, the spaces are those of the first episode's
-            arrays: boxes with the limits of their dtypes.
+        env_id: A Gymnasium environment that the dataset takes its spaces from and can recover; or
+            None for boxes with the limits of the first episode's dtypes.
 
     Raises:
-        UnsupportedDatasetError: minari is not installed, the id is no dataset id, a dataset of
-            that name exists, or there is no such environment.
-        SpaceMismatchError: an episode does not fit the spaces.
-        SchemaError: there is no episode, or one has arrays that Minari has no space for.
+        UnsupportedDatasetError: minari is not installed, the id is invalid, a dataset of that name
+            exists, or there is no such environment.
+        SpaceMismatchError: An episode does not fit the spaces.
+        SchemaError: There is no episode, or one has arrays that Minari has no space for.
     """
     minari = _import_minari(path)
     remaining = iter(episodes)
@@ -141,8 +140,7 @@ def _import_minari(path: str) -> ModuleType:
 
 def _missing_package(path: str) -> UnsupportedDatasetError:
     return UnsupportedDatasetError(
-        f"needs the packages minari and h5py: {how_to_install('minari')}",
-        file=path,
+        f"needs the packages minari and h5py: {how_to_install('minari')}", file=path
     )
 
 
@@ -161,7 +159,7 @@ def _create_dataset(minari: ModuleType, path: str, first: Episode, env_id: str |
             ) from error
     try:
         with warnings.catch_warnings():
-            # Author, code and so on are wished for; the exporting user may not know them.
+            # It warns of a missing author, code and so on, which the user may not know.
             warnings.simplefilter("ignore", UserWarning)
             return minari.create_dataset_from_buffers(
                 path.removeprefix(MINARI_SCHEME), [], jpeg_encoding=False, **held
@@ -199,7 +197,7 @@ def _check_spaces(episode: Episode, dataset: Any, path: str) -> None:
     for name, space, tree in pairs:
         sample = trees.map_tree(lambda leaf: _sample(leaf[0]), tree)
         with warnings.catch_warnings():
-            # What follows is said once, as an error.
+            # The error below replaces its warning.
             warnings.simplefilter("ignore", UserWarning)
             fits = space.contains(sample)
         if not fits:
@@ -231,7 +229,7 @@ _JPEG = b"\xff\xd8\xff"
 
 
 def check_sound(folder: Path, limits: DataLimits) -> None:
-    """Refuse a dataset that must not be opened."""
+    """Refuse a dataset that could execute code or exhaust memory when opened."""
     metadata = _read_metadata(folder)
     for name in ("observation_space", "action_space"):
         space = metadata.get(name)
@@ -271,7 +269,7 @@ def _check_space(space: Any, limits: DataLimits) -> None:
     branches = space.get("subspaces", ())
     for each in branches.values() if isinstance(branches, dict) else branches:
         _check_space(each, limits)
-    # A discrete space has no shape; its `n` is how many values there are.
+    # A discrete space has no shape; its `n` is the number of its values.
     stated = space.get("shape", 1 if space.get("type") == "Discrete" else space.get("n", 1))
     sizes: list[Any] = stated if isinstance(stated, list) else [stated]
     count = 1
@@ -283,7 +281,7 @@ def _check_space(space: Any, limits: DataLimits) -> None:
 
 
 def _check_file(path: Path, limits: DataLimits) -> int:
-    """Look at everything in an HDF5 file; returns how many groups are at its top."""
+    """Check everything in an HDF5 file; return the number of groups at its top."""
     import h5py
 
     seen: set[Any] = set()
@@ -319,13 +317,13 @@ def _size_of(
 
 
 def _dataset_bytes(held: Any, limits: DataLimits) -> int:
-    """Bytes of an array when it is read; of frames, when they are decoded."""
+    """Return the bytes of an array when it is read, or of decoded frames."""
     if held.shape is None:
         return 0
     size_bytes = math.prod(held.shape) * held.dtype.itemsize
     check_bytes("an array", size_bytes, limits.array_bytes_max)
     if held.dtype.kind == "O":
-        # Rows of any length, which may be the same bytes of the file again and again.
+        # Rows of any length, which may all be the same bytes of the file.
         for row in _rows(held):
             size_bytes += len(row) if isinstance(row, bytes) else getattr(row, "nbytes", 0)
             check_bytes("an array", size_bytes, limits.array_bytes_max)

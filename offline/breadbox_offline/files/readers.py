@@ -1,4 +1,4 @@
-"""Readers of files: streamed, bounded, and with errors that name file, row and column."""
+"""Read files as bounded streams, with errors that name file, row and column."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -15,12 +15,7 @@ import pyarrow.parquet as parquet
 from breadbox.payload.limits import EXPANSION_MAX
 from breadbox_offline.decoding.arrow import check_type, columns_of, leaf_count, split_rows
 from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError, placed
-from breadbox_offline.limits import (
-    DEFAULT_LIMITS,
-    LIMIT_OPTION,
-    DataLimits,
-    check_bytes,
-)
+from breadbox_offline.limits import DEFAULT_LIMITS, LIMIT_OPTION, DataLimits, check_bytes
 from breadbox_offline.rows.columns import row_count
 from breadbox_offline.training.prelearner import ITEM
 
@@ -31,18 +26,18 @@ MSGPACK = (".msgpack", ".mpk")
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """Some consecutive rows of a file."""
+    """Consecutive rows of a file."""
 
     columns: dict[str, Any]
     file: str
     first_row: int
-    """Row of the file (from 0) that the first row here is."""
+    """Number of the first of these rows in the file, from 0."""
 
 
 def read_file(
     path: Path, *, batch_rows: int = 4096, limits: DataLimits = DEFAULT_LIMITS
 ) -> Iterator[RowBatch]:
-    """The rows of one file, in order, at most `batch_rows` at a time."""
+    """Yield the rows of one file, in order, at most `batch_rows` at a time."""
     reader = _reader_of(path)
     if reader is None:
         known = ", ".join((PARQUET, *JSON_LINES, *MSGPACK))
@@ -77,7 +72,7 @@ def _reader_of(path: Path) -> _Reader | None:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether some reader is known for the file's suffix."""
+    """Return True if there is a reader for the file's suffix."""
     return _reader_of(path) is not None
 
 
@@ -107,7 +102,7 @@ def _plan_parquet(
             width = described.length or _PHYSICAL_BYTES.get(described.physical_type, 8)
             top = next((each for each in fixed if f"{name}.".startswith(f"{each}.")), None)
             if top is None or fixed[top] is None:
-                # As many values as there are may be those of a single row.
+                # A single row may have all of the values.
                 with placed(column=name):
                     check_bytes(
                         f"row group {number}", held.num_values * width, limits.memory_bytes_max
@@ -136,7 +131,7 @@ def _read_json_lines(path: Path, batch_rows: int, limits: DataLimits) -> Iterato
             parse_options=parse,
         )
         if column_count is None:
-            # What the first lines hold, the others have to hold.
+            # Later lines must have the types of the first ones.
             parse = arrow_json.ParseOptions(
                 explicit_schema=table.schema, unexpected_field_behavior="error"
             )
@@ -171,7 +166,7 @@ def _raw_item(path: Path, start: int, end: int) -> bytes:
     with path.open("rb") as file:
         file.seek(start)
         data = file.read(end - start)
-    # A byte string holds a serialized episode; a map is one.
+    # A byte string contains a serialized episode; a map is one itself.
     return msgpack.unpackb(data) if data[0] in (0xC4, 0xC5, 0xC6) else data
 
 
@@ -185,7 +180,7 @@ _DEEPER[list(b"]}")] = -1
 
 
 def read_blocks(path: Path, limits: DataLimits) -> Iterator[bytes]:
-    """The lines of a file, as many at a time as fit a block."""
+    """Yield the lines of a file, in blocks of as many as fit."""
     rest = b""
     with path.open("rb") as file:
         while piece := file.read(limits.json_block_bytes - len(rest)):
@@ -214,10 +209,10 @@ def _check_depth(block: bytes, limits: DataLimits) -> None:
 
 
 def _depth(block: bytes) -> int:
-    """Levels of the deepest value; what stands in texts is none."""
+    """Return the levels of the deepest value, without those in texts."""
     structure = block.translate(None, _NO_STRUCTURE)
     if b"\\" not in structure:
-        # Texts without brackets in them are gone now, which are nearly all.
+        # This removes texts without brackets in them, which are nearly all.
         structure = structure.replace(b'""', b"")
     if b'"' in structure or b"\\" in structure:
         structure = _TEXT.sub(b"", block).translate(None, _NO_STRUCTURE)
@@ -226,7 +221,7 @@ def _depth(block: bytes) -> int:
 
 
 def check_places(block: bytes, column_count: int | None, limits: DataLimits) -> None:
-    """Refuse lines of objects that would need a place for every key that any of them has."""
+    """Refuse lines of objects that would together need too many cells, one per object and key."""
     objects = block.count(b"{")
     if column_count is None:
         column_count = block.count(b'"') // 2  # at most
@@ -242,8 +237,8 @@ def check_places(block: bytes, column_count: int | None, limits: DataLimits) -> 
 
 def _count_keys(block: bytes) -> int:
     keys = set(_KEY.findall(block[: block.find(b"\n") + 1]))
-    # Mostly each line has the keys of the first. Then all colons are theirs, which is counted in a
-    # tenth of the time; what a backslash does to that is not thought through here.
+    # Usually each line has the keys of the first, and then all colons are theirs: counting them is
+    # ten times as fast. Blocks with backslashes are not counted so.
     is_plain = len(keys) <= _KEYS_COUNTED_MAX and b"\\" not in block
     if is_plain and sum(block.count(key + b":") for key in keys) == block.count(b":"):
         return len(keys)

@@ -1,4 +1,4 @@
-"""Writers of files that every reader here, and RLlib, can read back."""
+"""Write files that every reader here, and RLlib, can read back."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ from breadbox_offline.training.prelearner import ITEM
 
 @dataclass(frozen=True, slots=True)
 class WrittenCounts:
-    """What was written."""
+    """Numbers of what was written."""
 
     episode_count: int
     step_count: int
@@ -33,19 +33,19 @@ class WrittenCounts:
 def write_episodes(
     episodes: Iterable[Episode], path: Path, *, layout: str = "steps"
 ) -> WrittenCounts:
-    """Write episodes to one file, which appears under its name when it is complete.
+    """Write episodes to one file, which gets its name once it is complete.
 
     Args:
-        episodes: In any number; one is held at a time.
-        path: Ends `.parquet` or `.msgpack`.
+        episodes: Any number; one is in memory at a time.
+        path: Ends with `.parquet` or `.msgpack`.
         layout: In a Parquet file, `steps` (a row is a step, readable by everything) or `episodes`
             (a row is a serialized episode, readable by RLlib 2.60 and by this package).
 
     Raises:
-        UnsupportedDatasetError: the suffix or the layout is unknown, or the file cannot be written,
-            such as for want of room; nothing is left of it then.
-        SchemaError: an episode has other columns than the first.
-        OfflineDataError: an episode holds what could not be read back, such as dates; names it.
+        UnsupportedDatasetError: The suffix or the layout is unknown, or the file cannot be written,
+            for example for lack of room; nothing is left of it then.
+        SchemaError: An episode has other columns than the first.
+        OfflineDataError: An episode has values that could not be read back, such as dates.
     """
     open_writer = _writer_of(path, layout)
     unfinished = path.with_name(f".{path.name}.unfinished")
@@ -64,7 +64,7 @@ def write_episodes(
             writer.close()
             unfinished.replace(path)
     finally:
-        with suppress(OSError):  # Of one that failed, what it holds is of no use.
+        with suppress(OSError):  # A file that failed is removed anyway.
             writer.close()
         unfinished.unlink(missing_ok=True)
     return WrittenCounts(episode_count, step_count)
@@ -75,7 +75,7 @@ def _written_to(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Some of pyarrow's have no text but their message.
+        # Some of pyarrow's errors have only a message.
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise UnsupportedDatasetError(f"cannot be written: {reason}", file=str(path)) from error
     except OfflineDataError as error:
@@ -117,7 +117,7 @@ class _ParquetWriter:
         self._append(self._table_of(episode))
 
     def close(self) -> None:
-        """Make the file complete; idempotent. Without an episode no columns are known."""
+        """Complete the file; idempotent. A file without episodes gets an empty column of items."""
         if not self._is_closed and self._writer is None:
             self._append(pa.table({ITEM: pa.array([], pa.binary())}))
         self._is_closed = True
@@ -157,7 +157,7 @@ class _MsgpackWriter:
 
 
 def step_columns(episode: Episode) -> dict[str, Any]:
-    """An episode as columns with one row per step, as `map_rows` reads them."""
+    """Return an episode as columns with one row per step, as `map_rows` reads them."""
     count = len(episode)
     observations = episode.own_observations()
     last = np.arange(count) == count - 1
@@ -171,7 +171,7 @@ def step_columns(episode: Episode) -> dict[str, Any]:
         Column.REWARDS: episode.own_rewards(),
         Column.TERMINATEDS: last & episode.terminated,
         Column.TRUNCATEDS: last & episode.truncated,
-        # One without leaves has no rows to be a column of.
+        # A tree without leaves has no rows, and can be no column.
         **{name: tree for name, tree in extras.items() if any(trees.leaves(tree))},
     }
     for name, value in ((Column.AGENT_ID, episode.agent_id), (Column.MODULE_ID, episode.module_id)):

@@ -1,1 +1,1 @@
-"""Recorded columns and rows to episodes, for `files` and `training`."""
+"""Turn recorded columns and rows into episodes, for `files` and `training`."""

@@ -1,8 +1,8 @@
-"""Assembles rows into episodes, on whole columns: Python runs once per episode, not per row.
+"""Assemble rows into episodes, on whole columns: Python runs once per episode, not per row.
 
-O1 An episode holds rows of one key, in ascending `t` without repeats. O2 A part ends wherever rows
-do not continue each other (gap, end flag, other observation), and keeps its true final observation.
-O3 Every row is in one episode, waiting, or reported.
+O1 An episode holds rows of one key, in ascending `t` without repeats. O2 A part ends where rows do
+not continue each other (gap, end flag, other observation), and keeps its true final observation. O3
+Every row is in one episode, waiting, or reported.
 """
 
 import uuid
@@ -26,7 +26,7 @@ Key = tuple[str | None, str | None]
 
 
 def map_rows(columns: Columns, options: MappingOptions, report: ValidationReport) -> list[Episode]:
-    """Episodes of one set of rows, nothing held back."""
+    """Return the episodes of one set of rows, including unfinished ones."""
     if options.grouping == RowGrouping.ONE_STEP:
         return one_step_episodes(read_rows(columns, options), options)
     assembler = RowAssembler(options, report)
@@ -34,7 +34,7 @@ def map_rows(columns: Columns, options: MappingOptions, report: ValidationReport
 
 
 def one_step_episodes(table: RowTable, options: MappingOptions) -> list[Episode]:
-    """Return every row as an episode of one step; without `multi_agent` agents are one."""
+    """Return every row as an episode of one step; without `multi_agent` agents are ignored."""
     pairs = trees.map_tree(
         lambda obs, new_obs: np.stack([obs, new_obs], axis=1), table.obs, table.new_obs
     )
@@ -79,14 +79,14 @@ def _episode_of(table: RowTable, start: int, stop: int, **own: Any) -> Episode:
 
 
 def step_times(t: NDArray[np.int64] | None, start: int, stop: int) -> NDArray[np.int64] | None:
-    """The timesteps of some rows; None when they follow each other, or are not known."""
+    """Return the timesteps of some rows, or None if they are consecutive or unknown."""
     if t is None or t[stop - 1] - t[start] == stop - start - 1:
         return None
     return t[start:stop]
 
 
 class RowAssembler:
-    """Assemble row batches; at most `held_rows_max` unfinished rows wait. Not thread-safe."""
+    """Assemble batches of rows; at most `held_rows_max` unfinished rows wait. Not thread-safe."""
 
     def __init__(self, options: MappingOptions, report: ValidationReport) -> None:
         self._options = options
@@ -94,7 +94,7 @@ class RowAssembler:
         self._held: RowTable | None = None
 
     def add(self, columns: Columns, *, first_row: int = 0) -> list[Episode]:
-        """Episodes that these rows complete; the rows of others wait."""
+        """Return the episodes that these rows complete; rows of other episodes wait."""
         table = read_rows(columns, self._options, first_row=first_row)
         if self._held is not None:
             _check_same_columns(self._held, table)
@@ -116,7 +116,7 @@ class RowAssembler:
         return _assemble(table, groups, self._options, self._report) if len(table) else []
 
     def finish(self) -> list[Episode]:
-        """What waited, unfinished as it is."""
+        """Return the episodes of the rows that waited, unfinished as they are."""
         table, self._held = self._held, None
         if table is None:
             return []
@@ -163,7 +163,7 @@ class _Groups:
 
     @classmethod
     def _without_ids(cls, table: RowTable) -> "_Groups":
-        """Rows in their order; an end flag, or a `t` that does not go on, starts a new group."""
+        """Group rows in their order; an end flag, or a gap in `t`, starts a new group."""
         starts = np.zeros(len(table), dtype=np.bool_)
         starts[1:] = (table.terminated | table.truncated)[:-1]
         if table.t is not None:
@@ -213,7 +213,7 @@ def _assemble(
             step_times=step_times(t, start, stop) if options.multi_agent else None,
         )
         if episode_id is None:
-            # Named by its content, so that reading the same rows again is noticed.
+            # A digest as id, so that reading the same rows again is noticed.
             episode.id = episode.content_digest().hex()
         episodes.append(episode)
     return episodes
@@ -249,7 +249,7 @@ def _find_parts(
 
 
 def _ordered_rows(table: RowTable, groups: _Groups, report: ValidationReport) -> NDArray[np.int64]:
-    """Rows by group, then by `t`; of rows with the same `t` the first."""
+    """Return rows by group, then by `t`; the first of rows with the same `t`."""
     if table.t is None:
         return np.argsort(groups.codes, kind="stable")
     order = np.lexsort((table.t, groups.codes))
@@ -263,7 +263,7 @@ def _ordered_rows(table: RowTable, groups: _Groups, report: ValidationReport) ->
 def _discontinuities(
     table: RowTable, inner: NDArray[np.bool_], options: MappingOptions
 ) -> Iterator[tuple[FindingKind, NDArray[np.bool_], str]]:
-    """Where, between consecutive rows of one open episode, they do not continue each other."""
+    """Yield where consecutive rows of one open episode do not continue each other, and why."""
     gaps = np.zeros_like(inner)
     if table.t is not None and not options.multi_agent:
         gaps = inner & (np.diff(table.t) != 1)
@@ -290,7 +290,7 @@ def _note(
 
 
 def _all_observations(parts: _Parts) -> Tree:
-    """The observations of every row, and after each part the one it led to, in one buffer."""
+    """Return the observations of every row, and after each part the last one, in one buffer."""
     table, part_count = parts.table, len(parts.starts)
     numbers = np.repeat(np.arange(part_count), parts.stops - parts.starts)
     places = np.arange(len(table)) + numbers

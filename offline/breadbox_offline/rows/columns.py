@@ -1,4 +1,4 @@
-"""Turns recorded columns into arrays, one row per step: unpacking, stacking, strict flags."""
+"""Turn recorded columns into arrays, one row per step: unpack, stack, check flags strictly."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -23,23 +23,23 @@ from breadbox_offline.errors import (
 from breadbox_offline.rows.options import DONE, Column, MappingOptions, OfflineSchema
 
 Columns = Mapping[str, Any]
-"""Columns of equal length: arrays, lists, or (already nested) dicts and tuples of arrays."""
+"""Columns of equal length: arrays, lists, or nested dicts and tuples of arrays."""
 
 
 def row_of(column: Any, row: int) -> Any:
-    """One row of a column; of a nested one, a tree."""
+    """Return one row of a column; of a nested one, a tree."""
     return trees.row(column, row) if isinstance(column, dict | tuple) else column[row]
 
 
 def rows_of(column: Any) -> list[Any]:
-    """All rows of a column, one by one."""
+    """Return all rows of a column as a list."""
     if isinstance(column, dict | tuple):
         return [trees.row(column, row) for row in range(length(column))]
     return list(column)
 
 
 def infos_of(held: Any, name: str) -> list[Mapping[str, Any]]:
-    """One map per entry of a list of infos; empty where there is none."""
+    """Return one map per entry of a list of infos, empty for None."""
     if not isinstance(held, list | tuple | np.ndarray):
         raise OfflineDataError(f"holds a {type(held).__name__}, wanted a list of maps", column=name)
     for info in held:
@@ -49,14 +49,14 @@ def infos_of(held: Any, name: str) -> list[Mapping[str, Any]]:
 
 
 def check_flat(columns: Columns, names: Iterable[str | None]) -> None:
-    """Refuse nested columns where one value per row is wanted."""
+    """Raise SchemaError if one of these columns is nested; they have one value per row."""
     for name in names:
         if name is not None and isinstance(columns[name], dict | tuple):
             raise SchemaError("is nested; wanted one value per row", column=name)
 
 
 def row_count(columns: Columns) -> int:
-    """Rows of a set of columns."""
+    """Return the number of rows of a set of columns."""
     if not columns:
         raise SchemaError("there are no columns")
     first, wanted = None, -1
@@ -74,7 +74,7 @@ def row_count(columns: Columns) -> int:
 
 
 def is_packed(values: Any, canonical: str, physical: str, options: MappingOptions) -> bool:
-    """Whether text and bytes in this column are packed arrays."""
+    """Return True if text and bytes in this column are packed arrays."""
     if isinstance(values, np.ndarray) and values.dtype.kind not in "OUS":
         return False
     listed = options.packed_columns
@@ -88,7 +88,7 @@ def is_packed(values: Any, canonical: str, physical: str, options: MappingOption
 
 
 def space_spec(canonical: str, options: MappingOptions) -> SpaceSpec | None:
-    """Return the nested space given for a column, or None if its samples need no conversion."""
+    """Return the nested space of a column, or None if its samples need no conversion."""
     space = {
         Column.OBS: options.observation_space,
         Column.NEW_OBS: options.observation_space,
@@ -98,7 +98,7 @@ def space_spec(canonical: str, options: MappingOptions) -> SpaceSpec | None:
 
 
 def samples_tree(values: Any, canonical: str, physical: str, options: MappingOptions) -> Tree:
-    """One column of samples as a tree of arrays, [rows, ...]."""
+    """Return one column of samples as a tree of arrays, [rows, ...]."""
     if isinstance(values, dict | tuple):
         return _stacked(values, physical)
     if is_packed(values, canonical, physical, options):
@@ -120,7 +120,7 @@ def _stacked(tree: Tree, path: str) -> Tree:
 
 
 def convert_samples(values: Sequence[Any], spec: SpaceSpec) -> list[Tree]:
-    """Samples out of whichever of the two stored forms each has."""
+    """Convert samples from either of the two stored forms."""
     converted = []
     for row, value in enumerate(values):
         try:
@@ -132,7 +132,7 @@ def convert_samples(values: Sequence[Any], spec: SpaceSpec) -> list[Tree]:
 
 
 def stack_samples(values: Any) -> Tree:
-    """A list or object array of samples as a tree of arrays; a plain array as it is."""
+    """Return a list or object array of samples as a tree of arrays, a plain array as it is."""
     if isinstance(values, np.ndarray) and values.dtype != object:
         return values
     if not len(values):
@@ -141,7 +141,7 @@ def stack_samples(values: Any) -> Tree:
 
 
 def bool_flags(values: Any, physical: str) -> NDArray[np.bool_]:
-    """Return end flags, from booleans or the numbers 0 and 1."""
+    """Return end flags, given booleans or the numbers 0 and 1."""
     array = np.asarray(values)
     if array.dtype == np.bool_:
         return array
@@ -170,7 +170,7 @@ def _numbers(array: NDArray[Any], physical: str, what: str) -> NDArray[Any]:
 
 
 def whole_numbers(values: Any, physical: str) -> NDArray[np.int64]:
-    """Timesteps, as int64[rows]."""
+    """Return timesteps, as int64[rows]."""
     array = np.asarray(values)
     if array.dtype == object or array.dtype.kind == "f":
         array = float_numbers(array, physical)
@@ -188,7 +188,7 @@ def whole_numbers(values: Any, physical: str) -> NDArray[np.int64]:
 
 
 def float_numbers(values: Any, physical: str) -> NDArray[Any]:
-    """Return one number per row, in the dtype it was recorded with."""
+    """Return one number per row, in the recorded dtype."""
     array = _numbers(np.asarray(values), physical, "number")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -201,7 +201,7 @@ def float_numbers(values: Any, physical: str) -> NDArray[Any]:
 
 
 def id_texts(values: Any, physical: str) -> list[str]:
-    """Ids as text; numbers are written out."""
+    """Return ids as text, numbers included."""
     plain = values.tolist() if isinstance(values, np.ndarray) else list(values)
     for row, value in enumerate(plain):
         if value is None or isinstance(value, float):
@@ -226,13 +226,13 @@ class RowTable:
     infos: list[Info] | None
     extras: dict[str, Tree]
     numbers: NDArray[np.int64]
-    """Where each row stood in what was read, for reports."""
+    """Position of each row in the input, for reports."""
 
     def __len__(self) -> int:
         return len(self.rewards)
 
     def take(self, rows: NDArray[np.int64]) -> "RowTable":
-        """Return chosen rows, copied."""
+        """Return chosen rows, as copies."""
         picked = rows.tolist()
 
         def pick(held: Any) -> Any:
@@ -243,7 +243,7 @@ class RowTable:
         return RowTable(**{each.name: pick(getattr(self, each.name)) for each in fields(self)})
 
     def append(self, later: "RowTable") -> "RowTable":
-        """Return the rows of both, these first; the columns of both must be the same."""
+        """Return the rows of both, these first; both must have the same columns."""
 
         def chain(front: Any, back: Any) -> Any:
             if front is None or back is None:
@@ -259,7 +259,7 @@ class RowTable:
 
 
 def read_rows(columns: Columns, options: MappingOptions, *, first_row: int = 0) -> RowTable:
-    """Read column data; nothing is kept when this raises."""
+    """Return the rows of some columns, as arrays."""
     schema = options.schema
     count = row_count(columns)
     if options.multi_agent:
@@ -268,19 +268,11 @@ def read_rows(columns: Columns, options: MappingOptions, *, first_row: int = 0) 
         name: schema.require(name, columns) for name in (Column.OBS, Column.ACTIONS, Column.REWARDS)
     }
     flat = (
-        Column.REWARDS,
-        Column.TERMINATEDS,
-        Column.TRUNCATEDS,
-        Column.DONES,
-        Column.EPS_ID,
-        Column.AGENT_ID,
-        Column.MODULE_ID,
-        Column.T,
+        *(Column.REWARDS, Column.TERMINATEDS, Column.TRUNCATEDS, Column.DONES),
+        *(Column.EPS_ID, Column.AGENT_ID, Column.MODULE_ID, Column.T),
     )
-    check_flat(
-        columns,
-        [*(schema.find(name, columns) for name in flat), *find_flag_columns(columns, schema)],
-    )
+    found = [schema.find(name, columns) for name in flat]
+    check_flat(columns, [*found, *find_flag_columns(columns, schema)])
     terminated, truncated, used = _read_flags(columns, schema, count)
     obs = samples_tree(columns[names[Column.OBS]], Column.OBS, names[Column.OBS], options)
     infos = schema.find(Column.INFOS, columns)

@@ -1,4 +1,4 @@
-"""Old-stack SampleBatch rows: a row's columns hold an episode's steps, split at `eps_id`."""
+"""Read the old stack's SampleBatch rows: a row has an episode's steps, split at `eps_id`."""
 
 import uuid
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from breadbox_offline.rows.options import Column, MappingOptions
 def map_sample_batches(
     columns: Columns, options: MappingOptions, report: ValidationReport
 ) -> list[Episode]:
-    """Return the episodes of SampleBatch rows; a malformed row is reported, others are used."""
+    """Return the episodes of SampleBatch rows; report malformed rows and use the others."""
     reader = _RowReader(columns, options)
     episodes: list[Episode] = []
     for row in range(read.row_count(columns)):
@@ -66,13 +66,12 @@ class _RowReader:
         obs, actions, self._rewards = (
             schema.require(name, columns) for name in (Column.OBS, Column.ACTIONS, Column.REWARDS)
         )
-        # None also when final observations are to be ignored.
+        # Also None if final observations are ignored.
         new_obs = None if options.ignore_final_observation else schema.find(Column.NEW_OBS, columns)
         flags = [name for name in (self._terminated, self._truncated) if name is not None]
         extras = schema.extra_columns(columns, flags)
         read.check_flat(
-            columns,
-            [self._rewards, *flags, self._eps_id, self._agent_id, self._module_id, self._t],
+            columns, [self._rewards, *flags, self._eps_id, self._agent_id, self._module_id, self._t]
         )
         self._obs = self._samples_of(obs, Column.OBS)
         self._new_obs = None if new_obs is None else self._samples_of(new_obs, Column.NEW_OBS)
@@ -99,8 +98,8 @@ class _RowReader:
         starts = self._episode_starts(row, count)
         stops = [*starts[1:], count]
         obs = self._read_samples(self._obs, row, count)
-        # Of the observations that steps led to, only an episode's last is not in `obs` as well.
-        # Where it was not recorded, the last observation stands in for it.
+        # `obs` has all observations but an episode's final one. The last observation replaces a
+        # final one that was not recorded.
         lasts = np.array(stops) - 1
         if self._new_obs is None:
             final_obs = trees.take(obs, lasts)
@@ -136,7 +135,7 @@ class _RowReader:
                     actions=trees.rows(actions, start, stop),
                     rewards=rewards[start:stop],
                     terminated=is_terminated,
-                    # A row goes on with another episode: if nothing ended this one, it was cut off.
+                    # If another episode follows in the row and nothing ended this one: truncated.
                     truncated=(truncated is not None and bool(truncated[stop - 1]))
                     or not (stop == count or is_terminated),
                     t_started=int(t[start]),
@@ -150,7 +149,7 @@ class _RowReader:
         return episodes
 
     def _flat(self, name: str, row: int) -> NDArray[Any]:
-        """Return what a row has of a column with one value per step, or one for all steps."""
+        """Return a row's values of a column with one value per step, or one for all steps."""
         held = self._columns[name][row]
         return held if type(held) is np.ndarray and held.ndim else np.atleast_1d(held)
 
@@ -212,7 +211,7 @@ class _RowReader:
         return flags
 
     def _read_infos(self, row: int, count: int) -> list[Info] | None:
-        """Return T + 1 infos of T steps, from T + 1 or from those after the steps."""
+        """Return T + 1 infos of T steps, given T + 1, or T without the first."""
         name = self._infos
         if name is None:
             return None
@@ -225,7 +224,7 @@ class _RowReader:
         return infos if len(infos) == count + 1 else [{}, *infos]
 
     def _timesteps(self, row: int, count: int) -> NDArray[np.int64]:
-        """Return int64[count]; where a row says only when it starts, the ones that follow."""
+        """Return int64[count], also for a row with only its first timestep."""
         if self._t is None:
             return np.arange(count)
         t = read.whole_numbers(self._flat(self._t, row), self._t)

@@ -1,4 +1,4 @@
-"""Behaviour cloning: a policy that does what recorded episodes did; the offline path's example."""
+"""Behaviour cloning: train a policy to act like recorded episodes; an example of offline use."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from breadbox_policies import PolicyModule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloningConfig:
-    """How to clone."""
+    """Settings of cloning."""
 
     epochs: int = 10
     """Passes over all recorded steps."""
     batch_size: int = 256
-    """Steps of one gradient step."""
+    """Steps of one gradient update."""
     lr: float = 1e-3
     """Adam's step size."""
     seed: int = 0
@@ -34,12 +34,12 @@ class CloningConfig:
 
 @dataclass(frozen=True, slots=True)
 class CloningResult:
-    """What cloning did."""
+    """Numbers and losses of cloning."""
 
     episode_count: int
     step_count: int
     losses: tuple[float, ...]
-    """Per epoch, the mean negative log-probability of the recorded actions."""
+    """Mean negative log-probability of the recorded actions, by epoch."""
 
 
 def clone_policy(
@@ -48,9 +48,10 @@ def clone_policy(
     """Train a feed-forward policy, in place, to give recorded actions high probability.
 
     Args:
-        policy: As `breadbox_policies.make_policy` makes one; on the config's device.
-        episodes: Validated, such as `Dataset.episodes()`; all in memory; SamplingError without any.
-        config: How to train.
+        policy: A policy of `breadbox_policies.make_policy`, on the config's device.
+        episodes: Validated ones, such as `Dataset.episodes()`, all held in memory. SamplingError
+            without any.
+        config: Settings, or None for the defaults.
     """
     config = config or CloningConfig()
     held = list(episodes)
@@ -89,7 +90,7 @@ def _train_epoch(
 
 
 def _negative_log_likelihood(policy: PolicyModule, batch: dict[str, Tree]) -> torch.Tensor:
-    """Mean over the batch; every step is a sequence of one that starts an episode."""
+    """Return the batch's mean; every step is a sequence of one that starts an episode."""
     size = len(batch[Column.REWARDS])
     first = torch.ones((size, 1), dtype=torch.bool, device=batch[Column.REWARDS].device)
     obs, action = (

@@ -1,4 +1,4 @@
-"""Batches that mix several buffers by ratio, such as demonstrations and online experience."""
+"""Mix batches of several buffers by ratio, such as demonstrations and online experience."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +17,12 @@ from breadbox.payload.fragments import FIELDS
 from breadbox.reading.batches import Batch
 
 _OPTIONAL_FIELDS = frozenset({"in_state", "log_prob", "value", "extras"})
-"""Fields a batch may do without; not those of differing lengths."""
+"""Fields that may be None in a batch; they have no axis of varying length."""
 
 
 @dataclass(slots=True)
 class Apportioner:
-    """Splits batches by shares; what whole chunks do not allow is owed to later batches."""
+    """Split batches by shares; later batches make up for what whole chunks do not allow."""
 
     shares: Mapping[str, float]
     fragments_per_chunk: Mapping[str, int]
@@ -35,7 +35,7 @@ class Apportioner:
         self._owed = dict.fromkeys(self.shares, 0.0)
 
     def split(self, fragment_count: int) -> dict[str, int]:
-        """Fragments to take from each buffer, in whole chunks, about `fragment_count` together."""
+        """Return how many fragments to take from each buffer, in whole chunks."""
         counts = {}
         for buffer, share in self.shares.items():
             self._owed[buffer] += share * fragment_count
@@ -46,10 +46,10 @@ class Apportioner:
 
 
 class MixedLease:
-    """Leases of several buffers, as a context manager: consumed, or returned on an exception."""
+    """Leases of several buffers as a context manager: consumed, or returned on an exception."""
 
     def __init__(self, client: Client, leases: Mapping[str, Lease], stack: ExitStack) -> None:
-        """Made by `BufferMixer.fetch`."""
+        """Take leases from `BufferMixer.fetch`."""
         self._client = client
         self._leases = dict(leases)
         self._stack = stack
@@ -67,7 +67,7 @@ class MixedLease:
 
     @property
     def sources(self) -> list[str]:
-        """The buffer that each of `references` came from."""
+        """Name of the buffer of each of `references`."""
         return [buffer for buffer, lease in self._leases.items() for _ in lease.references]
 
     def fragments(self) -> Iterator[Fragment]:
@@ -76,25 +76,22 @@ class MixedLease:
             yield from lease.fragments()
 
     def load_batch(
-        self,
-        *,
-        columns: Sequence[str] | None = None,
-        device: Any = None,
-        seed: int | None = None,
+        self, *, columns: Sequence[str] | None = None, device: Any = None, seed: int | None = None
     ) -> tuple[Batch, list[str]]:
-        """One stacked batch of all fragments, shuffled together, and where each came from.
+        """Return one batch of all fragments, shuffled together, and each one's buffer.
 
         Args:
-            columns: Paths of the arrays wanted, such as "reward" or "obs.image". None: what all
-                fragments have. Recorded episodes often lack what rollout workers add:
-                log-probabilities, values, recurrent states, extras; those are then None in the
-                batch (keys of `extras`: absent). Observations, actions, rewards, flags never are.
-            device: None for numpy arrays, else where torch tensors are wanted: "cpu", "cuda".
-            seed: Seed of the order, or None for a different one each time.
+            columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for those
+                that all fragments have. Recorded episodes often lack what rollout workers add:
+                log-probabilities, values, recurrent states, extras; the batch then has None for
+                them (keys of `extras` are absent). Observations, actions, rewards and flags are
+                always loaded.
+            device: Device of torch tensors, such as "cpu" or "cuda", or None for numpy arrays.
+            seed: Seed of the order, or None for a random one.
 
         Raises:
-            TreeMismatchError: required fields, shapes or types differ; names the path.
-            ReplayBufferError: as `Client.load_batch`.
+            TreeMismatchError: Required fields, shapes or types differ; names the path.
+            ReplayBufferError: See `Client.load_batch`.
         """
         references, sources = self.references, self.sources
         order = np.random.default_rng(seed).permutation(len(references)).tolist()
@@ -108,7 +105,7 @@ class MixedLease:
 
 
 def _common_columns(described: Sequence[Mapping[str, ArrayType]]) -> list[str] | None:
-    """Return the paths to read so that fragments without optional arrays fit, or None for all."""
+    """Return the paths that all fragments have, or None if they have the same ones."""
     common = set(described[0]).intersection(*described)
     if all(name in common or not _is_optional(name) for arrays in described for name in arrays):
         return None
@@ -128,18 +125,18 @@ def _without_absent(tree: Any) -> Any:
 
 
 class BufferMixer:
-    """Fetches from several buffers by shares."""
+    """Fetch from several buffers by shares."""
 
     def __init__(self, client: Client, shares: Mapping[str, float]) -> None:
-        """Ask the service how the buffers are chunked.
+        """Request the buffers' limits.
 
         Args:
-            client: Connected to the service that has them all.
-            shares: Per buffer, its part of every batch; they sum to 1.
+            client: A client of the server that has all of the buffers.
+            shares: Part of every batch, by buffer; they sum to 1.
 
         Raises:
-            BufferNotFoundError: there is no such buffer.
-            ValueError: the shares are negative or do not sum to 1.
+            BufferNotFoundError: There is no such buffer.
+            ValueError: A share is negative, or they do not sum to 1.
         """
         self._client = client
         self._apportioner = Apportioner(
@@ -150,12 +147,12 @@ class BufferMixer:
     def fetch(self, fragment_count: int, max_wait_s: float) -> MixedLease:
         """Lease about `fragment_count` fragments; over many batches the shares are exact.
 
-        The buffers are asked one after the other, each for at most `max_wait_s`. If one has
-        nothing to give, what others gave is returned to them.
+        It fetches from the buffers one after the other, each for at most `max_wait_s`. If one fetch
+        fails, it returns the leases of the others.
 
         Raises:
-            WaitElapsedError: a buffer had too little for all of `max_wait_s`.
-            ReplayBufferError: as `Client.fetch`.
+            WaitElapsedError: A buffer had too few chunks for all of `max_wait_s`.
+            ReplayBufferError: See `Client.fetch`.
         """
         leases: dict[str, Lease] = {}
         with ExitStack() as stack:

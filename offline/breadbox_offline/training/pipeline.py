@@ -1,4 +1,4 @@
-"""Stages `(draft, context)` from episodes to one batch per module; none changes an episode."""
+"""Run stages `(draft, context)` from episodes to one batch per module; none changes an episode."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,16 +16,16 @@ from breadbox_offline.episodes.multi_agent import AnyEpisode, flatten_agents
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineBatch:
-    """One batch of tensors (or arrays) per module. Steps are counted without padding."""
+    """Tensors (or arrays) by module and column. Steps are counted without padding."""
 
     modules: Mapping[str, Mapping[str, Tree]]
-    """Per module and column."""
+    """Trees by module and column."""
     env_step_count: int = 0
-    """Environment steps; the steps that several agents took at one moment count once."""
+    """Number of environment steps; steps of several agents at one moment count once."""
     agent_step_counts: Mapping[str, int] = field(default_factory=dict)
-    """Per module in the batch, the steps of the agents that train it."""
+    """Number of steps of the agents that train a module, by module in the batch."""
     left_out_modules: tuple[str, ...] = ()
-    """Modules that are not to be trained; nothing of them is in the batch."""
+    """Modules that are not trained; the batch has no data of them."""
     model_version: int | None = None
     """Version of the weights that stages of the pipeline used."""
 
@@ -35,11 +35,11 @@ class OfflineBatch:
 
     @property
     def agent_step_count(self) -> int:
-        """Steps of all agents together."""
+        """Number of steps of all agents together."""
         return sum(self.agent_step_counts.values())
 
     def flat(self) -> dict[str, Any]:
-        """One level: `module/column` or `module/column/key` to array, as RLlib names them."""
+        """Return one level: `module/column` or `module/column/key` to array, with RLlib's names."""
         return {
             "/".join(map(str, (module, *trees.path_parts(path)))): leaf
             for module, batch in self.modules.items()
@@ -48,7 +48,7 @@ class OfflineBatch:
 
 
 def count_env_steps(episodes: Iterable[Episode]) -> int:
-    """Count environment steps: agents at one time are one step, a step drawn twice counts twice."""
+    """Return the number of environment steps; a step counts once for all agents, but per draw."""
     total = 0
     drawn: dict[tuple[str, int], Counter[str]] = {}
     for episode in episodes:
@@ -63,7 +63,7 @@ def count_env_steps(episodes: Iterable[Episode]) -> int:
 DEFAULT_MODULE = "default_policy"
 
 ValueFunction = Callable[[Sequence[Episode]], Sequence[NDArray[Any]]]
-"""Values of all T + 1 observations of every episode."""
+"""Function that returns the values of all T + 1 observations of every episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,42 +71,42 @@ class RowSpan:
     """The steps of an episode that make one padded row."""
 
     episode: int
-    """Index in the draft."""
+    """Index of the episode in the draft."""
     start: int
     stop: int
 
 
 @dataclass(slots=True)
 class Draft:
-    """What the stages work on."""
+    """The data that stages change."""
 
     episodes: list[Episode]
-    """One per agent."""
+    """Episodes, one per agent."""
     columns: dict[str, list[Tree]] = field(default_factory=dict)
-    """Per column one tree per episode, leaves [T, ...]."""
+    """Trees by column, one per episode, leaves [T, ...]."""
     modules: list[str] | None = None
-    """Per episode, the module that it trains; None until a stage decides."""
+    """Module that each episode trains, or None until a stage decides."""
     rows: list[RowSpan] | None = None
     """Padded rows, in the order of episodes, or None if steps are batched without rows."""
     row_length: int = 0
     row_columns: dict[str, list[Tree]] = field(default_factory=dict)
-    """Per column one tree per row, without a time axis."""
+    """Trees by column, one per row, without a time axis."""
     batches: dict[str, dict[str, Tree]] = field(default_factory=dict)
-    """The result: per module and column a tree with leaves [N, ...], or [rows, row_length, ...]."""
+    """The result: trees by module and column, leaves [N, ...] or [rows, row_length, ...]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineContext:
-    """What stages may need beside the episodes."""
+    """What stages need besides the episodes."""
 
     initial_states: Mapping[str, Tree] = field(default_factory=dict)
-    """Per recurrent module, its state at the start of an episode, without a batch axis."""
+    """State at the start of an episode, without a batch axis, by recurrent module."""
     row_length: int = 0
     """Steps of a padded row for recurrent modules (max_seq_len)."""
     burn_in: int = 0
-    """Steps at the start of a row that begins in mid-episode that only warm the state up."""
+    """Steps that only warm the state up, at the start of a row that begins in mid-episode."""
     module_of: Mapping[str, str] | Callable[[str], str] | None = None
-    """Module of an agent where its episode names none."""
+    """Module by agent, for episodes that name none."""
     values: ValueFunction | None = None
     model_version: int | None = None
     """Version of the weights behind `values` and `initial_states`."""
@@ -114,7 +114,7 @@ class PipelineContext:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether some module is recurrent."""
+        """True if a module is recurrent."""
         return bool(self.initial_states)
 
 
@@ -122,7 +122,7 @@ Stage = Callable[[Draft, PipelineContext], None]
 
 
 class Pipeline:
-    """Ordered, named stages. Names are unique."""
+    """Stages in order, with unique names."""
 
     def __init__(self, stages: Iterable[tuple[str, Stage]] = ()) -> None:
         self._stages = list(stages)
@@ -135,30 +135,30 @@ class Pipeline:
         return [name for name, _ in self._stages]
 
     def __call__(self, episodes: Iterable[AnyEpisode], context: PipelineContext) -> Draft:
-        """Run all stages over some episodes, which stay as they are."""
+        """Run all stages over some episodes, which do not change."""
         draft = Draft(flatten_agents(episodes))
         for _, stage in self._stages:
             stage(draft, context)
         return draft
 
     def prepend(self, name: str, stage: Stage) -> None:
-        """Put a stage before all others."""
+        """Add a stage before all others."""
         self._insert(0, name, stage)
 
     def append(self, name: str, stage: Stage) -> None:
-        """Put a stage after all others."""
+        """Add a stage after all others."""
         self._insert(len(self._stages), name, stage)
 
     def insert_before(self, other: str, name: str, stage: Stage) -> None:
-        """Put a stage right before the one called `other`."""
+        """Add a stage before another one."""
         self._insert(self._place_of(other), name, stage)
 
     def insert_after(self, other: str, name: str, stage: Stage) -> None:
-        """Put a stage right after the one called `other`."""
+        """Add a stage after another one."""
         self._insert(self._place_of(other) + 1, name, stage)
 
     def remove(self, name: str) -> None:
-        """Take a stage out."""
+        """Remove a stage."""
         del self._stages[self._place_of(name)]
 
     def _place_of(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""`OfflinePreLearner`: recorded data in, training batches out."""
+"""`OfflinePreLearner`: turn recorded data into training batches."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,13 +40,13 @@ from breadbox_offline.training.stages import STATE_IN, STATE_OUT, default_pipeli
 logger = logging.getLogger(__name__)
 
 ITEM = "item"
-"""The column of serialized episodes."""
+"""Name of the column of serialized episodes."""
 ModulesToTrain = Collection[str] | Callable[[str, Mapping[str, Tree]], bool] | None
-"""None: all. A collection: those in it, so none of them when it is empty. A callable decides."""
+"""None for all modules, a collection of those to train, or a function that decides."""
 
 
 class InputMode(StrEnum):
-    """What a call's columns hold."""
+    """What a call's rows are."""
 
     COLUMNS = "columns"
     """A row is a step."""
@@ -58,11 +58,11 @@ class InputMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSnapshot:
-    """What the pipeline may ask of the modules, at one version of their weights."""
+    """What the pipeline needs of the modules, at one version of their weights."""
 
     version: int | None = None
     initial_states: Mapping[str, Tree] = field(default_factory=dict)
-    """Per recurrent module, its state at the start of an episode, without a batch axis."""
+    """State at the start of an episode, without a batch axis, by recurrent module."""
     values: ValueFunction | None = None
 
 
@@ -71,17 +71,17 @@ class PreLearnerConfig:
     """How recorded data becomes batches."""
 
     train_batch_size: int
-    """Steps of a batch (in mode COLUMNS a batch is what a call brings)."""
+    """Steps of a batch; in mode COLUMNS a call's rows are its batch."""
     mode: InputMode | None = None
-    """What comes in, or None if it is found out from the first call's columns."""
+    """What rows are, or None to find it out from the first call's columns."""
     mapping: MappingOptions = field(default_factory=MappingOptions)
     validation: ValidationPolicy = field(default_factory=ValidationPolicy)
     holds_unfinished: bool = False
-    """In mode COLUMNS, rows of an episode without its end wait for later calls."""
+    """In mode COLUMNS, make rows of an episode wait for its end in later calls."""
     capacity_steps: int | None = None
     """Steps of the episode buffer, or None for ten batches."""
     seed: int | None = None
-    """Seed of the draws; None takes one from the system."""
+    """Seed of the draws, or None for a random one."""
     steps: StepSampling = field(default_factory=StepSampling)
     draws_agents_together: bool = False
     """Draw environment steps with all agents (`sample_moments`); not for recurrent modules."""
@@ -92,10 +92,10 @@ class PreLearnerConfig:
     burn_in: int = 0
     """For recurrent modules: steps at the start of a row in mid-episode that are not trained on."""
     uses_recorded_states: bool = False
-    """Start rows from the recurrent states that were recorded, instead of the initial one."""
+    """Start rows from recorded recurrent states instead of the initial one."""
     modules_to_train: ModulesToTrain = None
     refresh_every: int = 1
-    """Calls after which the modules are asked for again; weights in use are never older."""
+    """Number of calls after which `modules` is called again; weights are never older."""
     device: str = "cpu"
     findings_max: int = 1000
 
@@ -105,20 +105,20 @@ class PreLearnerConfig:
 
 
 class OfflinePreLearner:
-    """Maps, validates, buffers, samples and batches; keeps its buffer between calls.
+    """Map, validate, buffer, sample and batch; the buffer lasts between calls. Not thread-safe.
 
-    Not thread-safe. Overridable: `map`, `make_buffer`, `make_pipeline`, `should_module_be_updated`.
+    Subclasses may override `map`, `make_buffer`, `make_pipeline`, `should_module_be_updated`.
 
     Attributes:
         report: Everything found in the data so far.
         buffer: Episodes to draw from; unused in mode COLUMNS.
-        pipeline: Its stages may be exchanged between calls.
+        pipeline: Stages, which may be exchanged between calls.
     """
 
     def __init__(
         self, config: PreLearnerConfig, *, modules: Callable[[], ModuleSnapshot] | None = None
     ) -> None:
-        """Make a pre-learner; `modules` returns the current ones, for states and values."""
+        """Make a pre-learner; `modules` returns the current modules, for states and values."""
         self.config = config
         self.report = ValidationReport(config.validation, findings_max=config.findings_max)
         self.buffer = self.make_buffer()
@@ -130,15 +130,15 @@ class OfflinePreLearner:
         self._assembler = RowAssembler(config.mapping, self.report)
 
     def __call__(self, columns: Columns) -> dict[str, Any]:
-        """`make_batch` in one level, `module/column/leaf` to tensor, for the data libraries."""
+        """Return `make_batch` in one level, `module/column/leaf` to tensor, for data libraries."""
         return self.make_batch(columns).flat()
 
     def make_batch(self, columns: Columns) -> OfflineBatch:
-        """Take in some data and return a batch.
+        """Add some data and return a batch.
 
-        In mode COLUMNS it is made of these rows, each once and in their order. In the other modes
-        the episodes go to the buffer, and the batch is drawn from all that is there. Raises
-        OfflineDataError for malformed data, a finding with policy RAISE, or nothing to draw from.
+        In mode COLUMNS the batch has these rows, each once and in order. In the other modes the
+        episodes go to the buffer, and the batch is drawn from all of it. Raises OfflineDataError
+        for malformed data, a finding with policy RAISE, or nothing to draw from.
         """
         mode = self._check_mode(columns)
         self._refresh_modules()
@@ -151,7 +151,7 @@ class OfflinePreLearner:
         return self.batch_episodes(self.sample())
 
     def finish(self) -> OfflineBatch:
-        """The batch of rows that waited for the rest of their episodes (`holds_unfinished`)."""
+        """Return the batch of rows that waited for the rest of their episodes."""
         episodes = validate_episodes(self._assembler.finish(), self.report)
         return self.batch_episodes(self._without_states(episodes))
 
@@ -161,7 +161,7 @@ class OfflinePreLearner:
         return map_columns(columns, mode, self.config.mapping, self.report, assembler)
 
     def take_in(self, episodes: list[Episode]) -> list[AddOutcome]:
-        """Validate episodes into the buffer; report the rest, or raise ValidationError."""
+        """Validate episodes into the buffer; report the others, or raise ValidationError."""
         outcomes = []
         for episode in self._without_states(
             validate_episodes(episodes, self.report, held_digest=self.buffer.held_digest)
@@ -200,7 +200,7 @@ class OfflinePreLearner:
         return sample_sequences(self.buffer, config.train_batch_size, sampling)
 
     def batch_episodes(self, episodes: Sequence[AnyEpisode]) -> OfflineBatch:
-        """Run the pipeline over episodes, and leave out the modules that are not to be trained."""
+        """Run the pipeline over episodes, and leave out the modules that are not trained."""
         if not episodes:
             return OfflineBatch(modules={}, model_version=self._snapshot.version)
         flat = flatten_agents(episodes)
@@ -221,7 +221,7 @@ class OfflinePreLearner:
         )
 
     def should_module_be_updated(self, module_id: str, batch: Mapping[str, Tree]) -> bool:
-        """Whether a module is to be trained on this batch."""
+        """Return True if a module is trained on this batch."""
         chosen = self.config.modules_to_train
         if chosen is None:
             return True
@@ -230,12 +230,12 @@ class OfflinePreLearner:
         return module_id in chosen
 
     def make_buffer(self) -> EpisodeBuffer:
-        """The episode buffer; called once."""
+        """Return the episode buffer; called once."""
         capacity = self.config.capacity_steps or 10 * self.config.train_batch_size
         return EpisodeBuffer(capacity, seed=self.config.seed)
 
     def make_pipeline(self) -> Pipeline:
-        """The connector pipeline; called once."""
+        """Return the pipeline; called once."""
         return default_pipeline()
 
     def _check_mode(self, columns: Columns) -> InputMode:
@@ -256,7 +256,7 @@ class OfflinePreLearner:
         self._call_count += 1
 
     def _without_states(self, episodes: list[Episode]) -> list[Episode]:
-        """Recorded recurrent states go, unless they are to be used: other weights made them."""
+        """Remove recorded recurrent states unless they are used: other weights made them."""
         if self.config.uses_recorded_states:
             return episodes
         return [
@@ -287,7 +287,7 @@ class OfflinePreLearner:
 
 
 def detect_mode(columns: Columns, mapping: MappingOptions) -> InputMode:
-    """What a set of columns holds: serialized episodes, whole-episode rows, or steps."""
+    """Return what columns hold: serialized episodes, whole-episode rows, or steps."""
     if ITEM in columns and mapping.schema.find(Column.REWARDS, columns) is None:
         return InputMode.EPISODES
     rewards = columns[
@@ -324,7 +324,7 @@ def map_columns(
 def _count_agent_steps(
     episodes: list[Episode], draft: Draft, modules: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Steps by module; an episode that a stage made longer counts as it was."""
+    """Return steps by module; an episode that a stage lengthened counts its original steps."""
     counts = dict.fromkeys(modules, 0)
     counted = episodes if len(episodes) == len(draft.episodes) else draft.episodes
     for episode, module in zip(counted, draft.modules or [], strict=True):

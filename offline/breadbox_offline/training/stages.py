@@ -54,23 +54,21 @@ def default_pipeline(*, next_observations: bool = True, tensors: bool = True) ->
 
 
 def add_observations(draft: Draft, _context: PipelineContext) -> None:
-    """`obs`: the observation before each step."""
+    """Add `obs`: the observation before each step."""
     draft.columns.setdefault(
-        Column.OBS,
-        [trees.rows(e.observations, e.lookback, -1) for e in draft.episodes],
+        Column.OBS, [trees.rows(e.observations, e.lookback, -1) for e in draft.episodes]
     )
 
 
 def add_next_observations(draft: Draft, _context: PipelineContext) -> None:
-    """`new_obs`: the observation after each step."""
+    """Add `new_obs`: the observation after each step."""
     draft.columns.setdefault(
-        Column.NEW_OBS,
-        [trees.rows(e.observations, e.lookback + 1, None) for e in draft.episodes],
+        Column.NEW_OBS, [trees.rows(e.observations, e.lookback + 1, None) for e in draft.episodes]
     )
 
 
 def add_columns(draft: Draft, _context: PipelineContext) -> None:
-    """`actions`, `rewards`, end flags, and the extra model outputs that all episodes have."""
+    """Add `actions`, `rewards`, end flags, and extra model outputs that all episodes have."""
     episodes, columns = draft.episodes, draft.columns
     columns.setdefault(Column.ACTIONS, [episode.own_actions() for episode in episodes])
     rewards = [episode.own_rewards() for episode in episodes]
@@ -124,14 +122,14 @@ def add_states(draft: Draft, context: PipelineContext) -> None:
 
 
 def map_agents_to_modules(draft: Draft, context: PipelineContext) -> None:
-    """Decide which module every episode trains: its own, else the mapping's, else the only one."""
+    """Choose each episode's module to train: its own, else the mapping's, else the default."""
     if draft.modules is not None:
         return
     draft.modules = [_module_of(episode, context) for episode in draft.episodes]
 
 
 def batch_items(draft: Draft, context: PipelineContext) -> None:
-    """One batch per module: steps joined, or rows padded with zeros and masked."""
+    """Make one batch per module: steps concatenated, or rows padded with zeros and masked."""
     map_agents_to_modules(draft, context)
     members: dict[str, list[int]] = {}
     for index, module in enumerate(draft.modules or []):
@@ -149,7 +147,7 @@ def batch_items(draft: Draft, context: PipelineContext) -> None:
 
 
 def convert_to_tensors(draft: Draft, context: PipelineContext) -> None:
-    """Convert to torch: floats float32, integers int64; text stays. CUDA copies do not block."""
+    """Convert to torch: float32, int64, text unchanged. Copies to CUDA do not block."""
     import torch
 
     device = torch.device(context.device)
@@ -163,8 +161,8 @@ def convert_to_tensors(draft: Draft, context: PipelineContext) -> None:
 
 
 def add_one_step(draft: Draft, _context: PipelineContext) -> None:
-    """Add a bootstrap step to every episode, left out by `loss_mask`; before `observations`."""
-    # It repeats the last entries with reward 0; end flags stay on the last real step.
+    """Add a bootstrap step to every episode, masked by `loss_mask`; goes before `observations`."""
+    # The step repeats the last entries with reward 0; end flags stay on the last real step.
     originals = draft.episodes
     draft.episodes = [_with_one_step(episode) for episode in originals]
     draft.columns[Column.TERMINATEDS] = [
@@ -177,7 +175,7 @@ def add_one_step(draft: Draft, _context: PipelineContext) -> None:
 
 
 def make_returns_to_go(discount: float) -> Stage:
-    """A stage that adds `returns_to_go`: discounted sums of the rewards still to come."""
+    """Return a stage that adds `returns_to_go`: discounted sums of the rewards from a step on."""
 
     def add_returns_to_go(draft: Draft, _context: PipelineContext) -> None:
         draft.columns[RETURNS_TO_GO] = [
@@ -188,7 +186,7 @@ def make_returns_to_go(discount: float) -> Stage:
 
 
 def returns_to_go(rewards: NDArray[Any], discount: float) -> NDArray[np.float32]:
-    """Discounted sums of the rewards from each step on; summed in float64."""
+    """Return discounted sums of the rewards from each step on, summed in float64."""
     sums = np.empty(len(rewards))
     total = 0.0
     for step in range(len(rewards) - 1, -1, -1):
@@ -252,7 +250,7 @@ def _flag_at(count: int, step: int, is_set: bool) -> NDArray[np.bool_]:
 
 
 def recorded_state(episode: Episode, step: int) -> Tree | None:
-    """The state before a step: what came out of the one before, or was recorded going in."""
+    """Return the state before a step, from the output of the one before or as recorded, or None."""
     out, into = (episode.extra_model_outputs.get(name) for name in (STATE_OUT, STATE_IN))
     place = episode.lookback + step
     if out is not None and place > 0:

@@ -1,1 +1,1 @@
-"""A policy at work on environments, for the service (players) or files (generator)."""
+"""Act with policies in environments, for the server (players) or for files (generator)."""

@@ -1,4 +1,4 @@
-"""Which policy acts for which agents, as `--agents` says, and weights for it."""
+"""Read `--agents`, make each entry's policy, and read weights for it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from breadbox_rollout.processes.host import PARTS_MAX
 
 
 def check_policy_name(name: str) -> None:
-    """Find out whether the name can be a policy, before anything is started."""
+    """Raise InvalidRequestError, before anything starts, if a name cannot be a policy."""
     if name not in policy_names() and ":" not in name:
         known = ", ".join(policy_names())
         raise InvalidRequestError("policy", f"{name!r} is not one of {known}, nor module:factory")
@@ -57,18 +57,18 @@ def read_weights(path: Path) -> Mapping[str, NDArray[Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentsEntry:
-    """What is said of the agents of one pattern."""
+    """Settings of the agents of one pattern."""
 
     pattern: str
-    """As a shell matches names; the first entry that matches an agent has it."""
+    """Shell pattern of agents' names; the first entry that matches an agent counts."""
     buffer: str
-    """Whose model acts, and where fragments go."""
+    """Buffer that provides the acting model and gets the fragments."""
     policy: str
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     learn: bool = True
-    """False: these are opponents, which act with earlier versions and send nothing."""
+    """False for opponents, which act with earlier versions and send nothing."""
     weights_files: tuple[Path, ...] = ()
-    """Pinned versions of opponents."""
+    """Files of opponents' weights that are always among their versions."""
 
 
 _TYPES = {
@@ -83,7 +83,7 @@ _TYPES = {
 def agents_entries(
     given: Mapping[str, Any], *, buffer: str, policy: str, policy_options: Mapping[str, Any]
 ) -> list[AgentsEntry]:
-    """Read `--agents`; what an entry does not say is as it is for the whole worker."""
+    """Read `--agents`; an entry's missing settings are those of the whole worker."""
     if len(given) > PARTS_MAX:
         raise InvalidRequestError("agents", f"has {len(given)} entries, more than {PARTS_MAX}")
     entries = []

@@ -1,4 +1,4 @@
-"""When to run the policy: on the groups ready first, with a bounded wait for others. Pure."""
+"""Decide when to run the policy: on the groups ready first, with a bounded wait. Pure."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class _Waiting:
 
 
 class ReadyQueue:
-    """Groups waiting for actions; a batch goes when full, complete, or its oldest waited enough."""
+    """Groups that wait for actions. A batch goes when full, complete, or after a bounded wait."""
 
     def __init__(self, batch_env_count: int, wait_s_max: float) -> None:
         self.batch_env_count = batch_env_count
@@ -23,22 +23,22 @@ class ReadyQueue:
 
     @property
     def env_count(self) -> int:
-        """Environments that wait."""
+        """Number of environments that wait."""
         return self._env_count
 
     def add(self, group: int, env_count: int, *, now: float) -> None:
-        """Put a ready group at the end."""
+        """Add a ready group at the end."""
         self._waiting.append(_Waiting(group, env_count, now))
         self._env_count += env_count
 
     def remove(self, group: int) -> None:
-        """Forget a group when its process is gone; fine if it does not wait."""
+        """Remove a waiting group after its process ended."""
         kept = deque(waiting for waiting in self._waiting if waiting.group != group)
         self._waiting = kept
         self._env_count = sum(waiting.env_count for waiting in kept)
 
     def patience_s(self, live_env_count: int, *, now: float) -> float | None:
-        """Return how long to wait for more before `take` (0: take now), or None if none waits."""
+        """Return the seconds to wait before `take` (0: take now), or None if no group waits."""
         if not self._waiting:
             return None
         if self._env_count >= min(self.batch_env_count, live_env_count):
@@ -57,11 +57,11 @@ class ReadyQueue:
 
 
 class BatchSize:
-    """Size of a full batch: half (steps overlap inference) or all, whichever trials show faster."""
+    """Choose the size of a full batch by trials: half (steps overlap inference), or all."""
 
     TRIAL_BATCHES = 16
     TRIAL_S = 0.5
-    """A trial has at least so many batches and lasts at least so long."""
+    """Least batches, and least seconds, of a trial."""
     SETTLED_S = 60.0
 
     def __init__(self, env_count: int) -> None:
@@ -76,23 +76,23 @@ class BatchSize:
 
     @property
     def batch_env_count(self) -> int:
-        """What to use now."""
+        """Batch size to use now, in environments."""
         trying = self._settled_until is None
         return self._sizes[len(self._rates) if trying else self._best]
 
     def disturb(self) -> None:
-        """Begin the trial again: something else than environments and policy took time."""
+        """Restart the trial, because something besides environments and policy took time."""
         self._began_at = None
 
     def batch_taken(self, env_count: int, *, now: float) -> None:
-        """Note that a batch of *env_count* environments goes."""
+        """Count a batch of *env_count* environments."""
         if self._settled_until is not None:
             if now < self._settled_until:
                 return
             self._settled_until, self._rates = None, []
             self.disturb()
         if self._began_at is None:
-            # What is under way now was begun under other circumstances: it starts the clock.
+            # The batch in progress began under other conditions, so it only starts the clock.
             self._began_at, self._batch_count, self._env_count = now, 0, 0
             return
         self._batch_count += 1

@@ -1,12 +1,12 @@
-"""Whole episodes to files: for looking, for evaluation, for learning offline.
+"""Generate whole episodes into files, to watch, to evaluate, or to learn from offline.
 
     options = GeneratorOptions(env="CartPole-v1", out=Path("episodes"), episode_count=10)
     with EpisodeGenerator(options, make_policy=..., device=...) as episodes:
         for episode in episodes:
             print(episode["return_sum"], episode["video_path"])
 
-Environments run ahead of the consumer by at most `ready_max` episodes. A worker that fails costs
-the episode it was in, and is started again up to a limit.
+Environments run ahead of the consumer by at most `ready_max` episodes. A failing worker loses its
+episode, and is restarted up to a limit.
 """
 
 import logging
@@ -56,16 +56,16 @@ _OF_THE_POOL = (
     *("seed", "build_s_max", "reset_s_max", "step_s_max", "restarts_max"),
     *("memory_bytes_max", "episode_steps_max"),
 )
-"""Options of a generator that are those of its processes."""
+"""Options of a generator that its processes have too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorOptions:
-    """Which episodes, and what is written of them."""
+    """Which episodes to play, and what to write of them."""
 
     env: EnvSpec
     out: Path
-    """Folder of the files; made if it is not there. Files of earlier runs stay."""
+    """Folder of the files, created if needed. Files of earlier runs stay."""
     episode_count: int
     worker_count: int = 1
     """Environment processes, one environment each."""
@@ -73,15 +73,15 @@ class GeneratorOptions:
     """"h264", "jpeg" or "none"."""
     fps: int = 30
     crf: int = 0
-    """Quality of H.264; 0: lossless, to 51: worst."""
+    """Quality of H.264, from 0 (lossless) to 51 (worst)."""
     overlay: bool = False
-    """Write the policy's value into each frame."""
+    """True to write the policy's value into each frame."""
     episode_steps_max: int | None = None
     """Steps after which an episode is truncated, or None if the environment decides."""
     restarts_max: int = 10
-    """Restarts of one worker; the one after that ends it."""
+    """Most restarts of one worker; the next failure ends it."""
     ready_max: int = 16
-    """Finished episodes that may wait for the consumer; beyond, environments wait."""
+    """Most finished episodes that wait for the consumer; then environments wait."""
     seed: int = 0
     task: str = "default"
     model_version: int = 0
@@ -93,18 +93,18 @@ class GeneratorOptions:
     step_s_max: float = 30.0
     memory_bytes_max: int = 0
     details: dict[str, Any] = field(default_factory=dict)
-    """Anything else for each line of the manifest."""
+    """More entries for each line of the manifest."""
 
 
 class EpisodeGenerator:
-    """Iterates over finished episodes, as they finish: the manifest's entries with full paths.
+    """Iterate over finished episodes: the manifest's entries, with full paths.
 
-    The iterator ends after `episode_count` episodes. Leave the block, or call `close`, to end
-    earlier: episodes that are finished stay, those under way leave nothing behind.
+    The iterator ends after `episode_count` episodes. `close`, or the end of the block, ends it:
+    finished episodes stay, those in progress leave nothing behind.
 
     Raises:
-        InvalidRequestError: What draws the environment's frames is not installed.
-        EnvironmentStartError: (While iterating) every worker failed more often than it may.
+        InvalidRequestError: The package that draws the environment's frames is not installed.
+        EnvironmentStartError: (While iterating) every worker failed more often than allowed.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class EpisodeGenerator:
         make_policy: Callable[[Any, Any], PolicyModule],
         make_inference: Callable[[PolicyModule], Inference],
     ) -> None:
-        """Begin to play, with *make_policy* of observation and action space, and its inference."""
+        """Begin to play; *make_policy* gets observation and action space."""
         if options.media != "none":
             check_frames(options.env)
-        # Made absolute here: the thread and the processes may be elsewhere by then.
+        # Absolute, because the working directory may change before threads and processes use it.
         options = replace(options, out=options.out.absolute())
         options.out.mkdir(parents=True, exist_ok=True)
         self._options = options
@@ -132,18 +132,18 @@ class EpisodeGenerator:
         self._stop = threading.Event()
         self._error: Exception | None = None
         self.failures: Counter[str] = Counter()
-        """Failures by kind."""
+        """Number of failures by kind."""
         self.finished_count = 0
-        """Episodes in the manifest; more than were iterated over if the consumer is behind."""
-        # From here on, what the thread alone uses.
+        """Number of episodes in the manifest, including those not yet iterated over."""
+        # The thread alone uses what follows.
         self._ready = ReadyQueue(options.worker_count, 0.02)
         self._states: list[State] = [None] * options.worker_count
         self._under_way = [False] * options.worker_count
-        """Whether the worker's current episode is one of those that are wanted."""
+        """True for a worker if its current episode is wanted."""
         self._resting: list[int] = []
-        """Workers at the start of an episode that is not wanted, unless another one is lost."""
+        """Workers at the start of an episode that is wanted only if another one is lost."""
         self._failure_counts = [0] * options.worker_count
-        # Not a daemon: it must take its environments with it when the interpreter ends.
+        # Not a daemon: it must end its environments before the interpreter ends.
         self._thread = threading.Thread(target=self._run, name="episode-generator")
         self._thread.start()
 
@@ -154,7 +154,7 @@ class EpisodeGenerator:
         self.close()
 
     def stop(self) -> None:
-        """End early: the iterator ends at its next round. From any thread, or a signal handler."""
+        """Make the iterator end at its next round. From any thread, or a signal handler."""
         self._stop.set()
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class EpisodeGenerator:
             yield episode
 
     def _next(self) -> dict[str, Any] | None:
-        # With a timeout, so that a signal is handled while this waits.
+        # A timeout, so that signals are handled during the wait.
         while True:
             try:
                 episode = self._finished.get(timeout=_POLL_S)
@@ -225,7 +225,7 @@ class EpisodeGenerator:
                 self._turn(pool, inference)
 
     def _patience_s(self) -> float | None:
-        """Return how long to wait for more environments; those with a wanted episode count."""
+        """Return how long to wait for more environments; only wanted episodes count."""
         return self._ready.patience_s(sum(self._under_way), now=time.monotonic())
 
     def _turn(self, pool: EnvProcesses, inference: Inference) -> None:
@@ -280,7 +280,7 @@ class EpisodeGenerator:
         return self._failure_counts[group] > self._options.restarts_max
 
     def _note_failure(self, worker: int, kind: str, detail: str, trace: str) -> None:
-        """Count a failure; raise EnvironmentStartError if there is no hope of another episode."""
+        """Count a failure; raise EnvironmentStartError if no worker can play another episode."""
         if kind == FailureKind.NO_FRAMES.value and not self.finished_count:
             raise EnvironmentStartError(
                 f"{self._options.env.name!r} draws no frames ({detail}); use --media none"
@@ -301,7 +301,7 @@ class EpisodeGenerator:
 def _pool_options(options: GeneratorOptions) -> PoolOptions:
     return PoolOptions(
         env_count=options.worker_count,
-        # Each episode can be played again from its seed alone.
+        # So that each episode can be repeated from its seed alone.
         seed_each_episode=True,
         **{name: getattr(options, name) for name in _OF_THE_POOL},
     )
@@ -319,7 +319,7 @@ def _recording_options(options: GeneratorOptions, prefix: str) -> RecordingOptio
 
 
 def generate_episodes(settings: GenerateSettings) -> None:
-    """Play and write episodes until there are as many as wanted, or a signal comes."""
+    """Play and write episodes until there are enough, or until a signal."""
     spec = EnvSpec(name=settings.env, options=settings.env_options)
     check_environment(spec)
     if settings.media != "none":
@@ -356,11 +356,7 @@ def generate_episodes(settings: GenerateSettings) -> None:
             settings.policy, settings.policy_options, settings.seed, weights
         ),
         make_inference=lambda policy: Inference(
-            policy,
-            device,
-            bfloat16=settings.bfloat16,
-            seed=settings.seed,
-            greedy=settings.greedy,
+            policy, device, bfloat16=settings.bfloat16, seed=settings.seed, greedy=settings.greedy
         ),
     )
     bars = Progress(
@@ -387,12 +383,12 @@ def generate_episodes(settings: GenerateSettings) -> None:
 def _weights_for_episodes(
     settings: GenerateSettings,
 ) -> tuple[Mapping[str, NDArray[Any]] | None, int]:
-    """Return weights and version to play with; None as weights stands for fresh ones."""
+    """Return weights and version to play with; weights are None for fresh ones."""
     if settings.weights_file is not None:
         return read_weights(settings.weights_file), 0
     if not settings.server:
         return None, 0
-    # A person waits, so a server that is away is reported immediately.
+    # A person waits, so an unreachable server is reported immediately.
     with settings.connect(buffer=settings.buffer, reconnect_s=0.0) as client:
         published = client.load_model()
         if published is None:

@@ -1,4 +1,4 @@
-"""Runs a policy on batches of numpy observations, on any device."""
+"""Run a policy on batches of numpy observations, on any device."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ from breadbox_rollout.environments.arrays import GroupArrays
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the policy did with a batch of B observations, as arrays on the CPU."""
+    """The policy's output for a batch of B observations, as arrays on the CPU."""
 
     action: Tree
     """Leaves [B, ...]."""
     log_prob: NDArray[np.float32]
     value: NDArray[np.float32]
     states: list[State]
-    """Recurrent state after the step, one per environment, on the policy's device."""
+    """Recurrent states after the step, one per environment, on the policy's device."""
 
 
 class PolicyOutputError(ReplayBufferError):
-    """The policy's output is not finite: the weights it was given have diverged."""
+    """The policy's output is not finite, because its weights have diverged."""
 
 
 def check_device(name: str) -> torch.device:
-    """Return the device."""
+    """Return a device by name, or raise InvalidRequestError if it is not available."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -46,9 +46,9 @@ def check_device(name: str) -> torch.device:
 
 
 class Inference:
-    """A policy moved to its device, and its randomness; results of `bfloat16` stay float32.
+    """A policy on its device, and its random generator; outputs with `bfloat16` are float32.
 
-    InvalidRequestError if the policy cannot act greedily, or has a state without tensors.
+    Raises InvalidRequestError if the policy cannot act greedily, or has a state without tensors.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Inference:
         self._device = device
         self._bfloat16 = bfloat16
         self._generator = torch.Generator(device).manual_seed(seed)
-        # Policies of one's own that never act greedily need not know of it.
+        # Custom policies that never act greedily need not have the argument.
         self._choice = {"greedy": True} if greedy else {}
         self._initial_state = self._split_initial_state()
 
@@ -78,23 +78,23 @@ class Inference:
         if not parts:
             raise InvalidRequestError(
                 "policy",
-                f"has {initial!r} as its initial state, in which no tensor is: "
+                f"has {initial!r} as its initial state, which contains no tensor: "
                 "return None for a policy without memory",
             )
         return parts[0]
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the policy has a state."""
+        """True if the policy has a recurrent state."""
         return self._initial_state is not None
 
     @property
     def initial_state(self) -> State:
-        """The state of one environment before its first step; None for a policy without memory."""
+        """Recurrent state before the first step, or None for a policy without memory."""
         return self._initial_state
 
     def act(self, obs: Tree, states: list[State], first: NDArray[np.bool_]) -> Decision:
-        """Choose actions, leaves [B, ...], `first` bool[B]; PolicyOutputError on NaN or inf."""
+        """Choose actions, leaves [B, ...]; raise PolicyOutputError on NaN or infinity."""
         with torch.inference_mode(), self._precision():
             state = self.policy.merge_state(states) if self.is_recurrent else None
             result = self.policy.act(
@@ -140,13 +140,13 @@ def _arrays(tree: Any) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What the policy saw and did; rows in the order of the arrays."""
+    """Observations and decisions of one run of the policy; rows in the order of the arrays."""
 
     obs: Tree
-    """Leaves [B, ...]; the round's own memory."""
+    """Leaves [B, ...], copied."""
     first: NDArray[np.bool_]
     acts: NDArray[np.bool_]
-    """Where the action counts."""
+    """bool[B]; True where the action counts."""
     decision: Decision
 
 
@@ -154,7 +154,7 @@ def play_round(
     arrays: list[GroupArrays], inference: Inference, states: list[State], model_version: int
 ) -> Round:
     """Run the policy once for all rows, and write its actions for the environments to read."""
-    # Copied: environments overwrite theirs as soon as they are asked to step.
+    # Copied, because environments overwrite their arrays once they step.
     obs = joined([entry.obs for entry in arrays])
     first = np.concatenate([entry.first for entry in arrays])
     acts = np.concatenate([entry.acts for entry in arrays])
@@ -166,7 +166,7 @@ def play_round(
 def write_actions(
     arrays: list[GroupArrays], action: Tree, value: NDArray[np.float32], model_version: int
 ) -> None:
-    """Write what the B rows of all *arrays* shall do, for the environments to read."""
+    """Write the actions of the B rows of all *arrays*, for the environments to read."""
     start = 0
     for entry in arrays:
         end = start + len(entry.first)

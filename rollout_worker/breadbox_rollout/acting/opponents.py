@@ -1,4 +1,4 @@
-"""Agents to play against: they act with earlier versions of a policy and send nothing."""
+"""Opponents: agents that act with earlier versions of a policy, and send nothing."""
 
 import random
 from collections import deque
@@ -20,7 +20,7 @@ from breadbox_rollout.processes.pool import AgentRows
 from breadbox_rollout.sending.models import Model, ModelWatcher
 
 PINNED_VERSION = -1
-"""Stands for weights from a file."""
+"""Version number of weights from a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class _Version:
 
 @dataclass(slots=True)
 class _Chair:
-    """A row: the version that plays it in this episode, and that version's state."""
+    """A row: the version that plays it in this episode, and its recurrent state."""
 
     version: _Version | None = None
     state: State = None
 
 
 class Opponents(Participant):
-    """Rows played by versions drawn evenly from *kept_max* and *pinned*, all held in memory."""
+    """Play rows with versions drawn evenly from the last *kept_max* and *pinned*."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Opponents(Participant):
 
     @property
     def versions(self) -> list[int]:
-        """Versions that may be drawn, oldest first; `PINNED_VERSION` for each pinned one."""
+        """Versions to draw from, oldest first; `PINNED_VERSION` for each pinned one."""
         return [version.model_version for version in (*self._pinned, *self._kept)]
 
     def sit(self, part: AgentRows, groups: Sequence[range]) -> None:
@@ -77,7 +77,7 @@ class Opponents(Participant):
 
     def _adopt(self, model: Model) -> None:
         if model.session_id != self.model.session_id:
-            self._kept.clear()  # Another run: its policies are not ours to play against.
+            self._kept.clear()  # Another run: its policies are no opponents.
         if model.in_session and (model.weights is not None or not self._kept):
             self._kept.append(self._made(model.model_version, model.weights))
 

@@ -1,4 +1,4 @@
-"""A policy at work: its model, its rows of the environments, and where their fragments go."""
+"""Players: a policy with its model and its rows of the environments, and a sender of fragments."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -26,21 +26,21 @@ MakeInference = Callable[[PolicyModule], Inference]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerOptions:
-    """How a player labels and cuts what its rows do."""
+    """How a player labels and cuts the steps of its rows."""
 
     fragment_steps: int
     worker_prefix: str
-    """Begins the ids of its rows; no two running workers may share it."""
+    """Beginning of its rows' worker ids; no two running workers may share it."""
     task: str = "default"
     discount: float = 0.99
     strict_weights: bool = True
 
 
 class Participant(ABC):
-    """Base of what acts for the rows of some agents: a player, or opponents."""
+    """Base of players and opponents, which act for the rows of some agents."""
 
     sender: Sender | None = None
-    """Where fragments go, or None if nothing is learned from these rows."""
+    """Sender of fragments, or None if nothing is learned from these rows."""
     step_count = 0
     fragment_count = 0
 
@@ -50,17 +50,17 @@ class Participant(ABC):
         """Act with the model that *watcher* follows; the caller starts and closes it."""
         self.watcher = watcher
         self.model: Model = NO_MODEL
-        """What it acts with; adopted between two rounds."""
+        """The model that acts; replaced only between two rounds."""
         self.part: AgentRows | None = None
         """The rows, or None until an environment has reported its spaces."""
         self._make_policy = make_policy
         self._make_inference = make_inference
         self._shunned_id = ""
-        """Session of another policy that was current before this worker, and is waited out."""
+        """An older session of another policy, which must end first."""
 
     @property
     def waits_for(self) -> str:
-        """What keeps it from acting, as far as a learner can fix it; empty if nothing does."""
+        """What a learner must do before it can act, or empty if nothing."""
         latest = self.watcher.latest
         if not latest.in_session:
             return latest.waits_for
@@ -70,16 +70,18 @@ class Participant(ABC):
 
     @property
     def in_session(self) -> bool:
-        """Whether it may act; else no policy of the worker does."""
+        """True if it may act; the worker acts only if all its policies may."""
         return self.model.in_session
 
     @abstractmethod
     def sit(self, part: AgentRows, groups: Sequence[range]) -> None:
-        """Take the rows of a part of the environments; *groups* are indices of environments."""
+        """Start to act for a part of the rows; *groups* are indices of environments."""
 
     def take_model(self) -> None:
-        """Adopt new session, version and weights atomically; InvalidRequestError if they misfit."""
-        # An older session of another policy is waited out.
+        """Adopt new session, version and weights atomically; InvalidRequestError if they misfit.
+
+        If they are of an older session of another policy, it waits for another session instead.
+        """
         model = self.watcher.take()
         if model is None:
             return
@@ -95,9 +97,9 @@ class Participant(ABC):
                 ) from error
             if model.session_id != shunned:
                 logger.warning(
-                    "waiting for another session: %s, which was there before this worker, is of "
-                    "another policy (%s). Is it left over from another run, `breadbox buffers "
-                    "end-session %s` ends it; else %s",
+                    "waiting for another session: %s, which is older than this worker, has another "
+                    "policy (%s). If it is left over from another run, end it with `breadbox "
+                    "buffers end-session %s`; otherwise %s",
                     where,
                     error,
                     model.buffer,
@@ -110,21 +112,21 @@ class Participant(ABC):
 
     @abstractmethod
     def _adopt(self, model: Model) -> None:
-        """Take over the weights of a model; `model` is still the one before."""
+        """Adopt the weights of a model; `model` is still the one before."""
 
     def _changed(self, before: Model) -> None:
         return
 
     @abstractmethod
     def act(self, groups: list[int], arrays: list[GroupArrays]) -> Callable[[], list[Fragment]]:
-        """Choose and write the rows' actions; return what cuts fragments, to be called once."""
+        """Choose and write the rows' actions; return the function to cut fragments with, once."""
 
     def read(self, group: int, arrays: GroupArrays) -> list[float]:
-        """Take in what a group answered; return the returns of episodes that ended."""
+        """Read a group's answers; return the returns of episodes that ended."""
         return []
 
     def read_failed(self, group: int, arrays: GroupArrays | None) -> list[float]:
-        """Take in what a process that is gone had answered, if it had arrays, as `read`."""
+        """Read the last answers of a process that is gone, if it had arrays; see `read`."""
         return []
 
     def name_task(self, group: int, row: int, task: str) -> None:
@@ -137,19 +139,19 @@ class _Slot:
     fragmenter: Fragmenter
     tracker: EpisodeTracker
     state: State
-    """Recurrent state before the next step, the initial one at a start; None without memory."""
+    """Recurrent state before the next step, or None without memory."""
     episode_id: int = 0
     awaits_answer: bool = False
-    """An action is on its way, and its step was pushed."""
+    """True if an action was written and its step pushed, but not yet answered."""
     answer_count: int = 0
     abort_count: int = 0
     obs_count: int = 0
     next_task: str | None = None
-    """Task of the episode that begins, where the environment named it."""
+    """Task of the episode that begins, if the environment named it."""
 
 
 class Player(Participant):
-    """Acts with the current model for its rows, and cuts what they do into fragments."""
+    """Act with the current model for its rows, and cut their steps into fragments."""
 
     def __init__(
         self,
@@ -160,7 +162,7 @@ class Player(Participant):
         reporter: EpisodeReporter,
         options: PlayerOptions,
     ) -> None:
-        """Send to *sender* and *reporter*, which the caller starts and closes."""
+        """Use *sender* and *reporter*, which the caller starts and closes."""
         super().__init__(make_policy, make_inference, watcher)
         self.sender: Sender = sender
         self._reporter = reporter
@@ -170,7 +172,7 @@ class Player(Participant):
 
     @property
     def policy(self) -> PolicyModule | None:
-        """The policy, or None until the spaces of an environment are known."""
+        """The policy, or None until an environment has reported its spaces."""
         return None if self._inference is None else self._inference.policy
 
     def sit(self, part: AgentRows, groups: Sequence[range]) -> None:
@@ -227,9 +229,9 @@ class Player(Participant):
         return returns
 
     def read_failed(self, group: int, arrays: GroupArrays | None) -> list[float]:
-        """See `Participant.read_failed`. Gives up the episodes that the process was in."""
+        """See `Participant.read_failed`. Aborts the episodes of the process."""
         returns: list[float] = []
-        # Without slots it failed before the rows of any environment were known.
+        # There are no slots if it failed before any environment had reported its rows.
         for index, slot in enumerate(self._slots[group] if self._slots else ()):
             ended, next_obs = False, None
             if arrays is not None and int(arrays.answer_count[index]) != slot.answer_count:

@@ -1,1 +1,1 @@
-"""Environments as rows of shared arrays, for `processes`, `recording`, `acting`."""
+"""Run environments as rows of shared arrays, for `processes`, `recording`, `acting`."""

@@ -1,12 +1,12 @@
-"""The memory that an environment process and the worker share, and how observations get into it.
+"""Share memory between an environment process and the worker, and copy observations into it.
 
-One anonymous memory file per process and part (the rows of one pair of spaces), gone when both
-have let go of it: a kill leaves nothing in /dev/shm. The writers:
+Each process has an anonymous memory file per part (the rows of one pair of spaces). It is freed
+when both have closed it: a kill leaves nothing in /dev/shm. The writers:
 
     environment process   obs, final_obs, reward, flags, first, acts, counts, clock
     worker                action, value, model_version
 
-Both sides alternate, but for the clock and the counts, which the worker reads at any time.
+Both sides alternate, except that the worker reads clock and counts at any time.
 """
 
 import mmap
@@ -32,7 +32,7 @@ _COUNTS = ("answer_count", "obs_count", "abort_count")
 
 
 class Phase(IntEnum):
-    """What an environment process is doing, each with a time limit of its own."""
+    """Activity of an environment process; each has its own time limit."""
 
     IDLE = 0
     BUILDING = 1
@@ -46,40 +46,40 @@ class GroupArrays:
 
     obs: Tree
     final_obs: Tree
-    """The last observation of the episode that just ended; valid where one did."""
+    """The final observation of an episode that just ended; otherwise invalid."""
     action: Tree
     value: NDArray[np.float32]
-    """float32[N]; what the policy expects, for overlays."""
+    """float32[N]; the policy's value, for overlays."""
     model_version: NDArray[np.int64]
     """int64[1]; version that chose the action."""
     reward: NDArray[np.float64]
-    """float64[N]; of the last answer."""
+    """float64[N]; reward of the last answer."""
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     first: NDArray[np.bool_]
-    """bool[N]; `obs` starts an episode."""
+    """bool[N]; True if `obs` starts an episode."""
     acts: NDArray[np.bool_]
-    """bool[N]; the row waits for an action. What the policy does in the others is ignored."""
+    """bool[N]; True if the row waits for an action. The policy's output for others is ignored."""
     answer_count: NDArray[np.int64]
-    """int64[N]; answers so far; raised after reward, flags and final observation are complete."""
+    """int64[N]; answers so far; raised once reward, flags and final observation are complete."""
     obs_count: NDArray[np.int64]
-    """int64[N]; observations so far; raised after `obs` is complete."""
+    """int64[N]; observations so far; raised once `obs` is complete."""
     abort_count: NDArray[np.int64]
-    """int64[N]; episodes given up because the environment failed."""
+    """int64[N]; episodes aborted because the environment failed."""
     phase: NDArray[np.int64]
     """int64[1]; a `Phase`."""
     phase_at: NDArray[np.float64]
-    """float64[1]; since when, on the machine's monotonic clock."""
+    """float64[1]; time of its beginning, on the machine's monotonic clock."""
 
     def enter(self, phase: Phase) -> None:
-        """Note what begins now."""
-        # The instant first: a reader in between sees the old phase as young, never as overdue.
+        """Set the current phase."""
+        # The time first, so that a reader in between never sees the old phase as overdue.
         self.phase_at[0] = time.monotonic()
         self.phase[0] = phase
 
 
 class _Layout:
-    """Hands out consecutive, aligned pieces of a buffer; without one it only measures."""
+    """Allocate consecutive, aligned pieces of a buffer, or only measure them if that is None."""
 
     def __init__(self, buffer: memoryview | mmap.mmap | None) -> None:
         self._buffer = buffer
@@ -120,7 +120,7 @@ class _Layout:
 def create_arrays(
     observation_space: Space, action_space: Space, count: int
 ) -> tuple[GroupArrays, int]:
-    """Make zeroed shared arrays of *count* rows, and a descriptor that the caller closes."""
+    """Return zeroed shared arrays of *count* rows, and a descriptor that the caller closes."""
     measured = _Layout(None)
     measured.group(observation_space, action_space, count)
     descriptor = os.memfd_create("breadbox-envs", os.MFD_CLOEXEC)
@@ -131,17 +131,17 @@ def create_arrays(
 def open_arrays(
     descriptor: int, observation_space: Space, action_space: Space, count: int
 ) -> GroupArrays:
-    """Map arrays made for the same spaces; the descriptor may be closed then."""
+    """Map arrays made for the same spaces; the caller may then close the descriptor."""
     mapped = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
     return _Layout(mapped).group(observation_space, action_space, count)
 
 
 Rows = int | slice | NDArray[np.bool_]
-"""One row, all of them, or those that a mask chooses."""
+"""One row, all of them, or those of a mask."""
 
 
 def write_checked(arrays: Tree, rows: Rows, obs: Tree, path: str = "observation") -> None:
-    """Copy observations into rows; float widths may differ, else EnvironmentFailedError midway."""
+    """Copy observations into rows; EnvironmentFailedError, possibly midway, if they do not fit."""
     if isinstance(arrays, dict):
         if not isinstance(obs, dict) or obs.keys() != arrays.keys():
             got = f"keys {sorted(obs)}" if isinstance(obs, dict) else type(obs).__name__
@@ -172,5 +172,5 @@ def _mismatch(path: str, wanted: str, got: str) -> EnvironmentFailedError:
 
 
 def row_of(arrays: Tree, row: int) -> Tree:
-    """Copy one row out, so that an environment that changes its action changes only its own."""
+    """Return a copy of one row, so that an environment can change its action."""
     return map_tree(lambda array: array[row].copy(), arrays)

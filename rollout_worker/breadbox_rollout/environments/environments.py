@@ -1,4 +1,4 @@
-"""Environments by name: any Gymnasium id, or `module:factory` of your own."""
+"""Make environments by name: any Gymnasium id, or `module:factory` of your own."""
 
 import importlib
 import importlib.util
@@ -16,12 +16,12 @@ from breadbox.shared.extras import how_to_install
 Environment = gymnasium.Env[Any, Any]
 
 _CHEAP_MODULES = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
-"""Entry points of environments with steps that cost less than waking another process."""
+"""Modules of environments with steps that take less time than waking another process."""
 _ENVS_PER_CHEAP_PROCESS_MAX = 16
 _DRAWN_BY_PYGAME = (*_CHEAP_MODULES, "gymnasium.envs.box2d")
-"""Entry points of environments that need pygame for a frame, and for nothing else."""
+"""Modules of environments that need pygame, but only to draw frames."""
 _OPTIONS_OF_MAKE = frozenset({"max_episode_steps", "disable_env_checker", "render_mode"})
-"""What `gymnasium.make` takes for itself, or asks the environment about before it hands it on."""
+"""Options that `gymnasium.make` takes itself, or checks with the environment before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,11 @@ class EnvSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the factory, or of `gymnasium.make`."""
     vectorize: str | None = None
-    """Mode of `gymnasium.make_vec` ("sync", "async", "vector_entry_point"), or None: one by one."""
+    """Mode of `gymnasium.make_vec` ("sync", "async", "vector_entry_point"), or None."""
 
 
 def _factory(name: str) -> Callable[..., Environment] | None:
-    """Return the callable of `module:factory`; None for a Gymnasium id, with or without module."""
+    """Return the callable of `module:factory`, or None for a Gymnasium id or `module:id`."""
     module_name, _, attribute = name.partition(":")
     if not attribute:
         return None
@@ -59,7 +59,7 @@ def check_environment(spec: EnvSpec) -> None:
                 "is for Gymnasium ids; a factory makes vector environments of its own where it has "
                 "an argument num_envs",
             )
-        # What the worker gives by itself, see `make_environment`.
+        # `make_environment` adds these arguments itself.
         given = {"num_envs", "seed"} & _parameters(spec) if is_vectorized(spec) else set()
         _check_options(spec, factory, {**dict.fromkeys(given), **spec.options})
         return
@@ -86,7 +86,7 @@ def _check_options(
     try:
         signature = inspect.signature(creator)
     except (TypeError, ValueError):
-        return  # Written in C, and silent about what it takes.
+        return  # Written in C, without a signature.
     try:
         signature.bind(**options)
     except TypeError as error:
@@ -94,12 +94,12 @@ def _check_options(
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package could be imported."""
+    """Return True if a package can be imported."""
     return importlib.util.find_spec(package) is not None
 
 
 def check_frames(spec: EnvSpec) -> None:
-    """Find out whether what draws the environment's frames is installed, without making it."""
+    """Check, without making it, that the package that draws the environment's frames exists."""
     if with_frames(spec).options.get("render_mode") != "rgb_array" or _factory(spec.name):
         return
     if _is_in(spec.name, _DRAWN_BY_PYGAME) and not is_installed("pygame"):
@@ -111,19 +111,19 @@ def check_frames(spec: EnvSpec) -> None:
 
 
 def with_frames(spec: EnvSpec) -> EnvSpec:
-    """Ask a Gymnasium environment for frames, unless its user said otherwise."""
+    """Return the spec with rendered frames, unless its options say otherwise."""
     if _factory(spec.name) is not None:
         return spec
     return replace(spec, options={"render_mode": "rgb_array", **spec.options})
 
 
 def is_vectorized(spec: EnvSpec) -> bool:
-    """Whether a vector environment is made: as `vectorize` asks, or by a factory of `num_envs`."""
+    """Return True for a vector environment: by `vectorize`, or a factory with `num_envs`."""
     return spec.vectorize is not None or "num_envs" in _parameters(spec)
 
 
 def takes_seed(spec: EnvSpec) -> bool:
-    """Whether a factory of vector environments wants the seed when it makes one."""
+    """Return True if a factory of vector environments takes the seed."""
     return spec.vectorize is None and {"num_envs", "seed"} <= _parameters(spec)
 
 
@@ -138,7 +138,7 @@ def _parameters(spec: EnvSpec) -> set[str]:
 
 
 def make_environment(spec: EnvSpec, env_count: int = 1, seed: int = 0) -> Any:
-    """Make the environment. May take as long, and raise whatever, the environment does."""
+    """Make the environment; blocks while it is made, and raises its errors."""
     factory = _factory(spec.name)
     if factory is not None:
         given: dict[str, Any] = {}
@@ -152,12 +152,12 @@ def make_environment(spec: EnvSpec, env_count: int = 1, seed: int = 0) -> Any:
         return gymnasium.make_vec(
             spec.name, num_envs=env_count, vectorization_mode=spec.vectorize, **spec.options
         )
-    # The checker warns of what the worker reports as failures with a count.
+    # The worker counts and reports what the checker would warn of.
     return gymnasium.make(spec.name, disable_env_checker=True, **spec.options)
 
 
 def envs_per_process(spec: EnvSpec, env_count: int) -> int:
-    """Return environments per process: all of a vector one, many tiny ones, else 1 for crashes."""
+    """Return how many environments share a process: all of a vector one, some cheap ones, or 1."""
     if is_vectorized(spec):
         return env_count
     if _factory(spec.name) is not None:

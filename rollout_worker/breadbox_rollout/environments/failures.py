@@ -1,4 +1,4 @@
-"""What environments do wrong, and what a round brought besides arrays."""
+"""Failures of environments, and other notes of a round beside its arrays."""
 
 import traceback
 from dataclasses import asdict, dataclass, field
@@ -12,7 +12,7 @@ _TRACE_CHARACTERS_MAX = 4000
 
 
 class FailureKind(Enum):
-    """What an environment did wrong. A small closed set: it labels counters."""
+    """How an environment failed. A small closed set, because it labels counters."""
 
     BUILD_RAISED = "build_raised"
     RESET_RAISED = "reset_raised"
@@ -25,13 +25,13 @@ class FailureKind(Enum):
     DIED = "died"
     MEMORY_LIMIT = "memory_limit"
     FRUITLESS = "fruitless"
-    """Too many failures in a row without one answered step."""
+    """Too many failures in a row without an answered step."""
     CLOSE_RAISED = "close_raised"
-    """Costs nothing: the environment was going anyway."""
+    """Harmless: the environment was being closed anyway."""
     RECORDING_FAILED = "recording_failed"
-    """Costs the recording, not the episode."""
+    """The recording is lost, not the episode."""
     NO_FRAMES = "no_frames"
-    """Likewise: there is nothing to see of it."""
+    """As above: the environment draws nothing."""
 
 
 @dataclass(slots=True)
@@ -39,9 +39,9 @@ class RoundNotes:
     """Failures, tasks and recordings of one round, beside its arrays; almost always empty."""
 
     failures: list[dict[str, Any]] = field(default_factory=list)
-    """{"env": i, ...}, see `EnvironmentFailedError.as_dict`; a traceback once for each kind."""
+    """{"env": i, ...}, see `EnvironmentFailedError.as_dict`; a traceback only once per kind."""
     tasks: list[dict[str, Any]] = field(default_factory=list)
-    """{"env": i, "task": name} where the episode that began says what it is about."""
+    """{"env": i, "task": name} for an episode if its environment named its task."""
     episodes: list[dict[str, Any]] = field(default_factory=list)
     """{"env": i, ...} for each finished recording."""
 
@@ -56,16 +56,16 @@ class RoundNotes:
         """Add the failure of an environment."""
         details = failure.as_dict()
         if any(noted["kind"] == details["kind"] for noted in self.failures):
-            details["trace"] = ""  # Messages are bounded, and one of a kind is enough.
+            details["trace"] = ""  # Messages are bounded, and one traceback per kind is enough.
         self.failures.append({"env": env, **details})
 
 
 class NoFramesError(InvalidRequestError):
-    """An environment shows nothing of itself that could be recorded."""
+    """An environment draws nothing that could be recorded."""
 
 
 class EnvironmentFailedError(Exception):
-    """An environment failed; never leaves the process it happened in."""
+    """An environment failed. Never raised outside its process."""
 
     def __init__(self, kind: FailureKind, detail: str, cause: BaseException | None = None) -> None:
         super().__init__(f"{kind.value}: {detail}")
@@ -73,7 +73,7 @@ class EnvironmentFailedError(Exception):
         self.kind = kind
         self.detail = detail[:_DETAIL_CHARACTERS_MAX]
         self.notes: RoundNotes | None = None
-        """What else the round brought, where the process ends with this."""
+        """The round's other notes, if the process ends with this error."""
 
     def as_dict(self) -> dict[str, str]:
         """Return kind, detail with file and line, and the environment's traceback, if it raised."""

@@ -1,4 +1,4 @@
-"""Environments of several agents that act at the same time, as PettingZoo's parallel ones do."""
+"""Environments of several agents that act at the same time, like PettingZoo's parallel ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from breadbox_rollout.environments.units import Unit
 
 
 def is_parallel(env: object) -> bool:
-    """Whether this is an environment of several agents that act at the same time."""
+    """Return True for an environment of several agents that act at the same time."""
     return hasattr(env, "possible_agents") and not hasattr(env, "agent_selection")
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """The row of the arrays that an agent's steps are written to, and its action space."""
+    """The row of the arrays for an agent's steps, and its action space."""
 
     arrays: GroupArrays
     row: int
@@ -70,7 +70,7 @@ class ParallelUnit(Unit):
         self._step_count += 1
         cut_off = self._steps_max is not None and self._step_count >= self._steps_max
         over = {agent: bool(terminated.get(agent, False)) for agent in acting}
-        # One that is gone without a word was taken out of the game, not beaten in it.
+        # An agent that leaves without an end flag is truncated, not terminated.
         cut = {
             agent: bool(truncated.get(agent, False))
             or (cut_off and not over[agent])
@@ -84,7 +84,7 @@ class ParallelUnit(Unit):
         for agent in joining:
             seat = self._seat(agent)
             write_checked(seat.arrays.obs, seat.row, self._of(agent, obs))
-        # Nothing is said of any agent before everything has been found right.
+        # No array is written before everything is checked.
         for agent, seat in acting.items():
             arrays, row = seat.arrays, seat.row
             arrays.reward[row] = rewards[agent]

@@ -1,4 +1,4 @@
-"""Spaces as plain JSON, so that a process can describe its environment to another."""
+"""Encode spaces as plain JSON, so that a process can describe its environment to another."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from breadbox.model.trees import child_path
 Space = gymnasium.Space[Any]
 
 _BOUNDS_KEPT_MAX = 4096
-"""Elements of a box up to which its bounds are sent one by one; else only the extremes are."""
+"""Most elements of a box for sending each element's bounds; larger ones send the extremes."""
 
 
 def encode_space(space: Space, path: str = "") -> dict[str, Any]:
@@ -44,7 +44,7 @@ def encode_space(space: Space, path: str = "") -> dict[str, Any]:
     where = f" at {path}" if path else ""
     raise InvalidRequestError(
         "space",
-        f"{space}{where} is not supported, as it holds no array of one shape; wrap the environment",
+        f"{space}{where} is not supported: it has no array of one shape; wrap the environment",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a process holds: units, each one environment with the rows of the arrays it answers into.
+"""Units: what a process holds, each one environment and its rows of the arrays.
 
 A row is one sequence of steps of one agent, with its own fragments. The kinds of units:
 
@@ -7,8 +7,8 @@ A row is one sequence of steps of one agent, with its own fragments. The kinds o
     `VectorUnit`        1 for each environment inside          gymnasium.vector.VectorEnv, EnvPool
     `ParallelUnit`      1 for each agent that may take part    pettingzoo.ParallelEnv
 
-Each round gives a unit an action for every row; it answers for those that *act*. A row does not
-act while its agent has no episode, and nothing is recorded of it.
+In each round a unit gets an action for every row, and answers for the rows that *act*. A row does
+not act while its agent has no episode, and nothing of it is recorded.
 """
 
 from abc import ABC, abstractmethod
@@ -31,52 +31,52 @@ from breadbox_rollout.environments.failures import (
 
 
 class Unit(ABC):
-    """One environment. Its methods raise `EnvironmentFailedError`, and nothing else."""
+    """One environment. Its methods raise only `EnvironmentFailedError`."""
 
     can_begin_anew = True
-    """Whether all its rows are between two episodes whenever `begin` is called."""
+    """True if all its rows are between two episodes whenever `begin` is called."""
 
     @abstractmethod
     def begin(self, seed: int | None, notes: RoundNotes) -> None:
-        """Reset what has ended, or all the first time, and show the first observations."""
+        """Reset the rows that have ended, at first all, and write the first observations."""
 
     @abstractmethod
     def answer(self, notes: RoundNotes) -> bool:
-        """Take a step with the actions in the arrays; return whether `begin` has to follow."""
+        """Take a step with the actions in the arrays; return True if `begin` must follow."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Note in the arrays that the episodes under way are given up."""
+        """Count the episodes in progress as aborted."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the environment; may raise whatever it raises."""
+        """Close the environment; may raise anything."""
 
 
 class Recorder(Protocol):
-    """An observer of one environment's episodes, beside it."""
+    """An observer of one environment's episodes."""
 
     def begin(self, env: Environment, obs: Tree, info: dict[str, Any], seed: int | None) -> None:
-        """An episode starts."""
+        """Begin an episode."""
 
     def step(self, env: Environment, record: "StepRecord") -> None:
-        """The environment answered."""
+        """Record an answer of the environment."""
 
     def end(self) -> dict[str, Any] | None:
-        """End the episode; return what to report to the worker, or None if nothing."""
+        """End the episode; return what to report to the worker, or None."""
 
     def discard(self) -> None:
-        """The episode was aborted; leave nothing behind."""
+        """Abort the episode; leave nothing behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step, as a recorder sees it."""
+    """One step, for a recorder."""
 
     obs: Tree
-    """After the step."""
+    """Observation after the step."""
     action: Tree
-    """As the policy chose it, before any clipping."""
+    """The policy's action, before any clipping."""
     value: float
     reward: float
     terminated: bool
@@ -85,7 +85,7 @@ class StepRecord:
 
 
 class SingleUnit(Unit):
-    """A plain environment and its row."""
+    """A plain environment with one row."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class SingleUnit(Unit):
             notes.episodes.append({"env": self._index, **finished})
 
     def _recording_failed(self, error: Exception, notes: RoundNotes) -> None:
-        """Give up the recording; the episode itself goes on, since its answers are out."""
+        """Give up the recording; the episode continues, because its answers were written."""
         assert self._recorder is not None
         self._recorder.discard()
         is_unseen = isinstance(error, NoFramesError)
@@ -195,15 +195,15 @@ class GroupOptions:
     """How a group runs its environments."""
 
     seeds: tuple[int, ...]
-    """One per environment, for its first reset."""
+    """Seed of each environment's first reset."""
     seed_each_episode: bool = False
-    """Reset every episode with a seed of its own, derived from the first."""
+    """True to reset every episode with its own seed, derived from the first."""
     episode_steps_max: int | None = None
     rebuild_interval_s: float = 0.0
 
 
 class EnvGroup:
-    """Environments and the arrays they answer into."""
+    """Environments and their arrays."""
 
     def __init__(
         self,
@@ -223,18 +223,18 @@ class EnvGroup:
         self.notes = RoundNotes()
 
     def adopt(self, index: int, unit: Unit) -> None:
-        """Use a unit that has been made already, and has not begun."""
+        """Use a unit that was made already, but has not begun."""
         self._units[index] = unit
         self._built_at[index] = self._clock()
 
     def start(self) -> None:
-        """Make and reset every environment that is not there yet."""
+        """Make missing environments, and reset all."""
         for index in range(len(self._units)):
             self._begin(index)
         self._arrays.enter(Phase.IDLE)
 
     def step(self) -> RoundNotes:
-        """Play one round with every environment; an episode that ends is followed by the next."""
+        """Play one round with every environment; an ended episode is followed by the next."""
         self.notes = RoundNotes()
         for index in range(len(self._units)):
             self._step_one(index)
@@ -242,7 +242,7 @@ class EnvGroup:
         return self.notes
 
     def close(self) -> None:
-        """Close every environment; whatever one of them raises is not let through."""
+        """Close every environment; count what they raise."""
         for index in range(len(self._units)):
             self._close_one(index)
 
@@ -262,7 +262,7 @@ class EnvGroup:
         try:
             self._begin(index)
         except EnvironmentFailedError as failure:
-            # What ended was answered in full; only the next episode is late.
+            # The ended episode was answered in full; only the next one is late.
             self.notes.add_failure(index, failure)
             if not unit.can_begin_anew:
                 unit.abort()
@@ -273,7 +273,7 @@ class EnvGroup:
         self._begin(index)
 
     def _begin(self, index: int) -> None:
-        """Begin the next episode, making the environment first if there is none or time is over."""
+        """Begin the next episode; if the environment is missing or too old, make one before."""
         interval_s = self._options.rebuild_interval_s
         if interval_s > 0 and self._clock() - self._built_at[index] >= interval_s:
             self._close_one(index)
@@ -292,7 +292,7 @@ class EnvGroup:
         self._episode_counts[index] += 1
 
     def _seed(self, index: int) -> int | None:
-        """Return the seed of the next episode; None lets the environment go on by itself."""
+        """Return the seed of the next episode, or None to let the environment choose."""
         count = self._episode_counts[index]
         if count == 0:
             return self._options.seeds[index]
@@ -307,7 +307,7 @@ class EnvGroup:
             return
         try:
             unit.close()
-        except Exception as error:  # noqa: BLE001 - an environment that is going may say anything
+        except Exception as error:  # noqa: BLE001 - a closing environment may raise anything
             self.notes.add_failure(
                 index, EnvironmentFailedError(FailureKind.CLOSE_RAISED, repr(error), error)
             )

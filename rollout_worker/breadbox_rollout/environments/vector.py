@@ -1,12 +1,12 @@
-"""Vector environments: several inside one object, which resets those that have ended by itself.
+"""Vector environments: several in one object, which resets those that have ended by itself.
 
-What a step answers for a row at the end of its episode depends on the autoreset mode:
+The autoreset mode determines what a step returns for a row at the end of its episode:
 
-    mode        this step            how the next episode begins
+    mode        this step returns    the next episode begins
     NEXT_STEP   final observation    the next step ignores the row's action and resets it: the row
                                      does not act in that round
     SAME_STEP   first observation    with this step; the final one is in info["final_obs"]
-    DISABLED    final observation    by reset(options={"reset_mask": ...}), which follows at once
+    DISABLED    final observation    by reset(options={"reset_mask": ...}), which follows directly
 """
 
 from enum import Enum
@@ -27,7 +27,7 @@ _EVERY_ROW = slice(None)
 
 
 class AutoresetMode(Enum):
-    """Gymnasium's, which has it since 1.1."""
+    """Gymnasium's modes, which it has since 1.1."""
 
     NEXT_STEP = "NextStep"
     SAME_STEP = "SameStep"
@@ -35,12 +35,12 @@ class AutoresetMode(Enum):
 
 
 def is_vector(env: object) -> bool:
-    """Whether this is a vector environment: by what it offers, since not all are subclasses."""
+    """Return True for a vector environment, by its attributes: not all are subclasses."""
     return hasattr(env, "num_envs") and hasattr(env, "single_observation_space")
 
 
 class VectorUnit(Unit):
-    """A vector environment of N environments, and all N rows of the arrays."""
+    """A vector environment of N environments, with all N rows of the arrays."""
 
     can_begin_anew = False
 
@@ -85,7 +85,7 @@ class VectorUnit(Unit):
         if self._mode is AutoresetMode.DISABLED:
             return not acts.all()
         if not acts.any():
-            self._step()  # Every row is about to be reset: there is nothing to ask a policy for.
+            self._step()  # Every row is reset next, so the policy has nothing to decide.
         return False
 
     def _step(self) -> None:
@@ -112,7 +112,7 @@ class VectorUnit(Unit):
         else:
             write_checked(arrays.final_obs, ended, obs)
             write_checked(arrays.obs, ~ended, obs)
-        # Nothing is said of any row before everything has been found right.
+        # No array is written before everything is checked.
         arrays.reward[acted] = reward[acted]
         arrays.terminated[acted] = terminated[acted]
         arrays.truncated[acted] = truncated[acted]
@@ -128,7 +128,7 @@ class VectorUnit(Unit):
         self._arrays.obs_count[rows] += 1
 
     def _write_final(self, ended: NDArray[np.bool_], info: Any) -> None:
-        """Copy final observations from the info of a step that has reset what ended."""
+        """Copy final observations from the info of a step that has already reset its rows."""
         if not ended.any():
             return
         finals = info.get("final_obs", info.get("final_observation"))

@@ -1,1 +1,1 @@
-"""Environment processes under supervision, for `acting` and `worker.py`."""
+"""Supervise environment processes, for `acting` and `worker.py`."""

@@ -1,14 +1,14 @@
-"""The process that holds environments: `python -m breadbox_rollout.processes.host DESCRIPTOR`.
+"""The process of environments: `python -m breadbox_rollout.processes.host DESCRIPTOR`.
 
-Started by the worker with one end of a socket. Messages are one byte of kind, then JSON:
+The worker starts it with one end of a socket. A message is one byte of kind, then JSON:
 
     worker to process   C {config}    once, first
                         S             step: actions are in the arrays
-    process to worker   H [{part}]    made; carries spaces, and a descriptor of arrays, of each part
+    process to worker   H [{part}]    made; has spaces, and a descriptor of arrays, of each part
                         D [{notes}]   done: answers are in the arrays
-                        F {failure}   cannot go on; the process ends
+                        F {failure}   failed; the process ends
 
-The process ends when the socket does, and the kernel kills it when the worker is killed.
+The process ends when the socket closes, and the kernel kills it when the worker is killed.
 """
 
 import ctypes
@@ -36,19 +36,19 @@ from breadbox_rollout.environments.vector import VectorUnit, is_vector
 
 MESSAGE_BYTES_MAX = 128 * 1024
 PARTS_MAX = 16
-"""Policies that may share the environments of a process."""
+"""Most policies that share the environments of a process."""
 _PR_SET_PDEATHSIG = 1
 _ROUNDS_PER_MEMORY_CHECK = 64
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends, however it ends."""
+    """Have the kernel kill this process when the thread that started it ends, even by a kill."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process has in RAM."""
+    """Return the resident memory of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
@@ -66,17 +66,17 @@ class _Part:
     observations: Space
     actions: Space
     labels: list[str]
-    """Agents; [""] where an environment has one."""
+    """Names of agents; [""] for an environment of one agent."""
     env_count: int
 
 
 def row_label(agent: str) -> str:
-    """Return how an agent is called in the ids of workers."""
+    """Return an agent's name for worker ids."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", agent)
 
 
 def assigned(agents: list[str], patterns: list[str]) -> list[list[str]]:
-    """Return the agents of each pattern, matched as a shell would; the first match has it."""
+    """Return the agents of each shell pattern; an agent belongs to its first match."""
     by_id: dict[str, str] = {}
     for agent in agents:
         other = by_id.setdefault(row_label(agent), agent)
@@ -117,7 +117,7 @@ def _unusable(detail: str) -> EnvironmentFailedError:
 
 
 class Host:
-    """One process's life: make, say hello, play rounds, end."""
+    """Make the environments, introduce them to the worker, and play rounds until the end."""
 
     def __init__(self, connection: socket.socket, config: dict[str, Any]) -> None:
         self._connection = connection
@@ -132,14 +132,14 @@ class Host:
         self._made_count = -1
 
     def run(self) -> None:
-        """Serve the worker until it hangs up."""
+        """Serve the worker until it closes the socket."""
         group = self._make_group()
         try:
             group.start()
             self._send_done(group)
             self._serve(group)
         except EnvironmentFailedError as failure:
-            # What else happened in this round must not get lost with the process.
+            # The round's other notes must not be lost with the process.
             failure.notes = group.notes
             raise
         finally:
@@ -166,13 +166,13 @@ class Host:
 
     def _make(self, index: int) -> Any:
         seed, self._made_count = self._options.seeds[index], self._made_count + 1
-        # One that is made again for another reason than a new process plays on, not the same again.
+        # An environment made again in the same process gets another seed, so episodes differ.
         return make_environment(
             self._spec, len(self._options.seeds), seed + len(self._options.seeds) * self._made_count
         )
 
     def _plan(self, env: Any) -> Callable[[Any, int], Unit]:
-        """Tell the worker what there is, and return what makes units of environments like *env*."""
+        """Introduce the parts to the worker; return a function that makes units of environments."""
         if is_vector(env):
             return self._plan_vector(env)
         if is_parallel(env):
@@ -198,8 +198,8 @@ class Host:
         self._check_one_agent()
         self._check_not_recorded()
         if self._options.episode_steps_max is not None:
-            raise _unusable("a vector environment cuts its episodes off itself: leave "
-                            "--episode-steps-max away and configure it there")  # fmt: skip
+            raise _unusable("a vector environment truncates its episodes itself: leave out "
+                            "--episode-steps-max and configure it there")  # fmt: skip
         if self._options.rebuild_interval_s:
             raise _unusable("a vector environment is never between episodes: leave "
                             "--rebuild-interval-s at 0")  # fmt: skip
@@ -220,11 +220,7 @@ class Host:
 
         def make_unit(env: Any, index: int) -> Unit:
             seats = {
-                agent: Seat(
-                    arrays,
-                    index * len(named) + position,
-                    env.action_space(agent),
-                )
+                agent: Seat(arrays, index * len(named) + position, env.action_space(agent))
                 for arrays, named in zip(self._parts, by_part, strict=True)
                 for position, agent in enumerate(named)
             }
@@ -263,7 +259,7 @@ class Host:
     def _recorders(self, arrays: GroupArrays) -> list[Recorder] | None:
         if self._recording is None:
             return None
-        # Imported here: it brings codecs, which most processes do not need.
+        # Imported here because it loads codecs, which most processes do not need.
         from breadbox_rollout.recording.recording import EpisodeRecorder, RecordingOptions
 
         options = RecordingOptions(**self._recording)
@@ -289,7 +285,7 @@ class Host:
 
 
 def serve(connection: socket.socket, make_host: Callable[..., Host] = Host) -> int:
-    """Run a host on *connection*; returns the exit status."""
+    """Run a host on *connection*; return the exit status."""
     message = connection.recv(MESSAGE_BYTES_MAX)
     if not message:
         return 0
@@ -301,7 +297,7 @@ def serve(connection: socket.socket, make_host: Callable[..., Host] = Host) -> i
             send(connection, b"F", {**failure.as_dict(), "notes": notes})
             return 1
     except (BrokenPipeError, ConnectionResetError):
-        return 0  # The worker hung up.
+        return 0  # The worker closed the socket.
     return 0
 
 

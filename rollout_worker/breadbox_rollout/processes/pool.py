@@ -1,10 +1,10 @@
-"""Environment processes under supervision: started, watched, killed when they hang, started again.
+"""Supervise environment processes: start, watch, kill when they hang, restart.
 
 P1 Every failure becomes one `GroupFailed` event; no other part of the worker sees a process. P2 A
 process that hangs is killed within its phase's limit and one check interval. P3 Shared arrays of a
 failed process stay readable until the next `poll`. P4 A process is asked to step only when done. P5
-The pool gives up after a known number of attempts without any answered step; otherwise it tries on,
-ever more slowly.
+The pool gives up after a known number of attempts without any answered step; otherwise it retries,
+with increasing delays.
 """
 
 import contextlib
@@ -34,16 +34,16 @@ from breadbox_rollout.processes.host import MESSAGE_BYTES_MAX, PARTS_MAX, send
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 0.1
-"""How often limits are looked at; a hanging process lives at most this much longer."""
+"""Seconds between checks of limits; a hanging process lives at most this much longer."""
 _FATAL_FAILURES = 3
-"""One process's failures in a row, before any step was answered, after which the pool gives up."""
+"""Failures in a row of one process after which the pool gives up, if no step was ever answered."""
 _FRUITLESS_ROUNDS_MAX = 10
-"""Turns in a row in which environments failed and none answered; then the process is replaced."""
+"""Rounds in a row with failures and no answer, after which a process is replaced."""
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.1, 30.0
 
 
 class EnvironmentStartError(ReplayBufferError):
-    """No environment could be started, none ever answered a step, or none is left."""
+    """No environment could be started, none ever answered a step, or all are retired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,36 +54,36 @@ class PoolOptions:
     envs_per_process: int = 1
     seed: int = 0
     build_s_max: float = 300.0
-    """Seconds to start a process and make its first environment; then it is killed."""
+    """Seconds to start a process and make its first environment, before it is killed."""
     reset_s_max: float = 120.0
     step_s_max: float = 30.0
     restarts_max: int | None = None
-    """Restarts of one process over its life, or None for any number, ever more slowly."""
+    """Most restarts of one process, or None for any number, with increasing delays."""
     rebuild_interval_s: float = 0.0
-    """Seconds after which an environment is made anew, between episodes; 0: never."""
+    """Seconds after which an environment is made anew, between episodes; 0 for never."""
     memory_bytes_max: int = 0
-    """Resident bytes at which a process is replaced; 0: no limit."""
+    """Resident bytes at which a process is replaced; 0 for no limit."""
     starts_max: int = field(default_factory=lambda: max(2, os.cpu_count() or 1))
-    """Processes that start at the same time."""
+    """Most processes that start at the same time."""
     seed_each_episode: bool = False
     episode_steps_max: int | None = None
     agents: tuple[str, ...] = ("*",)
-    """Patterns of the names of an environment's agents; those of each make a part of the rows."""
+    """Patterns of the names of an environment's agents; each pattern is a part of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRows:
-    """Rows of the agents of one pattern; they share spaces, and so may share a policy."""
+    """Rows of the agents of one pattern, which share spaces and may share a policy."""
 
     observation_space: Space
     action_space: Space
     labels: tuple[str, ...]
-    """Agents; a group has a row for each, environment by environment. ("",) for one agent."""
+    """Names of agents, ("",) for one agent; a group has a row for each, by environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupReady:
-    """A group answered, or has just been started: its arrays are the worker's until `step`."""
+    """A group answered or was started; the worker may use its arrays until `step`."""
 
     group: int
     notes: dict[str, Any] | None
@@ -91,16 +91,16 @@ class GroupReady:
 
 @dataclass(frozen=True, slots=True)
 class GroupFailed:
-    """A group's process is gone; it is started again unless *final*."""
+    """A group's process is gone; it is restarted unless *final*."""
 
     group: int
     kind: FailureKind
     detail: str
     final: bool
     notes: dict[str, Any] | None = None
-    """What its last round brought besides, as in `GroupReady`."""
+    """Notes of its last round, as in `GroupReady`."""
     trace: str = ""
-    """Traceback of what the environment raised; empty: it raised nothing."""
+    """Traceback of the environment's error, or empty without one."""
 
 
 Event = GroupReady | GroupFailed
@@ -121,37 +121,37 @@ class _Group:
         self.state = _State.WAITING
         self.start_at = 0.0
         self.since = 0.0
-        """When it was started or last asked to step."""
+        """Time when it was started or last asked to step."""
         self.process: subprocess.Popen[bytes] | None = None
         self.connection: socket.socket | None = None
         self.parts: list[GroupArrays] = []
-        """Shared arrays; none before it has said hello."""
+        """Shared arrays; none before its H message."""
         self.start_count = 0
         self.failures_in_a_row = 0
-        """Ends of the process since an environment of it last answered a step."""
+        """Ends of the process since one of its environments last answered a step."""
         self.fruitless_ends = 0
-        """Those of them that happened while it was asked for something."""
+        """Those among them that happened during a request."""
         self.fruitless_rounds = 0
         self.answer_count = 0
-        """Answers of all its environments, as of its last message."""
+        """Answers of all its environments, at its last message."""
 
     def kill(self) -> int | None:
-        """End the process with everything it started; returns its exit status."""
+        """Kill the process and everything it started; return its exit status."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None
         process, self.process = self.process, None
         if process is None:
             return None
-        # Its own process group, so that whatever the environment started goes with it, also where
-        # the process itself has ended already.
+        # Its own process group, so that processes that the environment started are killed too, even
+        # if the process itself has ended already.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         return process.wait()
 
 
 class EnvProcesses:
-    """Environments in processes tied by the kernel to the one thread that uses and closes them."""
+    """Environments in processes that the kernel kills with the thread that uses them."""
 
     def __init__(
         self,
@@ -169,9 +169,9 @@ class EnvProcesses:
         self._checked_at = 0.0
         self._said_hello = False
         self._answered = False
-        """Whether any environment has answered a step, ever."""
+        """True if any environment has ever answered a step."""
         self.parts: list[AgentRows] = []
-        """What rows there are; known as soon as the first process has said hello."""
+        """The parts of the rows, known once a process has introduced its environments."""
         self.restart_count = 0
         width = options.envs_per_process
         self._groups = [
@@ -192,7 +192,7 @@ class EnvProcesses:
 
     @property
     def live_env_count(self) -> int:
-        """Environments that are ready or being stepped: not those being started, nor retired."""
+        """Number of environments that are ready or being stepped."""
         live = (_State.READY, _State.BUSY)
         return sum(len(group.env_indices) for group in self._groups if group.state in live)
 
@@ -201,12 +201,12 @@ class EnvProcesses:
         return self._groups[group].parts[part]
 
     def arrays_or_none(self, group: int, part: int = 0) -> GroupArrays | None:
-        """Return what `arrays` does, or None if the process never got as far as having some."""
+        """Return `arrays`, or None if the process never had some."""
         parts = self._groups[group].parts
         return parts[part] if parts else None
 
     def step(self, group: int) -> None:
-        """Tell a ready group that its actions are in the arrays."""
+        """Ask a ready group to step, with the actions in its arrays."""
         entry = self._groups[group]
         assert entry.state is _State.READY, f"group {group} is {entry.state.value}"
         assert entry.connection is not None
@@ -214,11 +214,11 @@ class EnvProcesses:
         try:
             send(entry.connection, b"S")
         except OSError:
-            # It died while it was idle; the selector reports that as the end of the socket.
+            # It died while idle; the selector reports that as the end of the socket.
             logger.debug("environment process %d is gone before its step", group)
 
     def poll(self, wait_s: float) -> list[Event]:
-        """Wait for something to happen, for at most *wait_s* seconds."""
+        """Wait for events, at most *wait_s* seconds."""
         self._start_waiting()
         events: list[Event] = []
         until = self._clock() + wait_s
@@ -272,7 +272,7 @@ class EnvProcesses:
                 [sys.executable, "-m", "breadbox_rollout.processes.host", str(descriptor)],
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
-                # What environments print belongs to the log, not to our own output.
+                # Environments print to the log, not to the worker's own output.
                 stdout=2,
                 env=child_environment(),
                 start_new_session=True,
@@ -301,7 +301,7 @@ class EnvProcesses:
         try:
             send(ours, b"C", config)
         except OSError:
-            # It ended at once; the selector reports that as the end of the socket.
+            # It has ended already; the selector reports that as the end of the socket.
             logger.debug("environment process %d is gone before its configuration", group.index)
 
     # Messages ----------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ class EnvProcesses:
         events.append(GroupReady(group.index, notes))
 
     def _is_fruitless(self, group: _Group, notes: dict[str, Any] | None) -> bool:
-        """Note whether the round brought an answer; true where too many in a row brought none."""
+        """Count the round's answers; return True if too many rounds in a row had none."""
         before = group.answer_count
         group.answer_count = sum(int(arrays.answer_count.sum()) for arrays in group.parts)
         if group.answer_count != before:
@@ -399,10 +399,10 @@ class EnvProcesses:
         arrays = group.parts[0] if group.parts else None
         phase = Phase.BUILDING if arrays is None else Phase(int(arrays.phase[0]))
         if group.state is _State.STARTING and phase is Phase.IDLE:
-            phase = Phase.BUILDING  # Said hello, and is about to make the rest.
+            phase = Phase.BUILDING  # It is about to make the other environments.
         since = group.since
         if arrays is not None and phase is not Phase.IDLE:
-            # The phase may be left over from the step before the one it was asked for last.
+            # The phase may still be that of the step before.
             since = max(since, float(arrays.phase_at[0]))
         kind, limit_s = {
             Phase.BUILDING: (FailureKind.BUILD_HUNG, options.build_s_max),
@@ -425,7 +425,7 @@ class EnvProcesses:
             self._selector.unregister(group.connection)
         group.kill()
         group.failures_in_a_row += 1
-        # One that died while nobody wanted anything of it proves nothing.
+        # A process that died while idle proves nothing.
         group.fruitless_ends += group.state is not _State.READY
         group.fruitless_rounds = group.answer_count = 0
         if not self._answered and group.fruitless_ends >= _FATAL_FAILURES:
@@ -445,6 +445,6 @@ class EnvProcesses:
 
 
 def _seed(seed: int, env_index: int, start_count: int) -> int:
-    """Return a seed below 2^31, which old environments insist on; another after every restart."""
-    # Spreading by hand keeps numpy's generators out of the supervisor; the primes avoid overlaps.
+    """Return a seed below 2^31, as old environments require; it differs after every restart."""
+    # Arithmetic instead of numpy's generators, to keep them out of here; primes avoid overlaps.
     return (seed * 1_000_003 + env_index * 7_919 + start_count * 104_729) % (2**31 - 1)

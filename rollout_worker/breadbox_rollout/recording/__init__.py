@@ -1,1 +1,1 @@
-"""Episodes into files, for `processes` and `acting`."""
+"""Record episodes into files, for `processes` and `acting`."""

@@ -1,4 +1,4 @@
-"""Frames into files as they come: H.264 in MP4, or one JPEG per frame. Memory does not grow."""
+"""Write frames as they come: H.264 in MP4, or one JPEG per frame. Memory does not grow."""
 
 from pathlib import Path
 from typing import cast
@@ -16,7 +16,7 @@ Frame = NDArray[np.uint8]
 
 
 class VideoWriter:
-    """An MP4 file of H.264."""
+    """Write an MP4 file of H.264."""
 
     def __init__(self, path: Path, fps: int, crf: int = 0) -> None:
         self._path = path
@@ -26,7 +26,7 @@ class VideoWriter:
         self._stream: VideoStream | None = None
 
     def add(self, frame: Frame) -> None:
-        """Encode one frame; all are of the same size."""
+        """Encode one frame; all have the same size."""
         if self._crf > 0:
             # The lossy format halves colour in both directions, so it needs even sides.
             frame = np.pad(
@@ -38,7 +38,7 @@ class VideoWriter:
         self._container.mux(self._stream.encode(picture))
 
     def close(self) -> None:
-        """Finish; fine without a single frame. Idempotent."""
+        """Complete the file, even without a frame. Idempotent."""
         container, self._container = self._container, None
         if container is not None and self._stream is not None:
             container.mux(self._stream.encode(None))
@@ -52,13 +52,13 @@ class VideoWriter:
         stream = cast(VideoStream, container.add_stream(codec, rate=self._fps, options=options))
         stream.height, stream.width = frame.shape[:2]
         stream.pix_fmt = "yuv420p" if self._crf > 0 else "rgb24"
-        # One thread: there is a process per environment already.
+        # One thread, because each environment has a process already.
         stream.thread_count = 1
         return container, stream
 
 
 class ImageFolderWriter:
-    """A folder of 0.jpeg, 1.jpeg and so on."""
+    """Write a folder of 0.jpeg, 1.jpeg and so on."""
 
     def __init__(self, folder: Path, quality: int = 95) -> None:
         self._folder = folder

@@ -1,7 +1,7 @@
-"""Records episodes of one environment, inside its process, and lists them for the worker.
+"""Record episodes of one environment, inside its process, and list them for the worker.
 
-Encoding slows the environment down, and inference not at all. Files are moved into place when
-complete, and reading one executes nothing. By their keys in the manifest:
+Encoding slows the environment down, but not inference. Files get their names when complete, and
+reading one executes nothing. The files, by their keys in the manifest:
 
     info_path         JSON lines: one for the reset, one for each step
     action_path       npz without objects: action (by leaf), reward, terminated, truncated, value
@@ -40,7 +40,7 @@ from breadbox_rollout.recording.media import (
 )
 
 MANIFEST = "manifest.jsonl"
-"""One line per finished episode; names of files are relative to its folder."""
+"""Name of the list of finished episodes, a line each; its paths are relative to its folder."""
 FAILURES = "failures.jsonl"
 PATH_KEYS = ("info_path", "action_path", "video_path", "base_image_path")
 
@@ -51,20 +51,20 @@ _COPY_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingOptions:
-    """Which episodes are written, and how; plain data, sent to the environment processes."""
+    """Which episodes to write, and how; plain data, sent to the environment processes."""
 
     folder: str
     """Existing folder of the files."""
     every: int = 1
-    """Every so many-th episode of an environment, the first included."""
+    """Record every *every*-th episode of an environment, beginning with the first."""
     env_count: int | None = None
-    """Only environments with an index below this, or None for all."""
+    """Record only environments with a lower index, or None for all."""
     overlay: bool = False
     media: str = "h264"
     fps: int = 30
     crf: int = 0
     partial_prefix: str = ""
-    """Names what belongs to this run, so that another may clean up after a killed process."""
+    """Prefix of this run's unfinished files, so that they can be removed after a kill."""
 
 
 class EpisodeRecorder:
@@ -163,10 +163,10 @@ def _find_frame(env: Environment, obs: Tree, info: dict[str, Any]) -> Frame:
 
 
 class EpisodeFiles:
-    """Writes one episode, step by step. End with `finish` or `discard`."""
+    """Write one episode, step by step. End with `finish` or `discard`."""
 
     def __init__(self, options: RecordingOptions, episode_id: str, partial: str) -> None:
-        """Make the folder *partial* in the folder of the files, for the time being."""
+        """Make the temporary folder *partial* in the folder of the files."""
         self._folder = Path(options.folder)
         self._episode_id = episode_id
         self._partial = self._folder / partial
@@ -183,11 +183,11 @@ class EpisodeFiles:
 
     @property
     def wants_frames(self) -> bool:
-        """Whether `add_frame` shall be called."""
+        """True if `add_frame` must be called."""
         return self._frames is not None
 
     def add_frame(self, frame: Frame) -> None:
-        """Encode the frame of the reset, or of a step."""
+        """Encode the frame of the reset or of a step."""
         assert self._frames is not None
         self._frames.add(frame)
 
@@ -196,15 +196,15 @@ class EpisodeFiles:
         self._infos.write(json.dumps(plain(info), allow_nan=False) + "\n")
 
     def add_step(self, action: Tree, columns: dict[str, Any]) -> None:
-        """Write what was done, and numbers that came of it."""
+        """Write the action of a step, and its numbers."""
         self._columns.add({"action": action, **columns})
 
     def add_observation(self, obs: Tree) -> None:
-        """Write the observation of the reset, or of a step, without its images."""
+        """Write the observation of the reset or of a step, without its images."""
         self._observations.add({"obs": _without_images(obs)})
 
     def finish(self) -> dict[str, str]:
-        """Put the files in place; returns their names by key."""
+        """Rename the files to their final names; return these by key."""
         self._close()
         self._columns.write(self._partial / "action")
         names = {
@@ -224,13 +224,13 @@ class EpisodeFiles:
         return {key: target for key, (_, target) in names.items()}
 
     def discard(self) -> None:
-        """Leave nothing behind, also where there was no room for what is still to be written."""
+        """Remove everything, even after an error such as a full disk."""
         with suppress(OSError):
             self._close()
         shutil.rmtree(self._partial, ignore_errors=True)
 
     def _close(self) -> None:
-        with ExitStack() as closing:  # Each, also where another one cannot write its rest.
+        with ExitStack() as closing:  # Close each one, even if another one raises.
             if self._frames is not None:
                 closing.callback(self._frames.close)
             for spool in (self._observations, self._columns):
@@ -240,7 +240,7 @@ class EpisodeFiles:
 
 
 class _ColumnSpool:
-    """Rows of numbers to disk, column by column; an npz in the end."""
+    """Spool rows of numbers to disk, column by column; write an npz at the end."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -263,7 +263,7 @@ class _ColumnSpool:
         self._count += 1
 
     def write(self, path: Path) -> None:
-        """Write what was added; with nothing added, an empty archive."""
+        """Write an archive of the rows, empty without any."""
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for index, (name, (_, dtype, shape)) in enumerate(self.files.items()):
                 description = {
@@ -291,7 +291,7 @@ def _without_images(tree: Tree) -> Tree:
 
 
 def plain(value: Any) -> Any:
-    """Return *value* as JSON can hold it: large arrays described, objects as text, NaN as null."""
+    """Return *value* for JSON: large arrays described, objects as text, NaN as null."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, np.ndarray):
@@ -310,12 +310,12 @@ def plain(value: Any) -> Any:
 
 
 def append_line(path: Path, data: dict[str, Any]) -> None:
-    """Append one JSON line, whole and safely on disk before this returns."""
+    """Append one JSON line, and return once it is complete and durable."""
     left = memoryview((json.dumps(plain(data), allow_nan=False) + "\n").encode())
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         with naming(path):
-            while left:  # What has room for a part only is written in part, and then fails.
+            while left:  # A full disk may take a part before it fails.
                 left = left[os.write(descriptor, left) :]
             os.fsync(descriptor)
     finally:
@@ -323,7 +323,7 @@ def append_line(path: Path, data: dict[str, Any]) -> None:
 
 
 class Recordings:
-    """The folder that environment processes record into, seen from the worker."""
+    """The worker's view of the folder that environment processes record into."""
 
     def __init__(self, options: RecordingOptions, details: dict[str, Any]) -> None:
         """Add *details* to each line; the processes have the same *options*."""
@@ -332,7 +332,7 @@ class Recordings:
         self._details = details
 
     def add(self, episode: dict[str, Any]) -> dict[str, Any]:
-        """Append a line for a finished episode; returns it with full paths."""
+        """Append a line for a finished episode; return it with full paths."""
         entry = {key: value for key, value in episode.items() if key != "env"} | self._details
         append_line(self._folder / MANIFEST, entry)
         paths = {key: str(self._folder / entry[key]) for key in PATH_KEYS if key in entry}
@@ -343,7 +343,7 @@ class Recordings:
         append_line(self._folder / FAILURES, failure)
 
     def clean(self, env_index: int | None = None) -> None:
-        """Remove what a process that is gone had begun, or, given None, what any of ours had."""
+        """Remove unfinished files of one environment, or with None of all of this run."""
         prefix = self.options.partial_prefix
         own = prefix if env_index is None else f"{prefix}-{env_index}"
         for partial in self._folder.glob(f".partial-{own}-*"):

@@ -1,1 +1,1 @@
-"""The worker's side of the service: fragments, reports, model versions; for `acting`, `app.py`."""
+"""Send fragments and reports to the server, and follow models; for `acting` and `app.py`."""

@@ -1,4 +1,4 @@
-"""Models, immutable triples (session, version, weights), learned in the background."""
+"""Follow models, immutable triples (session, version, weights), in the background."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ from breadbox.writing.appender import AppendClient
 
 
 class Service(AppendClient, Protocol):
-    """A thread-safe connection to the worker's buffer, as `breadbox.Client`."""
+    """A thread-safe client of the worker's buffer, like `breadbox.Client`."""
 
     def watch_model(
         self, known: ModelState | None = None, *, max_wait_s: float = 0.0
@@ -33,40 +33,40 @@ class Service(AppendClient, Protocol):
         """See `breadbox.Client.get_buffer`."""
 
     def close(self) -> None:
-        """See `breadbox.Client.close`: calls of other threads fail with ClosedError."""
+        """See `breadbox.Client.close`: calls in other threads fail with ClosedError."""
 
 
 logger = logging.getLogger(__name__)
 
 WATCH_S = 60.0
-"""Length of one long poll."""
+"""Seconds of one long poll."""
 RETRY_S = 1.0
-"""Between attempts, once the client has given up by itself."""
+"""Seconds between attempts, once the client has given up retrying."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What to act with, and how to label it."""
+    """The weights to act with, and the labels of the steps."""
 
     session_id: str
-    """Empty: no session, or none with published weights: nothing may be produced."""
+    """Session, or empty without one that has published weights: nothing may be produced then."""
     model_version: int
     weights: Mapping[str, NDArray[Any]] | None
-    """Or None at version 0 of a session: the policy as it was made."""
+    """Weights, or None at version 0 of a session: the policy as it was made."""
     staleness_max: int | None
-    """Versions that a step may be behind before its fragment is refused, or None if unknown."""
+    """Most versions that a step may be behind when its fragment arrives, or None if unknown."""
     buffer: str = ""
     is_older: bool = False
-    """Whether the session is from before this was followed: perhaps another, dead run's."""
+    """True if the session is older than the watcher: it may belong to another, dead run."""
 
     @property
     def in_session(self) -> bool:
-        """Whether anything may be produced."""
+        """True if steps may be produced."""
         return bool(self.session_id)
 
     @property
     def waits_for(self) -> str:
-        """What has to come before anything may be produced, in words, or empty if nothing."""
+        """What must happen before steps may be produced, or empty if nothing."""
         if self.in_session:
             return ""
         if self.model_version:
@@ -79,7 +79,7 @@ NO_STATE = ModelState("", None, None)
 
 
 class ModelWatcher:
-    """Follows the buffer's model in a thread of its own."""
+    """Follow the buffer's model in a thread."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -88,26 +88,26 @@ class ModelWatcher:
         self._latest = NO_MODEL
         self._taken = True
         self._error: Exception | None = None
-        """What ended the thread: a permanent refusal, or a bug."""
+        """Error that ended the thread: a permanent refusal, or a bug."""
         self._trouble = "no answer yet"
         self._first_session_id: str | None = None
-        """The session current at the service's first answer, or None if it has not answered yet."""
+        """The session at the server's first answer, or None before it."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="model-watcher", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self, wait_s: float = 5.0) -> None:
-        """Stop following; close the service first if the thread shall not finish its long poll."""
+        """End the thread; close the service before, to interrupt its long poll."""
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join(wait_s)
 
     @property
     def trouble(self) -> str:
-        """Why the model is not known, in words; empty while the service answers."""
+        """Why the model is unknown, or empty while the server answers."""
         with self._lock:
             return self._trouble
 
@@ -118,8 +118,8 @@ class ModelWatcher:
             return self._latest
 
     def take(self) -> Model | None:
-        """Return the newest model if it has not been taken yet; never an older one after it."""
-        if self._taken:  # Read without the lock: a model that comes now is taken a batch later.
+        """Return the newest model if it was not taken yet, never an older one than before."""
+        if self._taken:  # Without the lock: a model that comes now is taken a batch later.
             return None
         with self._lock:
             if self._error is not None:
@@ -128,7 +128,7 @@ class ModelWatcher:
             return self._latest
 
     def wait(self, wait_s: float) -> None:
-        """Wait until there is something to take, for at most *wait_s* seconds."""
+        """Wait until there is a model to take, at most *wait_s* seconds."""
         with self._lock:
             self._changed.wait_for(lambda: not self._taken, wait_s)
 
@@ -146,7 +146,7 @@ class ModelWatcher:
         known: ModelState | None = None
         while not self._closing.is_set():
             try:
-                # Knowing nothing, an answer is wanted at once: also that no session is current.
+                # The first request returns immediately, even if there is no session.
                 wait_s = 0.0 if known is None else WATCH_S
                 state = self._service.watch_model(known, max_wait_s=wait_s)
                 self._say_trouble("")
@@ -168,7 +168,7 @@ class ModelWatcher:
                 raise
             except ReplayBufferError as error:
                 if isinstance(error, TlsError) and self._first_session_id is None:
-                    raise  # As at the start: certificates never fitted.
+                    raise  # The certificates never worked, so they are wrong.
                 self._say_trouble(" ".join(str(error).split()))
                 self._closing.wait(RETRY_S)
             else:
@@ -177,16 +177,16 @@ class ModelWatcher:
                     self._offer(model)
 
     def _say_trouble(self, trouble: str) -> None:
-        """Keep why there is no answer, and log it once, not with every attempt."""
+        """Keep why there is no answer, and log it once, not at every attempt."""
         with self._lock:
             before, self._trouble = self._trouble, trouble
         if trouble and trouble != before:
-            logger.warning("cannot learn the current model, asking on: %s", trouble)
+            logger.warning("cannot read the current model, retrying: %s", trouble)
 
     def _complete(self, state: ModelState, weights: Mapping[str, Any] | None) -> Model | None:
-        """Return what to act with from now on, or None if it is what there was."""
-        # A version without weights is never acted with: a session's weights keep their label, and a
-        # session beginning at such a version is waited out. Version 0 (untrained) is the exception.
+        """Return the model to act with from now on, or None if it is the same."""
+        # Versions without weights are never acted with. Within a session the last weights keep
+        # their label; a session that begins at such a version is waited out, except at version 0.
         if not state.session_id:
             return NO_MODEL
         version = state.model_version or 0
@@ -195,7 +195,7 @@ class ModelWatcher:
                 return None
             if version > 0:
                 return replace(NO_MODEL, model_version=version)
-        # The limit can change while running, and a version comes seldom: ask each time.
+        # The limit can change while running, and versions come seldom: request it each time.
         buffer = self._service.get_buffer()
         return Model(
             state.session_id,

@@ -1,10 +1,9 @@
-"""What a worker sends: fragments, in order and counted; and the returns of episodes."""
+"""Send a worker's fragments, in order and counted, and the returns of its episodes."""
 
 import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from breadbox.model.errors import BackpressureError, ClosedError, ReplayBufferError
 from breadbox.model.fragment import Fragment
@@ -15,17 +14,17 @@ from breadbox_rollout.sending.models import Model, Service
 logger = logging.getLogger(__name__)
 
 FLUSH_AFTER_S = 0.0
-"""Fragments wait for no company: those that come while others are sent are sent together."""
+"""Fragments are sent immediately; those that come meanwhile are sent together."""
 _AT_ONCE_FRAGMENTS_MAX = 256
 _AT_ONCE_BYTES_MAX = 64 * 2**20
-"""Bounds of what is sent together, between two looks at whether it is still wanted."""
+"""Most bytes sent together, between two checks if they are still wanted."""
 _CLOSED_S = 5.0
-"""For the thread to hear that its service was closed under it."""
+"""Seconds for the thread to end after its service was closed."""
 _REPORTS_PER_CALL_MAX = 1024
 
 
 class Sender:
-    """Appends fragments from a thread of its own, until it is closed."""
+    """Append fragments from a thread, until it is closed."""
 
     def __init__(
         self,
@@ -52,7 +51,7 @@ class Sender:
         )
 
     def put(self, fragment: Fragment, wait_s: float) -> bool:
-        """Queue a fragment; return False if there was still no room for it after *wait_s*."""
+        """Queue a fragment; return False if there was no room for it within *wait_s*."""
         try:
             self._appender.append(fragment, max_wait_s=wait_s)
         except TimeoutError:
@@ -60,11 +59,11 @@ class Sender:
         return True
 
     def count_undelivered(self) -> None:
-        """Count a fragment that there was no room for when the worker ended."""
+        """Count a fragment that had no room when the worker ended."""
         self._not_put_count += 1
 
     def counts(self) -> dict[str, int]:
-        """Return fragments by outcome, including those dropped, refused or undelivered."""
+        """Return the number of fragments by outcome, with those dropped, refused or undelivered."""
         counts = self._appender.counts
         found = Counter({outcome.value: n for outcome, n in counts.by_outcome.items()})
         found.update(counts.dropped)
@@ -73,11 +72,11 @@ class Sender:
 
     @property
     def waiting_count(self) -> int:
-        """Fragments that wait."""
+        """Number of fragments that wait."""
         return self._appender.counts.pending
 
     def close(self, grace_s: float) -> None:
-        """Send what waits, for at most *grace_s* seconds; count the rest as undelivered."""
+        """Send waiting fragments, at most for *grace_s* seconds; count the rest as undelivered."""
         try:
             try:
                 self._appender.close(max_wait_s=grace_s)
@@ -99,7 +98,7 @@ class Sender:
 
 
 class EpisodeTracker:
-    """Sums of the episode that one worker is in. Pure."""
+    """Sum up the rewards of a worker's current episode. Pure."""
 
     def __init__(self, worker_id: str, task: str, discount: float) -> None:
         self._worker_id = worker_id
@@ -110,7 +109,7 @@ class EpisodeTracker:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no step of the current episode has been answered."""
+        """True if no step of the current episode was answered."""
         return self._step_count == 0
 
     def _reset(self) -> None:
@@ -120,7 +119,7 @@ class EpisodeTracker:
         self._weight = 1.0
 
     def reward(self, reward: float) -> None:
-        """Count one answered step."""
+        """Add the reward of an answered step."""
         self._return_sum += reward
         self._discounted_return_sum += self._weight * reward
         self._weight *= self._discount
@@ -143,16 +142,8 @@ class EpisodeTracker:
         return report
 
 
-@dataclass(frozen=True, slots=True)
-class ReporterCounts:
-    """Numbers of episodes: reported to the server, and lost (refused, given up, or no room)."""
-
-    reported: int
-    lost: int
-
-
 class EpisodeReporter:
-    """Send reports from a thread, again if asked to wait; failures and overflow are counted."""
+    """Send reports from a thread, again after backpressure; count failures and overflow."""
 
     def __init__(self, service: Service, *, reports_max: int = 16384) -> None:
         self._service = service
@@ -160,18 +151,17 @@ class EpisodeReporter:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting: deque[EpisodeReport] = deque()
-        self._reported = 0
-        self._lost = 0
+        self.reported_count = self.lost_count = 0
         self._lost_in_a_row = 0
-        """Since a call was last answered. Of the thread alone."""
+        """Reports lost since a call was last answered; only the thread uses it."""
         self._closing = False
         self._gave_up = False
         self._error: Exception | None = None
-        """What ended the thread, which is a bug."""
+        """Error that ended the thread, which is a bug."""
         self._thread = threading.Thread(target=self._run, name="episode-reporter", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start the thread."""
         self._thread.start()
 
     def put(self, report: EpisodeReport) -> None:
@@ -180,18 +170,13 @@ class EpisodeReporter:
             if self._error is not None:
                 raise self._error
             if len(self._waiting) >= self._reports_max:
-                self._lost += 1
+                self.lost_count += 1
                 return
             self._waiting.append(report)
             self._changed.notify_all()
 
-    def counts(self) -> ReporterCounts:
-        """Return what became of the reports so far."""
-        with self._lock:
-            return ReporterCounts(self._reported, self._lost)
-
     def close(self, grace_s: float) -> None:
-        """Send what waits, for at most *grace_s* seconds; what waits then is lost."""
+        """Send waiting reports, at most for *grace_s* seconds; the rest is lost."""
         with self._lock:
             self._closing = True
             self._changed.notify_all()
@@ -199,7 +184,7 @@ class EpisodeReporter:
             self._thread.join(grace_s)
         with self._lock:
             self._gave_up = True
-            self._lost += len(self._waiting)
+            self.lost_count += len(self._waiting)
             self._waiting.clear()
 
     def _run(self) -> None:
@@ -207,15 +192,15 @@ class EpisodeReporter:
             while self._send_some():
                 pass
         except Exception as error:
-            # Said here too: a worker that ends by itself may never put another report.
+            # Logged here too, because a worker that ends may never put another report.
             logger.exception("episodes are not reported any more")
             with self._lock:
                 self._error = error
-                self._lost += len(self._waiting)
+                self.lost_count += len(self._waiting)
                 self._waiting.clear()
 
     def _send_some(self) -> bool:
-        """Wait for reports and send the first of them; False: all is sent."""
+        """Wait for reports and send the first ones; return False when all are sent."""
         with self._lock:
             self._changed.wait_for(lambda: bool(self._waiting) or self._closing)
             if not self._waiting:
@@ -235,8 +220,8 @@ class EpisodeReporter:
                 self._changed.wait_for(lambda: self._closing != was_closing, error.retry_delay_s)
         finally:
             with self._lock:
-                self._reported += len(batch) * sent
-                self._lost += len(batch) * (not sent)
+                self.reported_count += len(batch) * sent
+                self.lost_count += len(batch) * (not sent)
         return True
 
     def _report(self, batch: list[EpisodeReport]) -> bool:
@@ -247,7 +232,7 @@ class EpisodeReporter:
         except BackpressureError:
             raise
         except ReplayBufferError as error:
-            # Once: episodes may end many times a second, for as long as the server is away.
+            # Once: episodes may end many times a second while the server is unreachable.
             if not self._lost_in_a_row:
                 logger.warning("episode reports are lost for now: %s", error)
             self._lost_in_a_row += len(batch)

@@ -1,1 +1,1 @@
-"""Tokens, rights of methods, TLS, credentials. For `rpc`, `gateway`, `admission` and `app.py`."""
+"""Tokens, roles, TLS, credentials. For `rpc`, `gateway`, `admission` and `app.py`."""

@@ -1,4 +1,4 @@
-"""Rights: one total table of methods (a test holds that), and the gate in front of every call."""
+"""Define which roles may make which call; check each call's token, buffer and workers."""
 
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
@@ -17,29 +17,29 @@ NAME_SHOWN_MAX: Final = 64
 
 
 class Role(Enum):
-    """What a caller may call."""
+    """The role of a token: which calls it may make."""
 
     PRODUCER = "producer"
-    """A rollout worker: appends, watches the model, reports episodes."""
+    """For rollout workers: append, watch the model, report episodes."""
     LEARNER = "learner"
-    """Runs sessions, publishes models, fetches, reads."""
+    """For learners: run sessions, publish models, fetch, read."""
     VIEWER = "viewer"
-    """Describes buffers and reads by cursors; changes nothing, and releases its own reads only."""
+    """For observers: describe buffers and read by cursor; change nothing but their own leases."""
     ADMIN = "admin"
-    """An operator, or a tool that does both: everything."""
+    """For operators, and for tools that both append and fetch: every call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """How much of the server the callers with one token may take together. None is no bound."""
+    """Limits for all clients with one token together. None is no limit."""
 
     workers_max: int | None = None
-    """Workers that may have appended under the token and be remembered; at least 1."""
+    """Most remembered workers that appended with the token; at least 1."""
     bytes_held_max: int | None = None
-    """Bytes of payloads that were appended under the token and that a buffer refers to."""
+    """Most bytes of payloads that were appended with the token and that a buffer refers to."""
     appends_per_s_max: float | None = None
-    """Fragments appended per second, on average over a few seconds; above 0. Reports of episodes
-    may come as often."""
+    """Most fragments appended per second, averaged over a few seconds; above 0. Episode reports
+    have a limit of the same number."""
 
 
 NO_QUOTAS: Final = Quotas()
@@ -51,51 +51,51 @@ class Caller:
     """A token's name and role, and the buffers, workers and quotas that it is bound to."""
 
     name: str
-    """The token's name, at most 64 of A-Z a-z 0-9 . _ -, or empty if no token was asked for."""
+    """The token's name, at most 64 of A-Z a-z 0-9 . _ -, or empty if the server has no tokens."""
     role: Role
     buffers: tuple[str, ...] = EVERYTHING
-    """Patterns of the buffers that it may name and see; see `matches`."""
+    """Patterns of the buffers that the token may use, as `matches` reads them."""
     workers: tuple[str, ...] | None = None
-    """Patterns of the workers that it may append as, or None for all."""
+    """Patterns of the worker names that the token may append as, or None for all."""
     quotas: Quotas = NO_QUOTAS
 
     def may_use(self, buffer: str) -> bool:
-        """Return True if it may name this buffer, whether or not there is one."""
+        """Return True if the caller may use this buffer, which need not exist."""
         return matches(self.buffers, buffer)
 
     def may_append_as(self, worker: str) -> bool:
-        """Whether it may append under this worker's name."""
+        """Return True if the caller may append as this worker."""
         return self.workers is None or matches(self.workers, worker)
 
     def holder(self, buffer: str) -> str:
-        """Return whose share of the server's bounds its work takes: the token's or the buffer's."""
+        """Return the name that the caller's work is counted under: the token's or the buffer's."""
         return self.name or buffer
 
 
 ANONYMOUS: Final = Caller("", Role.ADMIN)
-"""Everybody, where no tokens are asked for."""
+"""The caller of every call on a server without tokens."""
 
 _CALLER: Final[ContextVar[Caller]] = ContextVar("caller")
 
 
 def current_caller() -> Caller:
-    """Return the caller of the call that is being answered; raise LookupError outside of one."""
+    """Return the caller of the current call; raise LookupError outside of a call."""
     return _CALLER.get()
 
 
 def caller_name() -> str | None:
-    """Return the name of the call's token, or None if none was asked for, or it was refused."""
+    """Return the name of the call's token, or None without tokens or if the call was refused."""
     caller = _CALLER.get(None)
     return caller.name if caller is not None and caller is not ANONYMOUS else None
 
 
 def calls_as(caller: Caller) -> None:
-    """Have `current_caller` return this one, in this task and in those that it starts."""
+    """Set what `current_caller` returns in this task and in the tasks that it starts."""
     _CALLER.set(caller)
 
 
 def matches(patterns: Iterable[str], name: str) -> bool:
-    """Match a name against patterns; `*` stands for anything. Linear in the name's length."""
+    """Match a name against patterns; `*` matches any text. Linear in the name's length."""
     return any(_matches(pattern, name) for pattern in patterns)
 
 
@@ -117,13 +117,13 @@ def _matches(pattern: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Who may make a call, and which fields of its request say what it is about."""
+    """The roles that may make a call, and the request's fields that name its buffer and workers."""
 
     roles: frozenset[Role]
     buffer: str = ""
-    """The field that names the buffer, empty standing for the default one; none: it names none."""
+    """Name of the buffer field, or "" if there is none; an empty field is the default buffer."""
     workers: str = ""
-    """The repeated field whose messages name a `worker_id`; none: it names none."""
+    """Name of the repeated field of messages with a `worker_id`, or "" if there is none."""
 
 
 _ALL: Final = frozenset(Role)
@@ -140,7 +140,7 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
         (Rule(_PRODUCERS, "buffer", "episodes"), ("ReportEpisodes",)),
         (Rule(_LEARNERS, "buffer"), ("StartSession", "EndSession", "PublishModel")),
         (Rule(_LEARNERS, "buffer"), ("FetchFragments", "RenewLease", "UpdatePriorities")),
-        # A viewer releases the leases of its own reads.
+        # A viewer may release the leases of its own reads.
         (Rule(_READERS, "buffer"), ("GetPreparedFragments", "ReadFragments", "ReleaseLease")),
         (
             Rule(_LEARNERS, "buffer"),
@@ -149,34 +149,34 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
         (Rule(_ADMINS, "name"), ("CreateBuffer", "UpdateBuffer", "DeleteBuffer")),
         (Rule(_ALL, "buffer"), ("WatchModel",)),
         (Rule(_ALL, "name"), ("GetBuffer",)),
-        # The first shows the buffers that the caller may use, the second the store's credentials.
+        # The first lists the caller's buffers, the second gives the store's credentials.
         (Rule(_ALL), ("ListBuffers", "GetStoreConfig")),
-        # What a caller may read and discard is decided payload by payload.
+        # The gateway decides for each payload if the caller may read or discard it.
         (Rule(_ALL), ("ReadPayloads",)),
         (Rule(_WRITERS), ("WritePayloads", "DiscardPayloads")),
     )
     for method in methods
 }
 PUBLIC_METHODS: Final = frozenset({HEALTH + "Check", HEALTH + "Watch", HEALTH + "List"})
-"""Open without a token: a load balancer's or a container's probe has none, and learns one bit."""
+"""Calls without a token: probes of load balancers and containers have none, and learn one bit."""
 
 
 class Tokens(Protocol):
-    """Lookup of the callers of tokens."""
+    """The known tokens and their callers."""
 
     def caller_of(self, token: str) -> Caller | None:
-        """Return a token's caller, or None if unknown; takes the same time for both."""
+        """Return a token's caller, or None if the token is unknown, in the same time for both."""
 
 
 class Gate:
-    """Decide whether a call may pass, before its request is read; no tokens: every caller may."""
+    """Decide if a call may be made, before its request is read; without tokens all may."""
 
     def __init__(self, tokens: Tokens | None) -> None:
         self._tokens = tokens
 
     @property
     def asks_for_tokens(self) -> bool:
-        """Whether calls need a token."""
+        """True if calls need a token."""
         return self._tokens is not None
 
     def admit(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
@@ -195,7 +195,7 @@ class Gate:
 
 
 def check_request(caller: Caller, method: str, request: Any) -> None:
-    """Raise PermissionDeniedError for another's buffer or worker, whether or not there is one."""
+    """Raise PermissionDeniedError for buffers or workers, existing or not, of other tokens."""
     rule = RULES.get(method)
     if rule is None:
         return
@@ -219,7 +219,7 @@ def _not_for(
 
 
 def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Return the one bearer token among a call's metadata, or nothing for none or several."""
+    """Return the bearer token in a call's metadata, or "" if there is none or several."""
     values = [value for key, value in metadata if key == "authorization"]
     if len(values) != 1 or not isinstance(values[0], str):
         return ""

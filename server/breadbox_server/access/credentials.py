@@ -1,4 +1,4 @@
-"""`breadbox secrets`: everything secret of one installation, a folder for each reading process."""
+"""`breadbox secrets`: make the secrets of one installation, in one folder for each process."""
 
 import hashlib
 import secrets
@@ -26,26 +26,26 @@ SERVER_RIGHTS: Final = (
     "~breadbox:* resetchannels +@all -@dangerous +info +client|setname +cluster|slots "
     "+cluster|shards +acl|getuser"
 )
-"""What Redis lets the server do. It asks after the user `default` when it starts (see below)."""
+"""Rights of the server in Redis. When it starts, it reads those of the user `default`."""
 DEFAULT_RIGHTS: Final = "~* &* +@all"
-"""Rights of the user `default`, which is off and lets no client in. Redis reads its append-only
-file as this user, and drops transactions and scripts of which it may not do each part."""
+"""Rights of the user `default`, which is off: no client can use it. Redis reads its append-only
+file as this user, and drops transactions and scripts that contain a command without its right."""
 CLIENT_RIGHTS: Final = (
     "~breadbox:{[0-9a-f]*}:* resetchannels -@all +get +getrange +set +unlink +strlen +ping +hello "
     "+auth +client|setname +select +command +cluster|slots +cluster|shards"
 )
-"""What Redis lets clients do: nothing that names a payload of which they do not know the id."""
+"""Rights of clients in Redis: no command that would list payloads; a client must know the id."""
 VIEWER_RIGHTS: Final = CLIENT_RIGHTS.replace(" +set +unlink", "")
-"""What Redis lets viewers do: what it lets clients, but for writing and deleting."""
+"""Rights of viewers in Redis: those of clients without writing and deleting."""
 PROBE_RIGHTS: Final = "resetchannels -@all +ping"
 
 
 class SecretsSettings(Settings):
-    """Where the files go, and where Redis is."""
+    """Options of `breadbox secrets`."""
 
     directory: Path = of_one_call(positional=True, folder=True)
     redis: str = setting("redis:6379", metavar="HOST:PORT", environment=False)
-    """Where server and clients reach Redis."""
+    """Address of Redis for server and clients."""
 
 
 @command(SecretsSettings, "secrets")
@@ -58,13 +58,13 @@ def make_secrets(settings: SecretsSettings) -> None:
     redis/users.acl     for redis-server --aclfile; it holds hashes only
     producer/token      for rollout workers, as BREADBOX_TOKEN=@FILE
     learner/token       for learners
-    viewer/token        for the console, and for people that look
+    viewer/token        for the console, and for other read-only tools
     admin/token         for an operator's command line
     admin/store         the store's URL for clients, for BREADBOX_STORE_URL
     dashboards/password for Grafana
 
-    What is there stays as it is. A token that was deleted is made anew, and the old one ends; users
-    of Redis that an earlier version made get the rights that they lack.
+    Existing files stay. A token file that was deleted is made again, which revokes the old token;
+    users of Redis made by an earlier version get the rights that they lack.
     """
     try:
         made = write_secrets(settings.directory, settings.redis)
@@ -75,9 +75,9 @@ def make_secrets(settings: SecretsSettings) -> None:
 
 
 def write_secrets(directory: Path, redis: str) -> list[Path]:
-    """Make what is not there yet; return the new files.
+    """Make the missing files and return their paths.
 
-    `redis` is HOST:PORT, as server and clients reach it. ValueError: a broken token file.
+    `redis` is its HOST:PORT for server and clients. Raises ValueError for a broken token file.
     """
     make_private_directory(directory, has_parents=True)
     made: list[Path] = []
@@ -89,7 +89,7 @@ def write_secrets(directory: Path, redis: str) -> list[Path]:
             file.write(text)
         made.append(path)
 
-    # All of these say the same passwords, so they are made together.
+    # These files contain the same passwords, so they are made together.
     if not all((directory / name).exists() for name in (ACL, STORE, CONFIG)):
         passwords = {
             user: secrets.token_hex(PASSWORD_BYTES) for user in ("server", "client", "viewer")
@@ -109,13 +109,13 @@ def write_secrets(directory: Path, redis: str) -> list[Path]:
         if not (directory / role.value / "token").exists():
             token = new_token()
             make_private_directory(directory / "server")
-            # The old token's line goes: an operator that deletes a token means it to end.
+            # Replace the old token's line: an operator deletes a token file to revoke the token.
             line = f"{role.value} {role.value} sha256:{digest_of(token).hex()}"
             add_line(directory / TOKENS, line, replaces=role.value)
             write(f"{role.value}/token", token)
     if not (directory / PASSWORD).exists():
         write(PASSWORD, secrets.token_hex(PASSWORD_BYTES))
-        # Grafana reads it as a user of its own; the folder above is private.
+        # Grafana's user must be able to read it; the folder above is private.
         (directory / PASSWORD).chmod(0o644)
         (directory / PASSWORD).parent.chmod(0o755)
     return made
@@ -133,7 +133,7 @@ def _acl(passwords: Mapping[str, str]) -> str:
 
 
 def _with_rights(users: str) -> str:
-    """An ACL file with the rights that earlier versions of this did not give."""
+    """Return the text of an ACL file with the rights added that earlier versions did not give."""
     lines = users.splitlines(keepends=True)
     return "".join(
         line.replace(line.rstrip(), line.rstrip() + _lacking(line.split()), 1) for line in lines

@@ -1,4 +1,4 @@
-"""The server's certificates, read again when their files change."""
+"""Read the server's certificates, again whenever their files change."""
 
 import logging
 import ssl
@@ -22,7 +22,7 @@ class TlsFiles:
     cert_file: Path
     key_file: Path
     client_ca_file: Path | None = None
-    """The authority that must have signed every client's certificate, or None if none is asked."""
+    """The authority that must have signed each client's certificate, or None if they need none."""
 
 
 def server_credentials(files: TlsFiles, on_failure: Callable[[], None]) -> grpc.ServerCredentials:
@@ -39,7 +39,7 @@ def server_credentials(files: TlsFiles, on_failure: Callable[[], None]) -> grpc.
     lock = threading.Lock()
 
     def fetch() -> Any:
-        """Return what gRPC should use from now on, or None if it has it already; in its threads."""
+        """Return the new certificates, or None if nothing changed; gRPC calls it in its threads."""
         nonlocal seen
         with lock:
             if (stamps := _stamps(files)) == seen:
@@ -82,7 +82,7 @@ def _read(files: TlsFiles) -> Any:
             pass
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # Never asked for on a terminal: an encrypted key is refused instead.
+        # Do not prompt for a password on the terminal: refuse an encrypted key.
         context.load_cert_chain(files.cert_file, files.key_file, password=lambda: b"")
     except (ssl.SSLError, ValueError) as error:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""Bearer tokens: a file of their SHA-256 hashes, read again when it changes.
+"""Keep bearer tokens in a file of SHA-256 hashes, which is read again when it changes.
 
-A line is `ROLE NAME sha256:HEX` and its bounds, `KEY=VALUE` each; `#` begins a comment. Removing a
-line revokes its token. A file that is gone or unusable leaves the old tokens for `GRACE_S`; then
-none is valid. A token has 256 random bits: one unsalted round of SHA-256 is enough for it, not for
+A line is `ROLE NAME sha256:HEX`, then limits as `KEY=VALUE`; `#` begins a comment. Removing a
+line revokes its token. If the file is gone or unusable, the old tokens stay valid for `GRACE_S`,
+then none is. One unsalted round of SHA-256 is enough for a token of 256 random bits, not for
 a password.
 """
 
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 FILE_SIZE_BYTES_MAX: Final = 2**20
 RELOAD_PERIOD_S: Final = 1.0
 GRACE_S: Final = 300.0
-"""Seconds for which the old tokens stay when the file cannot be used: time to fix it."""
+"""Seconds for which the old tokens stay valid while the file cannot be used: time to fix it."""
 PREFIX: Final = "bbx_"
-"""Begins every token, so that scanners of logs and repositories can find one that leaked."""
+"""Prefix of every token, by which scanners of logs and repositories find leaked ones."""
 _LINE: Final = re.compile(
     r"(?P<role>\S+)[ \t]+(?P<name>[A-Za-z0-9._-]{1,64})[ \t]+sha256:(?P<digest>[0-9a-f]{64})"
     r"(?P<bounds>(?:[ \t]+[a-z_]+=[!-~]*)*)"
@@ -56,19 +56,19 @@ _PATTERNS: Final = (
 
 
 class TokenEntry(NamedTuple):
-    """One token that is known, by its SHA-256."""
+    """A line of the token file: a token's SHA-256 and its caller."""
 
     caller: Caller
     digest: bytes
 
 
 def digest_of(token: str) -> bytes:
-    """Return the digest that a token file holds of a token."""
+    """Return a token's SHA-256."""
     return hashlib.sha256(token.encode()).digest()
 
 
 def parse(text: str) -> tuple[TokenEntry, ...]:
-    """Read the lines of a token file. ValueError names a line's number and never shows the line."""
+    """Parse a token file; a ValueError has the number of a wrong line, never its text."""
     entries: list[TokenEntry] = []
     for number, line in enumerate(text.splitlines(), start=1):
         content = line.partition("#")[0].strip()
@@ -81,7 +81,7 @@ def parse(text: str) -> tuple[TokenEntry, ...]:
             role = Role(match["role"])
         except ValueError:
             roles = ", ".join(role.value for role in Role)
-            raise ValueError(f"line {number} names no role; there are {roles}") from None
+            raise ValueError(f"line {number} names no role; use one of {roles}") from None
         try:
             caller = _bounded(Caller(match["name"], role), match["bounds"].split())
         except ValueError as error:
@@ -94,7 +94,7 @@ def parse(text: str) -> tuple[TokenEntry, ...]:
         ("token", [entry.digest.hex() for entry in entries]),
     ):
         if len(set(values)) < len(values):
-            raise ValueError(f"a {what} stands in it twice")
+            raise ValueError(f"it has a {what} twice")
     return tuple(entries)
 
 
@@ -117,7 +117,7 @@ _BOUNDS: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {
         "a number above 0, such as 200 or 0.5",
     ),
 }
-"""What may stand behind the hash: its form, how it is read, and what it must be."""
+"""The limits that may follow the hash: pattern, parser, and a description for errors."""
 
 
 def _read_bound(key: str, text: str) -> Any:
@@ -133,16 +133,16 @@ def _bounded(caller: Caller, bounds: Sequence[str]) -> Caller:
     for bound in bounds:
         key, _, text = bound.partition("=")
         if key not in _BOUNDS:
-            raise ValueError(f"it has a bound that is none; there are {', '.join(_BOUNDS)}")
+            raise ValueError(f"it has an unknown limit; use {', '.join(_BOUNDS)}")
         if key in given:
-            raise ValueError(f"{key} stands in it twice")
+            raise ValueError(f"it has {key} twice")
         given[key] = _read_bound(key, text)
     patterns = {key: given.pop(key) for key in ("buffers", "workers") if key in given}
     return replace(caller, **patterns, quotas=Quotas(**given))
 
 
 class TokenFile:
-    """The tokens of a file or link; `on_failure` is called when a changed one cannot be used."""
+    """The tokens of a file; `on_failure` is called when the changed file cannot be used."""
 
     def __init__(
         self,
@@ -162,10 +162,10 @@ class TokenFile:
         except (OSError, ValueError) as error:
             raise _cannot_start(path, _reason(error)) from error
         if not self._entries:
-            raise _cannot_start(path, "it holds no token, so nobody could call")
+            raise _cannot_start(path, "it holds no token, so no client could call")
 
     def caller_of(self, token: str) -> Caller | None:
-        """Return a token's caller, or None; looks at every entry, whichever matches."""
+        """Return a token's caller, or None; compares all entries: the time reveals nothing."""
         digest = digest_of(token)
         found: Caller | None = None
         for entry in self._entries:
@@ -174,7 +174,7 @@ class TokenFile:
         return found
 
     def counts(self) -> dict[str, int]:
-        """Tokens by role."""
+        """Return the number of tokens of each role."""
         counted = Counter(entry.caller.role.value for entry in self._entries)
         return {role.value: counted[role.value] for role in Role}
 
@@ -184,13 +184,13 @@ class TokenFile:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the file could be used when it was last looked at."""
+        """True if the file could be used when it was last read."""
         return self._unusable_since is None
 
     async def keep_fresh(
         self, on_change: Callable[[], None], period_s: float = RELOAD_PERIOD_S
     ) -> None:
-        """Read the file again whenever it has changed, until cancelled; report other tokens."""
+        """Read the file again whenever it has changed, until cancelled; report changed tokens."""
         while True:
             await asyncio.sleep(period_s)
             known = self._entries
@@ -199,9 +199,9 @@ class TokenFile:
                 on_change()
 
     def refresh(self) -> None:
-        """Read the file again if it has changed; an unusable one leaves the old for `GRACE_S`.
+        """Read the file again if it has changed; if unusable, keep the old tokens for `GRACE_S`.
 
-        An empty one counts at the second look: an editor that writes in place empties it first.
+        An empty file counts only if still empty at the next call: some editors empty it first.
         """
         stamp = self._stamp()
         if stamp == self._seen and not self._was_empty:
@@ -232,20 +232,20 @@ class TokenFile:
         if entries:
             log.info("%s was read again: %s", self._path, self.counts())
         else:
-            log.warning("%s holds no token any more: nobody is let in", self._path)
+            log.warning("%s holds no token any more: all calls are refused", self._path)
 
     def _end_grace(self) -> None:
         since = self._unusable_since
         if self._entries and since is not None and self._clock() - since >= GRACE_S:
             self._entries = ()
-            log.error("%s could not be used for %.0f s: nobody is let in", self._path, GRACE_S)
+            log.error("%s could not be used for %.0f s: all calls are refused", self._path, GRACE_S)
 
     def _stamp(self) -> tuple[int, ...] | None:
         try:
             seen = self._path.stat()
         except OSError:
             return None
-        # The last: of a file that could not be read only the mode may have been fixed.
+        # The mode too: fixing it may be what makes an unreadable file readable.
         return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
 
     def _read(self) -> tuple[TokenEntry, ...]:
@@ -273,7 +273,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def new_token() -> str:
-    """A fresh token of 256 random bits."""
+    """Return a new token of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
@@ -288,37 +288,37 @@ Examples:
 
 
 class TokenSettings(Settings):
-    """Whose token it is, and what it may do."""
+    """Options of `breadbox token`."""
 
     role: Role = setting(environment=False)
-    """What it may do."""
+    """Role of the token, which decides the calls it may make."""
     name: str = setting(environment=False)
-    """For people and metrics: its owner, or its purpose."""
+    """Name of the token in logs and metrics: its owner or purpose."""
     buffers: tuple[str, ...] = setting((), option="buffer", metavar="PATTERN", environment=False)
-    """Buffers that it may name and see; * stands for any run of characters. Repeat it for more. Not
-    given: all."""
+    """Buffers that the token may use; * matches any text. Repeat the option for more. Without it:
+    all buffers."""
     workers: tuple[str, ...] = setting((), option="worker", metavar="PATTERN", environment=False)
-    """Workers that it may append as; repeat it for more. Not given: all. A worker that was started
+    """Workers that it may append as; repeat the option for more. Without it: all. A worker started
     with --worker-name a-1 appends as a-1-0, a-1-1, and so on."""
     workers_max: str | None = setting(None, metavar="COUNT", environment=False)
-    """Workers that may append under it."""
+    """Most workers that may append with the token."""
     bytes_held_max: str | None = setting(None, metavar="SIZE", environment=False)
-    """Bytes appended under it that are held."""
+    """Most held bytes that were appended with the token."""
     appends_per_s_max: str | None = setting(None, metavar="RATE", environment=False)
-    """Fragments appended under it per second, on average over a few seconds. Reports of episodes
-    may come as often."""
+    """Most fragments appended with it per second, averaged over a few seconds. Episode reports
+    have a limit of the same number."""
     path: Path | None = setting(None, option="file", environment=False)
-    """Add the line to this token file, which is made where there is none; a server that reads it
-    knows the token within a second."""
+    """Add the line to this token file, which is made if missing; a server that reads it
+    accepts the token within a second."""
 
 
 @command(TokenSettings, epilog=_EXAMPLES)
 def token(settings: TokenSettings) -> None:
     """Make a bearer token.
 
-    The token goes to standard output, for the client that shall use it (BREADBOX_TOKEN). Its line
-    for the server's token file (breadbox serve --tokens) goes to standard error, or with --file
-    into that file; it does not reveal the token.
+    The token is printed to standard output, for a client's BREADBOX_TOKEN. Its line
+    for the server's token file (breadbox serve --tokens) is printed to standard error, or added
+    to --file; it does not reveal the token.
     """
     made = new_token()
     line = f"{settings.role.value} {settings.name} sha256:{digest_of(made).hex()}"
@@ -331,8 +331,7 @@ def token(settings: TokenSettings) -> None:
             except ValueError as error:
                 option = key.removesuffix("s") if key in ("buffers", "workers") else key
                 raise click.BadParameter(
-                    str(error).removeprefix(f"{key} "),
-                    param_hint=f"--{option.replace('_', '-')}",
+                    str(error).removeprefix(f"{key} "), param_hint=f"--{option.replace('_', '-')}"
                 ) from error
             line += f" {key}={text}"
     try:
@@ -353,11 +352,11 @@ def token(settings: TokenSettings) -> None:
 
 
 def add_line(path: Path, line: str, *, replaces: str = "") -> None:
-    """Add or replace (`replaces`) a token file's line atomically; a new file is its owner's."""
+    """Add a line to a token file, or replace `replaces`, atomically; a new file has mode 0600."""
     path = path.resolve()
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        # Until it is closed: of two that add a line at once the second waits.
+        # Held until closed: a second process that adds a line waits.
         fcntl.flock(directory, fcntl.LOCK_EX)
         _add_line(path, line, replaces)
     finally:

@@ -1,1 +1,1 @@
-"""Payload bytes through the server, for clients that must not see the store. For `rpc`."""
+"""Move payload bytes for clients without access to the store. For `rpc`."""

@@ -1,4 +1,4 @@
-"""Places of the calls that move payloads: a share for each caller, and the largest gives way."""
+"""Limit the calls that move payloads, with fair shares of them for all callers."""
 
 import asyncio
 from collections import Counter
@@ -11,15 +11,15 @@ from breadbox_server import limits
 from breadbox_server.base.errors import GatewayFullError
 
 PATIENCE_S: Final = 1.0
-"""Seconds without a part after which a call of the largest holder may have to make room."""
+"""Seconds without a moved part after which a call of the largest caller may be ended."""
 
 Key = tuple[str, str]
-"""What is bounded, and which of its kind: see `limits.GATEWAY_CALLS_OF`."""
+"""What a limit is for and its name there: see `limits.GATEWAY_CALLS_OF`."""
 _ALL: Final[Key] = ("all", "")
 
 
 class Slot:
-    """The place of one call, which counts for its token or, without one, its connection."""
+    """The slot of one call, which counts for its token or, without tokens, its connection."""
 
     def __init__(self, caller: str, peer: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -27,19 +27,19 @@ class Slot:
         self.keys: tuple[Key, ...] = (_ALL, ("token", caller), ("connection", peer))
         self.holder = caller or peer
         self.moved_at = self._loop.time()
-        """When it last moved a part, or infinity if it gives way."""
+        """Time at which it last moved a part, or infinity once it gives way."""
 
     def moved(self) -> None:
-        """Take note that a part has come, or was taken."""
+        """Record that a part was received or sent."""
         if self.moved_at != inf:
             self.moved_at = self._loop.time()
 
     def has_rested(self) -> bool:
-        """Whether it has moved no part for `PATIENCE_S`."""
+        """True if no part was moved for `PATIENCE_S`."""
         return self.moved_at <= self._loop.time() - PATIENCE_S
 
     def give_way(self) -> None:
-        """End the call: another needs what it holds. Idempotent."""
+        """End the call, since another caller needs its slot or memory. Idempotent."""
         if self.moved_at != inf:
             self.moved_at = inf
             self._limit.reschedule(self._loop.time())
@@ -59,10 +59,10 @@ class Slot:
 
 
 class CallSlots:
-    """Bound the calls that move payloads: of a connection, of a caller, and altogether (G4).
+    """Limit the calls that move payloads: by connection, by caller, and in total (G4).
 
-    A free slot goes to the waiting caller with the fewest, then by arrival. If all are taken and a
-    caller with fewer waits, the largest holder's call that has rested longest gives way.
+    A free slot goes to the waiting caller with the fewest slots, then by arrival. If all are taken
+    and a caller with fewer waits, the call of the largest caller that was idle longest is ended.
     """
 
     def __init__(self) -> None:
@@ -72,12 +72,12 @@ class CallSlots:
 
     @property
     def count(self) -> int:
-        """Calls in progress."""
+        """Number of calls in progress."""
         return len(self._running)
 
     @asynccontextmanager
     async def taken(self, caller: str, peer: str) -> AsyncIterator[Slot]:
-        """Hold a place inside the block, or raise GatewayFullError after `GATEWAY_WAIT_S`."""
+        """Hold a slot inside the block, or raise GatewayFullError after `GATEWAY_WAIT_S`."""
         slot = Slot(caller, peer)
         await self._take(slot)
         try:
@@ -101,7 +101,7 @@ class CallSlots:
                     await asyncio.wait((turn,), timeout=PATIENCE_S)
         except BaseException as error:
             if slot in self._running:
-                self._leave(slot)  # Let in within the tick that ended the wait.
+                self._leave(slot)  # It got the slot in the same tick in which the wait ended.
             if isinstance(error, TimeoutError):
                 raise GatewayFullError("too many calls move payloads already") from None
             raise
@@ -141,7 +141,7 @@ class CallSlots:
         return all(self._counts[key] < limits.GATEWAY_CALLS_OF[key[0]] for key in keys)
 
     def _make_room(self, wanted: Slot) -> None:
-        """Have a call of the largest holder give way, if only that keeps another from its share."""
+        """End a call of the largest caller if that gives the waiting caller its share."""
         if self.count < limits.GATEWAY_CALLS_OF["all"] or not self._has_room(wanted, is_alone=True):
             return
         slow = _of_largest(self._running, wanted)
@@ -150,7 +150,7 @@ class CallSlots:
             slowest.give_way()
 
     def _shorten_queue(self, wanted: Slot) -> None:
-        """Refuse the newest waiting call of the holder with the most, or else the one wanted."""
+        """Refuse the newest waiting call of the caller with the most, or else this one."""
         others = _of_largest(self._waiting, wanted)
         refused = GatewayFullError("too many calls wait to move payloads")
         if not others:
@@ -165,7 +165,7 @@ def _by_holder(slots: Iterable[Slot]) -> Counter[str]:
 
 
 def _of_largest(slots: Iterable[Slot], wanted: Slot) -> list[Slot]:
-    """List the slots of the largest holder, or none if one more would give the caller as many."""
+    """List the slots of the largest caller, or none if one more would give this caller as many."""
     slots = list(slots)
     held = _by_holder(slots)
     largest, count = held.most_common(1)[0] if held else ("", 0)

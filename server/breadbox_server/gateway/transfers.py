@@ -1,18 +1,18 @@
-"""Payload bytes through the server, for callers that must not see the payload store.
+"""Write and read payloads for clients without access to the payload store.
 
-Bytes pass part by part. Only threads wait for the store, and no message is asked for before there
-is room, so HTTP/2 itself holds back a caller that is faster than the store.
+Bytes are moved in parts. Only threads wait for the store, and no message is read before there
+is room, so HTTP/2 slows down a client that is faster than the store.
 
-    G1  The ids of payloads are made up here, so no caller can write over a payload.
-    G2  A write is stored whole before its answer, and unannounced: it expires unless an admitted
+    G1  The server makes the ids of payloads, so no client can overwrite a payload.
+    G2  A write is stored completely before it is answered. It expires unless an admitted
         fragment or weights name it.
-    G3  A caller reads what a buffer of its own refers to, a producer only weights, and what it
-        wrote and has not announced. Anything else is answered as missing.
-    G4  Bytes in memory: at most two parts for each call in progress, and these are counted, of a
-        connection, of a caller and altogether.
-    G5  Bytes unannounced are counted, of a caller as it says them and altogether as they come,
+    G3  A caller may read what its buffers refer to (a producer only weights), and what it
+        wrote and has not announced. Any other payload is reported as missing.
+    G4  Memory: at most two parts for each call in progress. Calls are limited by connection,
+        by caller and in total.
+    G5  Unannounced bytes are limited: by caller as declared, in total as received,
         until they are announced, discarded or expired.
-    G6  Where all slots or bytes are taken, the largest holder gives way to a smaller one.
+    G6  If all slots or bytes are taken, the caller with the most gives way to one with fewer.
 """
 
 import asyncio
@@ -42,24 +42,24 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 THREADS: Final = 8
-"""Threads that talk to the store; calls that wait for one hold their parts meanwhile."""
+"""Threads that call the store; calls that wait for a thread keep their parts in memory."""
 SILENCE_S: Final = 5.0
-"""Silence of the store that ends a call: shorter than callers' own deadlines of 10 s."""
+"""Seconds without an answer of the store that end a call; below clients' deadlines of 10 s."""
 REPORT_S: Final = 0.5
-"""Seconds between two heartbeats to a writing caller; far less than callers' deadlines of 10 s."""
+"""Seconds between heartbeats to a writing client; far below clients' deadlines of 10 s."""
 
 Range = tuple[PayloadReference, int, int]
-"""(payload, first byte, bytes)."""
+"""(payload, offset, number of bytes)."""
 
 Message = Written | InvalidArgumentError
-"""What a write brings: what came, or why it could not be read."""
+"""A received message of a write, or the error of its decoding."""
 
 READERS: Final = {"WritePayloads": unpack_write}
-"""How messages are read that carry payload bytes, by method."""
+"""Decoders of the messages that contain payload bytes, by method."""
 
 
 class Gateway:
-    """Write and read payloads on behalf of callers. For the loop's thread only; closes `store`."""
+    """Write and read payloads for clients. For the loop's thread only; owns `store`."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Gateway:
         self._bytes_out = metrics.gateway_bytes.labels("out")
 
     def close(self) -> None:
-        """Close the store. What a thread does ends with its connection."""
+        """Close the store, which ends the calls of its threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._store.close()
 
@@ -101,10 +101,10 @@ class Gateway:
         incoming: "Incoming",
         report: Callable[[], Awaitable[None]],
     ) -> list[PayloadReference]:
-        """Write payloads whose bytes come one behind another; `report` says when more is stored.
+        """Write payloads from one stream of bytes; `report` is called whenever more is stored.
 
-        What was stored of a failed write is deleted. GatewayFullError also where other callers,
-        which hold less, needed the room; GatewayStalledError: the caller has fallen silent.
+        A failed write is deleted. Raises GatewayFullError also if other callers,
+        which hold less, needed the room; GatewayStalledError if the client sends no more.
         """
         _check_sizes(sizes, self.unannounced.bytes_max)
         async with self.calls.taken(caller.name, peer) as slot:
@@ -150,20 +150,20 @@ class Gateway:
         ranges: Sequence[Range],
         send: Callable[[memoryview], Awaitable[None]],
     ) -> None:
-        """Send ranges of payloads, one behind another, in parts.
+        """Send ranges of payloads as one stream, in parts.
 
-        PayloadMissingError also for another's; PayloadCorruptError: another size than its
-        reference's; GatewayStalledError: the caller takes nothing.
+        Raises PayloadMissingError also for payloads of others, PayloadCorruptError if the size is
+        not the reference's, GatewayStalledError if the client reads no more.
         """
         self._check_readable(caller, ranges)
         async with self.calls.taken(caller.name, peer) as slot:
             reading: tuple[Future[None], memoryview] | None = None
-            # Fresh memory costs as much as a copy; these are used in turns.
+            # New memory costs as much as a copy, so two buffers alternate.
             memories = [bytearray(), bytearray()]
             for number, part in enumerate(_in_parts(ranges)):
                 size_bytes = sum(length for _, _, length in part)
                 if len(memories[number % 2]) < size_bytes:
-                    # Not grown: the thread that filled it may not have let go of it yet.
+                    # Not resized: the thread that filled it may still hold a view of it.
                     memories[number % 2] = bytearray(size_bytes)
                 following = self._read_ahead(part, memories[number % 2])
                 if reading is not None:
@@ -174,7 +174,7 @@ class Gateway:
                 await self._send(*reading, send)
 
     def discard(self, caller: Caller, payload_ids: Iterable[str]) -> list[PayloadReference]:
-        """Give up payloads that the caller wrote; return those that it may give up."""
+        """Discard payloads that the caller wrote; return those that it may discard."""
         held = [self.unannounced.of(caller.name, PayloadId(each)) for each in payload_ids]
         wanted = [each for each in held if each is not None and not self._is_referred_to(each)]
         for each in wanted:
@@ -228,7 +228,7 @@ class Gateway:
     def _discard_after(
         self, storing: "Future[None] | None", references: Sequence[PayloadReference]
     ) -> None:
-        """Delete what was stored of a write that failed, once no thread stores more of it."""
+        """Delete the stored part of a failed write once no thread writes to it."""
 
         def discard(_: object) -> None:
             try:
@@ -249,14 +249,14 @@ class Gateway:
 
 
 class Incoming:
-    """The bytes of a call's messages, the first of which has come, as one stream."""
+    """The bytes of a call's messages as one stream; the first message was received."""
 
     def __init__(self, first: Written, rest: AsyncIterator[Message]) -> None:
         self._left = first.data
         self._rest = rest
 
     async def take(self, count: int) -> list[memoryview]:
-        """Return the next bytes, in the memory that they came in; raise if there are fewer."""
+        """Return the next `count` bytes without a copy; raise if there are fewer."""
         taken = []
         while count:
             if not self._left:
@@ -271,13 +271,13 @@ class Incoming:
         return taken
 
     async def end(self) -> None:
-        """Raise if there is anything more."""
+        """Raise if there are more bytes."""
         if self._left or await anext(self._rest, None) is not None:
             raise InvalidArgumentError("data", "is more than size_bytes say")
 
 
 async def first_message(messages: AsyncIterator[Message]) -> Written:
-    """Wait for the first message of a write, for as long as for that of any other call."""
+    """Wait for the first message of a write, with the time limit of all requests."""
     first = await anext(messages, None)
     if first is None:
         raise InvalidArgumentError("size_bytes", "must be given")
@@ -304,7 +304,7 @@ def _check_sizes(sizes: Sequence[int], bytes_max: int) -> None:
 
 
 def _in_parts(ranges: Iterable[Range]) -> Iterator[list[Range]]:
-    """Cut ranges into parts of at most `limits.PART_BYTES`, counted from a payload's start."""
+    """Split ranges into parts of at most `limits.PART_BYTES`, aligned to each payload's start."""
     part: list[Range] = []
     room = limits.PART_BYTES
     for reference, start, length in ranges:
@@ -324,7 +324,7 @@ def _in_parts(ranges: Iterable[Range]) -> Iterator[list[Range]]:
 
 
 async def _done(future: "Future[None]") -> None:
-    """Wait for a thread. A cancel leaves it to its end, which its own deadline brings."""
+    """Wait for a thread's future. If cancelled, the thread runs on until its own deadline."""
     await asyncio.shield(asyncio.wrap_future(future))
 
 

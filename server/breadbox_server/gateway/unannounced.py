@@ -1,7 +1,7 @@
-"""Count what was written through the gateway and is not announced yet, by caller (G5).
+"""Limit the bytes written through the gateway and not announced yet, by caller (G5).
 
-A caller's own bound counts what it says it will write: it begins nothing it may not finish. The
-bound of all counts what has come and a part more: saying much takes nothing from others.
+A caller's limit counts declared bytes, so it begins no write that it may not finish. The
+total limit counts received bytes and one part more: declaring much takes nothing from others.
 """
 
 from collections import Counter
@@ -20,27 +20,27 @@ class _Held:
     caller: str
     reference: PayloadReference
     give_up: Callable[[PayloadReference], None]
-    """Ends its write, or deletes it."""
+    """Ends the write, or deletes the stored payload."""
     arrived_bytes: int = 0
     counted_bytes: int = 0
-    """The part of these that the bound of all counts."""
+    """The bytes among these that the total limit counts."""
 
 
 class Unannounced:
-    """Bound unannounced bytes by caller and, `limits.UNANNOUNCED_CALLERS` times that, in all."""
+    """Limit unannounced bytes by caller, and `limits.UNANNOUNCED_CALLERS` times that in total."""
 
     def __init__(self, bytes_max: int, *, keep_s: float) -> None:
         self.bytes_max = bytes_max
         self._keep_s = keep_s
         self._held: dict[PayloadId, _Held] = {}
-        """In order of the time at which they expire."""
+        """In order of expiry."""
         self._of: dict[str, dict[PayloadId, _Held]] = {}
         self._bytes: Counter[str] = Counter()
-        """That callers have said they will write."""
+        """Declared bytes by caller."""
         self._arrived: Counter[str] = Counter()
-        """The part of these that has come."""
+        """Received bytes by caller."""
         self.total_bytes = 0
-        """That have come, altogether."""
+        """Received bytes of all callers."""
 
     def bytes_of(self, caller: str) -> int:
         """Return the bytes that a caller has written, or is writing."""
@@ -53,7 +53,7 @@ class Unannounced:
         now: float,
         give_up: Callable[[PayloadReference], None],
     ) -> None:
-        """Count what a caller is about to write; `give_up` is called with what must make room."""
+        """Count a write that begins; `give_up` is called with payloads that must make room."""
         self._forget_overdue(now)
         wanted = _written_bytes(references)
         if self._bytes[caller] + wanted > self.bytes_max:
@@ -68,7 +68,7 @@ class Unannounced:
             self._held[PayloadId(each.payload_id)] = of_caller[PayloadId(each.payload_id)] = held
 
     def arrive(self, payload_id: PayloadId, size_bytes: int) -> None:
-        """Count bytes about to come, or raise GatewayFullError if no caller holds more."""
+        """Count bytes to be received, or raise GatewayFullError if no caller holds more."""
         held = self._held.get(payload_id)
         if held is None:
             raise GatewayFullError("others needed the room of this payload")
@@ -85,7 +85,7 @@ class Unannounced:
     def keep(
         self, references: Sequence[PayloadReference], give_up: Callable[[PayloadReference], None]
     ) -> None:
-        """Take note that payloads are stored whole, and of what gives them up from now on."""
+        """Record that payloads are stored completely, and how to delete them from now on."""
         for each in references:
             held = self._held.get(PayloadId(each.payload_id))
             if held is None:
@@ -98,11 +98,11 @@ class Unannounced:
         return None if held is None else held.reference
 
     def is_anothers(self, caller: str, payload_id: PayloadId) -> bool:
-        """Whether another caller wrote a payload that is not announced yet."""
+        """Return True if another caller wrote this payload and has not announced it."""
         return payload_id in self._held and self.of(caller, payload_id) is None
 
     def forget(self, payload_id: PayloadId) -> None:
-        """Stop counting a payload: it is announced, or deleted, or another's."""
+        """Stop counting a payload, because it is announced or deleted."""
         held = self._held.pop(payload_id, None)
         if held is None:
             return
@@ -115,7 +115,7 @@ class Unannounced:
             del self._of[caller], self._bytes[caller], self._arrived[caller]
 
     def _make_room(self, caller: str, more: int) -> None:
-        """Give up the oldest of the largest holder, or raise if the caller would be that."""
+        """Discard the oldest payloads of the largest caller; raise if this caller would be that."""
         ((largest, arrived_bytes),) = self._arrived.most_common(1)
         if self._arrived[caller] + more >= arrived_bytes:
             raise GatewayFullError(f"{self.total_bytes} bytes are written and not announced")

@@ -1,8 +1,8 @@
-"""`breadbox fsck`: compare a payload store with the journal, from outside; change no journal.
+"""`breadbox fsck`: compare a payload store with the journal, without changing the journal.
 
-Beside a running server they differ for moments, so what looks wrong is looked at again and only
-what still is counts. Expiries since the last entry follow from time alone, so the state is brought
-to the present: missing is what it refers to now, an orphan what it refers to neither then nor now.
+Beside a running server they differ for moments, so each finding is checked a second time and only
+counts if it is still there. Leases may have expired since the last entry, so the state is advanced
+to the present: payloads it refers to now can be missing; those of neither state are orphans.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class _Findings:
     missing: list[PayloadReference] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
     leaving_count: int = 0
-    """Kept, and of no use since something expired; the server deletes them when it sees that."""
+    """Stored, and unused since a lease or chunk expired; the server will delete them."""
     deleted_count: int = 0
 
 
@@ -60,7 +60,7 @@ def _examine(store_url: str, journal: str, *, settle_s: float, repair: bool) -> 
 
 
 async def _delete(store_url: str, payload_ids: Sequence[str]) -> None:
-    """Delete payloads unconditionally; a server drops what refers to them when it starts."""
+    """Delete payloads unconditionally; a server drops references to them when it starts."""
     custodian = open_custodian(store_url)
     try:
         await _delete_with(custodian, payload_ids)
@@ -109,7 +109,7 @@ async def _delete_orphans(
 
 
 async def _compare(custodian: PayloadCustodian, archive: JournalArchive) -> _Findings:
-    """Look once. The store is listed first: what is admitted meanwhile is in the journal only."""
+    """Compare once. The store is listed first, so later admissions are in the journal alone."""
     kept = {payload_id async for payload_id in custodian.confirmed()}
     found = recover_while_written(archive)
     recorded = set(_references(found.buffers))
@@ -137,19 +137,19 @@ def _references(buffers: BufferSet) -> dict[str, PayloadReference]:
 
 
 class FsckSettings(Settings):
-    """What is compared, and what is done about it."""
+    """Options of `breadbox fsck`."""
 
     store: str = setting("", secret=True, metavar="URL", shown="as of serve")
-    """Payload store, as the server has it."""
+    """Payload store of the server."""
     journal: str = setting("auto", secret=True, metavar="URL")
-    """As the server has it; auto: beside the payloads."""
+    """Journal of the server; auto: beside the payloads."""
     repair: bool = of_one_call(False)
     """Delete payloads that the journal does not know, and those that fail their checksums; the
-    server drops what refers to the latter when it starts."""
+    server drops references to the latter when it starts."""
     no_checksums: bool = of_one_call(False)
-    """Do not read every payload."""
+    """Do not read the payloads."""
     settle_s: float = of_one_call(5.0, ge=0, le=3600)
-    """Look again after so long at what looks wrong, since a server may be at work; 0: none is."""
+    """Seconds after which findings are checked again, since a server may be running; 0: none is."""
     as_json: bool = of_one_call(False, option="json")
     """Print one JSON object."""
 
@@ -158,19 +158,19 @@ class FsckSettings(Settings):
 def fsck(settings: FsckSettings) -> int:
     """Compare the server's journal with the payloads that are really in the store.
 
-    Both are found as `breadbox serve` finds them: by the same options, variables and file.
+    Both are found by the same options, variables and file as in `breadbox serve`.
 
-    Reported are missing payloads (in the journal and not in the store), orphans (in the store and
+    Reports missing payloads (in the journal and not in the store), orphans (in the store and
     not in the journal) and corrupt ones (damaged, or of a format version that this Breadbox cannot
-    read). Payloads that are leaving, such as those of a lease that has expired, are none of these:
-    the server deletes them.
+    read). Payloads that are about to be deleted, such as those of an expired lease, are none of
+    these.
 
     With --repair, orphans and damaged payloads are deleted; those of another format version are
-    kept. Only the server changes the journal: when it starts, it drops and counts what refers to a
-    missing payload, a deleted one included.
+    kept. Only the server changes the journal: when it starts, it drops and counts references to
+    missing payloads, the deleted ones included.
 
-    Exit code 0: they agree. 1: they do not, and the counts say how. 2: they could not be compared.
-    70: not for a bug of Breadbox.
+    Exit code 0: they agree. 1: they differ, and the counts say how. 2: they could not be compared.
+    70: the comparison failed because of a bug in Breadbox.
     """
     store = settings.store or default_store_url(is_ephemeral=False)
     repair = settings.repair
@@ -185,7 +185,7 @@ def fsck(settings: FsckSettings) -> int:
     )
     deleted = []
     if repair and damaged:
-        # Once more: a payload is deleted for its own damage, not for one moment's.
+        # Check again before deleting, since the first finding may have been temporary.
         deleted = _corrupt(store, [found.referred[each] for each in damaged])[0]
         asyncio.run(_delete(store, deleted))
     corrupt = [*damaged, *unreadable]

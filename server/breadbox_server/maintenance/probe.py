@@ -1,11 +1,11 @@
-"""Ask a running server for its health.
+"""Check the health of a running server.
 
 `python -m breadbox_server.maintenance.probe [--alive | --ready] [HOST:PORT]`
 
-For health checks of containers and Kubernetes. Exit code 0: serving; 1: not, and a line on standard
-error says why. `--alive` also accepts a standby, which is not to be restarted; `--ready` one that
-has read the journal, so that the leader may be ended. The default address is BREADBOX_LOCAL_SOCKET,
-where no certificate is needed, else BREADBOX_LISTEN.
+For health checks of containers and Kubernetes. Exit code 0: serving; 1: not serving, with the
+reason on standard error. `--alive` also accepts a standby, which must not be restarted; `--ready`
+a standby that has read the journal, so the leader may end. The default address is
+BREADBOX_LOCAL_SOCKET, where no certificate is needed, or else BREADBOX_LISTEN.
 """
 
 import os
@@ -19,14 +19,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from breadbox_server.rpc.health import REASON_KEY, WARM_KEY
 
 PROBE_S = 4.0
-"""Below the 10 s after which the images' health checks give up."""
+"""Seconds for one probe; below the 10 s of the images' health checks."""
 ALIVE: Final = "--alive"
 READY: Final = "--ready"
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}
 
 
 def local_address(environment: Mapping[str, str]) -> str:
-    """Return the address of the server with these settings, as seen from its own machine."""
+    """Return the address at which the server with these variables is reached on its own machine."""
     if path := environment.get("BREADBOX_LOCAL_SOCKET"):
         return f"unix:{path}"
     host, _, port = environment.get("BREADBOX_LISTEN", "127.0.0.1:50051").rpartition(":")
@@ -34,7 +34,7 @@ def local_address(environment: Mapping[str, str]) -> str:
 
 
 def probe(address: str, within_s: float = PROBE_S) -> tuple[str, str]:
-    """Return a server's serving status, and why it does not serve; RpcError: none in `within_s`."""
+    """Return a server's status and its reason; raise RpcError without an answer in time."""
     status, details = _ask(address, within_s)
     return status, details.get(REASON_KEY, "")
 
@@ -50,7 +50,7 @@ def _ask(address: str, within_s: float) -> tuple[str, dict[str, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Probe once; 0 when it serves, or is what the arguments are content with."""
+    """Probe once; return 0 if the server serves, or has the state that the arguments accept."""
     addresses = [each for each in arguments if each not in (ALIVE, READY)]
     address = addresses[0] if addresses else local_address(os.environ)
     try:

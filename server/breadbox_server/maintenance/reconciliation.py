@@ -1,8 +1,8 @@
 """Compare the core with the payload store, both ways.
 
-What refers to a payload that the store lacks goes (PAYLOAD_LOST). A payload unknown to the core was
-left by a crash between two steps; its producer may still announce it, so it is deleted after a
-while. Lists may miss what moves between nodes, so the store is asked for payloads by name.
+References to a payload that the store lacks are dropped (PAYLOAD_LOST). A payload unknown to the
+core was left by a crash between two steps; its producer may still announce it, so it is deleted
+later. Lists may miss payloads that move between nodes, so payloads are looked up by name.
 """
 
 import asyncio
@@ -24,34 +24,34 @@ from breadbox_server.metrics.metrics import Metrics
 log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 1.0
-"""Between two looks at a few payloads of each buffer."""
+"""Seconds between checks of a few payloads of each buffer."""
 LOOK_PAYLOADS: Final = 8
-"""Payloads of a buffer looked at: enough to notice a store that was emptied."""
+"""Payloads of a buffer in one check: enough to notice a store that was emptied."""
 LOOK_BATCH: Final = 16_384
-"""Payloads asked for at a time: tens of milliseconds of the loop; one read of a directory."""
+"""Payloads looked up in one batch: tens of milliseconds of the loop; one read of a directory."""
 BEGIN_BATCH: Final = 2**18
-"""The same while nobody is served yet, and only the time until then counts."""
+"""Payloads in one batch before the server answers calls, when only the total time counts."""
 CONFIRM_BATCH: Final = 4096
-"""Payloads confirmed again at a time, of which each costs more."""
+"""Payloads confirmed again in one batch; each costs more than a lookup."""
 ORPHANS_HELD_MAX: Final = 65_536
-"""Orphans that are remembered; once they are deleted, it is looked for more."""
+"""Most orphans that are remembered; more are searched for after these are deleted."""
 REST_S: Final = 5.0
-"""Between two comparisons for mere suspicion, at least,"""
+"""Least seconds between two comparisons on mere suspicion,"""
 REST_FACTOR: Final = 20.0
-"""and so many times as long as one takes."""
+"""and at least this many times the duration of one."""
 DELETE_BATCH: Final = 256
 ORPHANS_MAX: Final = 1024
-"""Orphans that a crash may leave without a word in the journal: confirmed and not yet admitted."""
+"""Orphans that a crash may leave: payloads confirmed and not yet admitted."""
 ORPHANS_SHARE_MAX: Final = 0.5
-"""And their share of everything kept, if more. Beyond both, the journal has lost something: its
-payloads are not deleted unasked."""
+"""Their share of all payloads, if that is more. Beyond both, the journal has lost entries: their
+payloads are not deleted without --delete-orphans."""
 
 
 class Reconciler:
-    """Keep core and store in agreement: at the start, and while the server runs.
+    """Keep core and store in agreement, at the start and while the server runs.
 
-    Unknown payloads may be announced for `orphan_s`. `deletes_orphans`: only this server can know
-    what is in the store. `is_asked`: delete however many. `let_go`: about to be deleted at the end.
+    Unknown payloads are deleted after `orphan_s`. `deletes_orphans`: no other server uses the
+    store. `is_asked`: delete any number. `let_go`: payloads that the core is about to delete.
     """
 
     def __init__(
@@ -79,30 +79,30 @@ class Reconciler:
         self._has_more = False
         self._is_compared = True
         self._incarnation = ""
-        """The store's incarnation when it was last compared."""
+        """The store's incarnation at the last comparison."""
         self._suspicion_count = 0
         self._rest_until = 0.0
         self._outage = OutageLog(log, "comparing the buffers and the store")
 
     async def begin(self, watched: str = "") -> None:
-        """Drop what was lost while no server ran, unless the leader has compared it: `watched`."""
+        """Drop what was lost while no server ran; skip a store (`watched`) the leader compared."""
         self._incarnation = await self._custodian.incarnation()
         if not watched or self._incarnation != watched:
             await self._drop_missing(BEGIN_BATCH)
         self._is_compared = False
 
     async def reconcile(self) -> None:
-        """Compare everything; drop what is lost, remember what is left over."""
+        """Compare everything: drop references to lost payloads, remember orphans."""
         incarnation = await self._custodian.incarnation()
         suspicion_count = self._driver.losses.suspicion_count
-        # A store that came back as it was a while ago may have payloads as they were before they
-        # were confirmed: there, and about to expire.
+        # A store restored from an older copy may have payloads from before they
+        # were confirmed: they exist, and are about to expire.
         await self._each_batch(CONFIRM_BATCH, self._driver.losses.confirm_again)
         self._suspicion_count = suspicion_count
         self._orphans = await self._find_orphans() if self._deletes_orphans else set()
         self._orphans_due_at = self._clock.now() + self._orphan_s
         self._is_compared = True
-        # As it was before: what came back meanwhile is compared once more.
+        # The incarnation from before: a store that restarted meanwhile is compared again.
         self._incarnation = incarnation
         if self._orphans:
             log.info("%d payloads in the store are of no buffer", len(self._orphans))
@@ -116,7 +116,7 @@ class Reconciler:
                     await look(buffer, payloads)
 
     async def _find_orphans(self) -> set[PayloadId]:
-        """Return at most `ORPHANS_HELD_MAX` payloads to delete; none if the core seems wrong."""
+        """Return at most `ORPHANS_HELD_MAX` orphans, or none if there are suspiciously many."""
         orphans: set[PayloadId] = set()
         kept_count = doubtful_count = 0
         with self._metrics.store_trip("list"):
@@ -144,11 +144,11 @@ class Reconciler:
 
     @property
     def orphan_count(self) -> int:
-        """Payloads of no buffer that are remembered, to be deleted when their time has come."""
+        """Number of remembered orphans, which are deleted after `orphan_s`."""
         return len(self._orphans)
 
     async def run(self) -> None:
-        """Look for ever; a store that cannot be reached is tried again."""
+        """Check until cancelled; try an unreachable store again."""
         while True:
             await asyncio.sleep(PERIOD_S)
             try:
@@ -160,7 +160,7 @@ class Reconciler:
                 log.debug("%s went while it was compared; trying again", error.buffer)
 
     async def look(self) -> None:
-        """Compare everything if something may be, or is, missing; delete orphans that are due."""
+        """Compare everything if a payload is or may be missing; delete orphans that are due."""
         if await self._may_have_lost():
             self._is_compared = False
         if not self._is_compared:
@@ -180,7 +180,7 @@ class Reconciler:
         return False
 
     def _is_suspicious(self) -> bool:
-        """Return True if a caller may have met a loss; not always, since a look is costly."""
+        """Return True if a client reported a loss, and a comparison is affordable again."""
         return (
             self._driver.losses.suspicion_count != self._suspicion_count
             and self._clock.now() >= self._rest_until
@@ -197,7 +197,7 @@ class Reconciler:
     async def _delete_orphans(self) -> None:
         if not self._orphans or self._clock.now() < self._orphans_due_at:
             return
-        # What came due while the core was only looked at is on its way out, and no orphan.
+        # Payloads that the core is deleting now are no orphans.
         self._driver.core.pump()
         batch = list(islice(self._orphans, DELETE_BATCH))
         is_known = self._driver.losses.is_known

@@ -1,4 +1,4 @@
-"""Opens the payload store of a server: held by it alone, answering, and large enough."""
+"""Open the payload store of a server: lock it, check that it answers, limit the capacity."""
 
 import fcntl
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def store_needed(settings: Settings) -> Iterator[None]:
-    """Raise a StartError where the store does not answer inside the block."""
+    """Turn the store's errors inside the block into a StartError."""
     try:
         yield
     except StoreError as error:
@@ -32,8 +32,8 @@ def store_needed(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def hold_directory(settings: Settings, leftovers: ExitStack) -> Iterator[None]:
-    """Hold a store's directory; StartError if a server has it, or it is ephemeral and not empty."""
-    # An ephemeral one is deleted, as a leftover too: it goes however the process ends.
+    """Lock a store's directory; raise StartError if it is in use, or ephemeral and not empty."""
+    # An ephemeral directory is deleted however the process ends, so it is a leftover, too.
     try:
         parsed = parse_store_url(settings.store)
     except StoreUrlError as error:
@@ -79,9 +79,9 @@ def hold_directory(settings: Settings, leftovers: ExitStack) -> Iterator[None]:
 async def open_store(
     settings: Settings, custodian: PayloadCustodian | None
 ) -> tuple[PayloadCustodian, list[str], Settings]:
-    """Open the payload store, or take the given one, and check that it answers, else close it.
+    """Open the payload store, or use the given one; check that it answers, or close it.
 
-    Return the store, warnings about ways in which store or journal may lose data, and the settings
+    Returns the store, warnings about how store or journal may lose data, and the settings
     with `capacity_bytes` lowered to what the store can hold.
     """
     try:
@@ -95,7 +95,7 @@ async def open_store(
             await custodian.close()
         raise StartError(
             f"--store {settings.store_shown} does not answer: {error}; "
-            "start it, or give another URL, with user and password where it asks for them"
+            "start it, or give another URL, with user and password if it needs them"
         ) from error
     try:
         with store_needed(settings):
@@ -111,7 +111,7 @@ async def open_store(
 
 async def _concerns(settings: Settings, custodian: PayloadCustodian) -> list[str]:
     found = [f"--store {settings.store_shown}: {each}" for each in await custodian.concerns()]
-    # A journal that cannot be used is refused by its own start.
+    # The journal's own start refuses one that cannot be used.
     with suppress(StoreUrlError, StoreError):
         place = JournalPlace.choose(settings.journal, settings.store)
         if place is not None and place.is_shared and place.where != settings.store:

@@ -1,1 +1,1 @@
-"""What the server shows to Prometheus, and the port for it. For any room but the core."""
+"""Count and show metrics for Prometheus on an HTTP port. For any room but the core."""

@@ -1,4 +1,4 @@
-"""How many clients there are, by what they do: for the metrics."""
+"""Count the connected clients by role, for the metrics."""
 
 from collections.abc import Callable
 from functools import cache
@@ -8,12 +8,12 @@ from breadbox_server.access.authorization import RULES, Role
 
 WINDOW_S: Final = 60.0
 PEERS_MAX: Final = 65_536
-"""Connections remembered; the one longest unseen is forgotten first."""
+"""Most remembered connections; the one with the oldest call is forgotten first."""
 
 
 @cache
 def role_of_call(method: str, caller: Role) -> Role | None:
-    """Return what a caller of a method is here for, or None where several roles call it."""
+    """Return the role that calls a method, or None if several roles do."""
     rule = RULES.get(method)
     if rule is None:
         return None
@@ -26,19 +26,19 @@ def role_of_call(method: str, caller: Role) -> Role | None:
 
 
 class ClientCensus:
-    """Remember connections by role, for a minute. `seen`: the loop's thread; `count`: any."""
+    """Connections of the last minute, by role. Call `seen` in the loop's thread, `count` in any."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._seen_at: dict[tuple[str, Role], float] = {}
 
     def seen(self, peer: str, role: Role) -> None:
-        """Note that a connection made a call; `peer` is what gRPC names it."""
+        """Record that a connection made a call; `peer` is gRPC's name for it."""
         key = (peer, role)
-        # Out and in again, so that the dictionary is in order of last sight.
+        # Removed first, so that the dictionary is in order of the latest calls.
         self._seen_at.pop(key, None)
         now = self._seen_at[key] = self._now()
-        # At most two go for each that comes: what is remembered shrinks, and no call pays for all.
+        # Removing at most two for each addition lets the dictionary shrink at low cost per call.
         for _ in range(2):
             oldest = next(iter(self._seen_at))
             if self._seen_at[oldest] >= now - WINDOW_S and len(self._seen_at) <= PEERS_MAX:
@@ -46,8 +46,8 @@ class ClientCensus:
             del self._seen_at[oldest]
 
     def count(self, role: Role) -> int:
-        """Connections that made a call of this role within the window."""
+        """Return the number of connections that made a call of this role within the window."""
         since = self._now() - WINDOW_S
-        # One call into C, so that the loop's thread cannot change the dictionary meanwhile.
+        # One call into C, during which the loop's thread cannot change the dictionary.
         seen = list(self._seen_at.items())
         return sum(1 for (_, seen_role), at in seen if seen_role is role and at >= since)

@@ -1,7 +1,7 @@
-"""Reports of episodes, and which of their tasks have series of their own.
+"""Check reported episodes, and decide which tasks have time series of their own.
 
-A report may hold a thousand, so each name is checked once. As many tasks have series as there is
-room for; a reporter of many gives way to one of few, tokens first.
+A report may have a thousand episodes, so each name is checked once. The number of tasks with
+series is limited; reporters of many tasks lose theirs first, and tokens before workers.
 """
 
 from collections import Counter
@@ -15,14 +15,14 @@ from breadbox_server.core.model.validation import check_int, check_name
 from breadbox_server.limits import TASK_SIZE_BYTES_MAX
 
 RETURN_MAX: Final = 2**53
-"""Largest return of an episode: a larger one would drown all others in the sum of returns."""
+"""Largest return of an episode: a larger one would hide all others in the sum of returns."""
 
 OTHER = "other"
-"""The task as which episodes of tasks without series count."""
+"""The task under which episodes of tasks without series are counted."""
 
 
 class EpisodeKey(NamedTuple):
-    """What episodes that are counted together have in common."""
+    """Common properties of episodes that are counted together."""
 
     worker_id: str
     task: str
@@ -30,7 +30,7 @@ class EpisodeKey(NamedTuple):
 
 
 def by_key(episodes: Iterable[EpisodeReport]) -> dict[EpisodeKey, list[EpisodeReport]]:
-    """Check the episodes of a report, and sort them by worker, task and end."""
+    """Check the episodes of a report, and group them by worker, task and end."""
     sorted_out: dict[EpisodeKey, list[EpisodeReport]] = {}
     for position, episode in enumerate(episodes):
         worker_id, task, end = episode.worker_id, episode.task or "default", episode.end
@@ -56,7 +56,7 @@ def _check_names(worker_id: str, task: str, position: int) -> None:
 
 
 def _check_return(field: str, value: float, position: int) -> None:
-    # Also of NaN and infinity: a sum of all returns would never be a number again.
+    # Refuse NaN and infinity too: the sum of all returns would never be a number again.
     if not -RETURN_MAX <= value <= RETURN_MAX:
         raise InvalidArgumentError(
             f"episodes[{position}].{field}", f"must be a number from {-RETURN_MAX} to {RETURN_MAX}"
@@ -64,29 +64,29 @@ def _check_return(field: str, value: float, position: int) -> None:
 
 
 class Reporter(NamedTuple):
-    """Who reports an episode."""
+    """The reporter of an episode."""
 
     token: str
-    """Name of the token; empty without one."""
+    """Name of the token, or "" without tokens."""
     worker: str
 
 
 class TaskSeries:
-    """The tasks that have series, at most `capacity`, each owned by its first reporter."""
+    """Tasks that have series, at most `capacity`, each owned by its first reporter."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._owners: dict[str, Reporter] = {}
-        """In the order of their last use."""
+        """In order of their latest report."""
         self._by_worker = Counter[Reporter]()
         self._by_token = Counter[str]()
-        """How many each owns: counted as they come and go, since a report may name thousands."""
+        """Number of tasks by owner, kept up to date since a report may name thousands."""
 
     def place(self, task: str, reporter: Reporter) -> tuple[str, str | None]:
-        """Return where an episode counts, and the task whose series end for that.
+        """Return the task to count an episode under, and the task that loses its series for it.
 
-        A newcomer replaces the longest unreported task of the reporter with the most; if it has
-        most itself, it counts as `OTHER`.
+        A new task replaces the longest unreported one of the reporter with the most; if its own
+        reporter has the most, it counts as `OTHER`.
         """
         if task == OTHER:
             return OTHER, None

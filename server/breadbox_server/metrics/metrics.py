@@ -1,4 +1,4 @@
-"""Everything that Prometheus scrapes; labels are small closed sets, or bounded."""
+"""Define the series that Prometheus scrapes; labels are closed sets, or limited in number."""
 
 import logging
 from bisect import bisect_left
@@ -43,10 +43,10 @@ from breadbox_server.metrics.episodes import OTHER, EpisodeKey, Reporter, TaskSe
 log = logging.getLogger(__name__)
 
 STORE_WRITES: Final = {"confirm", "keep", "delete"}
-"""Trips to the payload store that a full disk refuses."""
-# From a fetch that finds everything there (well under a millisecond) to the longest wait (5 min).
+"""Operations of the payload store that fail on a full disk."""
+# From a fetch that need not wait (well under a millisecond) to the longest wait (5 min).
 WAIT_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-# From a unary call over loopback (half a millisecond) to a call that everybody notices.
+# From a unary call over loopback (half a millisecond) to a call that is clearly slow.
 RPC_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10, 60, 300)
 # From one pipelined round trip on a unix socket to the store's timeout.
 STORE_BUCKETS_S: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
@@ -72,20 +72,20 @@ GAUGES: Final = {
 
 
 class WaitingFor(Enum):
-    """Closed set: what the fetch at the head of a buffer's queue lacks."""
+    """What the first fetch in a buffer's queue waits for; a closed set."""
 
     SESSION = "session"
-    """No learner has started a session, so nothing can be produced."""
+    """No learner has started a session."""
     WORKERS = "workers"
-    """A session is current, and no worker has appended anything to it."""
+    """No worker has appended to the current session."""
     LEASES = "leases"
-    """The maximum of leases is live; learners hold on to what they have."""
+    """The buffer has as many active leases as it allows."""
     CHUNKS = "chunks"
-    """There are too few chunks, or the limiter holds them back."""
+    """There are too few chunks, or the limiter withholds them."""
 
 
 def waiting_for(seen: BufferDescription) -> WaitingFor:
-    """Return what a fetch on this buffer waits for; `waiting_reason` has the numbers."""
+    """Return what a fetch on this buffer waits for; `waiting_reason` has the details."""
     if seen.model.model_version is None:
         return WaitingFor.SESSION
     if seen.lease_count >= seen.config.leases_max:
@@ -192,7 +192,7 @@ class Metrics:
         self.rpcs = counter("breadbox_rpcs", "Calls answered", ["method", "code"])
         self.token_calls = counter(
             "breadbox_token_calls",
-            "Calls answered to holders of a token whose role may make them",
+            "Calls answered, by token, if its role may make them",
             ["token", "code"],
         )
         self._of_token: dict[str, dict[str, Any]] = {}
@@ -204,7 +204,7 @@ class Metrics:
         )
         self.calls = gauge("breadbox_calls", "Calls in progress")
         self.messages_arriving = gauge(
-            "breadbox_messages_arriving", "Calls whose requests are on their way"
+            "breadbox_messages_arriving", "Calls that still receive their request"
         )
         self.untaken_bytes = gauge(
             "breadbox_untaken_bytes",
@@ -212,13 +212,13 @@ class Metrics:
         )
         self.calls_refused = counter(
             "breadbox_calls_refused",
-            "Calls for which there was no place, or whose requests did not come",
+            "Calls without a free slot, or without a request in time",
             ["limit"],
         )
         self.connections = gauge("breadbox_connections", "Connections to the port of the calls")
         self.connections_closed = counter(
             "breadbox_connections_closed",
-            "Connections that were hung up on: floods, untaken answers, idle in a full house",
+            "Connections that the server closed: floods, unread answers, idle at the limit",
             ["reason"],
         )
 
@@ -308,7 +308,7 @@ class Metrics:
         self.store_outage = OutageLog(log, "writing to the payload store")
         self.silence = gauge(
             "breadbox_silence_seconds",
-            "Time for which journal or payload store have owed the server an answer",
+            "Time for which journal or payload store have not answered the server",
             ["place"],
         )
         self.snapshots = counter("breadbox_journal_snapshots", "Snapshots attempted", ["outcome"])
@@ -322,8 +322,8 @@ class Metrics:
         )
 
         # --- clients and what they report ---
-        self.watchers = gauge("breadbox_watchers", "Callers that watch the model")
-        self.readers = gauge("breadbox_readers", "Callers that wait for chunks to read")
+        self.watchers = gauge("breadbox_watchers", "Clients that watch the model")
+        self.readers = gauge("breadbox_readers", "Clients that wait for chunks to read")
         self.read_leases = gauge("breadbox_read_leases", "Leases of readers with a cursor")
         self.read_leases_ended = counter(
             "breadbox_read_leases_ended",
@@ -345,7 +345,7 @@ class Metrics:
         )
         self.tokens_usable = gauge(
             "breadbox_tokens_usable",
-            "0: the token file cannot be used; after 5 minutes of that nobody is let in",
+            "0: the token file cannot be used; after 5 minutes of that all calls are refused",
         )
         self.tokens_usable.set(1)
         self.episodes = counter("breadbox_episodes", "Episodes reported", ["task", "end"])
@@ -357,8 +357,8 @@ class Metrics:
         )
 
     def observe(self, events: Iterable[Event]) -> None:
-        """Count what the core says happened."""
-        # One by one, fragments and chunks would take a lock each; of one turn they are summed.
+        """Count the core's events."""
+        # Each count takes a lock, so the fragments and chunks of one turn are summed first.
         judged: dict[tuple[str, AdmissionOutcome], list[FragmentsJudged]] = {}
         evicted: dict[tuple[str, EvictionReason], list[int]] = {}
         for event in events:
@@ -399,7 +399,7 @@ class Metrics:
         seen: BufferDescription,
         subscriptions: Iterable[tuple[SubscriptionDescription, float]],
     ) -> None:
-        """Refresh the gauges of a buffer and of its subscriptions, each with its lag in seconds."""
+        """Update the gauges of a buffer, and of its subscriptions with their lags in seconds."""
         buffer = seen.name
         for name, (field, _) in GAUGES.items():
             value = attrgetter(field)(seen)
@@ -412,18 +412,18 @@ class Metrics:
             self._of(buffer, self.missed, each.name).set(each.missed_count)
 
     def set_waiters(self, buffer: str, waiter_count: int, reason: WaitingFor) -> None:
-        """Show how many fetches wait; those of the other reasons are then none."""
+        """Set the number of waiting fetches under this reason, and 0 under the others."""
         for each in WaitingFor:
             count = waiter_count if each is reason else 0
             self._of(buffer, self.waiters, each.value).set(count)
 
     def set_store_usage(self, usage: StoreUsage) -> None:
-        """Show how full the payload store is."""
+        """Set the gauges of the payload store's size and limit."""
         self.store_used.set(usage.used_bytes)
         self.store_limit.set(usage.limit_bytes)
 
     def count_read(self, buffer: str, chunk_count: int, skipped_count: int) -> None:
-        """Count the chunks that a reader with a cursor got, and those it missed."""
+        """Count the chunks that a reader with a cursor got and skipped."""
         if chunk_count:
             self._of(buffer, self.chunks_read).inc(chunk_count)
         if skipped_count:
@@ -437,7 +437,7 @@ class Metrics:
                 metric.remove(buffer, name)
 
     def count_missing(self, buffer: str, fragment_count: int) -> None:
-        """Count fragments whose payload the store does not have."""
+        """Count fragments without a payload in the store."""
         self._of(buffer, self.payloads_missing).inc(fragment_count)
 
     def count_lost(self, buffer: str, payload_count: int) -> None:
@@ -445,7 +445,7 @@ class Metrics:
         self._of(buffer, self.payloads_lost).inc(payload_count)
 
     def count_token_call(self, token: str, code: str) -> None:
-        """Count an answer to a caller with this token; not of one that is known no more."""
+        """Count an answer to a call with this token, unless the token was removed."""
         children = self._of_token.get(token)
         if children is None:
             return
@@ -455,7 +455,7 @@ class Metrics:
         child.inc()
 
     def know_tokens(self, names: Collection[str]) -> None:
-        """Say which tokens there are; the series of others are dropped."""
+        """Set the known tokens, and drop the series of all others."""
         for token in self._of_token.keys() - set(names):
             for code in self._of_token.pop(token):
                 self.token_calls.remove(token, code)
@@ -463,12 +463,12 @@ class Metrics:
             self._of_token.setdefault(token, {})
 
     def forget_buffer(self, buffer: str) -> None:
-        """Drop the series of a deleted buffer, so that names that come and go leave none behind."""
+        """Drop the series of a deleted buffer."""
         for metric, labels in self._of_buffer.pop(buffer, {}):
             metric.remove(buffer, *labels)
 
     def _of(self, buffer: str, metric: Any, *labels: str) -> Any:
-        """The child of a metric for a buffer; the library's own look-up takes a lock each time."""
+        """Return a metric's child for a buffer; cached, since the library's lookup takes a lock."""
         children = self._of_buffer.setdefault(buffer, {})
         key = (metric, labels)
         child = children.get(key)
@@ -478,7 +478,7 @@ class Metrics:
 
     @contextmanager
     def store_trip(self, operation: str) -> Iterator[None]:
-        """Time one round trip to the store, and count it if it fails."""
+        """Time one operation of the store, and count it if it fails."""
         started = perf_counter()
         try:
             yield
@@ -495,17 +495,17 @@ class Metrics:
             self.store_seconds.labels(operation).observe(perf_counter() - started)
 
     def count_refusal(self, place: str) -> None:
-        """Count an answer by which the journal's store, or that of payloads, refused."""
+        """Count a refusal by the store of the journal or of payloads."""
         self.store_refusals.labels(place.replace(" ", "_")).inc()
 
     def count_report(
         self, token: str, episodes: Mapping[EpisodeKey, Sequence[EpisodeReport]]
     ) -> None:
-        """Count finished episodes, as their task or else "other"; drop series that made room."""
+        """Count finished episodes under their task, or else "other"; drop replaced series."""
         looked_up: set[str] = set()
         for key, of_key in episodes.items():
-            # One report finds room for no more than there is: a caller that invents tasks by the
-            # thousand delays no other with it.
+            # One report replaces at most `capacity` series: a client that invents thousands of
+            # tasks does not delay others.
             is_one_more = key.task not in looked_up and len(looked_up) == TASKS_MAX
             if is_one_more:
                 task = OTHER

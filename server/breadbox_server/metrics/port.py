@@ -1,4 +1,4 @@
-"""The HTTP port of the metrics: open to every client, so with few files and threads of its own."""
+"""Serve metrics over HTTP; open to every client, so with few files and threads."""
 
 import contextlib
 import socket
@@ -16,16 +16,16 @@ from breadbox_server.limits import METRICS_REQUEST_S, METRICS_REQUESTS_MAX
 
 
 class _Handler(WSGIRequestHandler):
-    """One request of a connection, which ends with it."""
+    """Handle one request, after which its connection is closed."""
 
     timeout = METRICS_REQUEST_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: scrapes are many."""
+        """Log nothing, since scrapes are frequent."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Serve each connection in a thread, at most `METRICS_REQUESTS_MAX`: the oldest makes room."""
+    """Serve each connection in a thread; at `METRICS_REQUESTS_MAX` close the oldest one."""
 
     daemon_threads = True
     block_on_close = False
@@ -34,12 +34,12 @@ class _Server(ThreadingMixIn, WSGIServer):
     def __init__(self, address: tuple[str, int], family: socket.AddressFamily) -> None:
         self.address_family = family
         self._since: dict[Any, float] = {}
-        """When each open connection was taken, the oldest first."""
+        """Time at which each open connection was accepted, the oldest first."""
         self._lock = threading.Lock()
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Take the address, without asking what its name is: that may take long."""
+        """Bind the address without looking up its host name, which may take long."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = address = self.socket.getsockname()
@@ -59,19 +59,19 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Hang up on those that have had their time; called twice a second."""
+        """Close connections that exceed their time; called twice a second."""
         with self._lock:
             late = time.monotonic() - METRICS_REQUEST_S
             for request in [each for each, since in self._since.items() if since < late]:
                 self._hang_up(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore the errors of clients that went away in the middle."""
+        """Ignore the errors of clients that disconnected."""
 
     def _hang_up(self, request: Any) -> None:
         del self._since[request]
         with contextlib.suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)  # Its thread sees the end, and closes it.
+            request.shutdown(socket.SHUT_RDWR)  # Its thread then ends and closes it.
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def _line(description: BufferDescription) -> tuple[object, ...]:
 
 
 class ShowSettings(Target):
-    """Which buffer."""
+    """The buffer to show."""
 
     name: str = of_one_call("default", positional=True)
 
@@ -103,19 +103,19 @@ def show(settings: ShowSettings) -> None:
 
 
 class LimitSettings(Target):
-    """A buffer, and limits without variables: BREADBOX_CAPACITY_CHUNKS is the server's own."""
+    """A buffer and its limits. No variables: BREADBOX_CAPACITY_CHUNKS is a server's own."""
 
     presets = PRESETS
 
     name: str = of_one_call(positional=True)
     preset: Preset | None = setting(None, environment=False)
-    """Limits for a kind of learner; what is given besides wins. on-policy: staleness-max 2,
+    """Limits for a kind of learner; other options override them. on-policy: staleness-max 2,
     uses-max 1, sampler uniform, full-policy evict, remover oldest_first. off-policy: staleness-max
     and uses-max without end, capacity-chunks 65536, schema ragged. prioritised: the same with
     sampler prioritised, priority-exponent 0.6. queue: staleness-max without end, uses-max 1,
     full-policy block, sampler oldest_first. stack: the same with sampler newest_first."""
     fragments_per_chunk: int | None = setting(None, environment=False, ge=1)
-    """Fragments of a chunk; fixed."""
+    """Fragments of a chunk; cannot be changed later."""
     capacity_chunks: int | None = setting(None, environment=False, ge=1)
     """Chunks held for sampling."""
     capacity_bytes: Bytes | None = setting(None, environment=False, ge=1)
@@ -125,42 +125,42 @@ class LimitSettings(Target):
     uses_max: int | None = setting(None, environment=False, ge=1)
     """Deliveries after which a chunk leaves."""
     full_policy: FullPolicy | None = setting(None, environment=False)
-    """At the limit: evict chunks, or let producers wait."""
+    """At the limit: evict chunks, or make producers wait."""
     remover: str | None = setting(None, environment=False)
-    """Which chunks are evicted at the limit: oldest_first, or another of those of --sampler."""
+    """Which chunks are evicted at the limit: oldest_first, or another one of --sampler."""
     schema_policy: SchemaPolicy | None = setting(None, option="schema", environment=False)
     """Fragments of a session must have the same arrays and as many steps, or the same arrays alone
     (ragged), or neither (any)."""
     lease_expiry_policy: LeaseExpiryPolicy | None = setting(None, environment=False)
-    """An expired lease gives its uses back, or counts as consumed."""
+    """An expired lease returns its uses, or counts as consumed."""
     lease_s: float | None = setting(None, environment=False, gt=0)
     """Seconds a lease lives without renewal."""
     waiters_max: int | None = setting(None, environment=False, ge=1)
-    """Fetches that may wait at a time."""
+    """Fetches that may wait at the same time."""
     leases_max: int | None = setting(None, environment=False, ge=1)
-    """Leases alive at a time."""
+    """Leases that may be open at the same time."""
     workers_max: int | None = setting(None, environment=False, ge=1)
     """Workers remembered in a session."""
     open_chunk_s: float | None = setting(None, environment=False, gt=0)
-    """Silence that ends a worker's open chunk."""
+    """Seconds of silence that end a worker's open chunk."""
     sampler: str | None = setting(
         None, environment=False, description=f"Which chunks a fetch gets: {', '.join(_SAMPLERS)}."
     )
     priority_exponent: float | None = setting(None, environment=False, ge=0, le=8)
-    """Power to which prioritised raises priorities."""
+    """Exponent of the priorities with the sampler prioritised."""
     with_replacement: bool | None = setting(None, environment=False)
-    """Whether a fetch may get a chunk several times, each of which is a use."""
+    """Whether a fetch may get a chunk several times; each time is a use."""
     minimum_chunks: int | None = setting(None, environment=False, ge=0)
-    """Fetches wait for so many chunks."""
+    """Fetches wait until there are so many chunks."""
     ratio: float | None = setting(None, environment=False)
-    """Keep uses per inserted chunk about this."""
+    """Uses per inserted chunk, to be kept approximately."""
     error_chunks: float | None = setting(None, environment=False)
     """Half the width of the band around --ratio, in uses."""
     lead_chunks: float | None = setting(None, environment=False)
-    """Middle of the band, in uses by which producers are ahead of --ratio; 0 unless given."""
+    """Middle of the band, in uses that inserts are ahead of --ratio; 0 unless given."""
 
     def config(self) -> BufferConfig:
-        """Return the limits that were given; others are None."""
+        """Return the given limits; the others are None."""
         limiter: MinimumChunks | SampleToInsertRatio | None = None
         if self.ratio is not None:
             if self.error_chunks is None:
@@ -203,7 +203,7 @@ class UpdateSettings(LimitSettings):
 @buffers.add
 @command(UpdateSettings, short_help="Change limits of a buffer while it runs.")
 def update(settings: UpdateSettings) -> None:
-    """Change limits while running; what is not given stays, what no longer fits is evicted."""
+    """Change limits while running; others stay the same, and chunks beyond them are evicted."""
     config = settings.config()
     if config == BufferConfig() and not settings.reset:
         raise InvalidRequestError("limits", "are missing; give at least one option")
@@ -213,7 +213,7 @@ def update(settings: UpdateSettings) -> None:
 
 
 class EndingSettings(Target):
-    """Which buffer loses its contents."""
+    """The buffer that loses its contents."""
 
     name: str = of_one_call(positional=True)
     yes: bool = of_one_call(False)
@@ -233,12 +233,12 @@ class EndingSettings(Target):
             if sys.stdin.isatty():
                 raise
             click.echo(err=True)
-            raise Unusable("nobody answers, since this is no terminal: use --yes") from error
+            raise Unusable("cannot ask, because this is no terminal: use --yes") from error
         if not is_agreed:
             raise click.Abort
 
     def report(self, verb: str, what: str) -> None:
-        """Print what is gone."""
+        """Print what was deleted or ended."""
         if self.as_json:
             frame.print_json({verb: what})
         else:
@@ -246,16 +246,16 @@ class EndingSettings(Target):
 
 
 class DeleteSettings(EndingSettings):
-    """Which buffers to delete."""
+    """The buffers to delete."""
 
     name: str = of_one_call("", positional=True)
     prefix: str | None = of_one_call(None)
-    """Instead of a name: all buffers with names that begin so,"""
+    """Instead of a name: all buffers with names that begin with this,"""
     idle_s: float = of_one_call(0.0, ge=0)
-    """and that nobody has used for so many seconds, such as those of runs that were killed."""
+    """and that were not used for so many seconds, such as those of runs that were killed."""
 
     def names(self, client: "Client") -> list[str]:
-        """Return the names of the buffers that are meant now."""
+        """Return the names of the chosen buffers, as they are now."""
         return [
             each.name
             for each in client.list_buffers()
@@ -266,7 +266,7 @@ class DeleteSettings(EndingSettings):
 @buffers.add
 @command(DeleteSettings, short_help="Delete a buffer, or several, with everything in them.")
 def delete(settings: DeleteSettings) -> None:
-    """Delete a buffer, or all with --prefix that are idle, with everything in them."""
+    """Delete a buffer, or all idle ones with --prefix, with everything in them."""
     name = settings.name
     if bool(name) == (settings.prefix is not None):
         raise InvalidRequestError("name", "or --prefix: give one of them")
@@ -279,7 +279,7 @@ def delete(settings: DeleteSettings) -> None:
         found = settings.names(client)
         if found and not settings.yes:
             settings.ask(f"Delete {frame.counted(len(found), 'buffer')}: {', '.join(found)}?")
-        # Again: what was idle may be used by the time of the answer.
+        # Checked again: an idle buffer may be in use by the time of the answer.
         found = [each for each in settings.names(client) if each in found]
         for each in found:
             client.delete_buffer(each)
@@ -292,9 +292,9 @@ def delete(settings: DeleteSettings) -> None:
 @buffers.add
 @command(EndingSettings, "end-session", short_help="End the session of a buffer.")
 def end_session(settings: EndingSettings) -> None:
-    """End the session that a learner which died has left, with what the buffer holds of it.
+    """End the session of a buffer, such as one that a dead learner left, with its chunks.
 
-    A learner that lives begins its session anew.
+    A learner that still runs starts its session again.
     """
     name = settings.name
     with settings.connect() as client:

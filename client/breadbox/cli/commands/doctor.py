@@ -33,13 +33,13 @@ from breadbox.stores import redact
 from breadbox.stores.base import PayloadStore
 
 PROBE_BYTES = 16 * 2**20
-"""Payload that is written and read to measure the store; deleted again at once."""
+"""Payload that is written, read and deleted to measure the store."""
 PROBE_CALLS = 50
 CLOCK_SKEW_S_MAX = 2.0
 """Wall clocks further apart than this make logs of two machines hard to put in order."""
 LATENCY_S_MAX = 0.02
 STANDBY_LAG_S_MAX = 1.0
-"""Beyond, a takeover takes noticeably longer."""
+"""With a larger lag a takeover takes noticeably longer."""
 STORE_BYTES_PER_S_MIN = 50e6
 
 
@@ -60,13 +60,13 @@ class Finding:
     verdict: Verdict
     detail: str
     remedy: str = ""
-    """What to do; empty when all is well."""
+    """What to do, or empty if all is well."""
 
 
 _OUTAGE_REMEDY = (
-    "The server runs; what it keeps its journal or payloads in does not serve it. See that the "
-    "Redis, or the directory, that its --store and --journal name is up, has room on its disk, and "
-    "can be reached from the server's machine."
+    "The server runs, but its journal or payload store does not answer. Check that the Redis, or "
+    "the directory, of its --store and --journal is up, has room on its disk, and is reachable "
+    "from the server's machine."
 )
 
 _MARKS = {
@@ -79,9 +79,9 @@ _MARKS = {
 
 @command(Target)
 def doctor(target: Target) -> int:
-    """Check address, rights, versions, clock, store and speed, and say what to fix.
+    """Check address, rights, versions, clock, store and speed, and print what to fix.
 
-    Exit code 0: all is well, or nearly; 1: something does not work.
+    Exit code 0: all is well, or there are only warnings; 1: something does not work.
     """
     findings: list[Finding] = []
     console = frame.console()
@@ -123,7 +123,7 @@ def examine(client: breadbox.Client, store_url: str | None) -> Iterator[Finding]
         detail = f"the server that answers leads, in epoch {config.journal_epoch}"
         yield Finding("journal", Verdict.GOOD, detail)
     for concern in config.store_concerns:
-        remedy = "Mend it, and start the server again: it looks when it starts."
+        remedy = "Fix it, and restart the server, which checks this at its start."
         yield Finding("data", Verdict.WARNING, concern, remedy)
     yield _versions(config.server_version)
     yield _clock(client)
@@ -136,7 +136,7 @@ def examine(client: breadbox.Client, store_url: str | None) -> Iterator[Finding]
 
 
 def _buffers(client: breadbox.Client) -> dict[str, BufferDescription]:
-    """Return the buffers by name, or none if the server does not answer, as other checks say."""
+    """Return the buffers by name, or none if the server does not answer; another check says so."""
     try:
         return {each.name: each for each in client.list_buffers()}
     except errors.ReplayBufferError:
@@ -156,28 +156,27 @@ def _one_line(error: Exception) -> str:
 
 _REMEDIES: dict[type[errors.ReplayBufferError], str] = {
     errors.TlsError: "SECURITY.md says how the certificates of both sides belong together.",
-    errors.DeadlineExceededError: "Something takes connections there: look whether it is a "
-    "Breadbox that runs and is not stopped, and at the load of its machine. --deadline-s waits for "
-    "longer.",
-    errors.StandbyError: "See that a server leads, and give the addresses of all, with commas, as "
-    "--server or BREADBOX_SERVER: the one that leads is found.",
+    errors.DeadlineExceededError: "A process accepts connections there: check if it is a Breadbox "
+    "that runs and is not stopped, and the load of its machine. --deadline-s waits longer.",
+    errors.StandbyError: "Check that a server leads, and give the addresses of all, with commas, "
+    "in --server or BREADBOX_SERVER.",
     errors.UnavailableError: "Start `breadbox serve`, or name its address with --server: in a "
-    "container the service's name, not localhost. Look at firewalls and, with TLS, at --tls-ca.",
+    "container the service's name, not localhost. Check firewalls and, with TLS, --tls-ca.",
     errors.UnauthenticatedError: "Give a token that the server knows: BREADBOX_TOKEN, or --token.",
     errors.PermissionDeniedError: "Use a token of a role that may do this.",
-    errors.NotSupportedError: "What answers there is not a Breadbox, or a much older one.",
+    errors.NotSupportedError: "The process there is no Breadbox, or a much older one.",
     errors.StoreFullError: "Give the store more room, or the buffers less: --capacity-bytes of "
     "`breadbox serve`, or `breadbox buffers update`.",
-    errors.StoreError: "The payload store must be reachable from here, too: look at the address "
-    "and the password that the server hands out (--store or --client-store of `breadbox serve`). "
-    "Where it has another address here, give that as --store-url.",
+    errors.StoreError: "The payload store must be reachable from here too: check the address and "
+    "the password that the server returns (--store or --client-store of `breadbox serve`). If it "
+    "has another address here, give that as --store-url.",
 }
-"""Remedy of each error, special kinds before the general ones."""
+"""Remedy of each error, special kinds before general ones."""
 
 
 def _remedy(error: errors.ReplayBufferError) -> str:
     found = (text for kind, text in _REMEDIES.items() if isinstance(error, kind))
-    return next(found, "Look at the server's log.")
+    return next(found, "Read the server's log.")
 
 
 def _servers(target: Target) -> Iterator[Finding]:
@@ -210,13 +209,13 @@ def _servers(target: Target) -> Iterator[Finding]:
         remedy = "Start a server there with --standby, or give the address of the one that leads."
         yield Finding("servers", Verdict.BAD, detail, remedy)
     elif leaders > 1:
-        remedy = "They are servers of different journals: give those of one."
+        remedy = "They are servers of different journals: give only those of one."
         yield Finding("servers", Verdict.BAD, detail, remedy)
     elif away:
-        remedy = "Start it again: without it nobody takes over from the others."
+        remedy = "Start it again: without it there is no standby for the others."
         yield Finding("servers", Verdict.WARNING, detail, remedy)
     elif behind_s > STANDBY_LAG_S_MAX:
-        remedy = "Look at its log, its CPU, and the network between it and the journal."
+        remedy = "Check its log, its CPU, and the network between it and the journal."
         yield Finding("servers", Verdict.WARNING, detail, remedy)
     else:
         yield Finding("servers", Verdict.GOOD, detail)
@@ -249,10 +248,10 @@ def _outage(client: breadbox.Client) -> Finding:
 
 
 def _permissions(client: breadbox.Client) -> Finding:
-    """Try a call of each role in a form that is refused as malformed, so that nothing changes."""
+    """Try a malformed call of each role, which is refused before it changes anything."""
     empty = ""
     names = [buffer.name for buffer in client.list_buffers()]
-    # The token may be for some buffers only: those are what it is shown.
+    # The token may be for some buffers only: the server lists those.
     buffer = "default" if "default" in names or not names else names[0]
     attempts: dict[str, Callable[[], object]] = {
         "append": lambda: client.append_fragments([], buffer=buffer),
@@ -268,7 +267,7 @@ def _permissions(client: breadbox.Client) -> Finding:
         except errors.PermissionDeniedError:
             denied.append(what)
         except errors.ReplayBufferError:
-            continue  # Refused for its content, which means that the call itself is allowed.
+            continue  # Refused for its content, so the call itself is allowed.
     if not denied:
         return Finding("permissions", Verdict.GOOD, f"may {', '.join(attempts)}, in {buffer}")
     return Finding(
@@ -364,7 +363,7 @@ def _round_trip(store: PayloadStore, fragment: Fragment) -> tuple[float, float]:
         batch = load_batch(store, [FragmentReference(metadata, 0, 0, 1)])
         read_at = time.perf_counter()
         if not np.array_equal(batch.obs[0], fragment.obs):
-            raise errors.PayloadCorruptError("what was read is not what was written")
+            raise errors.PayloadCorruptError("the payload read is not the one written")
     finally:
         store.delete_many([payload])
     return written_at - started_at, read_at - written_at

@@ -1,4 +1,4 @@
-"""`breadbox stats` and `breadbox explain`: what a buffer holds, and why a learner waits."""
+"""`breadbox stats` and `breadbox explain`: show a buffer's contents, and why a learner waits."""
 
 import time
 from collections.abc import Mapping
@@ -26,16 +26,16 @@ COLUMNS = 80
 
 
 class StatsSettings(Target):
-    """Which buffers, and which counters."""
+    """The buffers, and the counters."""
 
     names: tuple[str, ...] = of_one_call((), positional=True, metavar="[BUFFER]...")
     show_zeros: bool = of_one_call(False, option="all")
-    """Show counters that are zero, too."""
+    """Show counters that are zero too."""
 
 
 @command(StatsSettings)
 def stats(settings: StatsSettings) -> None:
-    """Show what buffers hold and have counted; without a name, of all buffers.
+    """Show the contents and counters of buffers; without a name, of all buffers.
 
     docs/operate.md says what each counter counts.
     """
@@ -60,7 +60,7 @@ def describe(description: BufferDescription, *, show_zeros: bool) -> Group:
     outage, waiting = outage_text(description), waiting_text(description)
     return Group(
         headline(description),
-        # Above the numbers, which are old while it lasts.
+        # Above the numbers, which are old during an outage.
         *([outage] if outage else []),
         limits_text(description.config),
         "",
@@ -72,7 +72,7 @@ def describe(description: BufferDescription, *, show_zeros: bool) -> Group:
 
 
 def headline(description: BufferDescription) -> str:
-    """Name, session and version in one line."""
+    """Return name, session and version in one line."""
     if not description.session_id:
         return f"[bold]{frame.shown(description.name)}[/]  no session is current"
     return (
@@ -83,13 +83,13 @@ def headline(description: BufferDescription) -> str:
 
 
 def waiting_text(description: BufferDescription) -> str:
-    """Return what a fetch waits for, or empty if it would not wait."""
+    """Return why a fetch would wait, or empty if it would not."""
     reason = description.state.waiting_reason
     return f"A fetch would wait: {frame.shown(reason)}." if reason else ""
 
 
 def outage_text(description: BufferDescription) -> str:
-    """Return what does not answer the server, or empty if everything does."""
+    """Return which part does not answer the server, or empty if all do."""
     outage = description.state.outage
     return f"[red]OUTAGE[/]: {frame.shown(outage)}." if outage else ""
 
@@ -134,13 +134,13 @@ def _of(limit: int | None) -> str:
 
 
 def staleness_text(description: BufferDescription) -> str:
-    """Return the chunks by staleness: "0: 12, 1: 3"."""
+    """Return the number of chunks by staleness: "0: 12, 1: 3"."""
     held = description.state.chunk_count_by_staleness
     return ", ".join(f"{staleness}: {count:,}" for staleness, count in held.items()) or "-"
 
 
 def limits_text(config: BufferConfig) -> str:
-    """Return the limits that are not gauges, in lines that fit a terminal of 80 columns."""
+    """Return the limits that are no gauges, in lines that fit a terminal of 80 columns."""
     parts = [
         f"{frame.counted(config.fragments_per_chunk or 1, 'fragment')} per chunk",
         "used without end"
@@ -176,18 +176,18 @@ def _at_most(count: int | None) -> str:
 
 
 class ExplainSettings(Target):
-    """Which buffer, and how long to watch it."""
+    """The buffer, and how long to watch it."""
 
     name: str = of_one_call("default", positional=True, metavar="[BUFFER]")
     fragment_count: int | None = of_one_call(None, ge=1)
-    """Fragments that your learner asks for; to say how long that will take."""
+    """Fragments that your learner fetches, to estimate how long that takes."""
     interval_s: float = of_one_call(2.0, option="seconds", ge=0.1, le=300)
-    """How long to watch, to know rates."""
+    """Seconds to watch, to measure rates."""
 
 
 @command(ExplainSettings)
 def explain(settings: ExplainSettings) -> None:
-    """Say why a learner is waiting on BUFFER, or that it is not."""
+    """Explain why a learner waits on BUFFER, or that it does not."""
     with settings.connect() as client:
         before = client.get_buffer(settings.name)
         started_at = time.monotonic()
@@ -199,7 +199,7 @@ def explain(settings: ExplainSettings) -> None:
         frame.print_json(diagnosis)
         return
     console = frame.console()
-    # A window gets whole words; a file that is searched, whole lines.
+    # A terminal wraps words; a file keeps whole lines, for searching.
     soft_wrap = not console.is_terminal
     console.print(f"[bold]{frame.shown(diagnosis.headline)}[/]", soft_wrap=soft_wrap)
     for advice in diagnosis.advice:

@@ -1,4 +1,4 @@
-"""`breadbox subscriptions`: named cursors of readers, how far each is behind, what it missed."""
+"""`breadbox subscriptions`: named cursors of readers, their lag, and the chunks they missed."""
 
 import click
 
@@ -21,7 +21,7 @@ class OfBuffer(Target):
     """A buffer."""
 
     buffer: str = of_one_call("default")
-    """Buffer that is read."""
+    """Buffer of the subscription."""
 
 
 @subscriptions.add
@@ -58,23 +58,21 @@ class CreateSettings(OfBuffer):
 
     name: str = of_one_call(positional=True)
     retaining: bool = of_one_call(False)
-    """Keep payloads of chunks that are used up or stale until it has passed them, as long as the
-    buffer has room."""
+    """Keep payloads of chunks that are used up or stale until it has passed them, while the buffer
+    has room."""
     after_chunk_id: int | None = of_one_call(None)
-    """Begin behind this chunk; default: with the oldest that is held."""
+    """Begin after this chunk; default: with the oldest one held."""
 
 
 @subscriptions.add
 @command(CreateSettings)
 def create(settings: CreateSettings) -> None:
-    """Create a subscription; one of the same name and kind is left as it is."""
+    """Create a subscription; one of the same name and kind stays as it is."""
     with settings.connect(buffer=settings.buffer) as client:
         _show(
             settings,
             client.create_subscription(
-                settings.name,
-                retaining=settings.retaining,
-                after_chunk_id=settings.after_chunk_id,
+                settings.name, retaining=settings.retaining, after_chunk_id=settings.after_chunk_id
             ),
         )
 
@@ -88,7 +86,7 @@ class ShowSettings(OfBuffer):
 @subscriptions.add
 @command(ShowSettings)
 def show(settings: ShowSettings) -> None:
-    """Show one subscription: where it stands, and how far it is behind."""
+    """Show one subscription: its position and its lag."""
     with settings.connect() as client:
         found = client.get_buffer(settings.buffer).subscriptions
     _show(settings, _named(found, settings.name))
@@ -117,16 +115,16 @@ def _show(settings: Target, shown: Subscription) -> None:
 
 
 class AcknowledgeSettings(OfBuffer):
-    """A subscription, and the chunk up to which it is done."""
+    """A subscription, and the last chunk that is done."""
 
     name: str = of_one_call(positional=True)
     chunk_id: int = of_one_call(positional=True)
 
 
 @subscriptions.add
-@command(AcknowledgeSettings, short_help="Move a subscription on, as its reader does.")
+@command(AcknowledgeSettings, short_help="Move a subscription forward, as its reader does.")
 def acknowledge(settings: AcknowledgeSettings) -> None:
-    """Move a subscription on: chunks up to CHUNK_ID are done with, and not kept for it any more.
+    """Move a subscription forward: chunks up to CHUNK_ID are done, and no longer kept for it.
 
     It never moves back.
     """
@@ -140,13 +138,13 @@ class DeleteSettings(EndingSettings):
     """A subscription to delete."""
 
     buffer: str = of_one_call("default")
-    """Buffer that is read."""
+    """Buffer of the subscription."""
 
 
 @subscriptions.add
 @command(DeleteSettings)
 def delete(settings: DeleteSettings) -> None:
-    """Delete a subscription; what was kept for it alone goes."""
+    """Delete a subscription, and the payloads that were kept for it alone."""
     name = settings.name
     with settings.connect(buffer=settings.buffer) as client:
         shown = _named(client.get_buffer(settings.buffer).subscriptions, name)

@@ -21,18 +21,18 @@ from breadbox.model.types import BufferDescription
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """State of all buffers at one moment, and rates since the moment before."""
+    """State of all buffers at one time, and rates since the sample before."""
 
     seen_at: float
     buffers: Mapping[str, BufferDescription]
     rates: Mapping[str, Mapping[str, float]]
-    """By buffer; empty for one that was not there before."""
+    """Rates by buffer, empty for a new one."""
     problem: str = ""
-    """Why nothing was seen; the buffers are then those of the moment before."""
+    """Why the server did not answer, or empty; the buffers are then those of the sample before."""
 
 
 def next_sample(client: breadbox.Client, before: Sample | None, *, now: float) -> Sample:
-    """Read all buffers; a server that is away is a sample with a problem, not an error."""
+    """Read all buffers; an unreachable server gives a sample with a problem, not an error."""
     try:
         buffers = {description.name: description for description in client.list_buffers()}
     except (UnavailableError, DeadlineExceededError) as error:
@@ -140,17 +140,17 @@ def _short(session_id: str, length_max: int = 16) -> str:
 
 
 class TopSettings(Target):
-    """Interval and number of looks."""
+    """Interval and number of samples."""
 
     interval_s: float = setting(1.0, ge=0.1, le=3600)
-    """Seconds between looks."""
+    """Seconds between samples."""
     count: int | None = of_one_call(None, ge=1)
-    """Stop after so many looks."""
+    """Stop after so many samples."""
 
 
 @command(TopSettings)
 def top(settings: TopSettings) -> None:
-    """Watch all buffers live; Ctrl-C ends it. With --json, a line per look."""
+    """Watch all buffers live; Ctrl-C ends it. With --json it prints a line per sample."""
     with settings.connect() as client:
         client.list_buffers()  # A wrong address ends the command immediately.
         if settings.as_json:

@@ -1,12 +1,13 @@
 """Share memory between one process that fills it and others that read it, mostly without locks.
 
-All of it is one anonymous file, freed by the kernel with its last user. It begins with a head of
+All of it is one anonymous file, which the kernel frees with its last user. It begins with a head of
 numbers; arrays follow, each mapped by itself; no range is ever reused for another.
 
-The number at the front is odd while the head changes; a reader repeats until it is even, and the
-same before and after. The writer announces in the head what it will overwrite, so a reader chooses
-by a head, copies, and checks the choice in the newer head. After vain attempts it takes a shared
-lock on the file, for which the writer waits; the kernel releases a dead process's lock.
+The head is under a sequence lock: its first number is odd while the writer changes it, and a reader
+repeats until it reads the same even number before and after. The writer announces in the head what
+it will overwrite, so a reader chooses by a head, copies, and checks the choice in the newer head.
+After several failed attempts the reader takes a shared lock on the file, for which the writer
+waits; the kernel releases a dead process's lock.
 """
 
 import contextlib
@@ -198,8 +199,8 @@ class Publisher:
         self._step()
 
     def _step(self) -> None:
-        """Count up, odd then even, ordering what was written before."""
-        # Orders what comes before and after, on processors that would order it otherwise.
+        """Increment the head's count: odd while the head changes."""
+        # Locks are memory barriers, for processors that would reorder the writes.
         with self._between:
             self._numbers[0] += 1
         with self._between:
@@ -260,7 +261,7 @@ class SharedStepStorage(StepStorage):
     def peek(self) -> None:
         """See what there is, without the arrays."""
         read = self._read_head()
-        if read is not None and read[0]:  # Nobody has written one before.
+        if read is not None and read[0]:  # 0: no head was written yet.
             self.head = read[1]
 
     def is_no_newer_than(self, other: "SharedStepStorage") -> bool:

@@ -62,22 +62,22 @@ class FrameLayout(NamedTuple):
         return self.shape[: self.axis] + self.shape[self.axis + 1 :]
 
     def frames(self, observations: NDArray[Any]) -> NDArray[Any]:
-        """See observations [T, ...] as frames [T, depth, ...]."""
+        """Return observations [T, ...] as frames [T, depth, ...], a view."""
         if self.axis is None:
             return observations[:, None]
         return np.moveaxis(observations, self.axis + 1, 1)
 
     def observations(self, frames: NDArray[Any]) -> NDArray[Any]:
-        """See frames [..., depth, *frame_shape] as observations [..., *shape]."""
+        """Return frames [..., depth, *frame_shape] as observations [..., *shape], a view."""
         lead = frames.ndim - len(self.frame_shape) - 1
         if self.axis is None:
             return frames.reshape(*frames.shape[:lead], *self.frame_shape)
         return np.moveaxis(frames, lead, lead + self.axis)
 
     def continues(self, before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return bool[T]: True for each stack that is the one before it moved on by a frame."""
-        # Elements of a stack are contiguous, so it moves by as many as are behind the axis of
-        # frames; where that is not the first, the elements at the seams do not count.
+        """Return bool[T]: True for each stack that is the one before it, moved on by a frame."""
+        # The flat stack then moves by as many elements as are behind the axis of frames. If that
+        # axis is not the first, the elements at the seams are not compared.
         count = len(before)
         if self.axis is None or self.depth == 1 or count == 0:
             return np.ones(count, dtype=np.bool_)
@@ -167,7 +167,7 @@ class FrameRing:
         self._head = start + frame_count
 
     def read(self, positions: NDArray[np.int64]) -> NDArray[Any]:
-        """Return copies of the observations whose newest frames are at positions of any shape."""
+        """Return copies of the observations with newest frames at positions of any shape."""
         depth = self.layout.depth
         if depth > 1:
             positions = positions[..., None] + self._offsets
@@ -200,7 +200,7 @@ class FramePlan:
                 self.at[start:stop] = np.arange(first, first + stop - start)
                 self.next_at[start:stop] = self.at[start:stop] + 1
                 count = first + stop - start
-                if stop < piece.stop:  # What follows is no stack moved on by one: it lies behind.
+                if stop < piece.stop:  # The next observation continues no stack: it lies behind.
                     self.next_at[stop - 1] = count + depth - 1
             last = piece.stop - 1
             if piece.tail is None:

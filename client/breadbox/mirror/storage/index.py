@@ -55,10 +55,10 @@ class StepIndex:
     def __init__(self, start: int) -> None:
         self.low = start
         self.floor = start
-        """Oldest step whose memory is not used again yet; at most `low`."""
+        """Oldest step with memory that is not reused yet; at most `low`."""
         self.high = start
         self.unusable_count = 0
-        """Shown steps whose next observation is unknown: never drawn."""
+        """Visible steps without a known next observation: never drawn."""
         self.fragment_low = 0
         self.fragments = Table("start", "count", "handle", "next", "episode")
         self.episodes = Table("fragment", "offset", "start", "count")

@@ -37,7 +37,7 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _no_reserve()
 
 
 class Memory:
-    """The arrays of a mirror: here those of this process alone, whose threads agree by a lock."""
+    """The arrays of a mirror in one process, shared by its threads under a lock."""
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[NDArray[Any], int]:
         """Return zeros that take memory once written, and their place, or raise MemoryError."""

@@ -92,11 +92,8 @@ class StepStorage:
         return [slice(start, size), slice(0, start + count - size)]
 
     def refresh(self) -> Check:
-        """Look up which steps there are; return a check of that for later, without the lock."""
-        return self._still_has
-
-    def _still_has(self, number: int) -> bool:
-        return self.index.floor <= number
+        """Read which steps there are; return a check of that, to call later without the lock."""
+        return lambda number: self.index.floor <= number
 
     def is_steady(self) -> bool:
         """Return True if nothing that can be looked up has gone since `refresh`."""
