@@ -88,7 +88,7 @@ class DriverLimits:
     deletions_max: int = 262_144
     """Payloads that may wait for deletion; beyond, fragments are answered BYTES_FULL."""
     poison_after: int = 2
-    """Leases whose readers could not read a chunk before it is quarantined; at least 1."""
+    """Leases under which a chunk could not be read before it is quarantined; at least 1."""
     unowned_s: float = 600.0
     """Seconds for which a confirmed payload that was not admitted may be sent again."""
 
@@ -325,7 +325,7 @@ class Driver:
                 self.appends.queue.doubt(event.buffer)
                 when_settled(partial(self._model_settled, event.buffer))
             elif isinstance(event, FetchGranted | FetchRefused | WaitElapsed):
-                when_settled(partial(self.fetches.tell, event))
+                when_settled(partial(self.fetches.wake, event))
         if disposable:
             self.appends.quotas.let_go(disposable)
             self.deletions.announce(disposable)

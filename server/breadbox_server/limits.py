@@ -79,7 +79,7 @@ MESSAGE_BYTES_MAX: Final = 2 * 2**20
 TOKEN_LENGTH_MAX: Final = 512
 """Characters of a token; a longer one is refused without being looked at."""
 TOKENS_MAX: Final = 256
-"""Tokens of the file; each call compares its own with all of them, so that time tells nothing."""
+"""Tokens of the file. A call's is compared with all of them, so that its time shows nothing."""
 PATTERNS_MAX: Final = 16
 TOKEN_WORKERS_MAX: Final = 16_384
 """Workers under one token, unless its line says otherwise: so that none takes all of a buffer's."""
@@ -382,7 +382,7 @@ LIMITS: Final = (
     Limit("fields and items of a request", PARTS_MAX, MESSAGE, "ARGUMENT_INVALID"),
     Limit("fragments of an append", APPEND_FRAGMENTS_MAX, MESSAGE, "ARGUMENT_INVALID"),
     Limit(
-        "payload that rides along with its fragment",
+        "inline payload of a fragment",
         INLINE_SIZE_BYTES_MAX,
         MESSAGE,
         "PAYLOAD_MISSING, and the client writes it to the store",
@@ -390,17 +390,17 @@ LIMITS: Final = (
         option="--inline-size-max",
     ),
     Limit(
-        "payload bytes that ride along with appends in progress",
+        "inline payload bytes of appends in progress",
         INLINE_PENDING_BYTES_MAX,
         SERVER,
         "APPENDS_FULL",
         unit="bytes",
     ),
     Limit(
-        "payload bytes that ride along with appends that wait for room",
+        "inline payload bytes of appends that wait for room",
         INLINE_PENDING_BYTES_MAX // 2,
         SERVER,
-        "the next is told at once that there is no room",
+        "the next is answered immediately that there is no room",
         unit="bytes",
     ),
     Limit(
@@ -411,7 +411,7 @@ LIMITS: Final = (
         unit="bytes",
     ),
     Limit(
-        "payload bytes that ride along with a reply",
+        "inline payload bytes of a reply",
         INLINE_REPLY_BYTES_MAX,
         MESSAGE,
         "the others are read from the store",
@@ -568,7 +568,7 @@ LIMITS: Final = (
         f"appends that wait for room at a time, of at most {WAITING_FRAGMENTS_MAX:,} fragments",
         APPENDS_WAITING_MAX,
         SERVER,
-        "the next is told at once to come again, and gets room as it comes by",
+        "the next is answered immediately, to be sent again",
         metric="breadbox_waiting_appends",
     ),
     Limit(

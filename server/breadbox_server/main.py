@@ -104,7 +104,7 @@ class _Ending:
         self.wanted = asyncio.Event()
         """Set by the first signal."""
         self.ready_file: Path | None = None
-        """Goes as soon as the end begins: nobody is told any more where the server answers."""
+        """Deleted as soon as the end begins: it names the address at which the server answers."""
         self.leftovers = ExitStack()
         """What a process that ends early must not leave behind either."""
 

@@ -74,17 +74,17 @@ async def test_a_cancel_in_the_tick_of_the_grant_gives_it_back(
     async with served() as it:
         await it.start()
         driver = it.server.driver
-        tell = driver.fetches.tell
+        wake = driver.fetches.wake
         granted = []
 
-        def tell_and_cancel(event: FetchGranted | FetchRefused | WaitElapsed) -> None:
-            tell(event)
+        def wake_and_cancel(event: FetchGranted | FetchRefused | WaitElapsed) -> None:
+            wake(event)
             if isinstance(event, FetchGranted):
                 # The future has its result; its task has not run yet.
                 granted.append(event)
                 task.cancel()
 
-        monkeypatch.setattr(driver.fetches, "tell", tell_and_cancel)
+        monkeypatch.setattr(driver.fetches, "wake", wake_and_cancel)
         async with asyncio.TaskGroup() as group:
             task = start_fetch(group, it, "doomed")
             await eventually(lambda: driver.fetches.waiting_count == 1)

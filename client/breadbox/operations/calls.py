@@ -33,7 +33,7 @@ METHODS: dict[str, str] = {
     "AppendFragments": "a fragment's identity is judged once; again it is a DUPLICATE",
     "FetchFragments": "the same request_id gets the same grant",
     "GetPreparedFragments": "reads",
-    "ReadFragments": "reads; a lease whose reply was lost expires",
+    "ReadFragments": "reads; a lease expires if its reply was lost",
     "CreateSubscription": "one of the same name and kind is left as it is",
     "AcknowledgeChunks": "the cursor moves forward only",
     "DeleteSubscription": "that it is gone when it is repeated is the success of the first",
@@ -133,7 +133,7 @@ def watch_model(
 def append_fragments(
     buffer: str, fragments: Sequence[types.FragmentMetadata]
 ) -> Call[types.AppendReply]:
-    """Announce fragments whose payloads are written."""
+    """Announce fragments with written payloads."""
     return _call(
         pb.AppendFragmentsRequest,
         wire.append_reply_from_wire,
@@ -150,7 +150,7 @@ def announce_fragments(
     sends_schemas: bool = False,
     max_wait_s: float = 0.0,
 ) -> Call[types.AppendReply]:
-    """Announce fragments whose payloads are written, or inline; as `append_fragments`."""
+    """Announce fragments with written or inline payloads; as `append_fragments`."""
     schemas = {}
     if sends_schemas:
         schemas = {each.schema.hash: each.schema.message for each in written if each.schema}

@@ -6,7 +6,7 @@
     DIR/journals/<journal>     latest epoch of a journal whose payloads are kept here
 
 Both steps are renames within one file system, so a payload is seen whole or not at all.
-`breadbox.stores.disk` says who may read the files, and how much of a disk stays free.
+`breadbox.stores.disk` says which users may read the files, and how much of a disk stays free.
 """
 
 import asyncio

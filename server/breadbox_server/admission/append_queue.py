@@ -264,7 +264,7 @@ class AppendQueue:
         self._fragments_max = fragments_max
         self._unowned = unowned
         self._pending: OrderedDict[PendingAppend, None] = OrderedDict()
-        """Being decided, in order of arrival, after those whose turn has come."""
+        """Appends to decide, in order of arrival, behind those called up from the queues."""
         self._queues: dict[BufferName, RoomQueue] = {}
         self._looks_again = False
         self._doubtful: deque[PendingAppend] = deque()
@@ -660,7 +660,7 @@ class AppendQueue:
         # if it brought a payload of its own, that one must go on to expire.
         wants = judged is None and identity not in identities
         identities.add(identity)
-        # What is too large to ride along is answered as a payload that is not in the store.
+        # A payload too large to be inline is answered as one that is not in the store.
         wants = wants and len(body) <= self._inline_size_bytes_max
         return _Item(pending, fragment, judged, wants, body)
 

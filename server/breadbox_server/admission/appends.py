@@ -150,7 +150,7 @@ class Appends:
         return self.quotas.left(caller, self._core.buffers[buffer].append_credit())
 
     async def publish(self, command: PublishModel, caller: Caller = ANONYMOUS) -> Published:
-        """Publish a version whose weights, if any, are confirmed first.
+        """Publish a version; confirm its weights, if there are any, first.
 
         Another client's weights raise PayloadMissingError. Weights of a refused version are deleted
         after a while.

@@ -74,7 +74,7 @@ class Fetches:
         self._give_back(granted)
         self._core.pump()
 
-    def tell(self, event: FetchGranted | FetchRefused | WaitElapsed) -> None:
+    def wake(self, event: FetchGranted | FetchRefused | WaitElapsed) -> None:
         """Wake the fetch that waits for an outcome, which is durable."""
         match event:
             case FetchGranted() | WaitElapsed():
@@ -96,7 +96,7 @@ class Fetches:
         try:
             self._core.decide(command)
         except BufferNotFoundError:
-            log.debug("buffer %s went before a caller's end was told", command.buffer)
+            log.debug("buffer %s was deleted before a caller's end was reported", command.buffer)
 
     @property
     def waiting_count(self) -> int:

@@ -86,5 +86,5 @@ class InlineBodies:
                         [payload_reference(each) for each in payloads]
                     )
         except (TimeoutError, StoreError) as error:
-            log.debug("payloads do not ride along with a reply: %s", error)
+            log.debug("a reply goes without inline payloads: %s", error)
             return [b""] * len(payloads)

@@ -89,11 +89,11 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{why} already; use Check")
 
     async def _watch(self, is_known: bool, context: Context) -> None:
-        told = None
+        reported = None
         while True:
             status = self._status if is_known else Status.SERVICE_UNKNOWN
-            if status != told:
-                told = status
+            if status != reported:
+                reported = status
                 await context.write(Status(status=status))
             elif self._has_ended:
                 return

@@ -1,4 +1,4 @@
-"""What stands around every call: who may make it, how errors are told, what is counted."""
+"""What every call goes through: authorization, limits, errors as statuses, and counts."""
 
 import asyncio
 import inspect
@@ -165,7 +165,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler is None and not is_held:
             return None
         try:
-            # A caller that may not call is told that alone.
+            # A caller without the right to call learns nothing else.
             calls_as(self._gate.admit(method, handler_call_details.invocation_metadata or ()))
             self._check_held(method)
         except DomainError as error:
@@ -328,7 +328,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 except grpc.aio.AbortError:
                     code = late
                     raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller is told
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it as a status
                 code, refusal = status_of(error, method)
                 await _end(context.abort_with_status(rpc_status.to_status(refusal)))
             finally:
@@ -403,9 +403,9 @@ async def _end(aborting: Awaitable[NoReturn]) -> NoReturn:
     """
     try:
         await aborting
-    except grpc.aio.AbortError as told:
-        told.__context__ = None  # It leads to the request as well.
+    except grpc.aio.AbortError as ended:
+        ended.__context__ = None  # It leads to the request as well.
         raise
     except grpc.aio.InternalError as error:
-        log.debug("nobody could be told how a call ended: %s", error)
+        log.debug("the status of a call could not be sent: %s", error)
         raise asyncio.CancelledError from None

@@ -41,7 +41,7 @@ class LeadershipStatus:
         self._driver: Driver | None = None
 
     def stand_by(self, standby: Standby) -> None:
-        """Answer those who ask for health, and tell all others that another server leads."""
+        """Answer calls of health, and refuse all others: another server leads."""
         self._interceptor.hold(standby.refusal)
         self._health.stand_by(standby.reason, standby.is_warm)
 
@@ -75,9 +75,9 @@ class LeadershipStatus:
 
     def _outage(self) -> OutageError:
         assert self._driver is not None
-        told = self._driver.outage()
-        if told is not None and JOURNAL in told.places:
-            return told
+        outage = self._driver.outage()
+        if outage is not None and JOURNAL in outage.places:
+            return outage
         return OutageError((JOURNAL,), self._driver.turns.doubtful_s, {})
 
 

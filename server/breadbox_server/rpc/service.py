@@ -143,7 +143,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         self, request: pb.WatchModelRequest, context: Context
     ) -> pb.WatchModelResponse:
         """Wait for a session, version or weights that the caller does not know."""
-        # Looked up first: what is told is durable once the watch has come back.
+        # Looked up first, so that it is durable once the watch has returned.
         has_ended = self._driver.core.buffers.has_ended(
             convert.buffer_name(request.buffer), SessionId(request.known_session_id)
         )
@@ -278,8 +278,8 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         if lease is None:
             return encoded
         # Encoded messages that stand one after the other are one message with the fields of both.
-        told = pb.ReadFragmentsResponse(lease=self._lease(lease.lease_id, lease.expires_at))
-        return encoded + told.SerializeToString()
+        rest = pb.ReadFragmentsResponse(lease=self._lease(lease.lease_id, lease.expires_at))
+        return encoded + rest.SerializeToString()
 
     def _inline_bytes_max(self, request: pb.FetchFragmentsRequest | pb.ReadFragmentsRequest) -> int:
         """Return how many bytes may be inline in the reply, 0 where the caller reads the store."""
@@ -467,12 +467,12 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         """Write payloads on behalf of the caller; answers by way of the context."""
         gateway = self._open_gateway()
 
-        async def tell() -> None:
+        async def report() -> None:
             await context.write(pb.WritePayloadsResponse())
 
         first = await first_message(requests)
         references = await gateway.write(
-            current_caller(), context.peer(), first.size_bytes, Incoming(first, requests), tell
+            current_caller(), context.peer(), first.size_bytes, Incoming(first, requests), report
         )
         await context.write(pb.WritePayloadsResponse(payloads=map(convert.to_payload, references)))
 

@@ -122,7 +122,7 @@ def status_of(error: Exception, method: str) -> tuple[grpc.StatusCode, status_pb
     """
     if not isinstance(error, tuple(TABLE)):
         request_id = secrets.token_hex(REQUEST_ID_BYTES)
-        log.error("%s failed; told as request id %s", method, request_id, exc_info=error)
+        log.error("%s failed; reported as request id %s", method, request_id, exc_info=error)
         error = shell.InternalError(request_id)
     return row_of(error).code, to_status(error)
 

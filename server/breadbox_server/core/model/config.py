@@ -91,7 +91,7 @@ class BufferConfig:
     """Workers remembered in a session. The next replaces the longest silent that has nothing here,
     or else is refused with WORKERS_FULL."""
     outcomes_per_worker_max: int = 64
-    """Indices back from a worker's newest whose first outcome is remembered (B2); an older index
+    """Latest indices of a worker of which the first outcome is remembered (B2); an older index
     is answered DUPLICATE without one."""
     requests_remembered_max: int = 4096
     """Ended requests remembered for B12; the oldest is forgotten first."""

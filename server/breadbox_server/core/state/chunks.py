@@ -75,7 +75,7 @@ class Chunk:
         """Deliveries that were not given back (B10)."""
         self.lease_count = 0
         self.unreadable_count = 0
-        """Leases whose readers reported it unreadable."""
+        """Leases under which readers reported it unreadable."""
         self.sampler_position = 0
 
 
