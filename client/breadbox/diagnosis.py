@@ -274,8 +274,8 @@ def _producers_wait(seen: _Seen) -> _Judgement | None:
     return (
         "PRODUCERS_WAIT",
         f"The server asks producers to wait: {seen.state.chunk_count} chunks of "
-        f"{seen.config.capacity_chunks} and {seen.state.payload_bytes} bytes of "
-        f"{seen.config.capacity_bytes} are taken, while a fetch still waits for more.",
+        f"{seen.config.capacity_chunks} are held, {seen.state.lease_count} leases keep others, and "
+        f"{seen.state.payload_bytes} bytes of {seen.config.capacity_bytes} are taken.",
         [
             "Raise capacity_chunks or capacity_bytes, or fetch fewer fragments at a time.",
             "Leased chunks count against both capacities, as open chunks do: release leases "

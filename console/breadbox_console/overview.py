@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from breadbox.diagnosis import Diagnosis, diagnose, rates_of
+from breadbox.diagnosis import Diagnosis, diagnose, diagnose_arrivals, rates_of
 from breadbox.model.types import BufferDescription, ChunkEvent, FragmentReference, FullPolicy
 from breadbox_console.episodes import Episode, EpisodeIndex, SeenFragment, Worker, finite
 
@@ -23,8 +23,6 @@ SILENT_S: Final = 30.0
 TRAINING_S: Final = 10.0
 """Seconds that a point of the training's history covers; `HISTORY_MAX` of them are kept."""
 LIVES_MAX: Final = 100_000
-ADVISED: Final = ("Down", "Stalled", "Damaged", "Starved", "Idle")
-"""Statuses beside which remedies are shown."""
 _SERIES: Final = ("in", "out", "chunks", "version", "staleness")
 _WHY: Final = {
     "stale": "it became stale",
@@ -35,6 +33,8 @@ _WHY: Final = {
     "quarantined": "readers could not read it",
     "deleted": "a client deleted it",
 }
+_PRODUCERS: Final = {"PRODUCERS_WAIT": "Full", "STALE": "Stale", "WRONG_SESSION": "Refusing"}
+"""Statuses of buffers that do not take what producers send, by cause."""
 _ORDINARY: Final = ("capacity", "used_up", "session_ended")
 """Reasons for which chunks leave without an event on the page."""
 
@@ -189,6 +189,8 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> 
     (before_at, before), (at, after) = history.looks[0], history.looks[-1]
     watched_s = max(at - before_at, 1e-3)
     diagnosis = diagnose(before, after, watched_s)
+    if diagnosis.cause == "NONE":  # No learner waits; a producer may.
+        diagnosis = diagnose_arrivals(before, after, watched_s)
     state, config = after.state, after.config
     worker_rows = describe_workers(index.workers, after, now)
     status, level, why = judge(history.looks, diagnosis, worker_rows)
@@ -200,7 +202,7 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> 
         "status": status,
         "level": level,
         "headline": why,
-        "advice": [each for each in diagnosis.advice if each != why and status in ADVISED],
+        "advice": [each for each in diagnosis.advice if each != why and level != "good"],
         "rates": {name: finite(rate) for name, rate in diagnosis.rates.items()},
         "point": list(history.points[-1]),
         "staleness": {str(age): count for age, count in state.chunk_count_by_staleness.items()},
@@ -354,9 +356,9 @@ def judge(
     if waits and cause not in ("NONE", "NO_SESSION"):
         is_blocked = cause in ("LEASES", "PRODUCERS_WAIT")
         return ("Stalled" if is_blocked else "Starved"), "warn", diagnosis.headline
+    if cause in _PRODUCERS:
+        return _PRODUCERS[cause], "warn", diagnosis.headline
     if not (arriving or leaving or state.lease_count):
-        if rates["fragments asked to wait"]:
-            return "Stalled", "warn", "Producers wait for room, and no learner fetches."
         if cause == "NO_SESSION" or state.idle_s >= IDLE_S:
             why = f"No producer or learner has called for {state.idle_s:.0f} s."
             return "Idle", "idle", diagnosis.headline if cause == "NO_SESSION" else why

@@ -23,7 +23,12 @@ from breadbox_console.overview import (
 from support.console import played, reference
 
 
-def description(*events: ChunkEvent, session_id: str = "run", **state: Any) -> BufferDescription:
+def description(
+    *events: ChunkEvent,
+    session_id: str = "run",
+    full_policy: FullPolicy = FullPolicy.EVICT,
+    **state: Any,
+) -> BufferDescription:
     return BufferDescription(
         name="default",
         config=BufferConfig(
@@ -31,7 +36,7 @@ def description(*events: ChunkEvent, session_id: str = "run", **state: Any) -> B
             leases_max=4,
             uses_max=2,
             capacity_chunks=10,
-            full_policy=FullPolicy.EVICT,
+            full_policy=full_policy,
         ),
         session_id=session_id,
         model_version=3,
@@ -171,6 +176,25 @@ def test_a_status_is_green_only_where_nothing_is_to_be_done(
     assert (None if status[0] in ("Idle", "Down") else state.get("waiter_count", 0)) == said[
         "waiters"
     ]
+
+
+def test_producers_that_wait_while_a_learner_holds_the_chunks_are_named_with_a_remedy() -> None:
+    history = history_of()
+    for count in (0, 3):
+        history.add(
+            101.0 + count,
+            description(
+                full_policy=FullPolicy.BLOCK,
+                counters={"fragments_buffer_full": count, "uses": 4},
+                chunk_count=4,
+                lease_count=1,
+            ),
+        )
+    said = describe_buffer(history, EpisodeIndex(steps_max=9, age_s_max=9.0), 104.0)
+
+    assert ("Full", "warn") == (said["status"], said["level"])
+    assert said["headline"].startswith("The server asks producers to wait: 4 chunks of 10")
+    assert any("release leases" in each for each in said["advice"])
 
 
 def test_the_worst_workers_come_first_and_both_rates_are_of_chunks() -> None:
