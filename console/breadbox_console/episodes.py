@@ -1,7 +1,7 @@
 """Put episodes together from the small columns of fragments, and find them again. Pure."""
 
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.model.fragment import Fragment
+from breadbox.model.trees import leaves
 from breadbox.model.types import FragmentReference
 
 RETURNS_RECENT: Final = 20
@@ -118,8 +119,12 @@ class Worker:
     version: int = 0
     behind: deque[int] = field(default_factory=lambda: deque(maxlen=32))
     """Versions that its latest fragments were behind when they were read."""
-    not_finite_count: int = 0
-    """Rewards, values and log-probabilities that are no finite number."""
+    not_finite: Counter[str] = field(default_factory=Counter)
+    """Elements that are no finite number, by the array's path."""
+    still: Counter[str] = field(default_factory=Counter)
+    """Latest fragments in a row in which no step differed from the one before it, by path."""
+    latest: dict[str, int] = field(default_factory=dict)
+    """Hash of the last step that was read, by path."""
     break_count: int = 0
     """Fragments that their worker said not to follow the one before."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURNS_RECENT))
@@ -217,9 +222,23 @@ class EpisodeIndex:
         worker.seen_at.append(seen.appended_at)
         worker.version = seen.version_max
         worker.behind.append(seen.staleness)
-        for column in (fragment.reward, fragment.value, fragment.log_prob):
-            if column is not None and column.dtype.kind == "f":
-                worker.not_finite_count += int(np.count_nonzero(~np.isfinite(column)))
+        self.note_arrays(
+            seen.key.worker_id, fragment, "reward", "value", "log_prob", "action", "obs"
+        )
+
+    def note_arrays(self, worker_id: str, fragment: Fragment, *fields: str) -> None:
+        """Count what is no number, and what stands still, in fields of a worker's fragment."""
+        worker = self.workers.setdefault(worker_id, Worker())
+        for path, leaf in [
+            each for name in fields for each in leaves(getattr(fragment, name), name)
+        ]:
+            array = np.asarray(leaf)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                worker.not_finite[path] += int(np.count_nonzero(~np.isfinite(array)))
+            value = hash(array[-1].tobytes())
+            is_still = worker.latest.get(path, value) == value and not (array != array[0]).any()
+            worker.still[path] = is_still * (worker.still[path] + 1)
+            worker.latest[path] = value
 
     def _cut(self, seen: SeenFragment, fragment: Fragment) -> None:
         """Give the fragment's steps to their episodes."""

@@ -18,6 +18,8 @@ HISTORY_MAX: Final = 900
 WORKERS_SHOWN: Final = 100
 IDLE_S: Final = 60.0
 """Seconds without a call after which a buffer is said to be idle."""
+STILL_FRAGMENTS: Final = 4
+"""Fragments in a row after which a worker's array stands still, if those of most others change."""
 SILENT_S: Final = 30.0
 """Seconds after which a worker that sent often is said to be silent."""
 TRAINING_S: Final = 10.0
@@ -240,13 +242,22 @@ def describe_workers(
     all_means = np.array(list(means.values()))
     typical = float(np.median(all_means)) if len(means) >= 4 else None
     spread = 0.0 if typical is None else float(np.median(np.abs(all_means - typical)))
+    each_still = [each.still for each in workers.values()]
+    still = {path for each in each_still for path in each if each[path] >= STILL_FRAGMENTS}
+    stuck = {path for path in still if np.median([each[path] for each in each_still]) < 1}
     rows: list[dict[str, Any]] = []
     for name, worker in workers.items():
         problems = []
         if name in unreadable:
             problems.append(f"sent {unreadable[name]} payloads that readers cannot read")
-        if worker.not_finite_count:
-            problems.append(f"sent {worker.not_finite_count} values that are NaN or infinite")
+        if worker.not_finite:
+            count, paths = worker.not_finite.total(), ", ".join(worker.not_finite)
+            problems.append(f"sent {count} values that are NaN or infinite, in {paths}")
+        problems += [
+            f"sent the same {path} in its latest {worker.still[path]} fragments, unlike others"
+            for path in sorted(stuck)
+            if worker.still[path] >= STILL_FRAGMENTS
+        ]
         if worker.break_count:
             problems.append(f"dropped steps before {worker.break_count} of its fragments")
         mean = means.get(name)
@@ -358,10 +369,10 @@ def judge(
         return ("Stalled" if is_blocked else "Starved"), "warn", diagnosis.headline
     if cause in _PRODUCERS:
         return _PRODUCERS[cause], "warn", diagnosis.headline
-    if not (arriving or leaving or state.lease_count):
-        if cause == "NO_SESSION" or state.idle_s >= IDLE_S:
-            why = f"No producer or learner has called for {state.idle_s:.0f} s."
-            return "Idle", "idle", diagnosis.headline if cause == "NO_SESSION" else why
+    is_still = not (arriving or leaving or state.lease_count)
+    if is_still and (cause == "NO_SESSION" or state.idle_s >= IDLE_S):
+        why = f"No producer or learner has called for {state.idle_s:.0f} s."
+        return "Idle", "idle", diagnosis.headline if cause == "NO_SESSION" else why
     if troubled:
         why = f"{len(troubled)} of {len(workers)} workers have problems: {troubled[0]['name']} "
         return "Check workers", "warn", f"{why}{troubled[0]['problems'][0]}."

@@ -22,12 +22,10 @@ from breadbox.model.trees import leaves, row
 from breadbox.model.types import ArrayType, FragmentReference
 from breadbox_console.episodes import Episode, SeenFragment, Span, finite
 from breadbox_console.overview import BufferHistory, ChunkLife
-from breadbox_console.watch import Watch
+from breadbox_console.watch import VECTOR_MAX, Watch
 
 IMAGE_SIDE_MIN: Final = 8
 """Smallest side of an array that counts as an image."""
-LINES_MAX: Final = 16
-"""Widest vector that is drawn as lines; wider ones are pictures of rows over steps."""
 POINTS_MAX: Final = 8000
 """Most steps of an episode that series cover; longer ones are thinned out."""
 WINDOW_STEPS: Final = 4
@@ -67,7 +65,7 @@ def kind_of(array: ArrayType) -> str:
         return "lines"
     if is_image(shape):
         return "image"
-    return "lines" if np.prod(shape) <= LINES_MAX else "picture"
+    return "lines" if np.prod(shape) <= VECTOR_MAX else "picture"
 
 
 def type_text(array: ArrayType) -> str:

@@ -7,6 +7,8 @@ as a few small columns are loaded, and the fragments of the latest grant. Nothin
 import asyncio
 import json
 import logging
+import math
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -24,6 +26,7 @@ from breadbox.model.errors import (
     UnauthenticatedError,
 )
 from breadbox.model.fragment import Fragment
+from breadbox.model.trees import field_of
 from breadbox.model.types import BufferDescription, FragmentRead, FragmentReference, ReleaseMode
 from breadbox_console.episodes import EpisodeIndex
 from breadbox_console.overview import BufferHistory, describe_batch, describe_buffer
@@ -46,6 +49,9 @@ RECENT_CHUNKS: Final = 512
 """Chunks that reading may be behind; beyond, older ones are left out."""
 BUFFERS_MAX: Final = 32
 """Buffers of a token that are read along; of the others only descriptions are shown."""
+VECTOR_MAX: Final = 16
+"""Widest vector that is read of every fragment, and drawn as lines; of wider observations one step
+is read now and then."""
 _COLUMNS: Final = (
     *("reward", "terminated", "truncated", "first", "episode_id", "value", "log_prob"),
     *("extras.episode_return", "extras.task", "extras.tag"),
@@ -266,6 +272,8 @@ class Watch:
                     known_session_id=session_id,
                 ) as read:
                     loaded = await self._load(read.fragments)
+                    sampled = random.sample(read.fragments, min(1, len(read.fragments)))
+                    pictures = await self._load_pictures(sampled)
             except (BufferNotFoundError, PermissionDeniedError, UnauthenticatedError):
                 return  # The next look says so, and begins anew if the buffer comes back.
             except ReplayBufferError as error:
@@ -276,6 +284,8 @@ class Watch:
             now = time.time()
             for reference, fragment in loaded:
                 watched.index.add(reference, fragment, now)
+            for reference, fragment in zip(sampled, pictures, strict=False):
+                watched.index.note_arrays(reference.metadata.worker_id, fragment, "obs")
             watched.skipped_chunk_count += read.skipped_chunk_count
             cursor, session_id = read.cursor, read.session_id
             chunk_count = len({each.chunk_id for each in read.fragments})
@@ -324,9 +334,29 @@ class Watch:
         return found
 
     async def _load_columns(self, references: Sequence[FragmentReference]) -> list[Fragment]:
-        types = await self.client.describe_arrays(references[:1])
-        columns = [path for path in _COLUMNS if path in types[0] and len(types[0][path].shape) == 1]
+        (types,) = await self.client.describe_arrays(references[:1])
+        columns = [path for path in _COLUMNS if path in types and len(types[path].shape) == 1]
+        columns += [
+            path
+            for path, each in types.items()
+            if field_of(path) in ("obs", "action") and math.prod(each.shape[1:]) <= VECTOR_MAX
+        ]
         return await self.client.load_fragments(references, columns=columns)
+
+    async def _load_pictures(self, references: Sequence[FragmentReference]) -> list[Fragment]:
+        """Load the first step of a fragment's wide observations, if it has any and is not gone."""
+        try:
+            for types in await self.client.describe_arrays(references):
+                wide = [
+                    path for path, each in types.items() if math.prod(each.shape[1:]) > VECTOR_MAX
+                ]
+                if columns := [path for path in wide if field_of(path) == "obs"]:
+                    return await self.client.load_fragments(
+                        references, columns=columns, steps=(0, 1)
+                    )
+        except ReplayBufferError as error:
+            log.debug("a picture cannot be read: %s", error)
+        return []
 
     @asynccontextmanager
     async def reading(

@@ -1,6 +1,6 @@
 """What the console says of a buffer follows from what the server said."""
 
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import pytest
@@ -204,9 +204,26 @@ def test_the_worst_workers_come_first_and_both_rates_are_of_chunks() -> None:
     index.workers |= {
         "well": Worker(last_seen_at=102.0, version=3),
         "late": Worker(last_seen_at=102.0, behind=deque([2])),
-        "nans": Worker(last_seen_at=102.0, version=3, not_finite_count=2),
+        "nans": Worker(last_seen_at=102.0, version=3, not_finite=Counter(reward=2)),
     }
     said = describe_buffer(history, index, 102.0)
 
+    assert ["sent 2 values that are NaN or infinite, in reward"] == said["workers"][0]["problems"]
     assert ["nans", "late", "well"] == [each["name"] for each in said["workers"]]
     assert (2.0, 1.0) == (history.history()["in"][-1], history.history()["out"][-1])
+
+
+@pytest.mark.parametrize(("others", "named"), [(0, ["stuck"]), (9, [])])
+def test_a_worker_whose_array_stands_still_is_named_if_those_of_others_do_not(
+    others: int, named: list[str]
+) -> None:
+    history = history_of()
+    index = EpisodeIndex(steps_max=9, age_s_max=9.0)
+    for name, count in (("stuck", 9), ("one", others), ("two", others)):
+        index.workers[name] = Worker(last_seen_at=100.0, still=Counter({"obs.camera": count}))
+    said = describe_buffer(history, index, 100.0)["workers"]
+
+    assert named == [each["name"] for each in said if each["problems"]]
+    assert ["sent the same obs.camera in its latest 9 fragments, unlike others"] * len(named) == [
+        problem for each in said for problem in each["problems"]
+    ]
