@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from breadbox.model.errors import PermissionDeniedError, ReplayBufferError, UnauthenticatedError
 from breadbox_console.access import COOKIE, SESSION_S, Access
@@ -41,13 +39,15 @@ POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS: Final = {
+HEADERS: Final = {
+    "cache-control": "no-store",
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+"""Headers of every answer, which keep other pages and scripts out."""
 _FILES: Final = {".parquet": "application/vnd.apache.parquet", ".mp4": "video/mp4"}
 
 
@@ -57,26 +57,6 @@ class RefusedError(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
-
-
-class SecurityHeaders:
-    """Adds to every answer the headers that keep other pages and scripts out."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("cache-control", "no-store")
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
 
 
 class Pages:
@@ -294,10 +274,7 @@ def make_app(
     refusals = (RefusedError, GoneError, KeyError, ReplayBufferError)
     app = Starlette(
         routes=Pages(access, viewer, is_secure=is_secure).routes(),
-        middleware=[
-            Middleware(SecurityHeaders),
-            Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
-        ],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
         exception_handlers=dict.fromkeys(refusals, refused),
         lifespan=lifespan,
     )
@@ -316,7 +293,7 @@ def _demand_same_origin(request: Request) -> None:
 
 def _image(body: bytes) -> Response:
     kind = "image/jpeg" if body.startswith(b"\xff\xd8") else "image/png"
-    return Response(body, media_type=kind, headers={"cache-control": "private, max-age=600"})
+    return Response(body, media_type=kind)
 
 
 def _number(text: str | None) -> float | None:

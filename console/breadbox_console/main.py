@@ -53,7 +53,7 @@ def console(settings: ConsoleSettings) -> None:
     from breadbox import aio
     from breadbox.model.options import ClientOptions, Tls
     from breadbox_console.access import Access
-    from breadbox_console.app import make_app
+    from breadbox_console.app import HEADERS, make_app
     from breadbox_console.viewing import Hooks, Viewer
     from breadbox_console.watch import WatchLimits
 
@@ -91,6 +91,7 @@ def console(settings: ConsoleSettings) -> None:
         app,
         log_level="warning",
         server_header=False,
+        headers=[*HEADERS.items()],
         ssl_certfile=settings.listen_cert,
         ssl_keyfile=settings.listen_key,
         timeout_graceful_shutdown=2,
