@@ -18,6 +18,7 @@ RETURNS_RECENT: Final = 20
 NAMES_MAX: Final = 500
 """Workers and tasks of which a filter names each."""
 HISTOGRAM_BINS: Final = 24
+CHUNKS_MAX: Final = 100_000
 SPAN_STEPS_MIN: Final = 64
 """Steps that a span counts for at least: beside its rewards it takes 1 KiB."""
 
@@ -43,6 +44,8 @@ class SeenFragment:
     """Versions behind the current one when it was read."""
     appended_at: float
     """Unix time at which the console read it; with a live buffer, moments after its append."""
+    uses_then: int
+    """Uses of its chunk when it was read."""
     discontinuity: bool
 
 
@@ -183,6 +186,8 @@ class EpisodeIndex:
         """By session and worker: the latest fragment's index, and the episode that goes on."""
         self._seen: OrderedDict[FragmentKey, None] = OrderedDict()
         self.episodes: OrderedDict[int, Episode] = OrderedDict()
+        self.chunks: OrderedDict[int, list[SeenFragment]] = OrderedDict()
+        """The fragments of each chunk, of the latest `CHUNKS_MAX`."""
         self.workers: dict[str, Worker] = {}
         self.tasks: set[str] = set()
         """Names of tasks, at most `NAMES_MAX`."""
@@ -204,8 +209,12 @@ class EpisodeIndex:
             step_count=data.step_count,
             staleness=reference.staleness,
             appended_at=now,
+            uses_then=reference.use_count,
             discontinuity=data.discontinuity,
         )
+        self.chunks.setdefault(seen.chunk_id, []).append(seen)
+        if len(self.chunks) > CHUNKS_MAX:
+            self.chunks.popitem(last=False)
         self._note_worker(seen, fragment)
         self._cut(seen, fragment)
         self._forget(now)

@@ -67,7 +67,8 @@ class BufferHistory:
     wait_s: float = 0.0
     """Seconds in which a learner waited."""
     watched_s: float = 0.0
-    latest_batch: dict[str, Any] | None = None
+    latest_grant: tuple[float, int | None, ChunkEvent] | None = None
+    """Unix time, the buffer's version when the console heard of it, and the chunks."""
     head: list[FragmentReference] = field(default_factory=list)
     """Fragments of the chunks that are held longest, in order."""
     event_number: int = 0
@@ -95,7 +96,7 @@ class BufferHistory:
             self.watched_s += now - before_at
             self.wait_s += (now - before_at) * bool(description.state.waiter_count)
         self.looks.append((now, description))
-        self._take_events(description.chunk_events, now)
+        self._take_events(description.chunk_events, now, description.model_version)
         before_at, before = self.looks[0]
         rates = rates_of(before, description, now - before_at) if now > before_at else {}
         by_staleness = description.state.chunk_count_by_staleness
@@ -127,13 +128,14 @@ class BufferHistory:
         """Return the share of an episode's fragments that are in the buffer."""
         return sum(self.is_held(span.fragment) for span in episode.spans) / len(episode.spans)
 
-    def _take_events(self, events: Sequence[ChunkEvent], now: float) -> None:
+    def _take_events(self, events: Sequence[ChunkEvent], now: float, version: int | None) -> None:
         for event in events:
             self.event_number = event.number
             at = now - event.age_s
             is_granted = event.kind == "granted"
             reason = event.kind.removeprefix("evicted_")
             if is_granted:
+                self.latest_grant = (at, version, event)
                 self._granted.extend(event.values)
             elif reason in _WHY:
                 self.uses.update(event.values)
@@ -223,7 +225,7 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> 
         "worker_count": state.worker_count,
         "workers": worker_rows,
         "subscriptions": [asdict(each) for each in after.subscriptions],
-        "batch": history.latest_batch,
+        "batch": describe_batch(history, index),
         "next_out": next_out(after, history.head),
         "events": list(history.events)[-20:][::-1],
     }
@@ -290,20 +292,31 @@ def describe_workers(
     return rows[:WORKERS_SHOWN]
 
 
-def describe_batch(
-    fragments: Sequence[FragmentReference], version: int | None, now: float
-) -> dict[str, Any]:
-    """Return how fresh the fragments of a granted batch are."""
-    ages = [each.staleness for each in fragments]
+def describe_batch(history: BufferHistory, index: EpisodeIndex) -> dict[str, Any] | None:
+    """Return how fresh the latest granted batch was, or None if no grant was seen.
+
+    Workers, versions and uses are those of the batch's fragments that the console has read.
+    """
+    if history.latest_grant is None:
+        return None
+    at, version, granted = history.latest_grant
+    read = [each for chunk_id in granted.chunk_ids for each in index.chunks.get(chunk_id, ())]
+
+    def uses(each: SeenFragment) -> int:
+        grants = history.lives[each.chunk_id].grants
+        later = [one for one in grants if one["at"] > each.appended_at and one["end"] != "returned"]
+        return max(1, each.uses_then + len(later))
+
     return {
-        "seen_at": now,
-        "fragments": len(fragments),
-        "workers": Counter(each.metadata.worker_id for each in fragments).most_common(8),
+        "granted_at": at,
+        "chunks": len(granted.chunk_ids),
+        "fragments": len(read),
+        "workers": Counter(each.key.worker_id for each in read).most_common(8),
         "version": version,
-        "version_min": min(each.metadata.model_version_min for each in fragments),
-        "version_max": max(each.metadata.model_version_max for each in fragments),
-        "staleness": [min(ages), float(np.median(ages)), max(ages)],
-        "uses": sorted(Counter(each.use_count for each in fragments).items()),
+        "version_min": min((each.version_min for each in read), default=None),
+        "version_max": max((each.version_max for each in read), default=None),
+        "staleness": [min(granted.values), float(np.median(granted.values)), max(granted.values)],
+        "uses": sorted(Counter(map(uses, read)).items()),
     }
 
 

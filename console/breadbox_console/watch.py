@@ -1,7 +1,7 @@
 """Watch the buffers that a token may see: look once a second, and read along by cursors.
 
-Everything is read as any client reads: descriptions, cursor reads whose leases are released as soon
-as a few small columns are loaded, and the fragments of the latest grant. Nothing is used up.
+Everything is read as any client reads: descriptions, and cursor reads whose leases are released as
+soon as a few small columns are loaded. Nothing is used up.
 """
 
 import asyncio
@@ -21,7 +21,6 @@ from breadbox.model.errors import (
     BufferNotFoundError,
     PermissionDeniedError,
     ReplayBufferError,
-    RequestNotFoundError,
     StandbyError,
     UnauthenticatedError,
 )
@@ -29,7 +28,7 @@ from breadbox.model.fragment import Fragment
 from breadbox.model.trees import field_of
 from breadbox.model.types import BufferDescription, FragmentRead, FragmentReference, ReleaseMode
 from breadbox_console.episodes import EpisodeIndex
-from breadbox_console.overview import BufferHistory, describe_batch, describe_buffer
+from breadbox_console.overview import BufferHistory, describe_buffer
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +74,6 @@ class WatchedBuffer:
     index: EpisodeIndex
     skipped_chunk_count: int = 0
     """Chunks that left before they were read, or were left out to read no faster than allowed."""
-    request_id: str = ""
     reader: asyncio.Task[None] | None = None
     backlog: int = 0
     """Chunks after the reader's cursor, by what the buffer counted."""
@@ -166,7 +164,8 @@ class Watch:
             is_unread = watched.reader is None or watched.reader.done()
             if is_unread and len(self.buffers) <= BUFFERS_MAX and self._tasks:
                 watched.reader = self._tasks.create_task(self._follow(name, watched))
-            await self._look_closer(name, watched, description, now)
+            if int(now) % 3 == 0:
+                await self._look_at_head(name, watched)
 
     async def _describe(
         self, name: str, watched: WatchedBuffer, listed: BufferDescription
@@ -181,23 +180,9 @@ class Watch:
             log.debug("describing %s: %s", name, error)
             return listed
 
-    async def _look_closer(
-        self, name: str, watched: WatchedBuffer, description: BufferDescription, now: float
-    ) -> None:
-        """Look at a new batch, and every few seconds at the chunks that are held longest."""
-        request_id = description.state.latest_request_id
+    async def _look_at_head(self, name: str, watched: WatchedBuffer) -> None:
         try:
-            if request_id and request_id != watched.request_id:
-                granted = await self.client.get_prepared_fragments(request_id, buffer=name)
-                watched.request_id = request_id
-                if granted:
-                    watched.history.latest_batch = describe_batch(
-                        granted, description.model_version, now
-                    )
-            if int(now) % 3 == 0:
-                watched.history.head = await self._head(name)
-        except RequestNotFoundError:
-            watched.request_id = request_id  # Its leases ended before it was asked for.
+            watched.history.head = await self._head(name)
         except ReplayBufferError as error:
             log.debug("looking at %s: %s", name, error)
 
@@ -210,11 +195,7 @@ class Watch:
         while True:
             try:
                 config = await self.client.get_store_config()
-                self.server |= {
-                    "version": config.server_version,
-                    "epoch": config.journal_epoch,
-                    "concerns": list(config.store_concerns),
-                }
+                self.server["concerns"] = list(config.store_concerns)
             except ReplayBufferError as error:
                 log.debug("asking for the server's configuration: %s", error)
             self.server["servers"] = await self._servers()

@@ -76,9 +76,10 @@ def test_the_latest_batch_says_how_fresh_it_was(page: Any, client: breadbox.Clie
         client.append(played(at, episode_id=at))
     client.publish_model("run", 1)
     with client.fetch(fragment_count=2, max_wait_s=10):
-        page.get_by_text("1 / 1 / 1 (min / median / max)").wait_for()
-        assert "2, acted with version 0" in page.content()
-        assert "w0 100 %" in page.content()
+        pass  # Also where the lease ends before the console looks.
+    page.get_by_text("1 / 1 / 1 (min / median / max)").wait_for()
+    page.get_by_text("2, acted with version 0").wait_for()
+    page.get_by_text("w0 100 %").wait_for()
 
 
 def test_an_episode_that_was_just_appended_can_be_looked_at_within_two_seconds(

@@ -47,7 +47,7 @@ def description(
 
 def fragment(chunk_id: int) -> SeenFragment:
     key = FragmentKey("run", "w0", chunk_id)
-    return SeenFragment(key, chunk_id, 0, 0, 32, 0, 1.0, discontinuity=False)
+    return SeenFragment(key, chunk_id, 0, 0, 32, 0, 1.0, 0, discontinuity=False)
 
 
 def event(
@@ -141,15 +141,19 @@ def test_the_chunks_nearest_to_a_limit_leave_next() -> None:
 
 
 def test_a_batch_has_its_staleness_uses_and_shares_of_workers() -> None:
-    fragments = [
-        *(reference(played(at, worker_id="w1", version=at), uses=1) for at in (1, 2)),
-        reference(played(0), uses=2),
-    ]
-    said = describe_batch(fragments, 3, 100.0)
+    index = EpisodeIndex(steps_max=999, age_s_max=9.0)
+    for part, uses in (
+        *((played(at, worker_id="w1", version=at), 0) for at in (1, 2)),
+        (played(3), 1),
+    ):
+        index.add(reference(part, uses=uses), part, 90.0)
+    history = history_of(event(1, "granted", 1, 2, 3, 4, age_s=5, value=1))
+    said = describe_batch(history, index)
 
+    assert said is not None
     assert [("w1", 2), ("w0", 1)] == said["workers"]
-    assert ([0, 0.0, 0], [(1, 2), (2, 1)]) == (said["staleness"], said["uses"])
-    assert (0, 2) == (said["version_min"], said["version_max"])
+    assert ([1, 1.0, 1], [(1, 2), (2, 1)]) == (said["staleness"], said["uses"])
+    assert (4, 0, 2) == (said["chunks"], said["version_min"], said["version_max"])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ export function showOverview(main, app, at) {
   return {
     update(overview) {
       const concerns = overview.server.concerns ?? [];
-      server.replaceChildren(h("p", { class: "hint" }, serverText(overview.server)),
+      server.replaceChildren(h("p", { class: "hint" }, (overview.server.servers ?? []).join("; ")),
         ...concerns.map((each) => h("p", { class: "problem warn" }, each)));
       for (const buffer of overview.buffers) {
         if (!cards.has(buffer.name)) cards.set(buffer.name, card(buffer));
@@ -29,9 +29,6 @@ export function showOverview(main, app, at) {
     end() { for (const each of cards.values()) each.end(); },
   };
 }
-
-const serverText = (server) => [server.version ? `Server ${server.version}` : "", server.epoch ? `claim ${server.epoch} of its journal` : "",
-  ...(server.servers ?? [])].filter(Boolean).join("; ");
 
 function card(first) {
   const title = h("h3", {}, first.name), seen = h("div", {}), counted = h("span", {}), badge = h("span", { class: "badge" });
@@ -120,8 +117,8 @@ function batch(buffer, now) {
   const each = buffer.batch, limit = buffer.staleness_max === null ? "no limit" : `limit ${buffer.staleness_max}`;
   const share = (pairs, words) => pairs.map(([name, count]) => `${words(name)} ${Math.round((100 * count) / each.fragments)} %`).join(", ");
   return h("section", {}, h("h4", {}, "Latest batch"), each ? list([
-    ["Granted", `${ago(now - each.seen_at)}, at version ${number(each.version)}`],
-    ["Fragments", `${number(each.fragments)}, acted with ${versions(each)}`],
+    ["Granted", `${ago(now - each.granted_at)}, at version ${number(each.version)}`],
+    ["Chunks", `${number(each.chunks)}${each.fragments ? `, acted with ${versions(each)}` : ""}`],
     ["Staleness", `${each.staleness.map((age) => number(age)).join(" / ")} (min / median / max), ${limit}`],
     ["Uses", `${share(each.uses, (uses) => `use ${uses}:`)}, of ${buffer.uses_max ?? "any number"}`],
     ["By worker", share(each.workers, (name) => name)],
