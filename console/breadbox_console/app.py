@@ -94,7 +94,9 @@ class Pages:
     async def session(self, request: Request) -> Response:
         """Whether the page has to ask for a token."""
         watch = self._access.watch_of(request)
-        return JSONResponse({"is_in": watch is not None, "is_open": self._access.is_open})
+        problem = "" if watch else self._access.problem
+        is_open = self._access.is_open
+        return JSONResponse({"is_in": bool(watch), "is_open": is_open, "problem": problem})
 
     async def login(self, request: Request) -> Response:
         """Take a token, and give a cookie for it."""

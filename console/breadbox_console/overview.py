@@ -11,7 +11,7 @@ from breadbox.diagnosis import Diagnosis, diagnose, diagnose_arrivals, rates_of
 from breadbox.model.types import BufferDescription, ChunkEvent, FragmentReference, FullPolicy
 from breadbox_console.episodes import Episode, EpisodeIndex, SeenFragment, Worker, finite
 
-WINDOW_S: Final = 5.0
+WINDOW_S: Final = 10.0
 """Seconds over which rates are taken."""
 HISTORY_MAX: Final = 900
 """Points of a buffer's history, one a second."""
@@ -37,7 +37,7 @@ _WHY: Final = {
 }
 _PRODUCERS: Final = {"PRODUCERS_WAIT": "Full", "STALE": "Stale", "WRONG_SESSION": "Refusing"}
 """Statuses of buffers that do not take what producers send, by cause."""
-_ORDINARY: Final = ("capacity", "used_up", "session_ended")
+_ORDINARY: Final = ("stale", "capacity", "used_up", "session_ended")
 """Reasons for which chunks leave without an event on the page."""
 
 
@@ -140,7 +140,7 @@ class BufferHistory:
             elif reason in _WHY:
                 self.uses.update(event.values)
                 if reason not in _ORDINARY:
-                    text = f"{len(event.values)} chunks left; why, of each: {_WHY[reason]}"
+                    text = f"chunks left: {len(event.values)}, each because {_WHY[reason]}"
                     self.events.append({"time": at, "kind": "bad", "text": text})
             for place, chunk_id in enumerate(event.chunk_ids):
                 life = self.lives.setdefault(chunk_id, ChunkLife())

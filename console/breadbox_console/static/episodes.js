@@ -30,7 +30,7 @@ export function showEpisodes(main, app, at) {
       if (type !== "select") inputs[name].value = query.get(name) ?? "";
       return h("label", {}, label, inputs[name]);
     }),
-    h("button", { type: "button", onclick: () => { query.set("sort", "return"); query.delete("down"); apply(); } }, "Worst finished first"),
+    h("button", { type: "button", onclick: () => { query.set("sort", "return"); query.delete("down"); inputs.held.value = CHOICES.held[0]; apply(); } }, "Worst that can be watched"),
     h("button", { type: "button", onclick: () => { for (const each of Object.values(inputs)) each.value = ""; apply(); } }, "Clear"));
   const compare = h("button", { type: "button", disabled: true, onclick: () => {
     const [one, other] = [...picked];
