@@ -29,11 +29,8 @@ class _Session(NamedTuple):
 class Access:
     """Logins, and the watches behind them.
 
-    Args:
-        connect: Makes a client with a token, or without one if that is empty; of an address if one
-            is given.
-        own_token: Token of the console itself, whose watch begins with the console, or "".
-        limits: How much each watch keeps and reads.
+    `connect` makes a client with a token, or without one if that is empty; of an address if one is
+    given. The watch of `own_token`, the console's own or empty, begins with the console.
     """
 
     def __init__(

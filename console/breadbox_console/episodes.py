@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from breadbox.model.fragment import Fragment
 from breadbox.model.trees import leaves
-from breadbox.model.types import FragmentReference
+from breadbox.model.types import ArrayType, FragmentReference
 
 RETURNS_RECENT: Final = 20
 """Episodes of a worker whose mean return is shown."""
@@ -23,12 +23,24 @@ SPAN_STEPS_MIN: Final = 64
 """Steps that a span counts for at least: beside its rewards it takes 1 KiB."""
 
 
+_SHOWN: Final = (
+    *("number", "worker_id", "episode_id", "task", "length", "end", "is_whole"),
+    *("version_min", "version_max", "last_seen_at", "text"),
+)
+
+
 class FragmentKey(NamedTuple):
     """Identity of a fragment within its buffer (B2)."""
 
     session_id: str
     worker_id: str
     fragment_index: int
+
+
+def key_of(reference: FragmentReference) -> FragmentKey:
+    """Return a fragment's identity."""
+    data = reference.metadata
+    return FragmentKey(data.session_id, data.worker_id, data.fragment_index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,8 @@ class SeenFragment:
     uses_then: int
     """Uses of its chunk when it was read."""
     discontinuity: bool
+    types: Mapping[str, ArrayType]
+    """Of its arrays, by path."""
 
 
 class Span(NamedTuple):
@@ -98,20 +112,8 @@ class Episode:
 
     def row(self) -> dict[str, Any]:
         """Return its line of the list, as JSON knows it."""
-        return {
-            "number": self.number,
-            "worker": self.worker_id,
-            "episode": self.episode_id,
-            "task": self.task,
-            "return": finite(self.return_sum),
-            "length": self.length,
-            "end": self.end,
-            "is_whole": self.is_whole,
-            "version_min": self.version_min,
-            "version_max": self.version_max,
-            "seen_at": self.last_seen_at,
-            "text": self.text,
-        }
+        shown = {name: getattr(self, name) for name in _SHOWN}
+        return shown | {"return": finite(self.return_sum)}
 
 
 @dataclass(slots=True)
@@ -126,7 +128,7 @@ class Worker:
     """Elements that are no finite number, by the array's path."""
     still: Counter[str] = field(default_factory=Counter)
     """Latest fragments in a row in which no step differed from the one before it, by path."""
-    latest: dict[str, int] = field(default_factory=dict)
+    last_steps: dict[str, int] = field(default_factory=dict)
     """Hash of the last step that was read, by path."""
     break_count: int = 0
     """Fragments that their worker said not to follow the one before."""
@@ -194,10 +196,15 @@ class EpisodeIndex:
         self.ended: deque[Episode] = deque(maxlen=20_000)
         """Ended episodes in order of arrival; also forgotten ones, without spans and rewards."""
 
-    def add(self, reference: FragmentReference, fragment: Fragment, now: float) -> None:
+    def add(
+        self,
+        reference: FragmentReference,
+        types: Mapping[str, ArrayType],
+        fragment: Fragment,
+        now: float,
+    ) -> None:
         """Take a fragment, of which small columns were read, at a Unix time, unless it was seen."""
-        data = reference.metadata
-        key = FragmentKey(data.session_id, data.worker_id, data.fragment_index)
+        data, key = reference.metadata, key_of(reference)
         if key in self._seen:
             return
         self._seen[key] = None
@@ -211,6 +218,7 @@ class EpisodeIndex:
             appended_at=now,
             uses_then=reference.use_count,
             discontinuity=data.discontinuity,
+            types=types,
         )
         self.chunks.setdefault(seen.chunk_id, []).append(seen)
         if len(self.chunks) > CHUNKS_MAX:
@@ -245,9 +253,9 @@ class EpisodeIndex:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 worker.not_finite[path] += int(np.count_nonzero(~np.isfinite(array)))
             value = hash(array[-1].tobytes())
-            is_still = worker.latest.get(path, value) == value and not (array != array[0]).any()
+            is_still = worker.last_steps.get(path, value) == value and not (array != array[0]).any()
             worker.still[path] = is_still * (worker.still[path] + 1)
-            worker.latest[path] = value
+            worker.last_steps[path] = value
 
     def _cut(self, seen: SeenFragment, fragment: Fragment) -> None:
         """Give the fragment's steps to their episodes."""

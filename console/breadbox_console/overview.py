@@ -9,7 +9,7 @@ import numpy as np
 
 from breadbox.diagnosis import Diagnosis, diagnose, diagnose_arrivals, rates_of
 from breadbox.model.types import BufferDescription, ChunkEvent, FragmentReference, FullPolicy
-from breadbox_console.episodes import Episode, EpisodeIndex, SeenFragment, Worker, finite
+from breadbox_console.episodes import EpisodeIndex, SeenFragment, Worker, finite
 
 WINDOW_S: Final = 10.0
 """Seconds over which rates are taken."""
@@ -25,7 +25,7 @@ SILENT_S: Final = 30.0
 TRAINING_S: Final = 10.0
 """Seconds that a point of the training's history covers; `HISTORY_MAX` of them are kept."""
 LIVES_MAX: Final = 100_000
-_SERIES: Final = ("in", "out", "chunks", "version", "staleness")
+_SERIES: Final = ("time", "in", "out", "chunks", "version", "staleness")
 _WHY: Final = {
     "stale": "it became stale",
     "capacity": "to make room",
@@ -39,6 +39,11 @@ _PRODUCERS: Final = {"PRODUCERS_WAIT": "Full", "STALE": "Stale", "WRONG_SESSION"
 """Statuses of buffers that do not take what producers send, by cause."""
 _ORDINARY: Final = ("stale", "capacity", "used_up", "session_ended")
 """Reasons for which chunks leave without an event on the page."""
+
+
+Look = tuple[float, BufferDescription]
+"""Unix time, and what the server said then."""
+Point = tuple[float | None, ...]
 
 
 @dataclass(slots=True)
@@ -56,13 +61,9 @@ class ChunkLife:
 class BufferHistory:
     """What was seen of a buffer: once a second."""
 
-    looks: deque[tuple[float, BufferDescription]] = field(
-        default_factory=lambda: deque(maxlen=int(WINDOW_S) + 2)
-    )
-    points: deque[tuple[float | None, ...]] = field(
-        default_factory=lambda: deque(maxlen=HISTORY_MAX)
-    )
-    """Unix time, and the values of `_SERIES`."""
+    looks: deque[Look] = field(default_factory=lambda: deque(maxlen=int(WINDOW_S) + 2))
+    points: deque[Point] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
+    """The values of `_SERIES`; times are Unix times."""
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=200))
     wait_s: float = 0.0
     """Seconds in which a learner waited."""
@@ -77,9 +78,7 @@ class BufferHistory:
     """By chunk, as far as the server reported anything of it."""
     uses: Counter[int] = field(default_factory=Counter)
     """Chunks that left, by their uses."""
-    training: deque[tuple[float, float | None, float]] = field(
-        default_factory=lambda: deque(maxlen=HISTORY_MAX)
-    )
+    training: deque[Point] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
     """Unix time, mean staleness of what was granted, and the share of time that a learner waited,
     over `TRAINING_S`."""
     _granted: list[int] = field(default_factory=list)
@@ -124,10 +123,6 @@ class BufferHistory:
             and not (life is not None and life.why)
         )
 
-    def held_share(self, episode: Episode) -> float:
-        """Return the share of an episode's fragments that are in the buffer."""
-        return sum(self.is_held(span.fragment) for span in episode.spans) / len(episode.spans)
-
     def _take_events(self, events: Sequence[ChunkEvent], now: float, version: int | None) -> None:
         for event in events:
             self.event_number = event.number
@@ -165,10 +160,7 @@ class BufferHistory:
 
     def history(self) -> dict[str, list[float | None]]:
         """Return the points by name, as lists of equal length."""
-        columns = list(zip(*self.points, strict=True)) or [()] * (len(_SERIES) + 1)
-        return {
-            name: list(column) for name, column in zip(("time", *_SERIES), columns, strict=True)
-        }
+        return {name: [each[at] for each in self.points] for at, name in enumerate(_SERIES)}
 
 
 def events_between(
@@ -248,7 +240,7 @@ def describe_workers(
     still = {path for each in each_still for path in each if each[path] >= STILL_FRAGMENTS}
     stuck = {path for path in still if np.median([each[path] for each in each_still]) < 1}
     rows: list[dict[str, Any]] = []
-    for name, worker in workers.items():
+    for name, worker in sorted(workers.items()):
         problems = []
         if name in unreadable:
             problems.append(f"sent {unreadable[name]} payloads that readers cannot read")
@@ -281,14 +273,7 @@ def describe_workers(
                 "problems": problems,
             }
         )
-    rows.sort(
-        key=lambda row: (
-            -len(row["problems"]),
-            row["silent_s"] <= SILENT_S,
-            -row["behind"],
-            row["name"],
-        )
-    )
+    rows.sort(key=lambda row: (-len(row["problems"]), row["silent_s"] <= SILENT_S, -row["behind"]))
     return rows[:WORKERS_SHOWN]
 
 
@@ -341,10 +326,8 @@ def next_out(description: BufferDescription, head: Sequence[FragmentReference]) 
         free = max(0, config.capacity_chunks - state.chunk_count) if is_by_age else None
 
     def nearness(each: Mapping[str, Any]) -> float:
-        age = (
-            0.0 if config.staleness_max is None else (each["age"] + 1) / (config.staleness_max + 1)
-        )
-        return max(age, float(each["uses"] / (config.uses_max or np.inf)))
+        versions = np.inf if config.staleness_max is None else config.staleness_max + 1
+        return max((each["age"] + 1) / versions, float(each["uses"] / (config.uses_max or np.inf)))
 
     rows = [
         {
@@ -360,7 +343,7 @@ def next_out(description: BufferDescription, head: Sequence[FragmentReference]) 
 
 
 def judge(
-    looks: Sequence[tuple[float, BufferDescription]],
+    looks: Sequence[Look],
     diagnosis: Diagnosis,
     workers: Sequence[Mapping[str, Any]],
 ) -> tuple[str, str, str]:

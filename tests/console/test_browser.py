@@ -261,6 +261,7 @@ def test_an_episode_is_downloaded_as_parquet_and_as_a_film(
 def test_an_episode_that_has_left_says_so_and_keeps_its_rewards(
     page: Any, url: str, client: breadbox.Client
 ) -> None:
+    client.append(played(0, worker_id="kept", obs=film()))
     client.append(played(0, obs=film()))
     go(page, url, "#/episodes/default")
     held = page.get_by_role("row", name="w0 #0").get_by_role("cell")
@@ -268,10 +269,30 @@ def test_an_episode_that_has_left_says_so_and_keeps_its_rewards(
     client.start_session("next")
     held.get_by_text("no", exact=True).wait_for()  # The console has seen that it left.
     page.get_by_role("link", name="w0 #0").click()
-    page.get_by_text("has left the buffer").first.wait_for()
 
     page.get_by_text("The same at each step: reward 1").wait_for()
     page.get_by_text("steps 1 to 32: left: its session ended").wait_for()
+
+
+def test_what_one_worker_sends_while_episodes_are_listed_can_be_watched_when_it_has_left(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    client.append(played(0, obs=film()))
+    client.append(played(0, worker_id="w1", obs=film()))
+    go(page, url, "#/episodes/default")
+    page.get_by_text("2 of 2 episodes seen").wait_for()
+    page.get_by_label("Worker").select_option("w1")
+    page.get_by_text("what w1 sends is kept").wait_for()
+    client.append(played(1, worker_id="w1", obs=film(start=32), episode_id=1))
+    page.get_by_text("2 of 3 episodes seen").wait_for()
+    client.start_session("next")
+    page.get_by_role("row", name="w1 #0").get_by_role("cell", name="no", exact=True).wait_for()
+    page.get_by_role("button", name="Worst that can be watched").click()
+    page.get_by_text("1 of 3 episodes seen").wait_for()
+    page.get_by_role("link", name="w1 #1").click()
+    page.get_by_text("step 1 of 32").wait_for()
+
+    assert 32 == brightness(page)
 
 
 def test_an_episode_whose_last_fragment_has_left_shows_the_frames_of_the_others(
@@ -279,6 +300,7 @@ def test_an_episode_whose_last_fragment_has_left_shows_the_frames_of_the_others(
 ) -> None:
     client.create_buffer("two", BufferConfig(uses_max=1, sampler="newest_first"))
     client.start_session("run", buffer="two")
+    client.append(played(0, worker_id="kept", obs=film()), buffer="two")
     client.append(played(0, obs=film(), ends=()), buffer="two")
     client.append(played(1, obs=film(start=32), first=False), buffer="two")
     go(page, url, "#/episodes/two")
@@ -295,15 +317,18 @@ def test_an_episode_whose_last_fragment_has_left_shows_the_frames_of_the_others(
 def test_the_life_of_a_fragment_says_when_it_was_granted_and_why_it_left(
     page: Any, url: str, client: breadbox.Client
 ) -> None:
+    client.append(played(0, worker_id="kept", obs=film()))
     client.append(played(0, obs=film()))
     client.append(played(1, obs=film(), episode_id=1))
     go(page, url, "#/episodes/default")
-    page.get_by_text("2 of 2 episodes seen").wait_for()
+    page.get_by_text("3 of 3 episodes seen").wait_for()
+    client.append(played(1, worker_id="kept", obs=film()))
+    page.get_by_text("4 of 4 episodes seen").wait_for()
     client.publish_model("run", 2)
-    with client.fetch(fragment_count=2, max_wait_s=10):
+    with client.fetch(fragment_count=4, max_wait_s=10):
         pass
-    page.get_by_label("Where").select_option("whole in the buffer")
-    page.get_by_text("0 of 2 episodes seen").wait_for()
+    page.get_by_label("Where").select_option("can be watched whole")
+    page.get_by_text("1 of 4 episodes seen").wait_for()
     page.get_by_label("Where").select_option("")
     page.get_by_role("link", name="w0 #1").click()
     life = page.get_by_role("button", name="Life of fragment 1:")

@@ -14,7 +14,7 @@ from support.console import played, reference
 def index_of(*fragments: Fragment, now: float = 1.0, **limits: Any) -> EpisodeIndex:
     index = EpisodeIndex(**({"steps_max": 10_000, "age_s_max": 1e9} | limits))
     for position, fragment in enumerate(fragments):
-        index.add(reference(fragment), fragment, now + position)
+        index.add(reference(fragment), {}, fragment, now + position)
     return index
 
 

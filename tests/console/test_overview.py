@@ -47,7 +47,7 @@ def description(
 
 def fragment(chunk_id: int) -> SeenFragment:
     key = FragmentKey("run", "w0", chunk_id)
-    return SeenFragment(key, chunk_id, 0, 0, 32, 0, 1.0, 0, discontinuity=False)
+    return SeenFragment(key, chunk_id, 0, 0, 32, 0, 1.0, 0, discontinuity=False, types={})
 
 
 def event(
@@ -146,7 +146,7 @@ def test_a_batch_has_its_staleness_uses_and_shares_of_workers() -> None:
         *((played(at, worker_id="w1", version=at), 0) for at in (1, 2)),
         (played(3), 1),
     ):
-        index.add(reference(part, uses=uses), part, 90.0)
+        index.add(reference(part, uses=uses), {}, part, 90.0)
     history = history_of(event(1, "granted", 1, 2, 3, 4, age_s=5, value=1))
     said = describe_batch(history, index)
 
