@@ -309,8 +309,8 @@ def _queue(seen: _Seen) -> _Judgement | None:
     rate = seen.rate("chunks completed")
     return (
         "QUEUE",
-        f"Fetches waiting: {seen.state.waiter_count} ({seen.state.waiting_reason}); {rate:.3g} chunks "
-        "per second arrive.",
+        f"Fetches waiting: {seen.state.waiter_count} ({seen.state.waiting_reason}); {rate:.3g} "
+        "chunks per second arrive.",
         ["Add workers, or let learners fetch fewer fragments at a time."],
     )
 

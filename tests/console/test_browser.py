@@ -399,6 +399,44 @@ def test_a_token_is_asked_for_and_shows_its_buffers_only(chromium: Any, tmp_path
             assert 401 == page.request.get(f"{url}api/buffers/red/episodes").status
 
 
+def logged_in(chromium: Any, url: str, token: str) -> Iterator[Any]:
+    for page in opened(chromium, url):
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Log in").click()
+        yield page
+
+
+def test_two_viewers_of_two_consoles_see_frames_by_the_gateway_each_of_its_own_buffer(
+    chromium: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokens"
+    teams = ("red", "blue")
+    admin, *viewers = write_tokens(
+        file, "admin boss", *(f"viewer {team} buffers={team}" for team in teams)
+    )
+    arguments = ("--store", f"file://{tmp_path}/store", "--tokens", str(file), "--gateway")
+    with (
+        ServerProcess(*arguments, log=tmp_path / "server.log") as server,
+        breadbox.connect(server.address, token=admin) as client,
+        console(server.address, tmp_path / "one.log") as one,
+        console(server.address, tmp_path / "two.log") as two,
+    ):
+        for at, team in enumerate(teams):
+            client.create_buffer(team, BufferConfig())
+            client.start_session("run", buffer=team)
+            client.append(played(0, worker_id=team, obs=film(start=40 * at)), buffer=team)
+        for url in (one, two):
+            for at, team in enumerate(teams):
+                for page in logged_in(chromium, url, viewers[at]):
+                    page.get_by_role("region", name=f"Buffer {team}").wait_for()
+                    assert 1 == page.get_by_role("region", name="Buffer").count()
+                    go(page, url, f"#/episodes/{team}")
+                    page.get_by_role("link", name=f"{team} #0").click()
+                    page.get_by_text("step 1 of 32").wait_for()
+                    assert 40 * at == brightness(page)
+        assert 0 == client.get_buffer("red").state.lease_count
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
 def test_every_page_is_accessible_and_as_wide_as_its_window(
