@@ -288,7 +288,7 @@ def describe_batch(history: BufferHistory, index: EpisodeIndex) -> dict[str, Any
     read = [each for chunk_id in granted.chunk_ids for each in index.chunks.get(chunk_id, ())]
 
     def uses(each: SeenFragment) -> int:
-        grants = history.lives[each.chunk_id].grants
+        grants = history.lives.get(each.chunk_id, ChunkLife()).grants
         later = [one for one in grants if one["at"] > each.appended_at and one["end"] != "returned"]
         return max(1, each.uses_then + len(later))
 
@@ -327,7 +327,7 @@ def next_out(description: BufferDescription, head: Sequence[FragmentReference]) 
 
     def nearness(each: Mapping[str, Any]) -> float:
         versions = np.inf if config.staleness_max is None else config.staleness_max + 1
-        return max((each["age"] + 1) / versions, float(each["uses"] / (config.uses_max or np.inf)))
+        return float(max((each["age"] + 1) / versions, each["uses"] / (config.uses_max or np.inf)))
 
     rows = [
         {

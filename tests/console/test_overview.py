@@ -123,6 +123,17 @@ def test_a_buffer_that_was_made_anew_has_other_chunks() -> None:
     assert {} == history.lives
 
 
+def test_the_latest_batch_is_described_when_counters_were_set_back_by_a_restart() -> None:
+    index = EpisodeIndex(steps_max=999, age_s_max=9.0)
+    index.add(reference(played(0)), {}, played(0), 90.0)
+    history = history_of(event(1, "granted", 0, value=1), counters={"grants": 1})
+    history.add(101.0, description())
+    said = describe_batch(history, index)
+
+    assert said is not None
+    assert [("w0", 1)] == said["workers"]
+
+
 def test_the_chunks_nearest_to_a_limit_leave_next() -> None:
     head = [
         reference(played(0), 4, uses=1),
