@@ -60,7 +60,7 @@ class SeenFragment:
     """Uses of its chunk when it was read."""
     discontinuity: bool
     types: Mapping[str, ArrayType]
-    """Of its arrays, by path."""
+    """Types of its arrays, by path."""
 
 
 class Span(NamedTuple):

@@ -180,15 +180,15 @@ def events_between(
     return [{"time": now, "kind": kind, "text": text} for kind, text in found]
 
 
-def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> dict[str, Any]:
-    """Return all that the overview shows of a buffer, as JSON knows it."""
+def describe_buffer(history: BufferHistory, index: EpisodeIndex) -> dict[str, Any]:
+    """Return all that the overview shows of a buffer, as of the last look, as JSON knows it."""
     (before_at, before), (at, after) = history.looks[0], history.looks[-1]
     watched_s = max(at - before_at, 1e-3)
     diagnosis = diagnose(before, after, watched_s)
     if diagnosis.cause == "NONE":  # No learner waits; a producer may.
         diagnosis = diagnose_arrivals(before, after, watched_s)
     state, config = after.state, after.config
-    worker_rows = describe_workers(index.workers, after, now)
+    worker_rows = describe_workers(index.workers, after, at)
     status, level, why = judge(history.looks, diagnosis, worker_rows)
     has_learner = state.waiter_count or state.lease_count or state.counters.get("uses", 0)
     return {

@@ -269,7 +269,7 @@ class Watch:
 
     def _overview(self, now: float) -> dict[str, Any]:
         buffers = [
-            describe_buffer(each.history, each.index, now)
+            describe_buffer(each.history, each.index)
             | {"skipped": each.skipped_chunk_count, "episodes": len(each.index.episodes)}
             for each in self.buffers.values()
             if each.history.looks

@@ -40,6 +40,7 @@ def test_a_page_goes_on_when_the_server_was_killed_and_started(
             page.get_by_role("link", name="w0").wait_for()
             server.kill()
             page.get_by_text("Cannot ask").wait_for()
+            page.get_by_text("what follows is as it was at").wait_for()
             # What was seen stays, and says so where its frames cannot be loaded.
             page.goto(f"{url}#/episodes/default")
             page.get_by_role("link", name="w0 #0").click()

@@ -184,7 +184,7 @@ def test_a_status_is_green_only_where_nothing_is_to_be_done(
     history = history_of()
     for at in (101.0, 102.0):
         history.add(at, description(**state))
-    said = describe_buffer(history, EpisodeIndex(steps_max=9, age_s_max=9.0), 102.0)
+    said = describe_buffer(history, EpisodeIndex(steps_max=9, age_s_max=9.0))
 
     assert status == (said["status"], said["level"])
     assert bool(said["advice"]) == (said["level"] != "good")
@@ -205,7 +205,7 @@ def test_producers_that_wait_while_a_learner_holds_the_chunks_are_named_with_a_r
                 lease_count=1,
             ),
         )
-    said = describe_buffer(history, EpisodeIndex(steps_max=9, age_s_max=9.0), 104.0)
+    said = describe_buffer(history, EpisodeIndex(steps_max=9, age_s_max=9.0))
 
     assert ("Full", "warn") == (said["status"], said["level"])
     assert said["headline"].startswith("The server asks producers to wait: 4 chunks of 10")
@@ -221,7 +221,7 @@ def test_the_worst_workers_come_first_and_both_rates_are_of_chunks() -> None:
         "late": Worker(last_seen_at=102.0, behind=deque([2])),
         "nans": Worker(last_seen_at=102.0, version=3, not_finite=Counter(reward=2)),
     }
-    said = describe_buffer(history, index, 102.0)
+    said = describe_buffer(history, index)
 
     assert ["sent 2 values that are NaN or infinite, in reward"] == said["workers"][0]["problems"]
     assert ["nans", "late", "well"] == [each["name"] for each in said["workers"]]
@@ -236,9 +236,17 @@ def test_a_worker_whose_array_stands_still_is_named_if_those_of_others_do_not(
     index = EpisodeIndex(steps_max=9, age_s_max=9.0)
     for name, count in (("stuck", 9), ("one", others), ("two", others)):
         index.workers[name] = Worker(last_seen_at=100.0, still=Counter({"obs.camera": count}))
-    said = describe_buffer(history, index, 100.0)["workers"]
+    said = describe_buffer(history, index)["workers"]
 
     assert named == [each["name"] for each in said if each["problems"]]
     assert ["sent the same obs.camera in its latest 9 fragments, unlike others"] * len(named) == [
         problem for each in said for problem in each["problems"]
     ]
+
+
+def test_workers_are_not_called_silent_while_the_server_cannot_be_asked() -> None:
+    history = history_of()
+    index = EpisodeIndex(steps_max=9, age_s_max=9.0)
+    index.workers["w0"] = Worker(last_seen_at=99.0)
+
+    assert [1.0] == [each["silent_s"] for each in describe_buffer(history, index)["workers"]]

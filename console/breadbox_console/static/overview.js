@@ -11,6 +11,7 @@ export function showOverview(main, app, at) {
     update(overview) {
       const concerns = overview.server.concerns ?? [];
       server.replaceChildren(h("p", { class: "hint" }, (overview.server.servers ?? []).join("; ")),
+        ...(overview.problem && overview.buffers.length ? [h("p", { class: "problem warn" }, `The server cannot be asked: what follows is as it was at ${clock(overview.buffers[0].point[0])}.`)] : []),
         ...concerns.map((each) => h("p", { class: "problem warn" }, each)));
       for (const buffer of overview.buffers) {
         if (!cards.has(buffer.name)) cards.set(buffer.name, card(buffer));
