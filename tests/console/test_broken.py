@@ -44,7 +44,7 @@ def test_a_page_goes_on_when_the_server_was_killed_and_started(
             # What was seen stays, and says so where its frames cannot be loaded.
             page.goto(f"{url}#/episodes/default")
             page.get_by_role("link", name="w0 #0").click()
-            page.get_by_text("cannot be loaded").wait_for()
+            page.get_by_text("cannot be loaded").first.wait_for()
             server.start(60)
             page.get_by_text("Live from").wait_for()
             page.reload()
