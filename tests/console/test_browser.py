@@ -74,6 +74,7 @@ def test_the_overview_says_why_the_learner_waits_and_what_leaves_next(
 def test_the_latest_batch_says_how_fresh_it_was(page: Any, client: breadbox.Client) -> None:
     for at in range(4):
         client.append(played(at, episode_id=at))
+    page.get_by_text("4 seen").wait_for()  # Of what has left unread only the staleness is known.
     client.publish_model("run", 1)
     with client.fetch(fragment_count=2, max_wait_s=10):
         pass  # Also where the lease ends before the console looks.
