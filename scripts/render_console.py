@@ -203,13 +203,13 @@ def look(page: Page, url: str, seconds: float, only: str) -> None:
         page.goto(f"{url}#/episodes/default")
         page.get_by_role("link", name="#").first.wait_for()
         shoot(page, "episodes", height=800)
-        # A learner that is fast uses episodes up before they are looked at.
-        for _ in range(10):
-            page.goto(f"{url}#/episodes/default")
-            page.get_by_role("region", name="Running").get_by_role("link").first.click()
-            page.wait_for_timeout(3000)
-            if page.get_by_role("img", name="(rendered)").is_visible():
-                break
+        # A learner that is fast uses episodes up; those of one worker are kept from here on.
+        page.goto(f"{url}#/episodes/default?worker=cart-0")
+        page.wait_for_timeout(20_000)
+        page.get_by_role("button", name="Worst that can be watched").click()
+        page.wait_for_timeout(2000)
+        page.get_by_role("link", name="#").first.click()
+        page.get_by_role("img", name="(rendered)").wait_for()
         for _ in range(9):  # Within the frames that are loaded.
             page.keyboard.press("ArrowRight")
         shoot(page, "cartpole", height=1100)

@@ -274,8 +274,9 @@ def _producers_wait(seen: _Seen) -> _Judgement | None:
     return (
         "PRODUCERS_WAIT",
         f"The server asks producers to wait: {seen.state.chunk_count} chunks of "
-        f"{seen.config.capacity_chunks} and {seen.state.payload_bytes} bytes of "
-        f"{seen.config.capacity_bytes} are taken, while a fetch still waits for more.",
+        f"{seen.config.capacity_chunks} are held; leases, which keep chunks too: "
+        f"{seen.state.lease_count}; {seen.state.payload_bytes} bytes of "
+        f"{seen.config.capacity_bytes} are taken.",
         [
             "Raise capacity_chunks or capacity_bytes, or fetch fewer fragments at a time.",
             "Leased chunks count against both capacities, as open chunks do: release leases "
@@ -308,8 +309,8 @@ def _queue(seen: _Seen) -> _Judgement | None:
     rate = seen.rate("chunks completed")
     return (
         "QUEUE",
-        f"Fetches wait in order of arrival, {seen.state.waiter_count} now, while {rate:.3g} chunks "
-        f"per second arrive and {seen.state.chunk_count} are held; {seen.state.waiting_reason}.",
+        f"Fetches waiting: {seen.state.waiter_count} ({seen.state.waiting_reason}); {rate:.3g} "
+        "chunks per second arrive.",
         ["Add workers, or let learners fetch fewer fragments at a time."],
     )
 

@@ -29,11 +29,8 @@ class _Session(NamedTuple):
 class Access:
     """Logins, and the watches behind them.
 
-    Args:
-        connect: Makes a client with a token, or without one if that is empty; of an address if one
-            is given.
-        own_token: Token of the console itself, whose watch begins with the console, or "".
-        limits: How much each watch keeps and reads.
+    `connect` makes a client with a token, or without one if that is empty; of an address if one is
+    given. The watch of `own_token`, the console's own or empty, begins with the console.
     """
 
     def __init__(
@@ -48,6 +45,8 @@ class Access:
         self._logins = asyncio.Semaphore(4)
         self.is_open = False
         """True if the server asks nobody for a token, so that pages need no login."""
+        self.problem = ""
+        """Why the server did not say at the last look, or empty."""
 
     async def run(self, started: asyncio.Event) -> None:
         """Own the watches until cancelled."""
@@ -57,7 +56,7 @@ class Access:
                 await self._ask_whether_open()
                 started.set()  # A page that asks before would ask for a token.
                 self._end_idle()
-                await asyncio.sleep(10.0)
+                await asyncio.sleep(1.0 if self.problem else 10.0)
 
     async def login(self, token: str) -> str:
         """Return a new session's cookie.
@@ -108,13 +107,15 @@ class Access:
             await client.close()
 
     async def _ask_whether_open(self) -> None:
+        problem = ""
         try:
             await self._check_token("")
             self.is_open = True
         except (UnauthenticatedError, PermissionDeniedError):
             self.is_open = False
-        except ReplayBufferError:
-            pass  # It is away: what was true of it stays so.
+        except ReplayBufferError as error:
+            problem = str(error)  # What was true of it stays so.
+        self.problem = problem
 
     def _end_idle(self) -> None:
         now = time.monotonic()

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from breadbox.model.errors import PermissionDeniedError, ReplayBufferError, UnauthenticatedError
 from breadbox_console.access import COOKIE, SESSION_S, Access
@@ -41,13 +39,15 @@ POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS: Final = {
+HEADERS: Final = {
+    "cache-control": "no-store",
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+"""Headers of every answer, which keep other pages and scripts out."""
 _FILES: Final = {".parquet": "application/vnd.apache.parquet", ".mp4": "video/mp4"}
 
 
@@ -59,26 +59,6 @@ class RefusedError(Exception):
         self.status = status
 
 
-class SecurityHeaders:
-    """Adds to every answer the headers that keep other pages and scripts out."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("cache-control", "no-store")
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
-
-
 class Pages:
     """Answers requests; for its arguments see `make_app`."""
 
@@ -88,36 +68,34 @@ class Pages:
         self._is_secure = is_secure
 
     def routes(self) -> list[Route | Mount]:
-        """Return what is answered where."""
+        """Return what is answered where: the page, and what its scripts ask for."""
         episode = "/api/buffers/{buffer}/episodes/{number:int}"
         return [
-            Route("/", self.page),
-            Route("/api/session", self.session),
-            Route("/api/login", self.login, methods=["POST"]),
-            Route("/api/logout", self.logout, methods=["POST"]),
-            Route("/api/overview", self.overview),
-            Route("/api/buffers/{buffer}/history", self.history),
-            Route("/api/buffers/{buffer}/episodes", self.episodes),
-            Route("/api/buffers/{buffer}/learning", self.learning),
-            Route(episode, self.episode),
-            Route(f"{episode}/frame/{{step:int}}", self.frame),
-            Route(f"{episode}/picture", self.picture),
-            Route(f"{episode}/file{{suffix}}", self.file),
+            Route("/", self._page),
+            Route("/api/session", self._session),
+            Route("/api/login", self._login, methods=["POST"]),
+            Route("/api/logout", self._logout, methods=["POST"]),
+            Route("/api/overview", self._overview),
+            Route("/api/buffers/{buffer}/history", self._history),
+            Route("/api/buffers/{buffer}/episodes", self._episodes),
+            Route("/api/buffers/{buffer}/learning", self._learning),
+            Route(episode, self._describe),
+            Route(f"{episode}/frame/{{step:int}}", self._frame),
+            Route(f"{episode}/picture", self._picture),
+            Route(f"{episode}/file{{suffix}}", self._file),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
 
-    async def page(self, request: Request) -> Response:
-        """The one page; its scripts ask for everything else."""
-        del request
+    async def _page(self, _: Request) -> Response:
         return FileResponse(STATIC / "index.html")
 
-    async def session(self, request: Request) -> Response:
-        """Whether the page has to ask for a token."""
+    async def _session(self, request: Request) -> Response:
         watch = self._access.watch_of(request)
-        return JSONResponse({"is_in": watch is not None, "is_open": self._access.is_open})
+        problem = "" if watch else self._access.problem
+        is_open = self._access.is_open
+        return JSONResponse({"is_in": bool(watch), "is_open": is_open, "problem": problem})
 
-    async def login(self, request: Request) -> Response:
-        """Take a token, and give a cookie for it."""
+    async def _login(self, request: Request) -> Response:
         _demand_same_origin(request)
         body = b""
         async for part in request.stream():
@@ -133,26 +111,18 @@ class Pages:
         except (PermissionDeniedError, UnauthenticatedError) as error:
             raise RefusedError(401, f"The server refuses the token: {error}") from error
         answer = JSONResponse({"is_in": True})
-        answer.set_cookie(
-            COOKIE,
-            cookie,
-            max_age=int(SESSION_S),
-            httponly=True,
-            samesite="strict",
-            secure=self._is_secure,
-        )
+        how: Any = {"max_age": int(SESSION_S), "httponly": True, "samesite": "strict"}
+        answer.set_cookie(COOKIE, cookie, secure=self._is_secure, **how)
         return answer
 
-    async def logout(self, request: Request) -> Response:
-        """Forget the login."""
+    async def _logout(self, request: Request) -> Response:
         _demand_same_origin(request)
         self._access.logout(request)
         answer = JSONResponse({"is_in": False})
         answer.delete_cookie(COOKIE)
         return answer
 
-    async def overview(self, request: Request) -> Response:
-        """Server-sent events, one a second, with the state of every buffer."""
+    async def _overview(self, request: Request) -> Response:
         watch = self._watch(request)
 
         async def events() -> AsyncIterator[str]:
@@ -163,13 +133,11 @@ class Pages:
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
-    async def history(self, request: Request) -> Response:
-        """The last minutes of a buffer, a point a second."""
-        return JSONResponse(self._buffer(request)[1].history.history())
+    async def _history(self, request: Request) -> Response:
+        return JSONResponse(self._buffer(request).history.history())
 
-    async def episodes(self, request: Request) -> Response:
-        """Episodes that fit, the latest first, and the histogram of their returns."""
-        watched = self._buffer(request)[1]
+    async def _episodes(self, request: Request) -> Response:
+        watched = self._buffer(request)
         asked = request.query_params
         wanted: dict[str, Any] = {
             each.name: asked[each.name] if each.default == "" else _number(asked[each.name])
@@ -177,10 +145,11 @@ class Pages:
             if each.name in asked
         }
         query = Query(**wanted)
-        found = watched.index.find(query)
-        held_share = watched.history.held_share
+        found, workers = watched.index.find(query), watched.index.workers
+        watched.kept_worker = query.worker or watched.kept_worker or next(iter(workers), "")
+        share = watched.loadable_share
         if asked.get("held"):
-            found = [each for each in found if held_share(each) == 1.0]
+            found = [each for each in found if share(each) == 1.0]
         ended = [each for each in found if each.end != "running"]
         running = [each.row() for each in found if each.end == "running"][:ROWS_MAX]
         key = SORTS.get(asked.get("sort", ""))
@@ -193,17 +162,17 @@ class Pages:
                 "total": len(found),
                 "all": len(watched.index.episodes),
                 "ended": len(ended),
-                "rows": [each.row() | {"held": held_share(each)} for each in shown],
+                "rows": [each.row() | {"held": share(each)} for each in shown],
                 "running": running,
                 "histogram": histogram(ended),
-                "workers": sorted(watched.index.workers)[:NAMES_MAX],
+                "workers": sorted(workers)[:NAMES_MAX],
+                "kept": watched.kept_worker,
                 "tasks": sorted(watched.index.tasks),
             }
         )
 
-    async def learning(self, request: Request) -> Response:
-        """Returns over time and steps; staleness at grants, and waiting, over time."""
-        watched = self._buffer(request)[1]
+    async def _learning(self, request: Request) -> Response:
+        watched = self._buffer(request)
         by = request.query_params.get("by", "all")
         training = zip(*watched.history.training, strict=True)
         return JSONResponse(
@@ -213,30 +182,26 @@ class Pages:
             }
         )
 
-    async def episode(self, request: Request) -> Response:
-        """All of an episode but its frames."""
-        watch, buffer, episode = self._episode(request)
-        return JSONResponse(await self._viewer.describe(watch, buffer, episode))
+    async def _describe(self, request: Request) -> Response:
+        buffer, episode = self._episode(request)
+        return JSONResponse(await self._viewer.describe(buffer, episode))
 
-    async def frame(self, request: Request) -> Response:
-        """One image."""
-        watch, buffer, episode = self._episode(request)
+    async def _frame(self, request: Request) -> Response:
+        buffer, episode = self._episode(request)
         path, step = request.query_params.get("stream", ""), int(request.path_params["step"])
-        return _image(await self._viewer.frame(watch, buffer, episode, path, step))
+        return _image(await self._viewer.frame(buffer, episode, path, step))
 
-    async def picture(self, request: Request) -> Response:
-        """A wide array over all steps, as one image."""
-        watch, buffer, episode = self._episode(request)
+    async def _picture(self, request: Request) -> Response:
+        buffer, episode = self._episode(request)
         path = request.query_params.get("stream", "")
-        return _image(await self._viewer.picture(watch, buffer, episode, path))
+        return _image(await self._viewer.picture(buffer, episode, path))
 
-    async def file(self, request: Request) -> Response:
-        """The episode as a file."""
+    async def _file(self, request: Request) -> Response:
         suffix = request.path_params["suffix"]
         if suffix not in _FILES:
             raise RefusedError(404, f"there are files of {', '.join(_FILES)}")
-        watch, buffer, episode = self._episode(request)
-        body = await self._viewer.download(watch, buffer, episode, suffix)
+        buffer, episode = self._episode(request)
+        body = await self._viewer.download(buffer, episode, suffix)
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{episode.worker_id}-{episode.episode_id}")
         headers = {"content-disposition": f'attachment; filename="{name}{suffix}"'}
         return Response(body, media_type=_FILES[suffix], headers=headers)
@@ -247,21 +212,19 @@ class Pages:
             raise RefusedError(401, "log in first")
         return watch
 
-    def _buffer(self, request: Request) -> tuple[Watch, WatchedBuffer]:
-        watch = self._watch(request)
-        found = watch.buffers.get(request.path_params["buffer"])
+    def _buffer(self, request: Request) -> WatchedBuffer:
+        found = self._watch(request).buffers.get(request.path_params["buffer"])
         if found is None:
             raise RefusedError(404, "there is no such buffer, or the token may not see it")
-        return watch, found
+        return found
 
-    def _episode(self, request: Request) -> tuple[Watch, str, Episode]:
-        watch, found = self._buffer(request)
-        episode = found.index.episodes.get(request.path_params["number"])
+    def _episode(self, request: Request) -> tuple[WatchedBuffer, Episode]:
+        buffer = self._buffer(request)
+        episode = buffer.index.episodes.get(request.path_params["number"])
         if episode is None:
             raise RefusedError(404, "this episode is not remembered any more")
         # As it is now: it may go on while its arrays are loaded.
-        episode = replace(episode, spans=[*episode.spans], rewards=[*episode.rewards])
-        return watch, request.path_params["buffer"], episode
+        return buffer, replace(episode, spans=[*episode.spans], rewards=[*episode.rewards])
 
 
 def make_app(
@@ -269,16 +232,12 @@ def make_app(
 ) -> Starlette:
     """Make the ASGI application, which runs the access while it runs.
 
-    Args:
-        access: Says what a request may see.
-        viewer: Loads episodes.
-        hosts: Names under which browsers may ask for it; ["*"]: any.
-        is_secure: True if pages are served by TLS, so that the cookie is sent by TLS alone.
+    Browsers ask for it by one of `hosts`, where "*" stands for any. If pages are served by TLS,
+    `is_secure`, the cookie is sent by TLS alone.
     """
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        del app
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         started = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(access.run(started))
@@ -286,18 +245,14 @@ def make_app(
             yield
             running.cancel()
 
-    async def refused(request: Request, error: Exception) -> Response:
-        del request
+    async def refused(_: Request, error: Exception) -> Response:
         status = {GoneError: 410, KeyError: 404}.get(type(error), 503)
         return JSONResponse({"error": str(error)}, getattr(error, "status", status))
 
     refusals = (RefusedError, GoneError, KeyError, ReplayBufferError)
     app = Starlette(
         routes=Pages(access, viewer, is_secure=is_secure).routes(),
-        middleware=[
-            Middleware(SecurityHeaders),
-            Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
-        ],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
         exception_handlers=dict.fromkeys(refusals, refused),
         lifespan=lifespan,
     )
@@ -316,7 +271,7 @@ def _demand_same_origin(request: Request) -> None:
 
 def _image(body: bytes) -> Response:
     kind = "image/jpeg" if body.startswith(b"\xff\xd8") else "image/png"
-    return Response(body, media_type=kind, headers={"cache-control": "private, max-age=600"})
+    return Response(body, media_type=kind)
 
 
 def _number(text: str | None) -> float | None:

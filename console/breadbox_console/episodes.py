@@ -1,7 +1,7 @@
 """Put episodes together from the small columns of fragments, and find them again. Pure."""
 
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -10,15 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.model.fragment import Fragment
-from breadbox.model.types import FragmentReference
+from breadbox.model.trees import leaves
+from breadbox.model.types import ArrayType, FragmentReference
 
 RETURNS_RECENT: Final = 20
 """Episodes of a worker whose mean return is shown."""
 NAMES_MAX: Final = 500
 """Workers and tasks of which a filter names each."""
 HISTOGRAM_BINS: Final = 24
+CHUNKS_MAX: Final = 100_000
 SPAN_STEPS_MIN: Final = 64
 """Steps that a span counts for at least: beside its rewards it takes 1 KiB."""
+
+
+_SHOWN: Final = (
+    *("number", "worker_id", "episode_id", "task", "length", "end", "is_whole"),
+    *("version_min", "version_max", "last_seen_at", "text"),
+)
 
 
 class FragmentKey(NamedTuple):
@@ -27,6 +35,12 @@ class FragmentKey(NamedTuple):
     session_id: str
     worker_id: str
     fragment_index: int
+
+
+def key_of(reference: FragmentReference) -> FragmentKey:
+    """Return a fragment's identity."""
+    data = reference.metadata
+    return FragmentKey(data.session_id, data.worker_id, data.fragment_index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,11 @@ class SeenFragment:
     """Versions behind the current one when it was read."""
     appended_at: float
     """Unix time at which the console read it; with a live buffer, moments after its append."""
+    uses_then: int
+    """Uses of its chunk when it was read."""
     discontinuity: bool
+    types: Mapping[str, ArrayType]
+    """Types of its arrays, by path."""
 
 
 class Span(NamedTuple):
@@ -94,20 +112,8 @@ class Episode:
 
     def row(self) -> dict[str, Any]:
         """Return its line of the list, as JSON knows it."""
-        return {
-            "number": self.number,
-            "worker": self.worker_id,
-            "episode": self.episode_id,
-            "task": self.task,
-            "return": finite(self.return_sum),
-            "length": self.length,
-            "end": self.end,
-            "is_whole": self.is_whole,
-            "version_min": self.version_min,
-            "version_max": self.version_max,
-            "seen_at": self.last_seen_at,
-            "text": self.text,
-        }
+        shown = {name: getattr(self, name) for name in _SHOWN}
+        return shown | {"return": finite(self.return_sum)}
 
 
 @dataclass(slots=True)
@@ -118,8 +124,12 @@ class Worker:
     version: int = 0
     behind: deque[int] = field(default_factory=lambda: deque(maxlen=32))
     """Versions that its latest fragments were behind when they were read."""
-    not_finite_count: int = 0
-    """Rewards, values and log-probabilities that are no finite number."""
+    not_finite: Counter[str] = field(default_factory=Counter)
+    """Elements that are no finite number, by the array's path."""
+    still: Counter[str] = field(default_factory=Counter)
+    """Latest fragments in a row in which no step differed from the one before it, by path."""
+    last_steps: dict[str, int] = field(default_factory=dict)
+    """Hash of the last step that was read, by path."""
     break_count: int = 0
     """Fragments that their worker said not to follow the one before."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURNS_RECENT))
@@ -178,16 +188,23 @@ class EpisodeIndex:
         """By session and worker: the latest fragment's index, and the episode that goes on."""
         self._seen: OrderedDict[FragmentKey, None] = OrderedDict()
         self.episodes: OrderedDict[int, Episode] = OrderedDict()
+        self.chunks: OrderedDict[int, list[SeenFragment]] = OrderedDict()
+        """The fragments of each chunk, of the latest `CHUNKS_MAX`."""
         self.workers: dict[str, Worker] = {}
         self.tasks: set[str] = set()
         """Names of tasks, at most `NAMES_MAX`."""
         self.ended: deque[Episode] = deque(maxlen=20_000)
         """Ended episodes in order of arrival; also forgotten ones, without spans and rewards."""
 
-    def add(self, reference: FragmentReference, fragment: Fragment, now: float) -> None:
+    def add(
+        self,
+        reference: FragmentReference,
+        types: Mapping[str, ArrayType],
+        fragment: Fragment,
+        now: float,
+    ) -> None:
         """Take a fragment, of which small columns were read, at a Unix time, unless it was seen."""
-        data = reference.metadata
-        key = FragmentKey(data.session_id, data.worker_id, data.fragment_index)
+        data, key = reference.metadata, key_of(reference)
         if key in self._seen:
             return
         self._seen[key] = None
@@ -199,8 +216,13 @@ class EpisodeIndex:
             step_count=data.step_count,
             staleness=reference.staleness,
             appended_at=now,
+            uses_then=reference.use_count,
             discontinuity=data.discontinuity,
+            types=types,
         )
+        self.chunks.setdefault(seen.chunk_id, []).append(seen)
+        if len(self.chunks) > CHUNKS_MAX:
+            self.chunks.popitem(last=False)
         self._note_worker(seen, fragment)
         self._cut(seen, fragment)
         self._forget(now)
@@ -217,9 +239,23 @@ class EpisodeIndex:
         worker.seen_at.append(seen.appended_at)
         worker.version = seen.version_max
         worker.behind.append(seen.staleness)
-        for column in (fragment.reward, fragment.value, fragment.log_prob):
-            if column is not None and column.dtype.kind == "f":
-                worker.not_finite_count += int(np.count_nonzero(~np.isfinite(column)))
+        self.note_arrays(
+            seen.key.worker_id, fragment, "reward", "value", "log_prob", "action", "obs"
+        )
+
+    def note_arrays(self, worker_id: str, fragment: Fragment, *fields: str) -> None:
+        """Count what is no number, and what stands still, in fields of a worker's fragment."""
+        worker = self.workers.setdefault(worker_id, Worker())
+        for path, leaf in [
+            each for name in fields for each in leaves(getattr(fragment, name), name)
+        ]:
+            array = np.asarray(leaf)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                worker.not_finite[path] += int(np.count_nonzero(~np.isfinite(array)))
+            value = hash(array[-1].tobytes())
+            is_still = worker.last_steps.get(path, value) == value and not (array != array[0]).any()
+            worker.still[path] = is_still * (worker.still[path] + 1)
+            worker.last_steps[path] = value
 
     def _cut(self, seen: SeenFragment, fragment: Fragment) -> None:
         """Give the fragment's steps to their episodes."""

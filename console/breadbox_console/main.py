@@ -53,7 +53,7 @@ def console(settings: ConsoleSettings) -> None:
     from breadbox import aio
     from breadbox.model.options import ClientOptions, Tls
     from breadbox_console.access import Access
-    from breadbox_console.app import make_app
+    from breadbox_console.app import HEADERS, make_app
     from breadbox_console.viewing import Hooks, Viewer
     from breadbox_console.watch import WatchLimits
 
@@ -78,12 +78,8 @@ def console(settings: ConsoleSettings) -> None:
         )
         return aio.Client(address, options)
 
-    limits = WatchLimits(
-        steps_max=settings.keep_steps,
-        keep_s=settings.keep_s,
-        fragments_per_s=settings.read_fragments_per_s,
-    )
-    access = Access(connect, settings.token or "", limits)
+    kept = (settings.keep_steps, settings.keep_s, settings.read_fragments_per_s)
+    access = Access(connect, settings.token or "", WatchLimits(*kept))
     named = [each for each in settings.hosts.split(",") if each]
     hosts = ["localhost", "127.0.0.1", "[::1]", *named] if _is_loopback(host) else named or ["*"]
     app = make_app(access, Viewer(hooks), hosts=hosts, is_secure=is_secure)
@@ -91,6 +87,7 @@ def console(settings: ConsoleSettings) -> None:
         app,
         log_level="warning",
         server_header=False,
+        headers=[*HEADERS.items()],
         ssl_certfile=settings.listen_cert,
         ssl_keyfile=settings.listen_key,
         timeout_graceful_shutdown=2,

@@ -7,25 +7,25 @@ from typing import Any, Final
 
 import numpy as np
 
-from breadbox.diagnosis import Diagnosis, diagnose, rates_of
+from breadbox.diagnosis import Diagnosis, diagnose, diagnose_arrivals, rates_of
 from breadbox.model.types import BufferDescription, ChunkEvent, FragmentReference, FullPolicy
-from breadbox_console.episodes import Episode, EpisodeIndex, SeenFragment, Worker, finite
+from breadbox_console.episodes import EpisodeIndex, SeenFragment, Worker, finite
 
-WINDOW_S: Final = 5.0
+WINDOW_S: Final = 10.0
 """Seconds over which rates are taken."""
 HISTORY_MAX: Final = 900
 """Points of a buffer's history, one a second."""
 WORKERS_SHOWN: Final = 100
 IDLE_S: Final = 60.0
 """Seconds without a call after which a buffer is said to be idle."""
+STILL_FRAGMENTS: Final = 4
+"""Fragments in a row after which a worker's array stands still, if those of most others change."""
 SILENT_S: Final = 30.0
 """Seconds after which a worker that sent often is said to be silent."""
 TRAINING_S: Final = 10.0
 """Seconds that a point of the training's history covers; `HISTORY_MAX` of them are kept."""
 LIVES_MAX: Final = 100_000
-ADVISED: Final = ("Down", "Stalled", "Damaged", "Starved", "Idle")
-"""Statuses beside which remedies are shown."""
-_SERIES: Final = ("in", "out", "chunks", "version", "staleness")
+_SERIES: Final = ("time", "in", "out", "chunks", "version", "staleness")
 _WHY: Final = {
     "stale": "it became stale",
     "capacity": "to make room",
@@ -35,8 +35,15 @@ _WHY: Final = {
     "quarantined": "readers could not read it",
     "deleted": "a client deleted it",
 }
-_ORDINARY: Final = ("capacity", "used_up", "session_ended")
+_PRODUCERS: Final = {"PRODUCERS_WAIT": "Full", "STALE": "Stale", "WRONG_SESSION": "Refusing"}
+"""Statuses of buffers that do not take what producers send, by cause."""
+_ORDINARY: Final = ("stale", "capacity", "used_up", "session_ended")
 """Reasons for which chunks leave without an event on the page."""
+
+
+Look = tuple[float, BufferDescription]
+"""Unix time, and what the server said then."""
+Point = tuple[float | None, ...]
 
 
 @dataclass(slots=True)
@@ -54,18 +61,15 @@ class ChunkLife:
 class BufferHistory:
     """What was seen of a buffer: once a second."""
 
-    looks: deque[tuple[float, BufferDescription]] = field(
-        default_factory=lambda: deque(maxlen=int(WINDOW_S) + 2)
-    )
-    points: deque[tuple[float | None, ...]] = field(
-        default_factory=lambda: deque(maxlen=HISTORY_MAX)
-    )
-    """Unix time, and the values of `_SERIES`."""
+    looks: deque[Look] = field(default_factory=lambda: deque(maxlen=int(WINDOW_S) + 2))
+    points: deque[Point] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
+    """The values of `_SERIES`; times are Unix times."""
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=200))
     wait_s: float = 0.0
     """Seconds in which a learner waited."""
     watched_s: float = 0.0
-    latest_batch: dict[str, Any] | None = None
+    latest_grant: tuple[float, int | None, ChunkEvent] | None = None
+    """Unix time, the buffer's version when the console heard of it, and the chunks."""
     head: list[FragmentReference] = field(default_factory=list)
     """Fragments of the chunks that are held longest, in order."""
     event_number: int = 0
@@ -74,9 +78,7 @@ class BufferHistory:
     """By chunk, as far as the server reported anything of it."""
     uses: Counter[int] = field(default_factory=Counter)
     """Chunks that left, by their uses."""
-    training: deque[tuple[float, float | None, float]] = field(
-        default_factory=lambda: deque(maxlen=HISTORY_MAX)
-    )
+    training: deque[Point] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
     """Unix time, mean staleness of what was granted, and the share of time that a learner waited,
     over `TRAINING_S`."""
     _granted: list[int] = field(default_factory=list)
@@ -93,7 +95,7 @@ class BufferHistory:
             self.watched_s += now - before_at
             self.wait_s += (now - before_at) * bool(description.state.waiter_count)
         self.looks.append((now, description))
-        self._take_events(description.chunk_events, now)
+        self._take_events(description.chunk_events, now, description.model_version)
         before_at, before = self.looks[0]
         rates = rates_of(before, description, now - before_at) if now > before_at else {}
         by_staleness = description.state.chunk_count_by_staleness
@@ -121,22 +123,19 @@ class BufferHistory:
             and not (life is not None and life.why)
         )
 
-    def held_share(self, episode: Episode) -> float:
-        """Return the share of an episode's fragments that are in the buffer."""
-        return sum(self.is_held(span.fragment) for span in episode.spans) / len(episode.spans)
-
-    def _take_events(self, events: Sequence[ChunkEvent], now: float) -> None:
+    def _take_events(self, events: Sequence[ChunkEvent], now: float, version: int | None) -> None:
         for event in events:
             self.event_number = event.number
             at = now - event.age_s
             is_granted = event.kind == "granted"
             reason = event.kind.removeprefix("evicted_")
             if is_granted:
+                self.latest_grant = (at, version, event)
                 self._granted.extend(event.values)
             elif reason in _WHY:
                 self.uses.update(event.values)
                 if reason not in _ORDINARY:
-                    text = f"{len(event.values)} chunks left; why, of each: {_WHY[reason]}"
+                    text = f"chunks left: {len(event.values)}, each because {_WHY[reason]}"
                     self.events.append({"time": at, "kind": "bad", "text": text})
             for place, chunk_id in enumerate(event.chunk_ids):
                 life = self.lives.setdefault(chunk_id, ChunkLife())
@@ -161,10 +160,7 @@ class BufferHistory:
 
     def history(self) -> dict[str, list[float | None]]:
         """Return the points by name, as lists of equal length."""
-        columns = list(zip(*self.points, strict=True)) or [()] * (len(_SERIES) + 1)
-        return {
-            name: list(column) for name, column in zip(("time", *_SERIES), columns, strict=True)
-        }
+        return {name: [each[at] for each in self.points] for at, name in enumerate(_SERIES)}
 
 
 def events_between(
@@ -184,13 +180,15 @@ def events_between(
     return [{"time": now, "kind": kind, "text": text} for kind, text in found]
 
 
-def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> dict[str, Any]:
-    """Return all that the overview shows of a buffer, as JSON knows it."""
+def describe_buffer(history: BufferHistory, index: EpisodeIndex) -> dict[str, Any]:
+    """Return all that the overview shows of a buffer, as of the last look, as JSON knows it."""
     (before_at, before), (at, after) = history.looks[0], history.looks[-1]
     watched_s = max(at - before_at, 1e-3)
     diagnosis = diagnose(before, after, watched_s)
+    if diagnosis.cause == "NONE":  # No learner waits; a producer may.
+        diagnosis = diagnose_arrivals(before, after, watched_s)
     state, config = after.state, after.config
-    worker_rows = describe_workers(index.workers, after, now)
+    worker_rows = describe_workers(index.workers, after, at)
     status, level, why = judge(history.looks, diagnosis, worker_rows)
     has_learner = state.waiter_count or state.lease_count or state.counters.get("uses", 0)
     return {
@@ -200,7 +198,7 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> 
         "status": status,
         "level": level,
         "headline": why,
-        "advice": [each for each in diagnosis.advice if each != why and status in ADVISED],
+        "advice": [each for each in diagnosis.advice if each != why and level != "good"],
         "rates": {name: finite(rate) for name, rate in diagnosis.rates.items()},
         "point": list(history.points[-1]),
         "staleness": {str(age): count for age, count in state.chunk_count_by_staleness.items()},
@@ -219,7 +217,7 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex, now: float) -> 
         "worker_count": state.worker_count,
         "workers": worker_rows,
         "subscriptions": [asdict(each) for each in after.subscriptions],
-        "batch": history.latest_batch,
+        "batch": describe_batch(history, index),
         "next_out": next_out(after, history.head),
         "events": list(history.events)[-20:][::-1],
     }
@@ -238,13 +236,22 @@ def describe_workers(
     all_means = np.array(list(means.values()))
     typical = float(np.median(all_means)) if len(means) >= 4 else None
     spread = 0.0 if typical is None else float(np.median(np.abs(all_means - typical)))
+    each_still = [each.still for each in workers.values()]
+    still = {path for each in each_still for path in each if each[path] >= STILL_FRAGMENTS}
+    stuck = {path for path in still if np.median([each[path] for each in each_still]) < 1}
     rows: list[dict[str, Any]] = []
-    for name, worker in workers.items():
+    for name, worker in sorted(workers.items()):
         problems = []
         if name in unreadable:
             problems.append(f"sent {unreadable[name]} payloads that readers cannot read")
-        if worker.not_finite_count:
-            problems.append(f"sent {worker.not_finite_count} values that are NaN or infinite")
+        if worker.not_finite:
+            count, paths = worker.not_finite.total(), ", ".join(worker.not_finite)
+            problems.append(f"sent {count} values that are NaN or infinite, in {paths}")
+        problems += [
+            f"sent the same {path} in its latest {worker.still[path]} fragments, unlike others"
+            for path in sorted(stuck)
+            if worker.still[path] >= STILL_FRAGMENTS
+        ]
         if worker.break_count:
             problems.append(f"dropped steps before {worker.break_count} of its fragments")
         mean = means.get(name)
@@ -266,31 +273,35 @@ def describe_workers(
                 "problems": problems,
             }
         )
-    rows.sort(
-        key=lambda row: (
-            -len(row["problems"]),
-            row["silent_s"] <= SILENT_S,
-            -row["behind"],
-            row["name"],
-        )
-    )
+    rows.sort(key=lambda row: (-len(row["problems"]), row["silent_s"] <= SILENT_S, -row["behind"]))
     return rows[:WORKERS_SHOWN]
 
 
-def describe_batch(
-    fragments: Sequence[FragmentReference], version: int | None, now: float
-) -> dict[str, Any]:
-    """Return how fresh the fragments of a granted batch are."""
-    ages = [each.staleness for each in fragments]
+def describe_batch(history: BufferHistory, index: EpisodeIndex) -> dict[str, Any] | None:
+    """Return how fresh the latest granted batch was, or None if no grant was seen.
+
+    Workers, versions and uses are those of the batch's fragments that the console has read.
+    """
+    if history.latest_grant is None:
+        return None
+    at, version, granted = history.latest_grant
+    read = [each for chunk_id in granted.chunk_ids for each in index.chunks.get(chunk_id, ())]
+
+    def uses(each: SeenFragment) -> int:
+        grants = history.lives.get(each.chunk_id, ChunkLife()).grants
+        later = [one for one in grants if one["at"] > each.appended_at and one["end"] != "returned"]
+        return max(1, each.uses_then + len(later))
+
     return {
-        "seen_at": now,
-        "fragments": len(fragments),
-        "workers": Counter(each.metadata.worker_id for each in fragments).most_common(8),
+        "granted_at": at,
+        "chunks": len(granted.chunk_ids),
+        "fragments": len(read),
+        "workers": Counter(each.key.worker_id for each in read).most_common(8),
         "version": version,
-        "version_min": min(each.metadata.model_version_min for each in fragments),
-        "version_max": max(each.metadata.model_version_max for each in fragments),
-        "staleness": [min(ages), float(np.median(ages)), max(ages)],
-        "uses": sorted(Counter(each.use_count for each in fragments).items()),
+        "version_min": min((each.version_min for each in read), default=None),
+        "version_max": max((each.version_max for each in read), default=None),
+        "staleness": [min(granted.values), float(np.median(granted.values)), max(granted.values)],
+        "uses": sorted(Counter(map(uses, read)).items()),
     }
 
 
@@ -315,10 +326,8 @@ def next_out(description: BufferDescription, head: Sequence[FragmentReference]) 
         free = max(0, config.capacity_chunks - state.chunk_count) if is_by_age else None
 
     def nearness(each: Mapping[str, Any]) -> float:
-        age = (
-            0.0 if config.staleness_max is None else (each["age"] + 1) / (config.staleness_max + 1)
-        )
-        return max(age, float(each["uses"] / (config.uses_max or np.inf)))
+        versions = np.inf if config.staleness_max is None else config.staleness_max + 1
+        return float(max((each["age"] + 1) / versions, each["uses"] / (config.uses_max or np.inf)))
 
     rows = [
         {
@@ -334,7 +343,7 @@ def next_out(description: BufferDescription, head: Sequence[FragmentReference]) 
 
 
 def judge(
-    looks: Sequence[tuple[float, BufferDescription]],
+    looks: Sequence[Look],
     diagnosis: Diagnosis,
     workers: Sequence[Mapping[str, Any]],
 ) -> tuple[str, str, str]:
@@ -354,12 +363,12 @@ def judge(
     if waits and cause not in ("NONE", "NO_SESSION"):
         is_blocked = cause in ("LEASES", "PRODUCERS_WAIT")
         return ("Stalled" if is_blocked else "Starved"), "warn", diagnosis.headline
-    if not (arriving or leaving or state.lease_count):
-        if rates["fragments asked to wait"]:
-            return "Stalled", "warn", "Producers wait for room, and no learner fetches."
-        if cause == "NO_SESSION" or state.idle_s >= IDLE_S:
-            why = f"No producer or learner has called for {state.idle_s:.0f} s."
-            return "Idle", "idle", diagnosis.headline if cause == "NO_SESSION" else why
+    if cause in _PRODUCERS:
+        return _PRODUCERS[cause], "warn", diagnosis.headline
+    is_still = not (arriving or leaving or state.lease_count)
+    if is_still and (cause == "NO_SESSION" or state.idle_s >= IDLE_S):
+        why = f"No producer or learner has called for {state.idle_s:.0f} s."
+        return "Idle", "idle", diagnosis.headline if cause == "NO_SESSION" else why
     if troubled:
         why = f"{len(troubled)} of {len(workers)} workers have problems: {troubled[0]['name']} "
         return "Check workers", "warn", f"{why}{troubled[0]['problems'][0]}."

@@ -18,24 +18,22 @@ from PIL import Image
 
 from breadbox.model.errors import PayloadMissingError, ReplayBufferError
 from breadbox.model.fragment import Fragment
-from breadbox.model.trees import leaves, row
+from breadbox.model.trees import is_within, leaves, row
 from breadbox.model.types import ArrayType, FragmentReference
-from breadbox_console.episodes import Episode, SeenFragment, Span, finite
+from breadbox_console.episodes import Episode, SeenFragment, Span, finite, key_of
 from breadbox_console.overview import BufferHistory, ChunkLife
-from breadbox_console.watch import Watch
+from breadbox_console.watch import VECTOR_MAX, WatchedBuffer
 
 IMAGE_SIDE_MIN: Final = 8
 """Smallest side of an array that counts as an image."""
-LINES_MAX: Final = 16
-"""Widest vector that is drawn as lines; wider ones are pictures of rows over steps."""
 POINTS_MAX: Final = 8000
 """Most steps of an episode that series cover; longer ones are thinned out."""
 WINDOW_STEPS: Final = 4
 """Steps whose frames are loaded together: the first of them waits for all."""
 CACHE_BYTES: Final = 256 * 2**20
 """Most bytes of loaded frames that are kept."""
-SCHEMAS_MAX: Final = 64
 VIDEO_FPS: Final = 30
+_LANE: Final = ("chunk_id", "version_min", "version_max", "appended_at", "staleness")
 PNG_BYTES_MAX: Final = 256 * 2**10
 """Most bytes of pixels that are sent as they are: PNG takes 20 times as long as JPEG."""
 
@@ -67,7 +65,7 @@ def kind_of(array: ArrayType) -> str:
         return "lines"
     if is_image(shape):
         return "image"
-    return "lines" if np.prod(shape) <= LINES_MAX else "picture"
+    return "lines" if np.prod(shape) <= VECTOR_MAX else "picture"
 
 
 def type_text(array: ArrayType) -> str:
@@ -121,47 +119,24 @@ class Viewer:
         self._under_way: WeakValueDictionary[tuple[Any, ...], asyncio.Lock] = WeakValueDictionary()
         self._cache_bytes = 0
         self._loading = asyncio.Semaphore(4)
-        self._types: dict[tuple[str, int], dict[str, ArrayType]] = {}
-        """Types of the arrays of a schema, by address of the server and hash."""
 
-    async def describe(self, watch: Watch, buffer: str, episode: Episode) -> dict[str, Any]:
+    async def describe(self, buffer: WatchedBuffer, episode: Episode) -> dict[str, Any]:
         """Return all of an episode but its frames: streams, series, ends and lanes."""
-        found = episode.row() | {
-            "buffer": buffer,
-            "now": time.time(),
-            "rewards": _thinned(np.concatenate(episode.rewards)),
-            "streams": [],
-            "series": {},
-            "texts": {},
-            "tokens": [],
-            "gone": "",
-        }
-        is_held = watch.buffers[buffer].history.is_held
-        held = [each for each in episode.spans if is_held(each.fragment)] or episode.spans
-        try:
-            async with self._reading(watch, buffer, held[-1].fragment) as reference:
-                types = await self._described(watch, reference)
-        except (GoneError, ReplayBufferError) as error:
-            found["gone"] = f"Its arrays cannot be loaded: {error}"
-            found["lanes"] = lanes(watch, buffer, episode, [str(error)] * len(episode.spans))
-            return found
         streams = [
             {"path": path, "kind": kind, "type": type_text(each)}
-            for path, each in types.items()
+            for path, each in episode.spans[-1].fragment.types.items()
             if path.split(".")[0] not in ("next_obs", "in_state", "final_obs", "final_obs_step")
             and (kind := kind_of(each))
         ]
         if self._hooks.renderer is not None:
             streams.insert(0, {"path": "(rendered)", "kind": "image", "type": "renderer"})
-        found["streams"] = streams
         series = [each["path"] for each in streams if each["kind"] in ("lines", "text")]
-        problems = await self._add_series(found, watch, buffer, episode, series)
-        found["lanes"] = lanes(watch, buffer, episode, problems)
-        return found
+        found: dict[str, Any] = {"streams": streams, "series": {}, "texts": {}, "tokens": []}
+        problems = await self._add_series(found, buffer, episode, series)
+        found |= {"now": time.time(), "lanes": lanes(buffer, episode, problems)}
+        return found | episode.row() | {"rewards": _thinned(np.concatenate(episode.rewards))}
 
-    async def frame(
-        self, watch: Watch, buffer: str, episode: Episode, path: str, step: int
-    ) -> bytes:
+    async def frame(self, buffer: WatchedBuffer, episode: Episode, path: str, step: int) -> bytes:
         """Return the picture of a stream at a step of the episode.
 
         Raises:
@@ -173,7 +148,11 @@ class Viewer:
         stop = min(start + WINDOW_STEPS, span.fragment.step_count)
         is_rendered = path == "(rendered)" and self._hooks.renderer is not None
         columns = ["obs"] if is_rendered else [path]
-        fragment = await self._window(watch, buffer, span.fragment, columns, (start, stop))
+        fragment = buffer.kept.get(span.fragment.key)
+        if fragment is None:
+            fragment = await self._window(buffer, span.fragment, columns, (start, stop))
+        else:
+            start = 0
         if is_rendered and self._hooks.renderer is not None:
             observation = row(fragment.obs, at - start)
             made = await asyncio.to_thread(self._hooks.renderer, observation, step)
@@ -181,14 +160,14 @@ class Viewer:
         array = leaf_of(fragment, path)[at - start]
         return await asyncio.to_thread(lambda: encoded(as_pixels(array)))
 
-    async def picture(self, watch: Watch, buffer: str, episode: Episode, path: str) -> bytes:
+    async def picture(self, buffer: WatchedBuffer, episode: Episode, path: str) -> bytes:
         """Return the picture of a wide array: a column for each step, a row for each element.
 
         Raises:
             GoneError: A payload has left the buffer.
             KeyError: There is no such stream.
         """
-        fragments = await self._load_all(watch, buffer, episode, [path])
+        fragments = await self._load_all(buffer, episode, [path])
         parts = [
             leaf_of(each, path)[start:stop].reshape(stop - start, -1)
             for (_, start, stop), each in zip(episode.spans, fragments, strict=True)
@@ -197,14 +176,14 @@ class Viewer:
         thinned = flat[:: -(-len(flat) // POINTS_MAX)]
         return await asyncio.to_thread(lambda: encoded(as_pixels(np.ascontiguousarray(thinned.T))))
 
-    async def download(self, watch: Watch, buffer: str, episode: Episode, suffix: str) -> bytes:
+    async def download(self, buffer: WatchedBuffer, episode: Episode, suffix: str) -> bytes:
         """Return the episode as a Parquet file, a row a step, or its first images as MP4.
 
         Raises:
             GoneError: A payload has left the buffer.
             KeyError: The episode has no images to make a film of.
         """
-        fragments = await self._load_all(watch, buffer, episode, None)
+        fragments = await self._load_all(buffer, episode, None)
         with tempfile.TemporaryDirectory(prefix="breadbox-console-") as folder:
             path = Path(folder) / f"episode{suffix}"
             write = _write_parquet if suffix == ".parquet" else _write_video
@@ -214,10 +193,10 @@ class Viewer:
     # Loading ------------------------------------------------------------------------------------
 
     async def _add_series(
-        self, found: dict[str, Any], watch: Watch, buffer: str, episode: Episode, paths: list[str]
+        self, found: dict[str, Any], buffer: WatchedBuffer, episode: Episode, paths: list[str]
     ) -> list[str]:
         """Add series and texts; return why each fragment could not be loaded, or ""."""
-        fragments = await self._load_held(watch, buffer, episode, paths)
+        fragments = await self._load_held(buffer, episode, paths)
         for path in [*paths, "model_version"]:
             arrays = [
                 None if isinstance(each, Exception) else _column_of(each, path)[start:stop]
@@ -240,10 +219,7 @@ class Viewer:
             if path == "action" and column.ndim == 1 and column.dtype.kind in "iu":
                 found["tokens"] = await asyncio.to_thread(self._words, column[:POINTS_MAX])
         return [
-            ("left while it was loaded" if isinstance(each, GoneError) else f"load failed: {each}")
-            if isinstance(each, Exception)
-            else ""
-            for each in fragments
+            f"cannot be loaded: {each}" if isinstance(each, Exception) else "" for each in fragments
         ]
 
     def _words(self, ids: NDArray[Any]) -> list[str]:
@@ -253,22 +229,14 @@ class Viewer:
         except (LookupError, TypeError, ValueError):
             return []
 
-    async def _described(self, watch: Watch, reference: FragmentReference) -> dict[str, ArrayType]:
-        key = (watch.client.address, reference.metadata.schema_hash)
-        if not key[1] or key not in self._types:
-            if len(self._types) >= SCHEMAS_MAX:
-                self._types.clear()
-            self._types[key] = dict((await watch.client.describe_arrays([reference]))[0])
-        return self._types[key]
-
     async def _load_held(
-        self, watch: Watch, buffer: str, episode: Episode, columns: list[str] | None
+        self, buffer: WatchedBuffer, episode: Episode, columns: list[str] | None
     ) -> list[Fragment | Exception]:
         """Load the fragments of an episode, several at a time, or say why one cannot be."""
 
         async def load(span: Span) -> Fragment | Exception:
             try:
-                return await self._load(watch, buffer, span.fragment, columns, None)
+                return await self._load(buffer, span.fragment, columns, None)
             except (GoneError, ReplayBufferError) as error:
                 return error
 
@@ -277,9 +245,9 @@ class Viewer:
         return [each.result() for each in loads]
 
     async def _load_all(
-        self, watch: Watch, buffer: str, episode: Episode, columns: list[str] | None
+        self, buffer: WatchedBuffer, episode: Episode, columns: list[str] | None
     ) -> list[Fragment]:
-        held = await self._load_held(watch, buffer, episode, columns)
+        held = await self._load_held(buffer, episode, columns)
         found = [each for each in held if not isinstance(each, Exception)]
         if len(found) < len(held):
             raise GoneError("some of the episode's fragments have left the buffer")
@@ -287,20 +255,19 @@ class Viewer:
 
     async def _window(
         self,
-        watch: Watch,
-        buffer: str,
+        buffer: WatchedBuffer,
         fragment: SeenFragment,
         columns: list[str],
         steps: tuple[int, int],
     ) -> Fragment:
         """Return some steps of a fragment, from the cache or loaded into it, once for all."""
-        key = (id(watch), buffer, fragment.key, tuple(columns), steps)
+        key = (buffer, fragment.key, tuple(columns), steps)
         async with self._under_way.setdefault(key, asyncio.Lock()):
             kept = self._cache.get(key)
             if kept is not None:
                 self._cache.move_to_end(key)
                 return kept
-            loaded = await self._load(watch, buffer, fragment, columns, steps)
+            loaded = await self._load(buffer, fragment, columns, steps)
             self._cache[key] = loaded
             self._cache_bytes += loaded.size_bytes
             while self._cache_bytes > CACHE_BYTES and len(self._cache) > 1:
@@ -310,23 +277,22 @@ class Viewer:
 
     async def _load(
         self,
-        watch: Watch,
-        buffer: str,
+        buffer: WatchedBuffer,
         fragment: SeenFragment,
         columns: list[str] | None,
         steps: tuple[int, int] | None,
     ) -> Fragment:
-        async with self._loading, self._reading(watch, buffer, fragment) as reference:
-            if columns is not None:
-                types = await self._described(watch, reference)
-                columns = [
-                    each
-                    for each in columns
-                    if any(path == each or path.startswith(f"{each}.") for path in types)
-                ]
-                columns = [*columns, *({"reward", "terminated", "truncated"} - {*columns})]
+        kept = buffer.kept.get(fragment.key)
+        if kept is not None and steps is None:
+            return kept
+        if columns is not None:
+            found = [
+                path for path in fragment.types if any(is_within(path, one) for one in columns)
+            ]
+            columns = [*found, *({"reward", "terminated", "truncated"} - {*found})]
+        async with self._loading, self._reading(buffer, fragment) as reference:
             try:
-                loaded = await watch.client.load_fragments(
+                loaded = await buffer.client.load_fragments(
                     [reference], columns=columns, steps=steps
                 )
             except PayloadMissingError as error:
@@ -335,30 +301,24 @@ class Viewer:
 
     @asynccontextmanager
     async def _reading(
-        self, watch: Watch, buffer: str, fragment: SeenFragment
+        self, buffer: WatchedBuffer, fragment: SeenFragment
     ) -> AsyncIterator[FragmentReference]:
         """Lease a fragment's chunk inside the block. Raises GoneError if it has left the buffer."""
         after = fragment.chunk_id - 1
-        async with watch.reading(buffer, after if after >= 0 else None, chunk_count_max=1) as read:
+        async with buffer.reading(after if after >= 0 else None, chunk_count_max=1) as read:
             for each in read.fragments:
-                data = each.metadata
-                if (data.session_id, data.worker_id, data.fragment_index) == fragment.key:
+                if key_of(each) == fragment.key:
                     yield each
                     return
         raise GoneError(f"fragment {fragment.key.fragment_index} has left the buffer")
 
 
-def lanes(
-    watch: Watch, buffer: str, episode: Episode, problems: Sequence[str]
-) -> list[dict[str, Any]]:
+def lanes(buffer: WatchedBuffer, episode: Episode, problems: Sequence[str]) -> list[dict[str, Any]]:
     """Return the life of each fragment of an episode, by the core's rules and what was seen.
 
     `problems`: why each fragment could not be loaded, or "".
     """
-    watched = watch.buffers.get(buffer)
-    if watched is None or not watched.history.looks:
-        return []
-    history = watched.history
+    history = buffer.history
     now_version = history.looks[-1][1].model_version
     found = []
     step = 0
@@ -367,15 +327,11 @@ def lanes(
         behind = None if now_version is None else now_version - each.version_min
         life = history.lives.get(each.chunk_id, ChunkLife())
         found.append(
-            {
+            {name: getattr(each, name) for name in _LANE}
+            | {
                 "index": each.key.fragment_index,
-                "chunk": each.chunk_id,
                 "step": step,
                 "steps": span.stop - span.start,
-                "version_min": each.version_min,
-                "version_max": each.version_max,
-                "appended_at": each.appended_at,
-                "staleness_then": each.staleness,
                 "staleness_now": behind,
                 "grants": life.grants,
                 "left_at": life.left_at,
@@ -389,18 +345,11 @@ def lanes(
 
 
 def _fate(history: BufferHistory, fragment: SeenFragment) -> str:
-    """Return why a fragment is not held, by the core's rules, or "" while it is."""
+    """Return why a fragment is not held, where the server did not report it, or "" while it is."""
     if history.is_held(fragment):
         return ""
-    _, description = history.looks[-1]
-    if fragment.key.session_id != description.session_id:
-        return "left: its session ended"
-    staleness_max, version = description.config.staleness_max, description.model_version
-    if staleness_max is not None and version is not None:
-        left_with = fragment.version_min + staleness_max + 1
-        if version >= left_with:
-            return f"left as stale with version {left_with} at the latest"
-    return "left before the console could see why"
+    is_current = fragment.key.session_id == history.looks[-1][1].session_id
+    return "left before the console could see why" if is_current else "left: its session ended"
 
 
 def locate(episode: Episode, step: int) -> tuple[Span, int]:

@@ -1,14 +1,17 @@
 """Watch the buffers that a token may see: look once a second, and read along by cursors.
 
-Everything is read as any client reads: descriptions, cursor reads whose leases are released as soon
-as a few small columns are loaded, and the fragments of the latest grant. Nothing is used up.
+Everything is read as any client reads: descriptions, and cursor reads whose leases are released as
+soon as a few small columns are loaded. Nothing is used up.
 """
 
 import asyncio
 import json
 import logging
+import math
+import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -19,14 +22,25 @@ from breadbox.model.errors import (
     BufferNotFoundError,
     PermissionDeniedError,
     ReplayBufferError,
-    RequestNotFoundError,
     StandbyError,
     UnauthenticatedError,
 )
 from breadbox.model.fragment import Fragment
-from breadbox.model.types import BufferDescription, FragmentRead, FragmentReference, ReleaseMode
-from breadbox_console.episodes import EpisodeIndex
-from breadbox_console.overview import BufferHistory, describe_batch, describe_buffer
+from breadbox.model.trees import field_of
+from breadbox.model.types import (
+    ArrayType,
+    BufferDescription,
+    FragmentRead,
+    FragmentReference,
+    ReleaseMode,
+)
+from breadbox_console.episodes import (
+    Episode,
+    EpisodeIndex,
+    FragmentKey,
+    key_of,
+)
+from breadbox_console.overview import BufferHistory, describe_buffer
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +56,19 @@ POLL_S: Final = 10.0
 """Seconds for which a read waits at the server for a chunk."""
 GATHER_S: Final = 0.5
 """Seconds between two reads, so that chunks come together: each read is two calls."""
+KEEP_S: Final = 600.0
+"""Seconds without an open page after which nothing is kept."""
+KEPT_BYTES: Final = 256 * 2**20
+"""Most bytes of whole fragments that are kept of a buffer."""
+SCHEMAS_MAX: Final = 64
 RECENT_CHUNKS: Final = 512
 """Chunks that reading may be behind; beyond, older ones are left out."""
 BUFFERS_MAX: Final = 32
 """Buffers of a token that are read along; of the others only descriptions are shown."""
+VECTOR_MAX: Final = 16
+"""Widest vector that is read of every fragment, and drawn as lines; of wider observations one step
+is read now and then."""
+Types = Mapping[str, ArrayType]
 _COLUMNS: Final = (
     *("reward", "terminated", "truncated", "first", "episode_id", "value", "log_prob"),
     *("extras.episode_return", "extras.task", "extras.tag"),
@@ -61,20 +84,32 @@ class WatchLimits:
     fragments_per_s: float = 400.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class WatchedBuffer:
-    """What is known of one buffer."""
+    """What is known of one buffer, and how it is read."""
 
+    name: str
+    client: aio.Client
     history: BufferHistory
     index: EpisodeIndex
     skipped_chunk_count: int = 0
     """Chunks that left before they were read, or were left out to read no faster than allowed."""
-    request_id: str = ""
+    kept_worker: str = ""
+    """The worker whose fragments are kept, or empty until a page lists episodes."""
+    kept: OrderedDict[FragmentKey, Fragment] = field(default_factory=OrderedDict)
+    """Its latest fragments, whole: they can be looked at when they have left the buffer."""
     reader: asyncio.Task[None] | None = None
     backlog: int = 0
     """Chunks after the reader's cursor, by what the buffer counted."""
     closed_count: int | None = None
     """Chunks that the buffer had counted at the last look."""
+
+    def loadable_share(self, episode: Episode) -> float:
+        """Return the share of an episode's fragments that are kept or, by what is known, held."""
+        found = [each.fragment for each in episode.spans]
+        return sum(each.key in self.kept or self.history.is_held(each) for each in found) / len(
+            found
+        )
 
     def note_arrivals(self, description: BufferDescription) -> None:
         """Count what arrived since the last look."""
@@ -82,6 +117,32 @@ class WatchedBuffer:
         if self.closed_count is not None:
             self.backlog += max(0, closed - self.closed_count)
         self.closed_count = closed
+
+    async def look_at_head(self) -> None:
+        """Read which chunks are held longest."""
+        try:
+            async with self.reading(chunk_count_max=HEAD_CHUNKS) as read:
+                self.history.head = list(read.fragments)
+        except ReplayBufferError as error:
+            log.debug("looking at %s: %s", self.name, error)
+
+    @asynccontextmanager
+    async def reading(
+        self, after_chunk_id: int | None = None, **how: Any
+    ) -> AsyncIterator[FragmentRead]:
+        """Read by a cursor; the lease is released after the block, or expires if that fails."""
+        how |= {"lease_s": READ_LEASE_S, "is_look": True, "buffer": self.name}
+        read = await self.client.read_fragments(after_chunk_id, **how)
+        try:
+            yield read
+        finally:
+            try:
+                if read.lease_id is not None:
+                    await self.client.release_lease(
+                        read.lease_id, mode=ReleaseMode.CONSUMED, buffer=self.name
+                    )
+            except ReplayBufferError as error:
+                log.debug("a read's lease expires by itself: %s", error)
 
 
 @dataclass(slots=True)
@@ -104,6 +165,8 @@ class Watch:
     """When a page was last open, by the monotonic clock."""
     _news: asyncio.Condition = field(default_factory=asyncio.Condition)
     _tasks: asyncio.TaskGroup | None = None
+    _types: dict[int, Types] = field(default_factory=dict)
+    """Types of the arrays of a schema, by its hash."""
     _latest: str = ""
     """The overview as of the last look, as JSON: pages share it."""
 
@@ -151,64 +214,35 @@ class Watch:
             if watched is None:
                 limits = self.limits
                 watched = self.buffers[name] = WatchedBuffer(
-                    BufferHistory(),
+                    *(name, self.client, BufferHistory()),
                     EpisodeIndex(steps_max=limits.steps_max, age_s_max=limits.keep_s),
                 )
-            description = await self._describe(name, watched, listed)
+            description = await self._describe(watched, listed)
             watched.history.add(now, description)
             watched.note_arrivals(description)
             is_unread = watched.reader is None or watched.reader.done()
             if is_unread and len(self.buffers) <= BUFFERS_MAX and self._tasks:
-                watched.reader = self._tasks.create_task(self._follow(name, watched))
-            await self._look_closer(name, watched, description, now)
+                watched.reader = self._tasks.create_task(self._follow(watched))
+            if int(now) % 3 == 0:
+                await watched.look_at_head()
 
     async def _describe(
-        self, name: str, watched: WatchedBuffer, listed: BufferDescription
+        self, watched: WatchedBuffer, listed: BufferDescription
     ) -> BufferDescription:
         """Return a buffer with its subscriptions and what happened to its chunks, if it may be."""
-        if len(self.buffers) > BUFFERS_MAX:
-            return listed
         try:
-            after = watched.history.event_number
-            return await self.client.get_buffer(name, events_after=after)
+            if len(self.buffers) <= BUFFERS_MAX:
+                after = watched.history.event_number
+                return await self.client.get_buffer(watched.name, events_after=after)
         except ReplayBufferError as error:
-            log.debug("describing %s: %s", name, error)
-            return listed
-
-    async def _look_closer(
-        self, name: str, watched: WatchedBuffer, description: BufferDescription, now: float
-    ) -> None:
-        """Look at a new batch, and every few seconds at the chunks that are held longest."""
-        request_id = description.state.latest_request_id
-        try:
-            if request_id and request_id != watched.request_id:
-                granted = await self.client.get_prepared_fragments(request_id, buffer=name)
-                watched.request_id = request_id
-                if granted:
-                    watched.history.latest_batch = describe_batch(
-                        granted, description.model_version, now
-                    )
-            if int(now) % 3 == 0:
-                watched.history.head = await self._head(name)
-        except RequestNotFoundError:
-            watched.request_id = request_id  # Its leases ended before it was asked for.
-        except ReplayBufferError as error:
-            log.debug("looking at %s: %s", name, error)
-
-    async def _head(self, name: str) -> list[FragmentReference]:
-        """Return the fragments of the chunks that are held longest."""
-        async with self.reading(name, chunk_count_max=HEAD_CHUNKS) as read:
-            return list(read.fragments)
+            log.debug("describing %s: %s", watched.name, error)
+        return listed
 
     async def _look_at_servers(self) -> None:
         while True:
             try:
                 config = await self.client.get_store_config()
-                self.server |= {
-                    "version": config.server_version,
-                    "epoch": config.journal_epoch,
-                    "concerns": list(config.store_concerns),
-                }
+                self.server["concerns"] = list(config.store_concerns)
             except ReplayBufferError as error:
                 log.debug("asking for the server's configuration: %s", error)
             self.server["servers"] = await self._servers()
@@ -235,7 +269,7 @@ class Watch:
 
     def _overview(self, now: float) -> dict[str, Any]:
         buffers = [
-            describe_buffer(each.history, each.index, now)
+            describe_buffer(each.history, each.index)
             | {"skipped": each.skipped_chunk_count, "episodes": len(each.index.episodes)}
             for each in self.buffers.values()
             if each.history.looks
@@ -251,31 +285,35 @@ class Watch:
 
     # Reading along ------------------------------------------------------------------------------
 
-    async def _follow(self, name: str, watched: WatchedBuffer) -> None:
+    async def _follow(self, watched: WatchedBuffer) -> None:
         """Read small columns of every chunk that arrives, no faster than allowed."""
-        cursor = await self._recent_cursor(name, watched)
+        cursor = await self._recent_cursor(watched)
         session_id: str | None = None
         while True:
             cursor = self._caught_up(watched, cursor)
             try:
-                async with self.reading(
-                    name,
+                async with watched.reading(
                     cursor,
                     chunk_count_max=READ_CHUNKS,
                     max_wait_s=POLL_S,
                     known_session_id=session_id,
                 ) as read:
-                    loaded = await self._load(read.fragments)
+                    loaded = await self._load(read.fragments, _is_small)
+                    sampled = random.sample(read.fragments, min(1, len(read.fragments)))
+                    pictures = await self._load(sampled, _is_wide, (0, 1))
+                    await self._keep(watched, read.fragments)
             except (BufferNotFoundError, PermissionDeniedError, UnauthenticatedError):
                 return  # The next look says so, and begins anew if the buffer comes back.
             except ReplayBufferError as error:
                 slow = isinstance(error, BackpressureError)
-                log.debug("reading %s: %s", name, error)
+                log.debug("reading %s: %s", watched.name, error)
                 await asyncio.sleep(5.0 if slow else PERIOD_S)
                 continue
             now = time.time()
-            for reference, fragment in loaded:
-                watched.index.add(reference, fragment, now)
+            for each in loaded:
+                watched.index.add(*each, now)
+            for reference, _, fragment in pictures:
+                watched.index.note_arrays(reference.metadata.worker_id, fragment, "obs")
             watched.skipped_chunk_count += read.skipped_chunk_count
             cursor, session_id = read.cursor, read.session_id
             chunk_count = len({each.chunk_id for each in read.fragments})
@@ -284,18 +322,14 @@ class Watch:
                 pause_s = len(read.fragments) / self.limits.fragments_per_s
                 await asyncio.sleep(max(GATHER_S, pause_s))
 
-    async def _recent_cursor(self, name: str, watched: WatchedBuffer) -> int | None:
+    async def _recent_cursor(self, watched: WatchedBuffer) -> int | None:
         """Return a cursor that leaves the latest `RECENT_CHUNKS` to read, or None to read all."""
         held = watched.history.looks[-1][1].state.chunk_count
         watched.backlog = min(held, RECENT_CHUNKS)
-        if held <= RECENT_CHUNKS:
-            return None
-        try:
-            head = await self._head(name)
-        except ReplayBufferError:
-            return None
+        await watched.look_at_head()
+        head = watched.history.head
         # Ids ascend, so the newest chunk is at least so many after the oldest.
-        return head[0].chunk_id + held - RECENT_CHUNKS if head else None
+        return head[0].chunk_id + held - RECENT_CHUNKS if head and held > RECENT_CHUNKS else None
 
     def _caught_up(self, watched: WatchedBuffer, cursor: int | None) -> int | None:
         """Return the cursor, moved on where more arrives than may be read."""
@@ -307,41 +341,59 @@ class Watch:
         return cursor + ahead
 
     async def _load(
-        self, references: Sequence[FragmentReference]
-    ) -> list[tuple[FragmentReference, Fragment]]:
-        """Load the small columns that the fragments have; those that are gone are left out."""
-        if not references:
-            return []
-        found: list[tuple[FragmentReference, Fragment]] = []
+        self,
+        references: Sequence[FragmentReference],
+        is_read: Callable[[str, ArrayType], bool],
+        steps: tuple[int, int] | None = None,
+    ) -> list[tuple[FragmentReference, Types, Fragment]]:
+        """Load those arrays that the fragments have; fragments that are gone are left out."""
         try:
-            return list(zip(references, await self._load_columns(references), strict=True))
-        except ReplayBufferError:
-            for each in references:  # One of them is gone, or unreadable.
-                try:
-                    found.append((each, (await self._load_columns([each]))[0]))
-                except ReplayBufferError as error:
-                    log.debug("a fragment cannot be read: %s", error)
+            types = await self._types_of(references)
+            columns = [*{path for each in types for path in each if is_read(path, each[path])}]
+            if not columns:
+                return []
+            loaded = await self.client.load_fragments(references, columns=columns, steps=steps)
+            return list(zip(references, types, loaded, strict=True))
+        except ReplayBufferError as error:
+            log.debug("%d fragments cannot be read: %s", len(references), error)
+        # One of them is gone, or has other arrays.
+        parts = references if len(references) > 1 else ()
+        return [found for each in parts for found in await self._load([each], is_read, steps)]
+
+    async def _types_of(self, references: Sequence[FragmentReference]) -> list[Types]:
+        """Return the types of each fragment's arrays; those of a declared schema are read once."""
+        found = []
+        for each in references:
+            code = each.metadata.schema_hash
+            types = self._types.get(code)
+            if types is None:
+                (types,) = await self.client.describe_arrays([each])
+            if code and len(self._types) < SCHEMAS_MAX:
+                self._types[code] = types
+            found.append(types)
         return found
 
-    async def _load_columns(self, references: Sequence[FragmentReference]) -> list[Fragment]:
-        types = await self.client.describe_arrays(references[:1])
-        columns = [path for path in _COLUMNS if path in types[0] and len(types[0][path].shape) == 1]
-        return await self.client.load_fragments(references, columns=columns)
-
-    @asynccontextmanager
-    async def reading(
-        self, buffer: str, after_chunk_id: int | None = None, **how: Any
-    ) -> AsyncIterator[FragmentRead]:
-        """Read by a cursor; the lease is released after the block, or expires if that fails."""
-        how |= {"lease_s": READ_LEASE_S, "is_look": True, "buffer": buffer}
-        read = await self.client.read_fragments(after_chunk_id, **how)
+    async def _keep(self, watched: WatchedBuffer, references: Sequence[FragmentReference]) -> None:
+        """Load whole what the kept worker sent, while a page is open; the oldest makes room."""
+        if time.monotonic() - self.viewed_at > KEEP_S:
+            watched.kept_worker = ""
+            watched.kept.clear()
+        mine = [each for each in references if each.metadata.worker_id == watched.kept_worker]
         try:
-            yield read
-        finally:
-            try:
-                if read.lease_id is not None:
-                    await self.client.release_lease(
-                        read.lease_id, mode=ReleaseMode.CONSUMED, buffer=buffer
-                    )
-            except ReplayBufferError as error:
-                log.debug("a read's lease expires by itself: %s", error)
+            for each in mine:
+                (watched.kept[key_of(each)],) = await self.client.load_fragments([each])
+                while sum(one.size_bytes for one in watched.kept.values()) > KEPT_BYTES:
+                    watched.kept.popitem(last=False)
+        except ReplayBufferError as error:
+            log.debug("what %s sent cannot be kept: %s", watched.kept_worker, error)
+
+
+def _is_small(path: str, array: ArrayType) -> bool:
+    """Return True if an array is read of every fragment."""
+    is_played = field_of(path) in ("obs", "action") and not _is_wide(path, array)
+    return is_played or (path in _COLUMNS and len(array.shape) == 1)
+
+
+def _is_wide(path: str, array: ArrayType) -> bool:
+    """Return True if one step of an observation is read now and then."""
+    return field_of(path) == "obs" and math.prod(array.shape[1:]) > VECTOR_MAX

@@ -88,7 +88,7 @@ CASES: list[tuple[str, BufferDescription, list[str]]] = [
             waiting_reason="12 chunks are held and 20 are needed",
             counters={"fragments_admitted": 40, "chunks_closed": 10},
         ),
-        ["3 now", "1 chunks per second", "12 chunks are held and 20"],
+        ["waiting: 3", "1 chunks per second", "12 chunks are held and 20"],
     ),
     (
         "LIMITER",

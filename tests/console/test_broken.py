@@ -40,10 +40,11 @@ def test_a_page_goes_on_when_the_server_was_killed_and_started(
             page.get_by_role("link", name="w0").wait_for()
             server.kill()
             page.get_by_text("Cannot ask").wait_for()
+            page.get_by_text("what follows is as it was at").wait_for()
             # What was seen stays, and says so where its frames cannot be loaded.
             page.goto(f"{url}#/episodes/default")
             page.get_by_role("link", name="w0 #0").click()
-            page.get_by_text("cannot be loaded").wait_for()
+            page.get_by_text("cannot be loaded").first.wait_for()
             server.start(60)
             page.get_by_text("Live from").wait_for()
             page.reload()
@@ -51,6 +52,20 @@ def test_a_page_goes_on_when_the_server_was_killed_and_started(
             client.append(played(1, obs=film(), episode_id=1))
             page.goto(f"{url}#/episodes/default")
             page.get_by_role("link", name="w0 #1").wait_for()
+
+
+def test_a_console_that_was_started_before_its_server_says_so_and_asks_for_no_token(
+    chromium: Any, tmp_path: Path
+) -> None:
+    arguments = ("--store", f"file://{tmp_path}/store")
+    with ServerProcess(*arguments, log=tmp_path / "server.log") as server:
+        server.kill()
+        with console(server.address, tmp_path / "console.log") as url:
+            for page in opened(chromium, url):
+                page.get_by_text("Cannot begin yet").wait_for()
+                assert 0 == page.get_by_label("Token").count()
+                server.start(60)
+                page.get_by_text("Live from").wait_for()
 
 
 def end(*servers: ServerProcess) -> None:

@@ -74,11 +74,13 @@ def test_the_overview_says_why_the_learner_waits_and_what_leaves_next(
 def test_the_latest_batch_says_how_fresh_it_was(page: Any, client: breadbox.Client) -> None:
     for at in range(4):
         client.append(played(at, episode_id=at))
+    page.get_by_text("4 seen").wait_for()  # Of what has left unread only the staleness is known.
     client.publish_model("run", 1)
     with client.fetch(fragment_count=2, max_wait_s=10):
-        page.get_by_text("1 / 1 / 1 (min / median / max)").wait_for()
-        assert "2, acted with version 0" in page.content()
-        assert "w0 100 %" in page.content()
+        pass  # Also where the lease ends before the console looks.
+    page.get_by_text("1 / 1 / 1 (min / median / max)").wait_for()
+    page.get_by_text("2, acted with version 0").wait_for()
+    page.get_by_text("w0 100 %").wait_for()
 
 
 def test_an_episode_that_was_just_appended_can_be_looked_at_within_two_seconds(
@@ -260,6 +262,7 @@ def test_an_episode_is_downloaded_as_parquet_and_as_a_film(
 def test_an_episode_that_has_left_says_so_and_keeps_its_rewards(
     page: Any, url: str, client: breadbox.Client
 ) -> None:
+    client.append(played(0, worker_id="kept", obs=film()))
     client.append(played(0, obs=film()))
     go(page, url, "#/episodes/default")
     held = page.get_by_role("row", name="w0 #0").get_by_role("cell")
@@ -267,10 +270,30 @@ def test_an_episode_that_has_left_says_so_and_keeps_its_rewards(
     client.start_session("next")
     held.get_by_text("no", exact=True).wait_for()  # The console has seen that it left.
     page.get_by_role("link", name="w0 #0").click()
-    page.get_by_text("has left the buffer").first.wait_for()
 
     page.get_by_text("The same at each step: reward 1").wait_for()
     page.get_by_text("steps 1 to 32: left: its session ended").wait_for()
+
+
+def test_what_one_worker_sends_while_episodes_are_listed_can_be_watched_when_it_has_left(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    client.append(played(0, obs=film()))
+    client.append(played(0, worker_id="w1", obs=film()))
+    go(page, url, "#/episodes/default")
+    page.get_by_text("2 of 2 episodes seen").wait_for()
+    page.get_by_label("Worker").select_option("w1")
+    page.get_by_text("what w1 sends is kept").wait_for()
+    client.append(played(1, worker_id="w1", obs=film(start=32), episode_id=1))
+    page.get_by_text("2 of 3 episodes seen").wait_for()
+    client.start_session("next")
+    page.get_by_role("row", name="w1 #0").get_by_role("cell", name="no", exact=True).wait_for()
+    page.get_by_role("button", name="Worst that can be watched").click()
+    page.get_by_text("1 of 3 episodes seen").wait_for()
+    page.get_by_role("link", name="w1 #1").click()
+    page.get_by_text("step 1 of 32").wait_for()
+
+    assert 32 == brightness(page)
 
 
 def test_an_episode_whose_last_fragment_has_left_shows_the_frames_of_the_others(
@@ -278,6 +301,7 @@ def test_an_episode_whose_last_fragment_has_left_shows_the_frames_of_the_others(
 ) -> None:
     client.create_buffer("two", BufferConfig(uses_max=1, sampler="newest_first"))
     client.start_session("run", buffer="two")
+    client.append(played(0, worker_id="kept", obs=film()), buffer="two")
     client.append(played(0, obs=film(), ends=()), buffer="two")
     client.append(played(1, obs=film(start=32), first=False), buffer="two")
     go(page, url, "#/episodes/two")
@@ -294,15 +318,18 @@ def test_an_episode_whose_last_fragment_has_left_shows_the_frames_of_the_others(
 def test_the_life_of_a_fragment_says_when_it_was_granted_and_why_it_left(
     page: Any, url: str, client: breadbox.Client
 ) -> None:
+    client.append(played(0, worker_id="kept", obs=film()))
     client.append(played(0, obs=film()))
     client.append(played(1, obs=film(), episode_id=1))
     go(page, url, "#/episodes/default")
-    page.get_by_text("2 of 2 episodes seen").wait_for()
+    page.get_by_text("3 of 3 episodes seen").wait_for()
+    client.append(played(1, worker_id="kept", obs=film()))
+    page.get_by_text("4 of 4 episodes seen").wait_for()
     client.publish_model("run", 2)
-    with client.fetch(fragment_count=2, max_wait_s=10):
+    with client.fetch(fragment_count=4, max_wait_s=10):
         pass
-    page.get_by_label("Where").select_option("whole in the buffer")
-    page.get_by_text("0 of 2 episodes seen").wait_for()
+    page.get_by_label("Where").select_option("can be watched whole")
+    page.get_by_text("1 of 4 episodes seen").wait_for()
     page.get_by_label("Where").select_option("")
     page.get_by_role("link", name="w0 #1").click()
     life = page.get_by_role("button", name="Life of fragment 1:")
@@ -371,6 +398,44 @@ def test_a_token_is_asked_for_and_shows_its_buffers_only(chromium: Any, tmp_path
             page.get_by_role("button", name="Log out").click()
             page.get_by_label("Token").wait_for()
             assert 401 == page.request.get(f"{url}api/buffers/red/episodes").status
+
+
+def logged_in(chromium: Any, url: str, token: str) -> Iterator[Any]:
+    for page in opened(chromium, url):
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Log in").click()
+        yield page
+
+
+def test_two_viewers_of_two_consoles_see_frames_by_the_gateway_each_of_its_own_buffer(
+    chromium: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokens"
+    teams = ("red", "blue")
+    admin, *viewers = write_tokens(
+        file, "admin boss", *(f"viewer {team} buffers={team}" for team in teams)
+    )
+    arguments = ("--store", f"file://{tmp_path}/store", "--tokens", str(file), "--gateway")
+    with (
+        ServerProcess(*arguments, log=tmp_path / "server.log") as server,
+        breadbox.connect(server.address, token=admin) as client,
+        console(server.address, tmp_path / "one.log") as one,
+        console(server.address, tmp_path / "two.log") as two,
+    ):
+        for at, team in enumerate(teams):
+            client.create_buffer(team, BufferConfig())
+            client.start_session("run", buffer=team)
+            client.append(played(0, worker_id=team, obs=film(start=40 * at)), buffer=team)
+        for url in (one, two):
+            for at, team in enumerate(teams):
+                for page in logged_in(chromium, url, viewers[at]):
+                    page.get_by_role("region", name=f"Buffer {team}").wait_for()
+                    assert 1 == page.get_by_role("region", name="Buffer").count()
+                    go(page, url, f"#/episodes/{team}")
+                    page.get_by_role("link", name=f"{team} #0").click()
+                    page.get_by_text("step 1 of 32").wait_for()
+                    assert 40 * at == brightness(page)
+        assert 0 == client.get_buffer("red").state.lease_count
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -14,7 +14,7 @@ from support.console import played, reference
 def index_of(*fragments: Fragment, now: float = 1.0, **limits: Any) -> EpisodeIndex:
     index = EpisodeIndex(**({"steps_max": 10_000, "age_s_max": 1e9} | limits))
     for position, fragment in enumerate(fragments):
-        index.add(reference(fragment), fragment, now + position)
+        index.add(reference(fragment), {}, fragment, now + position)
     return index
 
 
@@ -72,8 +72,26 @@ def test_workers_of_two_sessions_do_not_mix() -> None:
 def test_values_that_are_no_number_are_counted_at_their_worker() -> None:
     index = index_of(played(0, reward=math.nan), played(0, worker_id="w1"))
 
-    assert (32, 0) == tuple(index.workers[name].not_finite_count for name in ("w0", "w1"))
+    assert ({"reward": 32}, {}) == tuple(index.workers[each].not_finite for each in ("w0", "w1"))
     assert 32 == sum(bin_["count"] * 32 for bin_ in histogram(index.episodes.values()))
+
+
+def test_observations_that_are_no_number_are_counted_by_their_path() -> None:
+    state = np.ones((32, 2), np.float32)
+    state[5] = math.nan
+    index = index_of(played(0, obs={"state": state}))
+
+    assert {"obs.state": 2} == index.workers["w0"].not_finite
+
+
+def test_an_array_is_still_while_no_step_differs_from_the_one_before_it() -> None:
+    index = index_of(
+        *(played(at, obs=np.full((32, 3), 7, np.float32)) for at in range(2)),
+        *(played(at, worker_id="w1") for at in range(2)),
+    )
+
+    assert (2, 0) == tuple(index.workers[name].still["obs"] for name in ("w0", "w1"))
+    assert 0 == index.workers["w0"].still["action"]
 
 
 @pytest.mark.parametrize(

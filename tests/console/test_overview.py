@@ -1,6 +1,6 @@
 """What the console says of a buffer follows from what the server said."""
 
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import pytest
@@ -23,7 +23,12 @@ from breadbox_console.overview import (
 from support.console import played, reference
 
 
-def description(*events: ChunkEvent, session_id: str = "run", **state: Any) -> BufferDescription:
+def description(
+    *events: ChunkEvent,
+    session_id: str = "run",
+    full_policy: FullPolicy = FullPolicy.EVICT,
+    **state: Any,
+) -> BufferDescription:
     return BufferDescription(
         name="default",
         config=BufferConfig(
@@ -31,7 +36,7 @@ def description(*events: ChunkEvent, session_id: str = "run", **state: Any) -> B
             leases_max=4,
             uses_max=2,
             capacity_chunks=10,
-            full_policy=FullPolicy.EVICT,
+            full_policy=full_policy,
         ),
         session_id=session_id,
         model_version=3,
@@ -42,7 +47,7 @@ def description(*events: ChunkEvent, session_id: str = "run", **state: Any) -> B
 
 def fragment(chunk_id: int) -> SeenFragment:
     key = FragmentKey("run", "w0", chunk_id)
-    return SeenFragment(key, chunk_id, 0, 0, 32, 0, 1.0, discontinuity=False)
+    return SeenFragment(key, chunk_id, 0, 0, 32, 0, 1.0, 0, discontinuity=False, types={})
 
 
 def event(
@@ -118,6 +123,17 @@ def test_a_buffer_that_was_made_anew_has_other_chunks() -> None:
     assert {} == history.lives
 
 
+def test_the_latest_batch_is_described_when_counters_were_set_back_by_a_restart() -> None:
+    index = EpisodeIndex(steps_max=999, age_s_max=9.0)
+    index.add(reference(played(0)), {}, played(0), 90.0)
+    history = history_of(event(1, "granted", 0, value=1), counters={"grants": 1})
+    history.add(101.0, description())
+    said = describe_batch(history, index)
+
+    assert said is not None
+    assert [("w0", 1)] == said["workers"]
+
+
 def test_the_chunks_nearest_to_a_limit_leave_next() -> None:
     head = [
         reference(played(0), 4, uses=1),
@@ -136,15 +152,19 @@ def test_the_chunks_nearest_to_a_limit_leave_next() -> None:
 
 
 def test_a_batch_has_its_staleness_uses_and_shares_of_workers() -> None:
-    fragments = [
-        *(reference(played(at, worker_id="w1", version=at), uses=1) for at in (1, 2)),
-        reference(played(0), uses=2),
-    ]
-    said = describe_batch(fragments, 3, 100.0)
+    index = EpisodeIndex(steps_max=999, age_s_max=9.0)
+    for part, uses in (
+        *((played(at, worker_id="w1", version=at), 0) for at in (1, 2)),
+        (played(3), 1),
+    ):
+        index.add(reference(part, uses=uses), {}, part, 90.0)
+    history = history_of(event(1, "granted", 1, 2, 3, 4, age_s=5, value=1))
+    said = describe_batch(history, index)
 
+    assert said is not None
     assert [("w1", 2), ("w0", 1)] == said["workers"]
-    assert ([0, 0.0, 0], [(1, 2), (2, 1)]) == (said["staleness"], said["uses"])
-    assert (0, 2) == (said["version_min"], said["version_max"])
+    assert ([1, 1.0, 1], [(1, 2), (2, 1)]) == (said["staleness"], said["uses"])
+    assert (4, 0, 2) == (said["chunks"], said["version_min"], said["version_max"])
 
 
 @pytest.mark.parametrize(
@@ -164,13 +184,32 @@ def test_a_status_is_green_only_where_nothing_is_to_be_done(
     history = history_of()
     for at in (101.0, 102.0):
         history.add(at, description(**state))
-    said = describe_buffer(history, EpisodeIndex(steps_max=9, age_s_max=9.0), 102.0)
+    said = describe_buffer(history, EpisodeIndex(steps_max=9, age_s_max=9.0))
 
     assert status == (said["status"], said["level"])
     assert bool(said["advice"]) == (said["level"] != "good")
     assert (None if status[0] in ("Idle", "Down") else state.get("waiter_count", 0)) == said[
         "waiters"
     ]
+
+
+def test_producers_that_wait_while_a_learner_holds_the_chunks_are_named_with_a_remedy() -> None:
+    history = history_of()
+    for count in (0, 3):
+        history.add(
+            101.0 + count,
+            description(
+                full_policy=FullPolicy.BLOCK,
+                counters={"fragments_buffer_full": count, "uses": 4},
+                chunk_count=4,
+                lease_count=1,
+            ),
+        )
+    said = describe_buffer(history, EpisodeIndex(steps_max=9, age_s_max=9.0))
+
+    assert ("Full", "warn") == (said["status"], said["level"])
+    assert said["headline"].startswith("The server asks producers to wait: 4 chunks of 10")
+    assert any("release leases" in each for each in said["advice"])
 
 
 def test_the_worst_workers_come_first_and_both_rates_are_of_chunks() -> None:
@@ -180,9 +219,34 @@ def test_the_worst_workers_come_first_and_both_rates_are_of_chunks() -> None:
     index.workers |= {
         "well": Worker(last_seen_at=102.0, version=3),
         "late": Worker(last_seen_at=102.0, behind=deque([2])),
-        "nans": Worker(last_seen_at=102.0, version=3, not_finite_count=2),
+        "nans": Worker(last_seen_at=102.0, version=3, not_finite=Counter(reward=2)),
     }
-    said = describe_buffer(history, index, 102.0)
+    said = describe_buffer(history, index)
 
+    assert ["sent 2 values that are NaN or infinite, in reward"] == said["workers"][0]["problems"]
     assert ["nans", "late", "well"] == [each["name"] for each in said["workers"]]
     assert (2.0, 1.0) == (history.history()["in"][-1], history.history()["out"][-1])
+
+
+@pytest.mark.parametrize(("others", "named"), [(0, ["stuck"]), (9, [])])
+def test_a_worker_whose_array_stands_still_is_named_if_those_of_others_do_not(
+    others: int, named: list[str]
+) -> None:
+    history = history_of()
+    index = EpisodeIndex(steps_max=9, age_s_max=9.0)
+    for name, count in (("stuck", 9), ("one", others), ("two", others)):
+        index.workers[name] = Worker(last_seen_at=100.0, still=Counter({"obs.camera": count}))
+    said = describe_buffer(history, index)["workers"]
+
+    assert named == [each["name"] for each in said if each["problems"]]
+    assert ["sent the same obs.camera in its latest 9 fragments, unlike others"] * len(named) == [
+        problem for each in said for problem in each["problems"]
+    ]
+
+
+def test_workers_are_not_called_silent_while_the_server_cannot_be_asked() -> None:
+    history = history_of()
+    index = EpisodeIndex(steps_max=9, age_s_max=9.0)
+    index.workers["w0"] = Worker(last_seen_at=99.0)
+
+    assert [1.0] == [each["silent_s"] for each in describe_buffer(history, index)["workers"]]

@@ -21,7 +21,7 @@ export function lines(title, names, columns, { isTime = true, height = 110, onPi
     cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
     axes: [
       { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, size: 26, font: "11px system-ui" },
-      { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, size: 50, font: "11px system-ui" },
+      { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, size: 50, space: 22, font: "11px system-ui" },
     ],
     series: [{}, ...names.map((label, at) => ({
       label, stroke: colour(COLOURS[at % COLOURS.length]), width: 1.5, spanGaps, points: { show: hasPoints, size: 3 }, paths: hasPoints ? () => null : undefined,

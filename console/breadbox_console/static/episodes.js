@@ -8,7 +8,7 @@ const FIELDS = [
   ["length_min", "Length from", "number"], ["length_max", "Length to", "number"],
   ["version_min", "Version from", "number"], ["version_max", "Version to", "number"],
 ];
-const CHOICES = { end: ["terminated", "truncated", "running", "cut"], held: ["whole in the buffer"] };
+const CHOICES = { end: ["terminated", "truncated", "running", "cut"], held: ["can be watched whole"] };
 
 export function showEpisodes(main, app, at) {
   const buffer = at.path[0] ?? app.buffer;
@@ -30,7 +30,7 @@ export function showEpisodes(main, app, at) {
       if (type !== "select") inputs[name].value = query.get(name) ?? "";
       return h("label", {}, label, inputs[name]);
     }),
-    h("button", { type: "button", onclick: () => { query.set("sort", "return"); query.delete("down"); apply(); } }, "Worst finished first"),
+    h("button", { type: "button", onclick: () => { query.set("sort", "return"); query.delete("down"); inputs.held.value = CHOICES.held[0]; apply(); } }, "Worst that can be watched"),
     h("button", { type: "button", onclick: () => { for (const each of Object.values(inputs)) each.value = ""; apply(); } }, "Clear"));
   const compare = h("button", { type: "button", disabled: true, onclick: () => {
     const [one, other] = [...picked];
@@ -58,7 +58,7 @@ export function showEpisodes(main, app, at) {
       if (hasEnded) return;
       fill("worker", found.workers);
       fill("task", found.tasks);
-      count.textContent = `${number(found.total)} of ${number(found.all)} episodes seen, ${number(found.ended)} of them ended`;
+      count.textContent = `${number(found.total)} of ${number(found.all)} episodes seen, ${number(found.ended)} of them ended${found.kept ? `; what ${found.kept} sends is kept to be watched: filter by a worker to choose` : ""}`;
       // Bins stay as they are while one of them is focused: a key press must not lose its place.
       if (!picture.contains(document.activeElement)) drawHistogram(found.histogram);
       if (!list.contains(document.activeElement)) drawList(found);
@@ -92,18 +92,18 @@ export function showEpisodes(main, app, at) {
         if (picked.size > 2) { const first = picked.values().next().value; picked.delete(first); }
         compare.disabled = picked.size !== 2;
       } }),
-      h("a", { href: `#/episode/${encodeURIComponent(buffer)}/${each.number}` }, `${each.worker} #${each.episode}`),
+      h("a", { href: `#/episode/${encodeURIComponent(buffer)}/${each.number}` }, `${each.worker_id} #${each.episode_id}`),
       each.task, number(each.return), number(each.length), each.is_whole ? each.end : `${each.end}, without its start`,
       each.version_min === each.version_max ? number(each.version_min) : `${each.version_min}–${each.version_max}`,
-      each.held === undefined ? "–" : each.held === 1 ? "yes" : each.held ? `${Math.round(100 * each.held)} %` : "no", clock(each.seen_at), each.text,
+      each.held === undefined ? "–" : each.held === 1 ? "yes" : each.held ? `${Math.round(100 * each.held)} %` : "no", clock(each.last_seen_at), each.text,
     ];
-    const headings = ["Compare", sorting("episode", "Episode"), "Task", ["#", sorting("return", "Return")], ["#", sorting("length", "Length")], "End", ["#", sorting("version", "Version")], "Held", ["#", sorting("seen", "Seen")], "Tag"];
+    const headings = ["Compare", sorting("episode", "Episode"), "Task", ["#", sorting("return", "Return")], ["#", sorting("length", "Length")], "End", ["#", sorting("version", "Version")], "To watch", ["#", sorting("seen", "Seen")], "Tag"];
     list.replaceChildren(
       table("Ended episodes", headings, found.rows.map(row), "none fits"),
       h("p", { class: "bar-row" },
         h("button", { type: "button", disabled: start === 0, onclick: () => { start = Math.max(0, start - 200); document.activeElement.blur(); refresh(); } }, "Later"),
         h("button", { type: "button", disabled: start + 200 >= found.ended, onclick: () => { start += 200; document.activeElement.blur(); refresh(); } }, "Earlier")),
-      found.running.length ? table("Running, as far as seen", ["Compare", "Episode", "Task", "#Return", "#Length", "End", "#Version", "Held", "#Seen", "Tag"], found.running.map(row)) : "");
+      found.running.length ? table("Running, as far as seen", ["Compare", "Episode", "Task", "#Return", "#Length", "End", "#Version", "To watch", "#Seen", "Tag"], found.running.map(row)) : "");
   }
 
   for (const [name, values] of Object.entries(CHOICES)) fill(name, values);

@@ -89,10 +89,12 @@ async function begin() {
   isBeginning = true;
   try {
     const session = await ask("/api/session");
+    if (session.problem) throw new Error(session.problem);
     logout.hidden = session.is_open || !session.is_in;
     if (session.is_in) listen(); else askForToken();
   } catch (error) {
-    state.textContent = `The console does not answer: ${error.message}`;
+    state.textContent = `Cannot begin yet: ${error.message}`;
+    state.className = "bad";
     setTimeout(begin, 2000);
   } finally { isBeginning = false; }
 }

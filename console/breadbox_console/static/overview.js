@@ -10,7 +10,8 @@ export function showOverview(main, app, at) {
   return {
     update(overview) {
       const concerns = overview.server.concerns ?? [];
-      server.replaceChildren(h("p", { class: "hint" }, serverText(overview.server)),
+      server.replaceChildren(h("p", { class: "hint" }, (overview.server.servers ?? []).join("; ")),
+        ...(overview.problem && overview.buffers.length ? [h("p", { class: "problem warn" }, `The server cannot be asked: what follows is as it was at ${clock(overview.buffers[0].point[0])}.`)] : []),
         ...concerns.map((each) => h("p", { class: "problem warn" }, each)));
       for (const buffer of overview.buffers) {
         if (!cards.has(buffer.name)) cards.set(buffer.name, card(buffer));
@@ -29,9 +30,6 @@ export function showOverview(main, app, at) {
     end() { for (const each of cards.values()) each.end(); },
   };
 }
-
-const serverText = (server) => [server.version ? `Server ${server.version}` : "", server.epoch ? `claim ${server.epoch} of its journal` : "",
-  ...(server.servers ?? [])].filter(Boolean).join("; ");
 
 function card(first) {
   const title = h("h3", {}, first.name), seen = h("div", {}), counted = h("span", {}), badge = h("span", { class: "badge" });
@@ -77,7 +75,7 @@ function card(first) {
         stale.update([history.time, history.staleness]);
         version.update([history.time, history.version]);
       }
-      counted.textContent = `: ${number(buffer.episodes)} seen${buffer.skipped ? `; ${number(buffer.skipped)} chunks were gone before they were read` : ""}`;
+      counted.textContent = `: ${number(buffer.episodes)} seen${buffer.skipped ? `; ${number(buffer.skipped)} chunks left before they were read` : ""}`;
       facts.replaceChildren(...listed([
         ["Session", buffer.session || "none"],
         ["Version", number(buffer.version)],
@@ -86,7 +84,7 @@ function card(first) {
         ["Learners waiting", `${number(buffer.waiters)}${buffer.waiting_reason ? `, as ${buffer.waiting_reason}` : ""}`],
         ["Learner waited", buffer.waiting_share === null ? "–" : `${Math.round(100 * buffer.waiting_share)} % of the time seen`],
         ["Leases", `${buffer.leases}${buffer.leases_max ? ` of ${buffer.leases_max}` : ""}`],
-        ["Workers", number(buffer.worker_count)],
+        ["Evicted", `${number(buffer.rates["chunks evicted as stale"])}/s as stale, ${number(buffer.rates["chunks evicted for room"])}/s for room`],
       ]));
       meters.replaceChildren(
         meter("Chunks", buffer.chunks, buffer.capacity_chunks, number),
@@ -120,18 +118,18 @@ function batch(buffer, now) {
   const each = buffer.batch, limit = buffer.staleness_max === null ? "no limit" : `limit ${buffer.staleness_max}`;
   const share = (pairs, words) => pairs.map(([name, count]) => `${words(name)} ${Math.round((100 * count) / each.fragments)} %`).join(", ");
   return h("section", {}, h("h4", {}, "Latest batch"), each ? list([
-    ["Granted", `${ago(now - each.seen_at)}, at version ${number(each.version)}`],
-    ["Fragments", `${number(each.fragments)}, acted with ${versions(each)}`],
+    ["Granted", `${ago(now - each.granted_at)}, at version ${number(each.version)}`],
+    ["Chunks", `${number(each.chunks)}${each.fragments ? `, acted with ${versions(each)}` : ""}`],
     ["Staleness", `${each.staleness.map((age) => number(age)).join(" / ")} (min / median / max), ${limit}`],
-    ["Uses", `${share(each.uses, (uses) => `use ${uses}:`)}, of ${buffer.uses_max ?? "any number"}`],
-    ["By worker", share(each.workers, (name) => name)],
+    ...(each.fragments ? [["Uses", `${share(each.uses, (uses) => `use ${uses}:`)}, of ${buffer.uses_max ?? "any number"}`],
+      ["By worker", share(each.workers, (name) => name)]] : []),
   ]) : h("p", { class: "empty" }, "No fetch was granted since the console began to watch."));
 }
 
 function leaving(buffer) {
   const of = (value, limit) => `${number(value)} of ${limit ?? "any"}`;
   return h("section", {}, h("h4", {}, "What leaves next, and why"),
-    table("Chunks nearest to leaving, of those held longest", ["Chunk", "#Staleness", "#Uses", "#Room needed after"],
+    table("Chunks nearest to leaving, of those held longest", ["Chunk", "#Staleness", "#Uses", "#Leaves for room after"],
       buffer.next_out.chunks.map((each) => [`chunk ${each.chunk} of ${each.worker}`, of(each.age, buffer.staleness_max), of(each.uses, buffer.uses_max),
         each.room_after === null ? null : `${number(each.room_after)} more chunks`]), "none held"),
     h("ul", {}, buffer.next_out.limits.map((each) => h("li", {}, each))));
@@ -141,8 +139,8 @@ function workers(buffer) {
   const rows = buffer.workers.map((each) => ({
     level: each.problems.length ? "warn" : null,
     cells: [h("a", { href: `#/episodes/${encodeURIComponent(buffer.name)}?worker=${encodeURIComponent(each.name)}` }, each.name),
-      number(each.rate), number(each.version), number(each.behind), number(each.mean_return), ago(each.silent_s), each.problems.join("; ") || "none"],
+      h("div", { class: "problems" }, each.problems.join("; ") || "none"), number(each.rate), number(each.version), number(each.behind), number(each.mean_return), ago(each.silent_s)],
   }));
-  return table(`Workers seen${rows.length < buffer.worker_count ? `, ${rows.length} of ${buffer.worker_count}` : ""}`,
-    ["Worker", "#Fragments/s", "#Version", "#Most behind", "#Mean return", "#Last seen", "Problems"], rows, "none yet");
+  return table(`Workers seen, ${rows.length} of ${Math.max(rows.length, buffer.worker_count)}`,
+    ["Worker", "Problems", "#Fragments/s", "#Version", "#Most behind", "#Mean return", "#Last seen"], rows, "none yet");
 }

@@ -129,12 +129,11 @@ function makeSide(buffer, episode, go) {
     title: runText(each), "aria-label": runText(each), onclick: () => go(each.step),
   }, each.steps > 0.07 * episode.length ? `v${each.version_min}${each.version_max === each.version_min ? "" : `–${each.version_max}`}` : "")), marker);
   const element = h("section", { class: "side", "aria-label": `Episode ${episode.number}` },
-    h("h2", {}, `${episode.worker} #${episode.episode}`),
+    h("h2", {}, `${episode.worker_id} #${episode.episode_id}`),
     h("p", {}, `Task ${episode.task}; return ${number(episode.return)}; ${number(episode.length)} steps; ${episode.end}; ${versions(episode)}`),
-    h("p", { class: "bar-row" }, h("a", { href: `${path}/file.parquet`, download: "" }, "Parquet"),
-      images.some((each) => each.type !== "renderer") ? h("a", { href: `${path}/file.mp4`, download: "" }, "MP4") : "",
+    h("p", { class: "bar-row" }, missing.length ? "" : h("a", { href: `${path}/file.parquet`, download: "" }, "Parquet"),
+      !missing.length && images.some((each) => each.name !== "(rendered)") ? h("a", { href: `${path}/file.mp4`, download: "" }, "MP4") : "",
       isText ? h("button", { type: "button", onclick: () => showTokens(episode, tokens, go) }, "Show actions as tokens") : ""),
-    episode.gone ? h("p", { class: "problem warn", role: "status" }, episode.gone) : "",
     missing.length ? h("details", { class: "problem warn", open: missing.length <= 3 },
       h("summary", {}, `${missing.reduce((sum, each) => sum + each.steps, 0)} of ${number(episode.length)} steps are not held any more`),
       h("ul", {}, missing.map((each) => h("li", {}, `${ofSteps(each.step, each.steps)}: ${lost(each)}`)))) : "",
@@ -167,8 +166,8 @@ const lost = (each) => `${each.fate}${each.left_at ? ` at ${clock(each.left_at)}
 const runText = (each) => `${ofSteps(each.step, each.steps)}: ${versions(each)}${each.is_held ? "" : ", not held"}`;
 
 const grantText = (each) => `granted ${clock(each.at)} at staleness ${each.staleness}${each.end ? `, ${each.end} ${clock(each.ended_at)}` : ", leased now"}`;
-const lifeText = (each) => [`chunk ${each.chunk}, ${ofSteps(each.step, each.steps)}, ${versions(each)}`,
-  `appended ${clock(each.appended_at)} at staleness ${each.staleness_then}${each.staleness_now === null ? "" : `, ${each.staleness_now} now`}`,
+const lifeText = (each) => [`chunk ${each.chunk_id}, ${ofSteps(each.step, each.steps)}, ${versions(each)}`,
+  `appended ${clock(each.appended_at)} at staleness ${each.staleness}${each.staleness_now === null ? "" : `, ${each.staleness_now} now`}`,
   ...each.grants.map(grantText), each.fate ? lost(each) : "held"].join("; ");
 
 /** A lane over time for each fragment: held, under which leases, and when it left. */
