@@ -33,7 +33,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "service/test_viewer.py::test_a_viewer_reads_by_a_cursor_and_ends_its_read",
         "service/test_viewer.py::test_a_viewer_ends_neither_a_learners_lease_nor_another_viewers",
     ),
-    "A viewer, such as the console, is told": (
+    "A viewer, such as the console, gets": (
         "service/test_viewer.py::test_a_viewer_is_told_a_store_of_its_own",
         "integration/test_redis_users.py::test_a_viewer_reads_payloads_in_redis_and_can_neither_delete_nor_replace_them",
     ),
