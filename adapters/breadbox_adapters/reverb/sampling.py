@@ -175,13 +175,22 @@ class TrajectoryDataset(Stream):
         server_address: str,
         table: str,
         max_in_flight_samples_per_worker: int = 100,
-        *,
+        num_workers_per_iterator: int = -1,
+        max_samples_per_stream: int = -1,
+        rate_limiter_timeout_ms: int = -1,
         get_signature_timeout_secs: int | None = None,
+        max_samples: int = -1,
         **options: Any,
     ) -> "TrajectoryDataset":
-        """Return one without dtypes: items have their own. The timeout has no effect."""
-        at_once = max_in_flight_samples_per_worker
-        return cls(server_address, table, max_in_flight_samples_per_worker=at_once, **options)
+        """Return one without dtypes, which items have themselves; the arguments are Reverb's."""
+        return cls(
+            server_address,
+            table,
+            max_in_flight_samples_per_worker=max_in_flight_samples_per_worker,
+            rate_limiter_timeout_ms=rate_limiter_timeout_ms,
+            max_samples=max_samples,
+            **options,
+        )
 
     def _samples(self) -> Iterator[ReplaySample]:
         with connect(self._address, self._options) as client:
