@@ -891,11 +891,7 @@ class Client:
         return self._invoke(calls.create_buffer(name, config or types.BufferConfig()))
 
     def update_buffer(
-        self,
-        name: str,
-        config: types.BufferConfig | None = None,
-        *,
-        reset: Iterable[str] = (),
+        self, name: str, config: types.BufferConfig | None = None, *, reset: Iterable[str] = ()
     ) -> types.BufferDescription:
         """Change limits of a buffer; chunks that no longer fit are evicted immediately.
 

@@ -53,10 +53,7 @@ class Lease(Granted):
         self._renewal: BackgroundTask | None = None
 
     def fragments(
-        self,
-        *,
-        columns: Sequence[str] | None = None,
-        steps: tuple[int, int] | None = None,
+        self, *, columns: Sequence[str] | None = None, steps: tuple[int, int] | None = None
     ) -> Iterator[Fragment]:
         """Load the granted fragments, in draw order, a few at a time and a few ahead.
 

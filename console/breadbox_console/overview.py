@@ -343,9 +343,7 @@ def next_out(description: BufferDescription, head: Sequence[FragmentReference]) 
 
 
 def judge(
-    looks: Sequence[Look],
-    diagnosis: Diagnosis,
-    workers: Sequence[Mapping[str, Any]],
+    looks: Sequence[Look], diagnosis: Diagnosis, workers: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str, str]:
     """Return a buffer's status: a word, its level, and its cause in a sentence.
 

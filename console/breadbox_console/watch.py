@@ -34,12 +34,7 @@ from breadbox.model.types import (
     FragmentReference,
     ReleaseMode,
 )
-from breadbox_console.episodes import (
-    Episode,
-    EpisodeIndex,
-    FragmentKey,
-    key_of,
-)
+from breadbox_console.episodes import Episode, EpisodeIndex, FragmentKey, key_of
 from breadbox_console.overview import BufferHistory, describe_buffer
 
 log = logging.getLogger(__name__)

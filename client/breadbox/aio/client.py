@@ -442,11 +442,7 @@ class Client:
         return await self._invoke(calls.create_buffer(name, config or types.BufferConfig()))
 
     async def update_buffer(
-        self,
-        name: str,
-        config: types.BufferConfig | None = None,
-        *,
-        reset: Iterable[str] = (),
+        self, name: str, config: types.BufferConfig | None = None, *, reset: Iterable[str] = ()
     ) -> types.BufferDescription:
         return await self._invoke(calls.update_buffer(name, config or types.BufferConfig(), reset))
 

@@ -39,10 +39,7 @@ class Lease(Granted):
         self._renewal: BackgroundTask | None = None
 
     async def fragments(
-        self,
-        *,
-        columns: Sequence[str] | None = None,
-        steps: tuple[int, int] | None = None,
+        self, *, columns: Sequence[str] | None = None, steps: tuple[int, int] | None = None
     ) -> AsyncIterator[Fragment]:
 
         async def read(references: Sequence[FragmentReference]) -> list[Fragment]:

@@ -15,11 +15,7 @@ from breadbox.operations.operations import Context, Operation
 
 _log = logging.getLogger(__name__)
 
-LOST_ERRORS = (
-    errors.PayloadMissingError,
-    errors.PayloadCorruptError,
-    errors.PayloadFormatError,
-)
+LOST_ERRORS = (errors.PayloadMissingError, errors.PayloadCorruptError, errors.PayloadFormatError)
 """Errors that say that a payload is gone, or unreadable for good."""
 
 

@@ -834,9 +834,7 @@ class _Appending:
         failed, self._failed = self._failed, None
         return (
             yield from retrying_store(
-                self._context,
-                lambda deadline: self._write_within(deadline, fragments),
-                failed,
+                self._context, lambda deadline: self._write_within(deadline, fragments), failed
             )
         )
 

@@ -27,11 +27,7 @@ from numpy.typing import NDArray
 
 from breadbox.model.errors import InvalidRequestError, PayloadCorruptError, UnsupportedArrayError
 from breadbox.payload.dtypes import byte_view
-from breadbox.payload.limits import (
-    EXPANDED_BYTES_MAX_VARIABLE,
-    Expansion,
-    expanded_bytes_max,
-)
+from breadbox.payload.limits import EXPANDED_BYTES_MAX_VARIABLE, Expansion, expanded_bytes_max
 from breadbox.v1 import payload_pb2
 
 Codecs = str | Mapping[str, str]

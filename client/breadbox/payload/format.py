@@ -53,14 +53,7 @@ from breadbox.model.trees import (
     paths_of,
     unflatten,
 )
-from breadbox.payload.codecs import (
-    Codecs,
-    Encoded,
-    check_plausible,
-    choose,
-    decode_into,
-    encode,
-)
+from breadbox.payload.codecs import Codecs, Encoded, check_plausible, choose, decode_into, encode
 from breadbox.payload.dtypes import as_leaf, byte_view, parse_dtype, stored_array
 from breadbox.payload.layout import (
     Layout,

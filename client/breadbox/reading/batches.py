@@ -26,12 +26,7 @@ from breadbox.model.types import Device, FragmentReference
 from breadbox.payload.alike import UniformPayloads, verify_and_group
 from breadbox.payload.dtypes import BFLOAT16, as_leaf, byte_view
 from breadbox.payload.format import Head
-from breadbox.payload.fragments import (
-    FIELDS,
-    PER_FRAGMENT_FIELDS,
-    Selection,
-    decode_fragment,
-)
+from breadbox.payload.fragments import FIELDS, PER_FRAGMENT_FIELDS, Selection, decode_fragment
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
@@ -211,11 +206,7 @@ def load_batch(
     if groups is None:
         wants_whole = columns is None
         receive(
-            store,
-            payloads,
-            builder.place,
-            wants_whole=wants_whole,
-            start_over=builder.start_over,
+            store, payloads, builder.place, wants_whole=wants_whole, start_over=builder.start_over
         )
     else:
         for group in groups:

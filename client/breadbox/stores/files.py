@@ -44,12 +44,7 @@ from breadbox.stores.base import (
 )
 from breadbox.stores.bulk import read_whole
 from breadbox.stores.deadline import Deadline
-from breadbox.stores.disk import (
-    DiskRoom,
-    check_private_directory,
-    make_private_directory,
-    opener,
-)
+from breadbox.stores.disk import DiskRoom, check_private_directory, make_private_directory, opener
 from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
 from breadbox.stores.reading import drop, head_bytes_of
 

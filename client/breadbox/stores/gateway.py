@@ -142,8 +142,7 @@ class _Line:
         self.discard_payloads = ReplayBufferServiceStub(self.channel).DiscardPayloads
         # Not the stub's: what carries payload bytes is packed here.
         self.write_payloads: Any = self.channel.stream_stream(
-            _SERVICE + "WritePayloads",
-            response_deserializer=pb.WritePayloadsResponse.FromString,
+            _SERVICE + "WritePayloads", response_deserializer=pb.WritePayloadsResponse.FromString
         )
         self.read_payloads: Any = self.channel.unary_stream(
             _SERVICE + "ReadPayloads",

@@ -6,12 +6,7 @@ from typing import Any, Final, Protocol
 
 from breadbox.model.errors import PayloadCorruptError
 from breadbox.model.types import PayloadReference
-from breadbox.stores.base import (
-    PRELUDE_BYTES,
-    PayloadReceiver,
-    PayloadStore,
-    Segment,
-)
+from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, PayloadStore, Segment
 from breadbox.stores.deadline import Deadline
 
 _RANGE_GUESS_BYTES: Final = 4 * 1024
@@ -41,9 +36,7 @@ OpenStream = Callable[[Iterable[Range]], ByteStream]
 
 
 def read(
-    open_stream: OpenStream,
-    part: Sequence[tuple[int, PayloadReference]],
-    receiver: PayloadReceiver,
+    open_stream: OpenStream, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
 ) -> None:
     """Read payloads in one pass, or only the ranges wanted; one stream is open at a time."""
     whole: list[tuple[int, PayloadReference]] = []
@@ -58,9 +51,7 @@ def read(
 
 
 def _read_foreseen(
-    open_stream: OpenStream,
-    part: Sequence[tuple[int, PayloadReference]],
-    receiver: PayloadReceiver,
+    open_stream: OpenStream, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
 ) -> Sequence[tuple[int, PayloadReference]]:
     """Read payloads that may be like earlier ones; return the rest.
 
@@ -88,9 +79,7 @@ def _read_foreseen(
 
 
 def _read_whole(
-    open_stream: OpenStream,
-    part: Sequence[tuple[int, PayloadReference]],
-    receiver: PayloadReceiver,
+    open_stream: OpenStream, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
 ) -> None:
     if not part:
         return
@@ -145,9 +134,7 @@ def drop(buffers: list[Any], count: int) -> None:
 
 
 def _read_ranges(
-    open_stream: OpenStream,
-    part: Sequence[tuple[int, PayloadReference]],
-    receiver: PayloadReceiver,
+    open_stream: OpenStream, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
 ) -> None:
     """Read heads, then the ranges wanted: two round trips, and a third for long heads."""
     heads = _read_heads(open_stream, part, receiver)
@@ -169,9 +156,7 @@ def _read_ranges(
 
 
 def _read_heads(
-    open_stream: OpenStream,
-    part: Sequence[tuple[int, PayloadReference]],
-    receiver: PayloadReceiver,
+    open_stream: OpenStream, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
 ) -> list[memoryview]:
     guesses = [min(_RANGE_GUESS_BYTES, reference.size_bytes) for _, reference in part]
     first = open_stream(

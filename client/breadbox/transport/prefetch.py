@@ -13,12 +13,7 @@ Result = TypeVar("Result")
 
 
 def prefetched(
-    jobs: Iterable[Job],
-    run: Callable[[Job], Result],
-    *,
-    at_once: int,
-    depth: int,
-    in_order: bool,
+    jobs: Iterable[Job], run: Callable[[Job], Result], *, at_once: int, depth: int, in_order: bool
 ) -> Generator[Result, None, None]:
     """Run jobs in threads, ahead of the caller that iterates over their results.
 

@@ -178,10 +178,7 @@ class Appends:
         if self._deletions.is_leaving(weights.payload_id):
             return False
         self._unowned.discard(weights.payload_id)
-        with (
-            self._deletions.confirming([weights.payload_id]),
-            self._metrics.store_trip("confirm"),
-        ):
+        with self._deletions.confirming([weights.payload_id]), self._metrics.store_trip("confirm"):
             (found,) = await self._custodian.confirm([payload_reference(weights)])
         if found == Confirmation.OTHER_SIZE:
             raise PayloadSizeError("weights", weights)

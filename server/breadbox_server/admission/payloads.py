@@ -172,11 +172,7 @@ class UnownedPayloads:
     """At the limit the oldest is deleted early; if sent again it is PAYLOAD_MISSING."""
 
     def __init__(
-        self,
-        deletions: DeletionQueue,
-        *,
-        keep_s: float,
-        is_referenced: Callable[[PayloadId], bool],
+        self, deletions: DeletionQueue, *, keep_s: float, is_referenced: Callable[[PayloadId], bool]
     ) -> None:
         self._deletions = deletions
         self._keep_s = keep_s

@@ -103,10 +103,7 @@ METADATA: Final = MessageMapping(
     fragment_pb2.FragmentMetadata,
     Fragment,
     parts={"payload": PAYLOAD},
-    reads={
-        "worker_id": _shared,
-        "session_id": _shared,
-    },
+    reads={"worker_id": _shared, "session_id": _shared},
     absent={"priority": PRIORITY_DEFAULT},
     same={"model_version_max": "model_version_min"},
 )
@@ -329,9 +326,7 @@ def payload_reference(value: Payload) -> PayloadReference:
     return PayloadReference(value.payload_id, value.size_bytes, value.piece_size_bytes)
 
 
-def ranges(
-    messages: Sequence["pb.PayloadRange"],
-) -> list[tuple[PayloadReference, int, int]]:
+def ranges(messages: Sequence["pb.PayloadRange"]) -> list[tuple[PayloadReference, int, int]]:
     """Return the ranges of payloads that a request wants: (payload, first byte, bytes)."""
     check_int("ranges", len(messages), 1, GATEWAY_RANGES_MAX)
     checked = []
@@ -356,8 +351,7 @@ def add_references(
 
 
 def add_append_results(
-    values: Iterable[Appended | None],
-    messages: "RepeatedCompositeFieldContainer[pb.AppendResult]",
+    values: Iterable[Appended | None], messages: "RepeatedCompositeFieldContainer[pb.AppendResult]"
 ) -> None:
     """Add what became of fragments to a reply; None is a payload that the store does not have."""
     messages.extend(map(_append_result, values))

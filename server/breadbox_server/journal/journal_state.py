@@ -290,10 +290,7 @@ def _restorer(settings: Settings, rng: random.Random, epoch: int) -> Restore:
     # With --seed too, a server that has the journal of an earlier one must not be its twin.
     restored_rng = random.Random((rng.getrandbits(64) << 64) + epoch)
     return partial(
-        BufferSet.restore,
-        rng=restored_rng,
-        buffers_max=settings.buffers_max,
-        is_recording=True,
+        BufferSet.restore, rng=restored_rng, buffers_max=settings.buffers_max, is_recording=True
     )
 
 

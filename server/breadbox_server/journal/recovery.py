@@ -113,9 +113,7 @@ class Replay:
     """A core that is built from a journal: its newest snapshot, then one turn after the other."""
 
     def __init__(
-        self,
-        archive: JournalArchive,
-        restore: Callable[[Iterable[BufferSnapshot]], BufferSet],
+        self, archive: JournalArchive, restore: Callable[[Iterable[BufferSnapshot]], BufferSet]
     ) -> None:
         self._shown = archive.shown
         self.sequence, record = archive.read_snapshot()

@@ -72,9 +72,7 @@ class InlineBodies:
         """Read what is not at hand, unless the store is away."""
         if positions and self._store_watch.away_s < OUTAGE_S:
             for position, body in zip(
-                positions,
-                await self._read([payloads[each] for each in positions]),
-                strict=True,
+                positions, await self._read([payloads[each] for each in positions]), strict=True
             ):
                 bodies[position] = body
 

@@ -135,8 +135,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         if self._gateway is not None and weights is not None and published.weights_taken:
             self._gateway.unannounced.forget(weights.payload_id)
         return pb.PublishModelResponse(
-            model_version=published.model_version,
-            evicted_chunk_count=published.evicted_chunk_count,
+            model_version=published.model_version, evicted_chunk_count=published.evicted_chunk_count
         )
 
     async def WatchModel(

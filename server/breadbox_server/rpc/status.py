@@ -150,8 +150,7 @@ def to_status(error: Exception) -> status_pb2.Status:
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     if isinstance(error, core.InvalidArgumentError):
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field[:METADATA_LENGTH_MAX],
-            description=error.problem[:METADATA_LENGTH_MAX],
+            field=error.field[:METADATA_LENGTH_MAX], description=error.problem[:METADATA_LENGTH_MAX]
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     text = row.text or str(error)

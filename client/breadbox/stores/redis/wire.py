@@ -17,10 +17,7 @@ from typing import Any, Final
 
 import redis
 
-from breadbox.model.errors import (
-    PayloadCorruptError,
-    StoreUnavailableError,
-)
+from breadbox.model.errors import PayloadCorruptError, StoreUnavailableError
 from breadbox.stores.base import UnforeseenError
 from breadbox.stores.deadline import LOOK_S, Deadline, in_force
 from breadbox.stores.reading import drop

@@ -4,13 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from breadbox_server.core.model.errors import DomainError
-from breadbox_server.core.model.ids import (
-    BufferName,
-    CallerId,
-    LeaseId,
-    ModelVersion,
-    SessionId,
-)
+from breadbox_server.core.model.ids import BufferName, CallerId, LeaseId, ModelVersion, SessionId
 from breadbox_server.core.model.inputs import AdmissionOutcome, GrantedFragment, ModelState, Payload
 
 

@@ -202,10 +202,7 @@ class Subscriptions:
         return [chunk for chunk in self.by_age() if chunk.state is ChunkState.RETAINED]
 
     def restore(
-        self,
-        subscriptions: Iterable[Subscription],
-        chunks: Iterable[Chunk],
-        session_id: SessionId,
+        self, subscriptions: Iterable[Subscription], chunks: Iterable[Chunk], session_id: SessionId
     ) -> None:
         """Take subscriptions as a snapshot has them, and the chunks that they can read."""
         for each in subscriptions:

@@ -131,9 +131,7 @@ BUFFER: Final = MessageMapping(
         "ended_grants": _GRANT,
         "schemas": Functions(lambda each: (each.hash, SCHEMA.read(each.schema)), _put_schema),
         "subscriptions": MessageMapping(
-            pb.NamedCursor,
-            Subscription,
-            names={"retaining": "is_retaining", "chunk_id": "cursor"},
+            pb.NamedCursor, Subscription, names={"retaining": "is_retaining", "chunk_id": "cursor"}
         ),
     },
 )
