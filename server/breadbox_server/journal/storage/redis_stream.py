@@ -227,16 +227,13 @@ class RedisArchive:
 
     @property
     def shown(self) -> str:
-        """See JournalArchive."""
         return f"{self._shown} ({TURNS})"
 
     def identity(self) -> str:
-        """See JournalArchive."""
         with _translated_errors():
             return owner_from_text((self._client.get(OWNER) or b"").decode())[2]
 
     def claim(self, holder: Holder, displaced: str = "") -> Claim:
-        """See JournalArchive."""
         with _translated_errors():
             answer = self._client.eval(
                 *(_CLAIM, 3, OWNER, _TOUCH, ALIVE, epoch_after(), holder.token, new_journal_id()),
@@ -251,20 +248,17 @@ class RedisArchive:
         return claim
 
     def send_heartbeat(self) -> None:
-        """See JournalArchive."""
         if self._holder is not None:
             heartbeat = (_heartbeat_of(self._holder), "PX", round(STARTING_S * 1000))
             with _translated_errors():
                 self._eval(_ANYWAY, (ALIVE,), "SET", *heartbeat)
 
     def is_begun(self) -> bool:
-        """See JournalArchive."""
         with _translated_errors():
             # Notes come after the first of these two, and show that they are gone.
             return bool(self._client.exists(SNAPSHOT, TURNS, NOTES))
 
     def begin(self, data: bytes) -> None:
-        """See JournalArchive."""
         pieces = _cut(data)
         with _translated_errors():
             for k, piece in enumerate(pieces):
@@ -272,7 +266,6 @@ class RedisArchive:
             self._eval(_BEGIN, _BEGUN, *_beginning(BEGINNING, len(pieces), self._seen_owner(), {}))
 
     def read_snapshot(self) -> tuple[int, bytes]:
-        """See JournalArchive."""
         for _ in range(SNAPSHOT_READS):
             with _translated_errors():
                 self._seen_owner()
@@ -286,7 +279,6 @@ class RedisArchive:
         raise JournalDamagedError(self._remedy("has an incomplete snapshot"))
 
     def read_turns(self, after: int) -> Iterator[tuple[int, bytes]]:
-        """See JournalArchive."""
         expected = after + 1
         newest = -1
         while True:
@@ -316,7 +308,6 @@ class RedisArchive:
             return _sequence_of(self._client.xinfo_stream(TURNS)["last-generated-id"])
 
     def look(self, first: int) -> JournalStatus:
-        """See JournalView."""
         with _translated_errors():
             owner, alive, left_ms, run_id, newest, snapshot, entries = self._client.eval(
                 _LOOK, 4, OWNER, ALIVE, TURNS, SNAPSHOT, first, LOOK_TURNS
@@ -336,7 +327,6 @@ class RedisArchive:
         )
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
-        """See JournalArchive."""
         with _translated_errors():
             old = self._client.hgetall(SNAPSHOT)
             if old and int(old[b"sequence"]) > sequence:
@@ -356,18 +346,15 @@ class RedisArchive:
             self._client.hdel(HALF, *_done(sequence, halves))
 
     def read_note(self, name: str) -> str:
-        """See JournalArchive."""
         with _translated_errors():
             text: bytes | None = self._client.hget(NOTES, name)
         return "" if text is None else text.decode()
 
     def write_note(self, name: str, text: str) -> None:
-        """See JournalArchive."""
         with _translated_errors():
             self._eval(_ANYWAY, (NOTES,), "HSET", name, text)
 
     def close(self) -> None:
-        """See JournalArchive."""
         self._client.close()
 
     def _eval(self, script: str, keys: Iterable[str], *values: str | bytes | int) -> Any:
@@ -396,9 +383,7 @@ class RedisWriter:
         self, url: str, claim: Claim, *, carries_payloads: bool = False, answer_s: float = 5.0
     ) -> None:
         self.claim = claim
-        """See JournalWriter."""
         self.carries_payloads = carries_payloads
-        """See JournalWriter."""
         self._client: Any = open_redis_async(url, answer_s=answer_s)
 
     def has_room(self) -> bool:
@@ -408,11 +393,9 @@ class RedisWriter:
     async def append(
         self, sequence: int, data: bytes, payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS
     ) -> bool:
-        """See JournalWriter."""
         return not await self._eval_with(payloads, _APPEND, sequence, sequence - 1, data)
 
     async def renew(self, sequence: int) -> str:
-        """See JournalWriter."""
         values = (sequence, *self._heartbeat())
         run_id: bytes = await self._eval(_RENEW, (TURNS, SNAPSHOT), *values)
         return run_id.decode()
@@ -424,7 +407,6 @@ class RedisWriter:
         notes: Mapping[str, str],
         payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
     ) -> None:
-        """See JournalWriter."""
         await self._claim_again()
         with kept_cancellation(), _translated_errors():
             old = await self._client.hgetall(SNAPSHOT)

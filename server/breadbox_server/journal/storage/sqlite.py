@@ -90,11 +90,9 @@ class SqliteArchive:
 
     @property
     def shown(self) -> str:
-        """See JournalArchive."""
         return str(self._directory / FILE_NAME)
 
     def identity(self) -> str:
-        """See JournalArchive."""
         return owner_from_text(_read_owner(self._connection)[0])[2]
 
     def claim(self, holder: Holder, displaced: str = "") -> Claim:
@@ -118,18 +116,15 @@ class SqliteArchive:
         """See JournalArchive: the lock is the heartbeat."""
 
     def is_begun(self) -> bool:
-        """See JournalArchive."""
         with _translated_errors():
             (turn,) = self._connection.execute("SELECT min(sequence) FROM turns").fetchone()
         return turn is not None or bool(self._snapshots()) or self._end_path.exists()
 
     def begin(self, data: bytes) -> None:
-        """See JournalArchive."""
         self.write_snapshot(BEGINNING, data)
         self._reserve.with_room(partial(_make_end, self._end_path))
 
     def read_snapshot(self) -> tuple[int, bytes]:
-        """See JournalArchive."""
         snapshots = self._snapshots()
         if not snapshots:
             raise JournalDamagedError(f"{self.shown} has no snapshot beside it; {_REMEDY}")
@@ -138,7 +133,6 @@ class SqliteArchive:
             return sequence, snapshots[sequence].read_bytes()
 
     def read_turns(self, after: int) -> Iterator[tuple[int, bytes]]:
-        """See JournalArchive."""
         # Before the turns: they only get more.
         end = self._read_end()
         expected = after + 1
@@ -164,7 +158,6 @@ class SqliteArchive:
             raise JournalDamagedError(f"{self.shown} lacks turns {expected} to {end}; {_REMEDY}")
 
     def write_snapshot(self, sequence: int, data: bytes) -> None:
-        """See JournalArchive."""
         older = self._snapshots()
         if older and max(older) > sequence:
             return
@@ -185,7 +178,6 @@ class SqliteArchive:
                     old_path.unlink(missing_ok=True)
 
     def read_note(self, name: str) -> str:
-        """See JournalArchive."""
         with _translated_errors():
             row = self._connection.execute(
                 "SELECT text FROM notes WHERE name = ?", (name,)
@@ -193,7 +185,6 @@ class SqliteArchive:
         return row[0] if row else ""
 
     def write_note(self, name: str, text: str) -> None:
-        """See JournalArchive."""
         self._reserve.with_room(partial(self._execute, _WRITE_NOTE, name, text))
 
     def close(self) -> None:
@@ -247,7 +238,6 @@ class SqliteWriter:
     def __init__(self, directory: Path, claim: Claim, *, sync: bool) -> None:
         self._directory = directory
         self.claim = claim
-        """See JournalWriter."""
         self._thread = ThreadPoolExecutor(1, "journal") if sync else None
         self._reserve = Reserve(directory)
         self._connection = self._reserve.with_room(self._connect)
@@ -269,7 +259,6 @@ class SqliteWriter:
     async def append(
         self, sequence: int, data: bytes, payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS
     ) -> bool:
-        """See JournalWriter."""
         assert not payloads
         await self._run(self._append, sequence, data)
         return True
@@ -350,7 +339,6 @@ class SqliteWriter:
         notes: Mapping[str, str],
         payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS,
     ) -> None:
-        """See JournalWriter."""
         assert not payloads
         # In the thread, so that the connection is not closed under a trim.
         await self._run(self._begin_again, sequence, snapshot, notes)
@@ -413,7 +401,6 @@ class SqliteWriter:
             return len(turns) == TRIM_TURNS or size_bytes >= TRIM_SIZE_BYTES
 
     async def close(self) -> None:
-        """See JournalWriter."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         self._connection.close()
