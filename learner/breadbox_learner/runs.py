@@ -181,7 +181,6 @@ class JsonLines:
         self.write(record)
 
     def close(self) -> None:
-        """See `Sink.close`."""
         self._file.close()
 
 
@@ -263,7 +262,6 @@ class TensorBoard:
                 self._writer.add_scalar(f"{group}/{name}", value, int(steps or 0))
 
     def close(self) -> None:
-        """See `Sink.close`."""
         self._writer.close()
 
 
@@ -307,7 +305,6 @@ class WeightsAndBiases:
         self._run.log(named, commit=False)
 
     def close(self) -> None:
-        """See `Sink.close`."""
         self._run.finish()
 
 

@@ -150,8 +150,6 @@ class RolloutWorker:
             if self._options.steps_max and self.step_count >= self._options.steps_max:
                 return
 
-    # Models ------------------------------------------------------------------------------------
-
     @property
     def _in_session(self) -> bool:
         """True if all policies are in a session; else none of them acts."""
@@ -175,8 +173,6 @@ class RolloutWorker:
         if self._are_seated:
             (waiting or self._players)[0].watcher.wait(_POLL_S)
         return say_at
-
-    # Environments ------------------------------------------------------------------------------
 
     def _read_pool(self) -> None:
         patience_s = self._patience_s()
@@ -238,8 +234,6 @@ class RolloutWorker:
         if is_first and trace:
             logger.warning("the first %s, as the environment raised it:\n%s", kind, trace)
 
-    # Rounds ------------------------------------------------------------------------------------
-
     def _patience_s(self) -> float | None:
         return self._ready.patience_s(self._pool.live_env_count, now=self._clock())
 
@@ -280,8 +274,6 @@ class RolloutWorker:
                 return
         self.stats.blocked = False
         self.stats.blocked_s += self._clock() - began_at
-
-    # Reporting ---------------------------------------------------------------------------------
 
     def _log(self, interval_s: float) -> None:
         stats, steps = self.stats, self.step_count

@@ -166,8 +166,6 @@ class Driver:
             refers_to=self.reading.refers_to,
         )
 
-    # --- buffers and leases --------------------------------------------------------------------
-
     async def create_buffer(self, command: CreateBuffer, caller: Caller) -> None:
         """Make a buffer, unless a token bound to buffers has as many as there are places left."""
         names = self.core.buffers.names()
@@ -240,8 +238,6 @@ class Driver:
             named[0],
         )
 
-    # --- what the server says of its stores ----------------------------------------------------
-
     def outage(self) -> OutageError | None:
         """Return what does not answer this server, or None."""
         away, refusals = self.away_s(), self._refusals()
@@ -260,8 +256,6 @@ class Driver:
     def away_s(self) -> dict[str, float]:
         """Return the seconds for which journal and payload store have owed an answer."""
         return {JOURNAL: self.turns.away_s, PAYLOAD_STORE: self.store_watch.away_s}
-
-    # --- life ----------------------------------------------------------------------------------
 
     async def run(self, on_failure: Callable[[BaseException], None] = lambda _: None) -> None:
         """Admit, delete, make durable and maintain until cancelled; `on_failure` gets the first."""
@@ -308,8 +302,6 @@ class Driver:
         metrics.journal_lag.set(self.turns.lag_s)
         for place, away_s in self.away_s().items():
             metrics.silence.labels(place.replace(" ", "_")).set(away_s)
-
-    # --- what the core decided -----------------------------------------------------------------
 
     def _hand_on(self, events: Sequence[Event]) -> None:
         when_settled = self.turns.when_settled

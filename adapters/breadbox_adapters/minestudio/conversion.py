@@ -371,9 +371,6 @@ def _all_lead_with_one(state: Any) -> bool:
     return state is None or tuple(getattr(state, "shape", ())[:1]) == (1,)
 
 
-# Names of stored fragments -----------------------------------------------------------------------
-
-
 def named(references: Sequence[types.FragmentReference]) -> list[tuple[FragmentIndex, str]]:
     """Return MineStudio's records: each fragment's index, and the text to load it by."""
     return [

@@ -133,8 +133,6 @@ class Draws:
             raise InvalidRequestError("count", "finds no whole episode")
         return whole
 
-    # From a step on ----------------------------------------------------------------------------
-
     def window(self, starts: Numbers, length: int) -> tuple[Numbers, NDArray[np.bool_]]:
         """Return numbers [B, length] of the steps from each start on; see `StepIndex.onwards`."""
         return self.onwards(starts, np.broadcast_to(np.arange(length), (len(starts), length)))

@@ -97,8 +97,6 @@ class Granted:
         starts = range(0, len(self), FRAGMENTS_PER_READ)
         return [self.references[start : start + FRAGMENTS_PER_READ] for start in starts]
 
-    # Operations --------------------------------------------------------------------------------
-
     def _renewed(self, lease_s: float | None) -> Operation[float]:
         self._check_open()
         call = calls.renew_lease(self._buffer, self.lease_id, lease_s)

@@ -430,9 +430,6 @@ def read(context: Context, buffer: str, request: calls.ReadRequest) -> Operation
             return found
 
 
-# Payloads ----------------------------------------------------------------------------------------
-
-
 def opened_store(context: Context) -> Operation[PayloadStore]:
     """Return the payload store, opened on first use at the URL that the server returns."""
     if context.slot.store is not None:
@@ -680,9 +677,6 @@ def _discard(
         )
     except errors.StoreError:
         return
-
-
-# Append ------------------------------------------------------------------------------------------
 
 
 def append_many(

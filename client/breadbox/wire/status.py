@@ -235,8 +235,6 @@ def from_rpc_error(
     return error_of(failure)
 
 
-# Servers that gave no answer ------------------------------------------------------------------
-
 _NEVER_CONNECTED = re.compile("failed to connect|connections to all backends failing")
 """Matches gRPC's text if no connection to any server was established."""
 

@@ -210,8 +210,6 @@ class Appender:
         self._thread = threading.Thread(target=self._run, name="breadbox-appender", daemon=True)
         self._thread.start()
 
-    # Called by producers -----------------------------------------------------------------------
-
     def append(self, fragment: Fragment, *, max_wait_s: float | None = None) -> None:
         """Queue a fragment for sending; do not write to its arrays until it is answered.
 
@@ -348,8 +346,6 @@ class Appender:
             raise self._error
         if self._closing:
             raise ClosedError("the appender was closed")
-
-    # Called by the background thread -----------------------------------------------------------
 
     def _run(self) -> None:
         try:

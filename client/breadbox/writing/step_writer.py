@@ -445,8 +445,6 @@ class StepWriter:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         close_at_exit(self.close, error, lambda: "steps were not sent")
 
-    # Cutting -----------------------------------------------------------------------------------
-
     def _push(
         self,
         index: int,
@@ -554,8 +552,6 @@ class StepWriter:
                     self._cut_all()
                 except ReplayBufferError:
                     return  # The next `add` raises it.
-
-    # Sessions ----------------------------------------------------------------------------------
 
     def _current(self, max_wait_s: float) -> ModelState:
         """Return the current session and version; wait for a session at most `max_wait_s`."""

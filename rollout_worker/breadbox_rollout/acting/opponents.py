@@ -59,7 +59,6 @@ class Opponents(Participant):
 
     @property
     def in_session(self) -> bool:
-        """See `Participant.in_session`."""
         return self.model.in_session and bool(self._kept or self._pinned)
 
     @property
@@ -68,7 +67,6 @@ class Opponents(Participant):
         return [version.model_version for version in (*self._pinned, *self._kept)]
 
     def sit(self, part: AgentRows, groups: Sequence[range]) -> None:
-        """See `Participant.sit`."""
         self.part = part
         self._chairs = [
             [_Chair() for _ in range(len(env_indices) * len(part.labels))] for env_indices in groups

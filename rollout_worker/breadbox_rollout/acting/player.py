@@ -176,7 +176,6 @@ class Player(Participant):
         return None if self._inference is None else self._inference.policy
 
     def sit(self, part: AgentRows, groups: Sequence[range]) -> None:
-        """See `Participant.sit`."""
         self.part = part
         self._inference = self._make_inference(
             self._make_policy(part.observation_space, part.action_space)
@@ -212,10 +211,7 @@ class Player(Participant):
             for slot in slots:
                 slot.fragmenter.staleness_max = model.staleness_max
 
-    # What environments say ----------------------------------------------------------------------
-
     def read(self, group: int, arrays: GroupArrays) -> list[float]:
-        """See `Participant.read`."""
         returns: list[float] = []
         answers, aborts = arrays.answer_count.tolist(), arrays.abort_count.tolist()
         for index, slot in enumerate(self._slots[group]):
@@ -278,16 +274,12 @@ class Player(Participant):
             returns.append(report.return_sum)
 
     def name_task(self, group: int, row: int, task: str) -> None:
-        """See `Participant.name_task`."""
         slot = self._slots[group][row]
         slot.next_task = task
         if slot.tracker.is_empty and not slot.awaits_answer:
             slot.tracker.task = task
 
-    # Rounds ------------------------------------------------------------------------------------
-
     def act(self, groups: list[int], arrays: list[GroupArrays]) -> Callable[[], list[Fragment]]:
-        """See `Participant.act`."""
         assert self._inference is not None
         slots = [slot for group in groups for slot in self._slots[group]]
         states_before = [slot.state for slot in slots]

@@ -37,7 +37,6 @@ class ParallelUnit(Unit):
         self._step_count = 0
 
     def begin(self, seed: int | None, notes: RoundNotes) -> None:
-        """See `Unit.begin`."""
         try:
             obs, _ = self._env.reset(seed=seed)
             agents = list(self._env.agents)
@@ -53,7 +52,6 @@ class ParallelUnit(Unit):
             self._show(self._seat(agent), first=True)
 
     def answer(self, notes: RoundNotes) -> bool:
-        """See `Unit.answer`."""
         acting = {agent: seat for agent, seat in self._seats.items() if seat.arrays.acts[seat.row]}
         actions = {
             agent: clipped(seat.actions, row_of(seat.arrays.action, seat.row))
@@ -120,12 +118,10 @@ class ParallelUnit(Unit):
             ) from None
 
     def abort(self) -> None:
-        """See `Unit.abort`."""
         for seat in self._seats.values():
             if seat.arrays.acts[seat.row]:
                 seat.arrays.abort_count[seat.row] += 1
                 seat.arrays.acts[seat.row] = False
 
     def close(self) -> None:
-        """See `Unit.close`."""
         self._env.close()

@@ -103,7 +103,6 @@ class SingleUnit(Unit):
         self._step_count = 0
 
     def begin(self, seed: int | None, notes: RoundNotes) -> None:
-        """See `Unit.begin`."""
         index, arrays = self._index, self._arrays
         try:
             obs, info = self._env.reset(seed=seed)
@@ -123,7 +122,6 @@ class SingleUnit(Unit):
                 self._recording_failed(error, notes)
 
     def answer(self, notes: RoundNotes) -> bool:
-        """See `Unit.answer`."""
         index, arrays, env = self._index, self._arrays, self._env
         action = row_of(arrays.action, index)
         try:
@@ -178,13 +176,11 @@ class SingleUnit(Unit):
         notes.add_failure(self._index, EnvironmentFailedError(kind, detail))
 
     def abort(self) -> None:
-        """See `Unit.abort`."""
         if self._recorder is not None:
             self._recorder.discard()
         self._arrays.abort_count[self._index] += 1
 
     def close(self) -> None:
-        """See `Unit.close`."""
         if self._recorder is not None:
             self._recorder.discard()
         self._env.close()

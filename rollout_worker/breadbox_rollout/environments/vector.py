@@ -61,7 +61,6 @@ class VectorUnit(Unit):
             )
 
     def begin(self, seed: int | None, notes: RoundNotes) -> None:
-        """See `Unit.begin`."""
         arrays = self._arrays
         options: dict[str, Any] = {}
         rows: NDArray[np.bool_] = ~arrays.acts if self._begun else np.ones(self._count, np.bool_)
@@ -79,7 +78,6 @@ class VectorUnit(Unit):
         self._begun = True
 
     def answer(self, notes: RoundNotes) -> bool:
-        """See `Unit.answer`."""
         acts = self._arrays.acts
         self._step()
         if self._mode is AutoresetMode.DISABLED:
@@ -141,11 +139,9 @@ class VectorUnit(Unit):
             write_checked(self._arrays.final_obs, row, _of_row(finals, row))
 
     def abort(self) -> None:
-        """See `Unit.abort`."""
         self._arrays.abort_count[self._arrays.acts] += 1
 
     def close(self) -> None:
-        """See `Unit.close`."""
         self._env.close()
 
 

@@ -253,8 +253,6 @@ class EnvProcesses:
             group.parts = []  # The mapping holds a descriptor.
         self._selector.close()
 
-    # Starting ----------------------------------------------------------------------------------
-
     def _start_waiting(self) -> None:
         starting = sum(group.state is _State.STARTING for group in self._groups)
         for group in self._groups:
@@ -303,8 +301,6 @@ class EnvProcesses:
         except OSError:
             # It has ended already; the selector reports that as the end of the socket.
             logger.debug("environment process %d is gone before its configuration", group.index)
-
-    # Messages ----------------------------------------------------------------------------------
 
     def _receive(self, group: _Group, events: list[Event]) -> None:
         assert group.connection is not None
@@ -381,8 +377,6 @@ class EnvProcesses:
         else:
             detail = f"ended with exit status {status}"
         self._fail(group, FailureKind.DIED, detail, events)
-
-    # Failures ----------------------------------------------------------------------------------
 
     def _check_limits(self, events: list[Event]) -> None:
         now = self._clock()

@@ -82,7 +82,6 @@ class EpisodeRecorder:
         self._summary: dict[str, Any] = {}
 
     def begin(self, env: Environment, obs: Tree, info: dict[str, Any], seed: int | None) -> None:
-        """See `Recorder.begin`."""
         self.discard()
         self._seen_count += 1
         count_max = self._options.env_count
@@ -102,7 +101,6 @@ class EpisodeRecorder:
         self._add_result(self._files, env, obs, info, {"step": 0}, value=None)
 
     def step(self, env: Environment, record: StepRecord) -> None:
-        """See `Recorder.step`."""
         if self._files is None:
             return
         summary, version = self._summary, int(self._arrays.model_version[0])
@@ -120,12 +118,10 @@ class EpisodeRecorder:
         self._add_result(self._files, env, record.obs, record.info, line, record.value)
 
     def end(self) -> dict[str, Any] | None:
-        """See `Recorder.end`."""
         files, self._files = self._files, None
         return None if files is None else {**self._summary, **files.finish()}
 
     def discard(self) -> None:
-        """See `Recorder.discard`."""
         files, self._files = self._files, None
         if files is not None:
             files.discard()

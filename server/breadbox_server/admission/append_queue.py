@@ -424,8 +424,6 @@ class AppendQueue:
         if items:
             self._learn_pace(len(items), self._clock.now() - started_at)
 
-    # --- the queues for room -------------------------------------------------------------------
-
     def _call_up(self) -> None:
         """Put waiting appends that there may be room for at the head, longest wait first."""
         self._looks_again = False
@@ -587,8 +585,6 @@ class AppendQueue:
         latest_s = took_s * SLICE_FRAGMENTS / fragment_count
         if fragment_count == SLICE_FRAGMENTS or latest_s < self._slice_s:
             self._slice_s += _LATEST_WEIGHT * (latest_s - self._slice_s)
-
-    # --- a slice -----------------------------------------------------------------------------
 
     def _take_slice(self) -> list[_Item]:
         items: list[_Item] = []

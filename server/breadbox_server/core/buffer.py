@@ -50,8 +50,6 @@ class ReplayBuffer:
         self._quiet_until = -inf
         """While entries are replayed: nothing is due before this instant."""
 
-    # --- looks ---------------------------------------------------------------------------------
-
     @property
     def config(self) -> BufferConfig:
         """The limits in force."""
@@ -166,8 +164,6 @@ class ReplayBuffer:
             latest_request_id=RequestId("") if latest is None else latest.request_id,
             schemas=tuple(state.model.schemas.values()),
         )
-
-    # --- inputs, by the set ----------------------------------------------------------------------
 
     def judge(self, fragment: Fragment, *, now: float) -> inputs.Appended | None:
         """Do what is due, then return how a fragment would be answered; see `BufferSet.judge`."""

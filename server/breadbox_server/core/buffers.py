@@ -63,8 +63,6 @@ class BufferSet:
         self._shared = Shared(is_recording=is_recording)
         self._draining = False
 
-    # --- inputs and what comes of them -----------------------------------------------------------
-
     def apply(self, input: inputs.Input[Answer], *, now: float) -> Answer:
         """Do what is due by `now` (S2), carry out one input to its end, and return its answer.
 
@@ -109,8 +107,6 @@ class BufferSet:
         for name, buffer in self._buffers.items():
             buffer.handle_timer(now=now)
             granting.refuse_all(self._shared.states[name], errors.DrainingError())
-
-    # --- looks ---------------------------------------------------------------------------------
 
     def names(self) -> tuple[BufferName, ...]:
         """List the buffers, sorted by name."""
@@ -170,8 +166,6 @@ class BufferSet:
         if self._draining:
             raise errors.DrainingError
         return self[buffer].judge(fragment, now=now)
-
-    # --- journal -------------------------------------------------------------------------------
 
     def take_entries(self) -> list[tuple[float, Entry]]:
         """Return new decisions, each with its time; no effect may leave before they are durable."""

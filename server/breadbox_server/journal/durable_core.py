@@ -71,8 +71,6 @@ class DurableCore:
         self.undurable_models = 0
         self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
 
-    # --- inputs --------------------------------------------------------------------------------
-
     async def apply(self, command: Input[Answer]) -> Answer:
         """Give the core one input; return its answer once durable. A cancel leaves it applied."""
         self.turns.check_room()
@@ -117,8 +115,6 @@ class DurableCore:
         """Forget when a buffer that was deleted was used."""
         self._used_at.pop(buffer, None)
 
-    # --- looks ---------------------------------------------------------------------------------
-
     def describe(self, buffer: BufferName) -> BufferDescription:
         """Return limits, gauges and counters of a buffer; see `BufferSet.describe`."""
         return self.buffers.describe(buffer, now=self.clock.now())
@@ -152,8 +148,6 @@ class DurableCore:
     def remaining_s(self, expires_at: float) -> float:
         """Return the seconds from now to an instant of the core, at least 0."""
         return max(0.0, expires_at - self.clock.now())
-
-    # --- life ----------------------------------------------------------------------------------
 
     def check_serving(self) -> None:
         """Raise DrainingError if the server takes no new work."""

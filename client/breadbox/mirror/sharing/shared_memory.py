@@ -114,7 +114,6 @@ class SharedMemory(Memory):
         self._arrays: list[mmap.mmap] = []
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[NDArray[Any], int]:
-        """See `Memory.array`."""
         size, place = size_bytes_of(shape, dtype), self._end
         page = mmap.ALLOCATIONGRANULARITY
         self._end += -(-size // page) * page
@@ -128,7 +127,6 @@ class SharedMemory(Memory):
 
     @contextlib.contextmanager
     def letting_go(self) -> Iterator[None]:
-        """See `Memory.letting_go`."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
         try:
             yield
@@ -376,7 +374,6 @@ class SharedStepStorage(StepStorage):
         )
 
     def is_steady(self) -> bool:
-        """See `StepStorage.is_steady`."""
         numbers = self._numbers
         return (
             int(numbers[_AT["floor"]]) == self.index.floor
@@ -386,7 +383,6 @@ class SharedStepStorage(StepStorage):
 
     @contextlib.contextmanager
     def held_up(self) -> Iterator[None]:
-        """See `StepStorage.held_up`."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_SH)
         try:
             yield
@@ -394,7 +390,6 @@ class SharedStepStorage(StepStorage):
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def wait_for(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
-        """See `StepStorage.wait_for`."""
         over_at = time.monotonic() + timeout_s
         while True:
             self.refresh()
@@ -412,5 +407,4 @@ class SharedStepStorage(StepStorage):
         )
 
     def clear(self) -> None:
-        """See `StepStorage.clear`."""
         self._clear()

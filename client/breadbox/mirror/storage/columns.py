@@ -150,8 +150,6 @@ class Columns:
     def _views_of(self, rows: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
         return {name: column.of(rows) for name, column in self._columns.items()}
 
-    # Writing -----------------------------------------------------------------------------------
-
     def leaves_of(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
         """Return a fragment's arrays by path, or raise TreeMismatchError if unlike the first's."""
         where = f"fragment {fragment.fragment_index} of worker {fragment.worker_id!r}"
@@ -237,8 +235,6 @@ class Columns:
         """Write a fragment's frames, and return their positions by column."""
         plan.write(self.rings[path], start)
         return {_at(path): plan.at + start, _next_at(path): plan.next_at + start}
-
-    # Reading -----------------------------------------------------------------------------------
 
     def column(self, name: str) -> NDArray[Any]:
         """Return a column of all rows, as a view: for looking up single places."""

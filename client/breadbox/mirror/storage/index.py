@@ -76,8 +76,6 @@ class StepIndex:
         """Number of steps that can be drawn."""
         return self.high - self.low - self.unusable_count
 
-    # Looking up --------------------------------------------------------------------------------
-
     def end_of(self, fragment: int) -> int:
         """Return the number of the step behind a fragment's last."""
         return int(self.fragments.get("start", fragment) + self.fragments.get("count", fragment))
@@ -144,8 +142,6 @@ class FilledIndex(StepIndex):
         self._unusable: deque[int] = deque()
         self._streams: dict[tuple[str, str], Stream] = {}
         self._owners: dict[int, tuple[str, str]] = {}
-
-    # Adding and removing -----------------------------------------------------------------------
 
     def arrival(self, fragment: Fragment, usable: NDArray[np.bool_]) -> Arrival:
         """Number a fragment's steps, behind all others; called without the lock."""

@@ -20,15 +20,12 @@ class Entering(Coroutine[Any, Any, E]):
         return self._coroutine.__await__()
 
     def send(self, value: Any) -> Any:
-        """See `collections.abc.Coroutine`."""
         return self._coroutine.send(value)
 
     def throw(self, *raised: Any) -> Any:
-        """See `collections.abc.Coroutine`."""
         return self._coroutine.throw(*raised)
 
     def close(self) -> None:
-        """See `collections.abc.Coroutine`."""
         self._coroutine.close()
 
     async def __aenter__(self) -> E:

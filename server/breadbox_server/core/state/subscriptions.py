@@ -66,8 +66,6 @@ class Subscriptions:
         self.retained_count = 0
         self.unleased_bytes = 0
 
-    # Subscriptions ---------------------------------------------------------------------------
-
     def all(self) -> tuple[Subscription, ...]:
         """List the subscriptions, by name."""
         self._settle()
@@ -139,8 +137,6 @@ class Subscriptions:
                 passed.append(self.left[chunk_id])
         for chunk in passed:
             self._let_go(chunk)
-
-    # Chunks ----------------------------------------------------------------------------------
 
     def hold_used_up(self, chunk: Chunk) -> None:
         """Keep a leased chunk readable that has left the table because its uses were used up."""

@@ -39,8 +39,6 @@ COMPRESSION_LEVEL: Final = 1
 SNAPSHOT_SIZE_BYTES_MAX: Final = 2**30
 """Size of a decompressed snapshot beyond which it is taken for damage, declared or not."""
 
-# --- snapshots: what there may be very many of, in columns -----------------------------------
-
 
 def _put_lists(lists: Sequence[Sequence[Fragment]], message: Any) -> None:
     message.fragment_counts.extend(map(len, lists))
@@ -136,8 +134,6 @@ BUFFER: Final = MessageMapping(
     },
 )
 
-
-# --- records ---------------------------------------------------------------------------------
 
 _Record = TypeVar("_Record", pb.Turn, pb.Snapshot)
 

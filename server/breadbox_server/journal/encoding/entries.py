@@ -32,8 +32,6 @@ RUN_MIN: Final = 16
 """Fragments in a row from which on columns cost less than a message for each."""
 _Messages = RepeatedCompositeFieldContainer[pb.Entry]
 
-# --- limits of buffers -----------------------------------------------------------------------
-
 _NO_CALL_SETS: Final = {
     "outcomes_per_worker_max": "outcomes_per_worker_max",
     "requests_remembered_max": "requests_remembered_max",
@@ -75,9 +73,6 @@ def limits_of_text(text: str) -> BufferConfig:
         return _limits_of(message)
     except (json_format.ParseError, DomainError) as error:
         raise JournalFormatError(f"limits cannot be read: {error}") from error
-
-
-# --- fragments as columns --------------------------------------------------------------------
 
 
 def _put_strings(values: list[str], column: pb.StringColumn) -> None:
@@ -124,9 +119,6 @@ FRAGMENTS: Final = Columns(
 )
 """Columns take half the time of a message per fragment, both ways. They are named as what they are
 of, and new ones need nothing here."""
-
-
-# --- kinds of entries ------------------------------------------------------------------------
 
 
 def _put_priorities(pairs: Sequence[tuple[int, float]], message: pb.PrioritiesUpdated) -> None:
