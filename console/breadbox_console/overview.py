@@ -292,12 +292,17 @@ def describe_batch(history: BufferHistory, index: EpisodeIndex) -> dict[str, Any
         later = [one for one in grants if one["at"] > each.appended_at and one["end"] != "returned"]
         return max(1, each.uses_then + len(later))
 
+    at_grant = [
+        age + min(each.version_min for each in index.chunks[chunk_id])
+        for chunk_id, age in zip(granted.chunk_ids, granted.values, strict=True)
+        if index.chunks.get(chunk_id)
+    ]
     return {
         "granted_at": at,
         "chunks": len(granted.chunk_ids),
         "fragments": len(read),
         "workers": Counter(each.key.worker_id for each in read).most_common(8),
-        "version": version,
+        "version": at_grant[0] if at_grant else version,
         "version_min": min((each.version_min for each in read), default=None),
         "version_max": max((each.version_max for each in read), default=None),
         "staleness": [min(granted.values), float(np.median(granted.values)), max(granted.values)],
@@ -325,21 +330,28 @@ def next_out(description: BufferDescription, head: Sequence[FragmentReference]) 
         limits.append(f"Beyond {config.capacity_chunks} chunks some leave for room, {order}.")
         free = max(0, config.capacity_chunks - state.chunk_count) if is_by_age else None
 
-    def nearness(each: Mapping[str, Any]) -> float:
-        versions = np.inf if config.staleness_max is None else config.staleness_max + 1
-        return float(max((each["age"] + 1) / versions, each["uses"] / (config.uses_max or np.inf)))
-
-    rows = [
-        {
-            "chunk": each.chunk_id,
-            "worker": each.metadata.worker_id,
-            "age": each.staleness,
-            "uses": each.use_count,
-            "room_after": None if free is None else free + place + 1,
-        }
-        for place, each in enumerate({each.chunk_id: each for each in head}.values())
-    ]
-    return {"chunks": sorted(rows, key=nearness, reverse=True)[:5], "limits": limits}
+    rows = []
+    for place, each in enumerate({each.chunk_id: each for each in head}.values()):
+        ends = []
+        if config.staleness_max is not None:
+            left = config.staleness_max + 1 - each.staleness
+            version = (description.model_version or 0) + left
+            ends.append((left / (config.staleness_max + 1), f"as stale with version {version}"))
+        if config.uses_max:
+            left = config.uses_max - each.use_count
+            ends.append((left / config.uses_max, f"used up by {left} more use{'s' * (left > 1)}"))
+        if free is not None and config.capacity_chunks:
+            left = free + place + 1
+            chunks = f"{left} more chunk{'s' * (left > 1)}"
+            ends.append((left / config.capacity_chunks, f"for room by {chunks}"))
+        ends.sort()
+        row = {"chunk": each.chunk_id, "worker": each.metadata.worker_id, "age": each.staleness}
+        why = "; or ".join([text for _, text in ends])
+        rows.append((ends[:1], row | {"uses": each.use_count, "leaves": why}))
+    return {
+        "chunks": [row for _, row in sorted(rows, key=lambda each: each[0])[:5]],
+        "limits": limits,
+    }
 
 
 def judge(

@@ -142,9 +142,26 @@ def test_the_chunks_nearest_to_a_limit_leave_next() -> None:
     ]
     said = next_out(description(chunk_count_by_staleness={2: 7}, chunk_count=9), head)
 
-    assert [(5, 2, 0, 3), (4, 0, 1, 2), (6, 0, 0, 4)] == [
-        (each["chunk"], each["age"], each["uses"], each["room_after"]) for each in said["chunks"]
-    ]
+    assert [
+        (
+            5,
+            2,
+            0,
+            "as stale with version 4; or for room by 3 more chunks; or used up by 2 more uses",
+        ),
+        (
+            4,
+            0,
+            1,
+            "for room by 2 more chunks; or used up by 1 more use; or as stale with version 6",
+        ),
+        (
+            6,
+            0,
+            0,
+            "for room by 4 more chunks; or as stale with version 6; or used up by 2 more uses",
+        ),
+    ] == [(each["chunk"], each["age"], each["uses"], each["leaves"]) for each in said["chunks"]]
     assert (
         "A chunk leaves as stale beyond a staleness of 2; 7 are at it, and leave with version 4."
         == said["limits"][0]
@@ -165,6 +182,7 @@ def test_a_batch_has_its_staleness_uses_and_shares_of_workers() -> None:
     assert [("w1", 2), ("w0", 1)] == said["workers"]
     assert ([1, 1.0, 1], [(1, 2), (2, 1)]) == (said["staleness"], said["uses"])
     assert (4, 0, 2) == (said["chunks"], said["version_min"], said["version_max"])
+    assert 2 == said["version"]  # Of the grant: the first, acted with 1, was 1 behind.
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ function take(overview) {
   if ([...choice.options].map((each) => each.value).join("\n") !== names.join("\n")) {
     choice.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
   }
-  if (!names.includes(app.buffer) && names.length) app.buffer = names.includes("default") ? "default" : names[0];
+  if (!names.includes(app.buffer) && names.length) app.buffer = overview.buffers[0].name;
   choice.value = app.buffer ?? "";
   state.textContent = overview.problem ? `Cannot ask ${overview.server.address}: ${overview.problem}` : `Live from ${overview.server.address}`;
   state.className = overview.problem ? "bad" : "good";

@@ -129,9 +129,8 @@ function batch(buffer, now) {
 function leaving(buffer) {
   const of = (value, limit) => `${number(value)} of ${limit ?? "any"}`;
   return h("section", {}, h("h4", {}, "What leaves next, and why"),
-    table("Chunks nearest to leaving, of those held longest", ["Chunk", "#Staleness", "#Uses", "#Leaves for room after"],
-      buffer.next_out.chunks.map((each) => [`chunk ${each.chunk} of ${each.worker}`, of(each.age, buffer.staleness_max), of(each.uses, buffer.uses_max),
-        each.room_after === null ? null : `${number(each.room_after)} more chunks`]), "none held"),
+    table("Chunks nearest to leaving, of those held longest", ["Chunk", "#Staleness", "#Uses", "Leaves"],
+      buffer.next_out.chunks.map((each) => [`chunk ${each.chunk} of ${each.worker}`, of(each.age, buffer.staleness_max), of(each.uses, buffer.uses_max), each.leaves]), "none held"),
     h("ul", {}, buffer.next_out.limits.map((each) => h("li", {}, each))));
 }
 
