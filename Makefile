@@ -21,7 +21,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-$(VENV)/.ready: pyproject.toml scripts/setup_venv.py
+$(VENV)/.ready: pyproject.toml scripts/setup_venv.py scripts/compile_bulk.py client/breadbox/stores/_bulk.c
 	$(PYTHON) scripts/setup_venv.py $(VENV)
 
 setup: $(VENV)/.ready  ## Make the virtual environment with everything in it

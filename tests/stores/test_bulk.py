@@ -1,13 +1,19 @@
-"""Many files read by one call: each is whole, or is left to be read alone."""
+"""Payloads received and digested by one call: each is whole, or is left to be read alone."""
 
 import os
-from collections.abc import Callable, Sequence
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from breadbox.stores import bulk
-from breadbox.stores.bulk import FILES_MAX, read_whole
+from breadbox.stores.bulk import File, Question, read_files, receive
+
+GONE = "/nonexistent/payload"
 
 
 def memory_of(size_bytes: int) -> list[memoryview]:
@@ -20,19 +26,122 @@ def joined(memory: Sequence[memoryview]) -> bytes:
     return b"".join(memory)
 
 
+def file_of(path: Path | str, size_bytes: int) -> File:
+    """A file to read, of which each part with bytes is a block."""
+    cut = size_bytes // 3
+    blocks = [(start, end) for start, end in ((0, cut), (cut, size_bytes)) if start < end]
+    return File((GONE, GONE, str(path)), memory_of(size_bytes), blocks)
+
+
+def digests_of(file: File) -> list[int]:
+    body = joined(file.memory)
+    return [xxhash.xxh3_64_intdigest(body[start:end]) for start, end in file.blocks]
+
+
+@pytest.fixture
+def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends, of which the first waits for 50 ms at most, in a mode that does not block."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(
+        socket.SOL_SOCKET, socket.SO_RCVTIMEO, b"\0" * 8 + (50_000).to_bytes(8, "little")
+    )
+    ours.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_the_library_is_compiled_here() -> None:
+    """Elsewhere all that follows is done step by step, and a learner's loop stops its loads."""
+    assert bulk.is_compiled
+
+
 def body_of(number: int) -> bytes:
     return number.to_bytes(2, "little") * (5 + 700 * number)
 
 
-@pytest.mark.parametrize("count", [0, 1, FILES_MAX, 2 * FILES_MAX + 1])
-def test_files_are_read_into_their_memory(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize("count", [0, 1, 65])
+def test_files_are_read_into_their_memory_and_digested(tmp_path: Path, count: int) -> None:
     files = []
     for number in range(count):
         path = tmp_path / str(number)
         path.write_bytes(body_of(number))
-        files.append(([str(tmp_path / "gone"), str(path)], memory_of(len(body_of(number)))))
-    assert [True] * count == read_whole(files)
-    assert [body_of(number) for number in range(count)] == [joined(memory) for _, memory in files]
+        files.append(file_of(path, len(body_of(number))))
+    found = read_files(files)
+    bodies = [joined(file.memory) for file in files]
+    assert [body_of(number) for number in range(count)] == bodies
+    assert [digests_of(file) for file in files] == found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_blocks_of_any_cut_are_digested(
+    tmp_path: Path, connection: tuple[socket.socket, socket.socket], seed: int
+) -> None:
+    rng = random.Random(seed)
+    ours, theirs = connection
+    body = rng.randbytes(rng.choice([1, 1000, 3_000_000]))
+    whole = memoryview(bytearray(len(body)))
+
+    def cut() -> list[tuple[int, int]]:
+        places = sorted(rng.randint(0, len(body)) for _ in range(rng.randint(0, 200)))
+        return [*zip([0, *places], [*places, len(body)], strict=True)]
+
+    blocks = [each for each in cut() if each[0] < each[1] and rng.random() < 0.7]
+    digests = [xxhash.xxh3_64_intdigest(body[start:end]) for start, end in blocks]
+    (tmp_path / "payload").write_bytes(body)
+    paths = (GONE, str(tmp_path / "payload"), GONE)
+    assert [digests] == read_files([File(paths, [whole[a:b] for a, b in cut()], blocks)])
+    assert body == bytes(whole)
+
+    whole[:] = bytes(len(body))
+    pairs = cut()
+    values = [[whole[a : (a + b) // 2], whole[(a + b) // 2 : b]] for a, b in pairs]
+    frames = [memoryview(bytearray(rng.randint(0, 9))) for _ in range(len(values) + 1)]
+    sent = [rng.randbytes(len(frame)) for frame in frames]
+    stream = sent[0]
+    for (a, b), frame in zip(pairs, sent[1:], strict=True):
+        stream += body[a:b] + frame
+    sender = threading.Thread(target=theirs.sendall, args=(stream,))
+    sender.start()
+    done = 0
+    while done < len(stream):
+        done, found = receive(ours.fileno(), frames, values, blocks, done, [])
+    sender.join()
+    assert body == bytes(whole)
+    assert sent == [bytes(frame) for frame in frames]
+    assert digests == [*found]
+
+
+def test_questions_are_sent_when_enough_was_answered(
+    connection: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = connection
+    values = [memory_of(30)]
+    frames = [memoryview(b"")] * 2
+    questions = [Question(0, b"first"), Question(10, b"second"), Question(30, b"last")]
+    done, _ = receive(ours.fileno(), frames, values, [], 0, questions)
+    assert (0, b"first") == (done, theirs.recv(100))
+    theirs.sendall(b"a" * 20)
+    done, _ = receive(ours.fileno(), frames, values, [], 0, questions[1:])
+    assert (20, b"second") == (done, theirs.recv(100))
+    theirs.sendall(b"b" * 20)
+    done, _ = receive(ours.fileno(), frames, values, [], 20, questions[2:])
+    assert (30, b"last") == (done, theirs.recv(100))
+    assert b"a" * 20 + b"b" * 10 == joined(values[0])
+    assert b"b" * 10 == ours.recv(100)
+    assert not ours.getblocking()
+
+
+def test_an_end_of_the_connection_is_an_error(
+    connection: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = connection
+    frames = [memoryview(b"")] * 2
+    theirs.sendall(b"x" * 10)
+    theirs.close()
+    with pytest.raises(ConnectionResetError):
+        receive(ours.fileno(), frames, [memory_of(30)], [], 0, [])
+    with pytest.raises(BrokenPipeError):
+        receive(ours.fileno(), frames, [memory_of(30)], [], 0, [Question(0, b"question")])
 
 
 @pytest.mark.parametrize(
@@ -51,44 +160,16 @@ def test_a_file_that_is_not_as_expected_is_left_and_those_before_it_come(
 ) -> None:
     (tmp_path / "whole").write_bytes(b"w" * 100)
     make(tmp_path / "odd")
-    files = [([str(tmp_path / name)], memory_of(100)) for name in ("whole", "whole", "odd")]
-    assert [True, True, False] == read_whole(files)
-    assert [b"w" * 100] * 2 == [joined(files[number][1]) for number in (0, 1)]
-
-
-def test_reads_that_a_kernel_goes_on_with_are_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call, number_of_get_events = bulk.call_holding, bulk.IO_GETEVENTS
-
-    def none_done(number: int, *given: int) -> int:
-        return 0 if number == number_of_get_events else int(call(number, *given))
-
-    monkeypatch.setattr(bulk, "call_holding", none_done)
-    (tmp_path / "whole").write_bytes(b"w" * 100)
-    memory = memory_of(100)
-    assert [True] == read_whole([([str(tmp_path / "whole")], memory)])
-    assert b"w" * 100 == joined(memory)
+    files = [file_of(tmp_path / name, 100) for name in ("whole", "whole", "odd")]
+    found = read_files(files)
+    assert [*map(digests_of, files[:2]), None] == found
+    assert [b"w" * 100] * 2 == [joined(file.memory) for file in files[:2]]
 
 
 def test_no_file_stays_open(tmp_path: Path) -> None:
     (tmp_path / "whole").write_bytes(b"w" * 100)
     before = len(os.listdir("/dev/fd"))
     for _ in range(3):
-        read_whole([([str(tmp_path / name)], memory_of(100)) for name in ("whole", "gone")])
+        read_files([file_of(tmp_path / name, size) for name, size in (("whole", 100), ("gone", 9))])
+        read_files([file_of(tmp_path / "whole", 99)])
     assert before == len(os.listdir("/dev/fd"))
-
-
-def test_a_child_process_reads_files_too(tmp_path: Path) -> None:
-    """Its parent's contexts are not its own."""
-    (tmp_path / "whole").write_bytes(b"w" * 100)
-
-    def reads() -> bool:
-        memory = memory_of(100)
-        return [True] == read_whole([([str(tmp_path / "whole")], memory)])
-
-    assert reads()
-    child = os.fork()
-    if not child:
-        os._exit(0 if reads() else 1)
-    assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -15,11 +15,9 @@ from breadbox.model.fragment import Fragment
 from breadbox.model.types import FragmentReference
 from breadbox.payload import encode_fragment, receive, write_fragments
 from breadbox.reading.batches import load_batch
-from breadbox.stores import bulk, open_store
+from breadbox.stores import bulk, files, open_store
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.files import FileStore
-from breadbox.stores.redis import store as redis_store
-from breadbox.stores.redis.store import RedisStore
 from breadbox.stores.redis.wire import Wire
 from breadbox.wire.conversion import metadata_of
 from support.redis_server import RedisServer
@@ -108,88 +106,37 @@ def test_a_batch_like_the_last_one_holds_what_was_written(store: PayloadStore) -
         require_same(store, [fragment_of(first + at) for at in range(4)])
 
 
-def calls_of(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
-    """Names of a connection's methods, as they are called from now on."""
-    calls: list[str] = []
-    for name in names:
-        called = getattr(Wire, name)
-
-        def noted(self: Wire, *given: Any, called: Any = called, name: str = name) -> Any:
-            calls.append(name)
-            return called(self, *given)
-
-        monkeypatch.setattr(Wire, name, noted)
-    return calls
-
-
-def test_a_batch_like_the_last_one_is_received_in_steps(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+def test_a_batch_like_the_last_one_is_received_by_one_call(
+    store: PayloadStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_store(redis_server.url)
-    assert isinstance(store, RedisStore)
-    references = written(store, [fragment_of(at) for at in range(12)])
-    size_bytes = sum(each.metadata.payload.size_bytes for each in references)
-    assert 3 * 2**20 < size_bytes < 4 * 2**20
-    load_batch(store, references)
-    calls = calls_of(monkeypatch, "ask", "send", "_receive", "_receive_vector")
-    load_batch(store, references)
-    store.close()
-    assert ["ask", "_receive_vector", "_receive_vector"] == calls
-
-
-def test_a_load_that_waits_for_the_interpreter_receives_all_by_one_call(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside a thread that holds it each call takes milliseconds, and few are made."""
-    store = open_store(redis_server.url)
+    """Beside a thread that holds the interpreter each call would take milliseconds."""
     references = written(store, [fragment_of(at) for at in range(36)])
     load_batch(store, references)
-    calls = calls_of(monkeypatch, "receive_values")
-    wait_s = 0.0
-    monkeypatch.setattr(redis_store, "perf_counter", lambda: len(calls) * wait_s)
+    calls: list[str] = []
 
-    def calls_of_a_load() -> int:
-        calls.clear()
-        load_batch(store, references)
-        return len(calls)
+    def note(owner: Any, name: str) -> None:
+        called = getattr(owner, name)
 
-    steps = calls_of_a_load()
-    assert 5 == steps
-    wait_s = 0.007
-    assert [3, 1, 1] == [calls_of_a_load() for _ in range(3)]
-    wait_s = 0.0
-    afterwards = [calls_of_a_load() for _ in range(2 * redis_store.LOADS_BESIDE)]
-    assert {1, steps} == set(afterwards)
-    assert sorted(afterwards) == afterwards
-    store.close()
+        def noted(*given: Any) -> Any:
+            calls.append(name)
+            return called(*given)
 
+        monkeypatch.setattr(owner, name, noted)
 
-def test_a_batch_of_files_releases_the_interpreter_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = FileStore(f"{tmp_path}/payloads")
-    references = written(store, [fragment_of(at) for at in range(8)])
-    load_batch(store, references)
-    system_calls: list[str] = []
-    call = bulk.call_releasing
-
-    def noted(*given: int) -> int:
-        system_calls.append("io_submit")
-        return int(call(*given))
-
-    monkeypatch.setattr(bulk, "call_releasing", noted)
     for name in ("open", "preadv", "close"):
-        monkeypatch.setattr(os, name, lambda *given, name=name: system_calls.append(name))
+        note(os, name)
+    for name in ("_receive", "_send_vector", "_let_kernel_wait"):
+        note(Wire, name)
+    note(bulk, "receive")
+    note(files, "read_files")
     load_batch(store, references)
-    assert ["io_submit"] == system_calls
+    assert calls in (["receive"], ["read_files"])
 
 
-def test_files_are_read_one_by_one_where_the_kernel_reads_none_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_the_compiled_module_payloads_come_one_by_one(
+    store: PayloadStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "_is_known", False)
-    monkeypatch.setattr(bulk, "_contexts", [])
-    store = FileStore(f"{tmp_path}/payloads")
+    monkeypatch.setattr(bulk, "is_compiled", False)
     for first in (0, 4):
         require_same(store, [fragment_of(first + at) for at in range(4)])
 

@@ -125,6 +125,7 @@ def test_slowness_is_no_silence() -> None:
 def test_a_connection_goes_back_with_the_limit_that_it_came_with() -> None:
     with silent_server(12.5) as ours:
         wire = Wire(Connection(ours), Deadline(10.0))
+        wire.send([b"PING"])
         assert None is ours.gettimeout()
         wire.give_back()
         assert 12.5 == ours.gettimeout()

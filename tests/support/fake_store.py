@@ -76,10 +76,10 @@ class FakeStore:
             payload = memoryview(self._find(reference))
             if len(payload) < PRELUDE_BYTES:
                 raise PayloadCorruptError(f"payload {reference.payload_id} has no prelude")
-            destinations = receiver.foresee(position)
-            if destinations is not None:
+            foreseen = receiver.foresee(position)
+            if foreseen is not None:
                 start = 0
-                for destination in destinations:
+                for destination in foreseen.memory:
                     destination[:] = payload[start : start + len(destination)]
                     start += len(destination)
                 assert len(payload) == start

@@ -78,7 +78,7 @@ class RangeReceiver:
             for (start, _), memory in zip(self.ranges, self.received[position], strict=True)
         ]
 
-    def arrived(self, position: int) -> None:
+    def arrived(self, position: int, digests: Sequence[int] | None = None) -> None:
         self.order.append(position)
 
 

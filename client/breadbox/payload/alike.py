@@ -17,7 +17,7 @@ KINDS_MAX: Final = 256
 """Kinds of payloads remembered, each a few times as large as a head; beyond, all are forgotten."""
 _CHECKSUM: Final = slice(CHECKSUMMED_PRELUDE_BYTES, PRELUDE_BYTES)
 _packed: Final = Struct("<Q").pack
-_digest: Final = xxhash.xxh3_64_intdigest
+digest: Final = xxhash.xxh3_64_intdigest
 
 
 class UniformPayloads(NamedTuple):
@@ -62,13 +62,13 @@ class Kind:
     def is_head(self, head: bytes) -> bool:
         """Return whether what begins with the same bytes is undamaged up to the body."""
         return (
-            head[_CHECKSUM] == _packed(_digest(self._beginning + head[self._own]))
+            head[_CHECKSUM] == _packed(digest(self._beginning + head[self._own]))
             and head[self._layout] == self.head.layout.raw
         )
 
-    def has_checksums(self, head: bytes, blocks: Iterable[bytes | memoryview]) -> bool:
+    def has_checksums(self, head: bytes, digests: Iterable[int]) -> bool:
         """Return whether all blocks of a payload, in order of the body, are as its head says."""
-        return head[self._figures] == self._pack_figures(*map(_digest, blocks))
+        return head[self._figures] == self._pack_figures(*digests)
 
 
 _kinds: Final[dict[bytes, Kind]] = {}
@@ -89,7 +89,7 @@ def verify_and_group(payloads: Sequence[bytes]) -> list[UniformPayloads] | None:
             if kind.blocks is None or not (
                 len(payload) == kind.size_bytes
                 and kind.is_head(payload)
-                and kind.has_checksums(payload, kind.blocks(payload))
+                and kind.has_checksums(payload, map(digest, kind.blocks(payload)))
             ):
                 return None
             _, positions, bodies = groups.setdefault(kind.head.layout, (kind.head, [], []))

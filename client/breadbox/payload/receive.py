@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from breadbox.model.errors import PayloadCorruptError, ReplayBufferError
 from breadbox.model.types import PayloadReference
-from breadbox.payload.alike import Kind, blocks_of
+from breadbox.payload.alike import Kind, blocks_of, digest
 from breadbox.payload.codecs import decode_into
 from breadbox.payload.dtypes import byte_view
 from breadbox.payload.format import (
@@ -20,7 +20,7 @@ from breadbox.payload.format import (
     verify,
 )
 from breadbox.payload.layout import StoredArray
-from breadbox.stores.base import PayloadStore, Segment, UnforeseenError
+from breadbox.stores.base import Foreseen, PayloadStore, Segment, UnforeseenError
 
 _SMALL_BYTES: Final = 16 * 1024
 """Largest array that is received with what is around it, and copied: 0.7 to 0.8 of the cost."""
@@ -92,7 +92,7 @@ class _Arriving:
             _unpack(self)
 
 
-class _Foreseen(NamedTuple):
+class _Coming(NamedTuple):
     """A payload on its way, placed by the head of an earlier one."""
 
     placements: Sequence[Placement]
@@ -114,6 +114,8 @@ class _Plan(NamedTuple):
     rest_bytes: int
     blocks: Sequence[tuple[int, slice]]
     """Checksummed blocks by offset, each of a large array, by its order, or of the rest, -1."""
+    bounds: Sequence[tuple[int, int]]
+    """The same, as bytes of the payload."""
 
 
 heads_met: dict[int, Head | None] = {}
@@ -127,10 +129,10 @@ class _Receiver:
     wants_whole: bool
     foresees: bool
     arriving: dict[int, list[_Arriving]] = field(default_factory=dict)
-    foreseen: dict[int, _Foreseen] = field(default_factory=dict)
+    foreseen: dict[int, _Coming] = field(default_factory=dict)
     plans: dict[Head, _Plan] = field(default_factory=dict)
 
-    def foresee(self, position: int) -> Sequence[memoryview] | None:
+    def foresee(self, position: int) -> Foreseen | None:
         head = heads_met.get(self.references[position].size_bytes)
         if head is None or not self.foresees:
             return None
@@ -142,14 +144,13 @@ class _Receiver:
         if plan is None:
             plan = self.plans[head] = _plan_of(head, placements)
         memory = memoryview(bytearray(plan.rest_bytes))
-        self.foreseen[position] = _Foreseen(placements, plan, memory)
+        self.foreseen[position] = _Coming(placements, plan, memory)
         buffers: list[memoryview] = []
         done = 0
         for number, start in plan.large:
             buffers += (memory[done:start], _memory(placements[number].destination))
             done = start
-        buffers.append(memory[done:])
-        return buffers
+        return Foreseen([*buffers, memory[done:]], plan.bounds)
 
     def head_bytes(self, position: int, prelude: memoryview) -> int:
         del position
@@ -170,25 +171,27 @@ class _Receiver:
         segments = [each.segment for each in arriving]
         return [each for each in segments if len(each.destination)]
 
-    def arrived(self, position: int) -> None:
-        foreseen = self.foreseen.pop(position, None)
-        if foreseen is not None:
-            _verify(foreseen)
+    def arrived(self, position: int, digests: Sequence[int] | None = None) -> None:
+        coming = self.foreseen.pop(position, None)
+        if coming is not None:
+            _verify(coming, digests)
             return
         for each in self.arriving.pop(position):
             each.arrived()
 
 
-def _verify(foreseen: _Foreseen) -> None:
+def _verify(coming: _Coming, digests: Sequence[int] | None) -> None:
     """Check a payload and unpack its small arrays; UnforeseenError if it differs, or is damaged."""
-    placements, plan, memory = foreseen
+    placements, plan, memory = coming
     head = bytes(memory[: plan.like.body_offset])
     kind = _kind_of(head, plan)
     if kind is None or not kind.is_head(head):
         heads_met[plan.like.size_bytes] = None
         raise UnforeseenError
-    parts = [*[_memory(placements[number].destination) for number, _ in plan.large], memory]
-    if not kind.has_checksums(head, [parts[part][block] for part, block in plan.blocks]):
+    if digests is None:
+        parts = [*[_memory(placements[number].destination) for number, _ in plan.large], memory]
+        digests = [digest(parts[part][block]) for part, block in plan.blocks]
+    if not kind.has_checksums(head, digests):
         raise UnforeseenError
     for number, start, end in plan.small:
         _memory(placements[number].destination)[:] = memory[start:end]
@@ -214,6 +217,7 @@ def _plan_of(head: Head, placements: Sequence[Placement]) -> _Plan:
     large: list[tuple[int, int]] = []
     small: list[tuple[int, int, int]] = []
     blocks: list[tuple[int, slice]] = []
+    bounds: list[tuple[int, int]] = []
     large_bytes = 0
     for index in head.layout.order:
         number, size_bytes = numbers.get(index), places.sizes[index]
@@ -225,11 +229,10 @@ def _plan_of(head: Head, placements: Sequence[Placement]) -> _Plan:
             large_bytes += size_bytes
         elif number is not None and size_bytes:
             small.append((number, start - origin, start - origin + size_bytes))
-        blocks += [
-            (part, slice(block.start - origin, block.stop - origin))
-            for block in blocks_of(head, index)
-        ]
-    return _Plan(head, {}, large, small, head.size_bytes - large_bytes, blocks)
+        for block in blocks_of(head, index):
+            blocks.append((part, slice(block.start - origin, block.stop - origin)))
+            bounds.append((block.start, block.stop))
+    return _Plan(head, {}, large, small, head.size_bytes - large_bytes, blocks, bounds)
 
 
 def _memory(destination: NDArray[Any] | memoryview) -> memoryview:

@@ -56,6 +56,15 @@ class StoreTakenError(StoreUnavailableError):
         super().__init__("another server has taken over")
 
 
+class Foreseen(NamedTuple):
+    """Where the bytes of a payload go that may be like an earlier one."""
+
+    memory: Sequence[memoryview]
+    """For every byte, in order."""
+    blocks: Sequence[tuple[int, int]]
+    """(first byte of the payload, byte behind the last) of what has a checksum, in order."""
+
+
 class UnforeseenError(Exception):
     """What came is not what a receiver foresaw: read everything again without foresight."""
 
@@ -99,8 +108,8 @@ class PayloadReceiver(Protocol):
     def wants_whole(self) -> bool:
         """Whether nearly all bytes are wanted: then one pass costs less than picking ranges."""
 
-    def foresee(self, position: int) -> Sequence[memoryview] | None:
-        """Return memory for a payload's every byte in order, where it may be like an earlier one.
+    def foresee(self, position: int) -> Foreseen | None:
+        """Return memory of a payload that may be like an earlier one.
 
         In place of `head_bytes` and `segments`; None where they are to be called.
         """
@@ -111,8 +120,11 @@ class PayloadReceiver(Protocol):
     def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
         """Return where bytes behind the head go, by offset, without overlap; `head` may be kept."""
 
-    def arrived(self, position: int) -> None:
-        """Note that all memory is filled; raise UnforeseenError if it is not what was foreseen."""
+    def arrived(self, position: int, digests: Sequence[int] | None = None) -> None:
+        """Note that all memory is filled, perhaps with the XXH3-64 of each foreseen block.
+
+        Raises UnforeseenError if what came is not what was foreseen.
+        """
 
 
 class PayloadStore(Protocol):

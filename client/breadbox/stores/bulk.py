@@ -1,141 +1,152 @@
-"""Read many files by one system call: Linux's `io_submit`, which does buffered reads in place.
+"""Receive many payloads, and digest them, by one call that releases the interpreter once.
 
-Beside a thread that holds the interpreter, one that releases it waits up to 5 ms to have it back.
-Here only the reads release it, all together; opening and closing the files do not.
+Beside a thread that holds the interpreter, one that releases it waits up to 5 ms to have it back,
+and one that holds it stops the other. So the work is done by a compiled library, `_bulk.c`. Where
+it was not compiled, or xxhash hides its function, callers do the same step by step.
 """
 
 import ctypes
-import errno
 import os
-import platform
-import struct
-import sys
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from typing import Final
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-FILES_MAX: Final = 64
-"""Files of one call, all open meanwhile."""
+LIBRARY: Final = Path(__file__).with_name("_bulk.so")
 
-_BUFFERS_MAX: Final = 1024
-_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_PREADV: Final = 7
-_REQUEST: Final = struct.Struct("<QIIHhIQQqQII")
-"""`struct iocb` of linux/aio_abi.h."""
-_EVENT: Final = struct.Struct("<QQqq")
-"""`struct io_event` of the same."""
-_IO_SETUP, _IO_SUBMIT, IO_GETEVENTS = {"aarch64": (0, 2, 4)}.get(
-    platform.machine(), (206, 209, 208)
-)
-_is_known: Final = (
-    sys.platform == "linux" and sys.maxsize > 2**32 and platform.machine() in ("aarch64", "x86_64")
-)
-
-_holding: Final = ctypes.PyDLL(None)
-"""The C library, called without releasing the interpreter."""
-call_holding: Final = _holding.syscall
-call_releasing: Final = ctypes.CDLL(None, use_errno=True).syscall
-for _function in (call_holding, call_releasing):
-    _function.argtypes = (ctypes.c_long,) * 6
-    _function.restype = ctypes.c_long
-
-_contexts: list[int] = []
-"""Idle contexts of `io_setup`. A call takes one for itself; a child process has none of them."""
-os.register_at_fork(after_in_child=_contexts.clear)
-
-_beyond: Final = memoryview(bytearray(1))
-"""Receives the byte behind the last one wanted, where a file has one."""
-
-File = tuple[Sequence[str], Sequence[memoryview]]
-"""(paths, of which the first that opens is the file's; memory for every byte of it)."""
+Blocks = Sequence[tuple[int, int]]
+"""(first byte, byte behind the last) of blocks to digest, counted over all of a memory, in order.
+Each is without a gap in it."""
 
 
-def read_whole(files: Sequence[File]) -> list[bool]:
-    """Read files into memory of their exact lengths; return for each whether it came whole.
+class File(NamedTuple):
+    """A file to read."""
 
-    The others are for the caller to read one by one, and to learn so what is wrong with them: all
-    of them where the kernel has no such call, or has none to spare.
-    """
-    came: list[bool] = []
-    while len(came) < len(files):
-        part = files[len(came) : len(came) + FILES_MAX]
-        context = _take_context()
-        if context is None:
-            return came + [False] * (len(files) - len(came))
-        came += _read(context, part)
-        # Not after an exception, which may have left events behind.
-        _contexts.append(context)
-    return came
+    paths: tuple[str, str, str]
+    """The first that opens is the file's."""
+    memory: Sequence[memoryview]
+    """For every byte of it, in order."""
+    blocks: Blocks
 
 
-def _read(context: int, files: Sequence[File]) -> list[bool]:
-    came = [False] * len(files)
-    requests = bytearray()
-    vectors: list[array[int]] = []
-    descriptors: list[int] = []
+class Question(NamedTuple):
+    """What is to be sent once so many bytes of answers are there."""
+
+    after_bytes: int
+    command: bytes
+
+
+_PIECE: Final = 3
+"""Numbers that describe one."""
+
+
+def _compiled() -> tuple[Any, Any]:
     try:
-        for number, (paths, destinations) in enumerate(files):
-            descriptor = _open(paths) if len(destinations) < _BUFFERS_MAX else -1
-            if descriptor < 0:
-                continue
-            descriptors.append(descriptor)
-            vector = array("Q")
-            for buffer in (*destinations, _beyond):
-                if len(buffer):
-                    vector.extend((_address(buffer), len(buffer)))
-            vectors.append(vector)
-            at, count = vector.buffer_info()
-            requests += _REQUEST.pack(
-                number, 0, 0, _PREADV, 0, descriptor, at, count // 2, 0, 0, 0, 0
+        library = ctypes.CDLL(os.fspath(LIBRARY))
+        digest = ctypes.CDLL(import_module("xxhash._xxhash").__file__).XXH3_64bits
+    except (ImportError, AttributeError, OSError):
+        return None, None
+    pointer, count = ctypes.c_void_p, ctypes.c_uint64
+    library.read_files.argtypes = (count, *[pointer] * 8)
+    library.read_files.restype = None
+    library.receive.argtypes = (
+        ctypes.c_int, pointer, count, pointer, count, pointer, pointer, count, pointer, count
+    )  # fmt: skip
+    library.receive.restype = ctypes.c_int64
+    return library, ctypes.cast(digest, pointer)
+
+
+_library, _digest = _compiled()
+is_compiled: Final = _library is not None
+
+
+def read_files(files: Sequence[File]) -> Sequence[Sequence[int] | None]:
+    """Read files into memory of their exact lengths; return the XXH3-64 of each one's blocks.
+
+    None stands for a file that did not come whole: it is for the caller to read alone, and to learn
+    so what is wrong with it.
+    """
+    if not is_compiled:
+        return [None] * len(files)
+    encoded = [os.fsencode(path) for file in files for path in file.paths]
+    paths = (ctypes.c_char_p * len(encoded))(*encoded)
+    memories = [_pieces(file.memory) for file in files]
+    pieces = array("Q", chain.from_iterable(memories))
+    piece_counts = array("Q", [len(each) // _PIECE for each in memories])
+    blocks = array("Q", chain.from_iterable(chain.from_iterable(file.blocks for file in files)))
+    block_counts = array("Q", [len(file.blocks) for file in files])
+    digests = array("Q", bytes(4 * len(blocks) + 8))
+    are_whole = array("b", bytes(len(files) + 1))
+    _library.read_files(
+        len(files),
+        paths,
+        *map(_address, (pieces, piece_counts, blocks, block_counts, digests)),
+        _digest,
+        _address(are_whole),
+    )
+    rest = iter(digests)
+    found = [[*islice(rest, count)] for count in block_counts]
+    return [each if is_whole else None for each, is_whole in zip(found, are_whole, strict=False)]
+
+
+def receive(
+    descriptor: int,
+    frames: Sequence[memoryview],
+    values: Sequence[Sequence[memoryview]],
+    blocks: Blocks,
+    received_bytes: int,
+    questions: Sequence[Question],
+) -> tuple[int, Sequence[int]]:
+    """Receive what is left of values and the frames around them, and send questions in their time.
+
+    Blocks are counted over the values. Returns bytes received so far, fewer than all if nothing
+    came within the socket's own timeout; and the XXH3-64 of the blocks, which is any number for
+    those that are not whole.
+    """
+    pieces = _pieces(frames[:1], is_counted=False)
+    for value, frame in zip(values, frames[1:], strict=True):
+        pieces += _pieces(value) + _pieces([frame], is_counted=False)
+    bounds = array("Q", chain.from_iterable(blocks))
+    digests = array("Q", bytes(8 * len(blocks) + 8))
+    asked = array("Q")
+    for after_bytes, command in questions:
+        size_bytes = len(command)
+        asked.extend(
+            (
+                ctypes.cast(ctypes.c_char_p(command), ctypes.c_void_p).value or 0,
+                size_bytes,
+                after_bytes,
             )
-        for number, size_bytes in _submit(context, requests):
-            came[number] = size_bytes == sum(map(len, files[number][1]))
-        return came
-    finally:
-        for descriptor in descriptors:
-            _holding.close(descriptor)
+        )
+    done = _library.receive(
+        descriptor,
+        _address(pieces),
+        len(pieces) // _PIECE,
+        _address(bounds),
+        len(blocks),
+        _address(digests),
+        _digest,
+        received_bytes,
+        _address(asked),
+        len(questions),
+    )
+    if done < 0:
+        raise OSError(-done, os.strerror(-done))
+    return done, digests[: len(blocks)]
 
 
-def _submit(context: int, requests: bytearray) -> Iterator[tuple[int, int]]:
-    """Do the requests; yield the number of each, and its bytes or a negative error."""
-    if not requests:
-        return
-    first = _address(requests)
-    pointers = array("Q", range(first, first + len(requests), _REQUEST.size))
-    at, count = pointers.buffer_info()
-    submitted = call_releasing(_IO_SUBMIT, context, count, at, 0, 0)
-    if submitted <= 0:
-        return
-    events = bytearray(submitted * _EVENT.size)
-    done = max(0, call_holding(IO_GETEVENTS, context, 0, submitted, _address(events), 0))
-    while done < submitted:  # A file system, or a kernel, that goes on reading on its own.
-        rest, at = submitted - done, _address(events) + done * _EVENT.size
-        got = call_releasing(IO_GETEVENTS, context, rest, rest, at, 0)
-        if got < 0 and ctypes.get_errno() != errno.EINTR:
-            raise OSError(ctypes.get_errno(), "reads did not end")
-        done += max(0, got)
-    for number, _, size_bytes, _ in _EVENT.iter_unpack(events):
-        yield number, size_bytes
+def _pieces(memory: Sequence[memoryview], *, is_counted: bool = True) -> "array[int]":
+    """Return address, bytes and bytes counted of what is not empty, one after another."""
+    pieces = array("Q")
+    for each in memory:
+        size_bytes = len(each)
+        if size_bytes:
+            address = ctypes.addressof(ctypes.c_char.from_buffer(each))
+            pieces.extend((address, size_bytes, size_bytes * is_counted))
+    return pieces
 
 
-def _take_context() -> int | None:
-    with suppress(IndexError):
-        return _contexts.pop()
-    made = array("Q", [0])
-    if _is_known and not call_holding(_IO_SETUP, FILES_MAX, made.buffer_info()[0], 0, 0, 0):
-        return made[0]
-    return None
-
-
-def _open(paths: Sequence[str]) -> int:
-    descriptor = -1
-    for path in paths:
-        descriptor = _holding.open(os.fsencode(path), _READ)
-        if descriptor >= 0:
-            break
-    return descriptor
-
-
-def _address(buffer: bytearray | memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+def _address(numbers: "array[int]") -> int:
+    return numbers.buffer_info()[0]

@@ -34,6 +34,7 @@ from breadbox.stores.base import (
     PRELUDE_BYTES,
     Confirmation,
     Custody,
+    Foreseen,
     Part,
     PartsStore,
     PayloadReceiver,
@@ -42,7 +43,7 @@ from breadbox.stores.base import (
     StoreUsage,
     check_sound,
 )
-from breadbox.stores.bulk import read_whole
+from breadbox.stores.bulk import File, read_files
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.disk import DiskRoom, check_private_directory, make_private_directory, opener
 from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
@@ -178,11 +179,12 @@ class FileStore(PartsStore):
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         self._begin()
-        foreseen: list[tuple[int, Sequence[memoryview]]] = []
+        check_sound(references)
+        foreseen: list[tuple[int, Foreseen]] = []
         for position, reference in enumerate(references):
-            destinations = receiver.foresee(position)
-            if destinations is not None:
-                foreseen.append((position, destinations))
+            each = receiver.foresee(position)
+            if each is not None:
+                foreseen.append((position, each))
                 continue
             self._read_foreseen(references, foreseen, receiver)
             foreseen.clear()
@@ -194,22 +196,17 @@ class FileStore(PartsStore):
     def _read_foreseen(
         self,
         references: Sequence[PayloadReference],
-        foreseen: Sequence[tuple[int, Sequence[memoryview]]],
+        foreseen: Sequence[tuple[int, Foreseen]],
         receiver: PayloadReceiver,
     ) -> None:
-        check_sound(references[position] for position, _ in foreseen)
         places = self._directory.places
-        with _translated_errors():
-            came = read_whole(
-                [(places(references[at].payload_id), memory) for at, memory in foreseen]
-            )
-        # The latest first: they are in the processor's cache still.
-        for (position, destinations), is_whole in reversed([*zip(foreseen, came, strict=True)]):
-            if not is_whole:
+        read = read_files([File(places(references[at].payload_id), *each) for at, each in foreseen])
+        for (position, (memory, _)), digests in zip(foreseen, read, strict=True):
+            if digests is None:
                 reference = references[position]
                 with self._directory.open(reference) as descriptor:
-                    _read_fully(descriptor, destinations, 0, reference)
-            receiver.arrived(position)
+                    _read_fully(descriptor, memory, 0, reference)
+            receiver.arrived(position, digests)
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
         self._begin()

@@ -21,7 +21,7 @@ from breadbox.model.errors import (
 )
 from breadbox.model.options import ClientOptions, open_channel
 from breadbox.model.types import PayloadReference
-from breadbox.stores.base import AbstractStore, PayloadReceiver, check_sound
+from breadbox.stores.base import AbstractStore, Foreseen, PayloadReceiver, check_sound
 from breadbox.stores.deadline import LOOK_S, Deadline
 from breadbox.stores.frames import pack, unpack_read
 from breadbox.stores.keys import cut
@@ -168,12 +168,8 @@ class _Answers:
             destination[done : done + len(part)] = part
             done += len(part)
 
-    def receive_all(self, destinations: Sequence[memoryview]) -> Iterator[int]:
-        received_bytes = 0
-        for each in destinations:
-            self.receive_into(each)
-            received_bytes += len(each)
-            yield received_bytes
+    def receive_all(self, expected: Foreseen) -> None:
+        """Messages come one by one."""
 
     def skip(self, count: int) -> None:
         """Bytes that were asked for come, wanted or not."""

@@ -1,12 +1,12 @@
 """Feed receivers from a stream of byte ranges (Redis, gateway), and from inline payloads."""
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from breadbox.model.errors import PayloadCorruptError
 from breadbox.model.types import PayloadReference
-from breadbox.stores.base import PRELUDE_BYTES, PayloadReceiver, PayloadStore, Segment
+from breadbox.stores.base import PRELUDE_BYTES, Foreseen, PayloadReceiver, PayloadStore, Segment
 from breadbox.stores.deadline import Deadline
 
 _RANGE_GUESS_BYTES: Final = 4 * 1024
@@ -24,8 +24,8 @@ class ByteStream(Protocol):
     def receive_into(self, destination: memoryview) -> None:
         """Fill `destination` with the next bytes of the stream."""
 
-    def receive_all(self, destinations: Sequence[memoryview]) -> Iterator[int]:
-        """Fill many destinations in few system calls; yield those that are filled so far."""
+    def receive_all(self, expected: Foreseen) -> Sequence[int] | None:
+        """Fill all memory and digest its blocks; None, with nothing done, if it cannot at once."""
 
     def skip(self, count: int) -> None:
         """Drop the next bytes of the stream."""
@@ -53,28 +53,36 @@ def read(
 def _read_foreseen(
     open_stream: OpenStream, part: Sequence[tuple[int, PayloadReference]], receiver: PayloadReceiver
 ) -> Sequence[tuple[int, PayloadReference]]:
-    """Read payloads that may be like earlier ones; return the rest.
-
-    Few system calls: beside a busy thread each takes as long as that thread's turn (5 ms).
-    """
+    """Read payloads that may be like earlier ones; return the rest."""
     rest: list[tuple[int, PayloadReference]] = []
     ranges: list[Range] = []
-    ends: deque[tuple[int, int]] = deque()
-    memory: list[memoryview] = []
-    end = 0
+    foreseen: list[tuple[int, Foreseen]] = []
     for position, reference in part:
-        destinations = receiver.foresee(position)
-        if destinations is None:
+        each = receiver.foresee(position)
+        if each is None:
             rest.append((position, reference))
-            continue
-        ranges.append((reference, 0, reference.size_bytes))
-        end += reference.size_bytes
-        ends.append((end, position))
-        memory += destinations
-    if ranges:
-        for received_bytes in open_stream(ranges).receive_all(memory):
-            while ends and ends[0][0] <= received_bytes:
-                receiver.arrived(ends.popleft()[1])
+        else:
+            ranges.append((reference, 0, reference.size_bytes))
+            foreseen.append((position, each))
+    if not ranges:
+        return rest
+    stream = open_stream(ranges)
+    memory: list[memoryview] = []
+    blocks: list[tuple[int, int]] = []
+    start = 0
+    for (_, _, size_bytes), (_, each) in zip(ranges, foreseen, strict=True):
+        memory += each.memory
+        blocks += [(start + first, start + end) for first, end in each.blocks]
+        start += size_bytes
+    digests = stream.receive_all(Foreseen(memory, blocks))
+    found = None if digests is None else iter(digests)
+    for position, each in foreseen:
+        if found is None:
+            for destination in each.memory:
+                stream.receive_into(destination)
+            receiver.arrived(position)
+        else:
+            receiver.arrived(position, [*islice(found, len(each.blocks))])
     return rest
 
 
@@ -275,7 +283,7 @@ class _Renumbered:
     def wants_whole(self) -> bool:
         return self._receiver.wants_whole
 
-    def foresee(self, position: int) -> Sequence[memoryview] | None:
+    def foresee(self, position: int) -> Foreseen | None:
         return self._receiver.foresee(self._positions[position])
 
     def head_bytes(self, position: int, prelude: memoryview) -> int:
@@ -284,8 +292,8 @@ class _Renumbered:
     def segments(self, position: int, head: memoryview) -> Sequence[Segment]:
         return self._receiver.segments(self._positions[position], head)
 
-    def arrived(self, position: int) -> None:
-        self._receiver.arrived(self._positions[position])
+    def arrived(self, position: int, digests: Sequence[int] | None = None) -> None:
+        self._receiver.arrived(self._positions[position], digests)
 
 
 def _give(

@@ -8,14 +8,21 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import attrgetter
 from threading import Lock
-from time import perf_counter
 from typing import Any, Final, TypeVar
 
 import redis
 
 from breadbox.model.errors import PayloadCorruptError, PayloadMissingError, StoreUnavailableError
 from breadbox.model.types import PayloadReference
-from breadbox.stores.base import Part, PartsStore, PayloadReceiver, Segment, check_sound
+from breadbox.stores import bulk
+from breadbox.stores.base import (
+    Foreseen,
+    Part,
+    PartsStore,
+    PayloadReceiver,
+    Segment,
+    check_sound,
+)
 from breadbox.stores.deadline import Deadline, in_force
 from breadbox.stores.keys import cut, new_payload_id, piece_key, piece_keys, piece_ranges
 from breadbox.stores.reading import Range, read
@@ -39,22 +46,8 @@ _BYTES_IN_FLIGHT_MAX: Final = 4 * 1024 * 1024
 _BYTES_IN_FLIGHT_MIN: Final = 1024 * 1024
 """Fewer, and more are asked for: a Redis without replies to send frees their memory."""
 
-_STEP_BYTES: Final = 3 * 1024 * 1024
-"""Received by one call at least, before they are verified."""
-
 CONNECTIONS_MAX: Final = 16
 """Connections of one store at a time; further threads wait for one."""
-
-_BYTES_IN_FLIGHT_MAX_BESIDE: Final = 32 * 1024 * 1024
-"""The same beside a thread that holds the interpreter: all is received by one call, since each
-waits for that thread, up to 5 ms. For a load alone Redis takes twice as long to answer so much.
-"""
-
-_SLOW_S: Final = 0.006
-"""A step takes less, unless the caller waits for the interpreter, or the network."""
-
-LOADS_BESIDE: Final = 8
-"""Loads after which one is received in steps again, to learn whether calls still wait."""
 
 _Request = tuple[bytes, int, str]
 """(packed command, bytes of the reply, payload id)."""
@@ -85,7 +78,6 @@ class RedisStore(PartsStore):
         self._slots = threading.BoundedSemaphore(CONNECTIONS_MAX)
         self._doubted = threading.Event()
         """Set where a node was silent, so that a new lookup may find another."""
-        self._pace = _Pace()
 
     def new_reference(self, size_bytes: int) -> PayloadReference:
         piece_size_bytes = self._piece_size_bytes if size_bytes > self._piece_size_bytes else 0
@@ -110,7 +102,7 @@ class RedisStore(PartsStore):
         self._per_node(
             work,
             lambda item: item[1],
-            lambda wire, part: read(partial(_Stream, wire, pace=self._pace), part, turns),
+            lambda wire, part: read(partial(_Stream, wire), part, turns),
             deadline,
         )
 
@@ -210,42 +202,11 @@ def _read_parts(wire: Wire, parts: Sequence[Part]) -> None:
             stream.receive_into(buffer)
 
 
-class _Pace:
-    """How much a load receives by a call; learnt from how long the interpreter keeps it waiting."""
-
-    def __init__(self) -> None:
-        self._loads_beside = 0
-        self._slow_steps = 0
-
-    @property
-    def in_flight_bytes_max(self) -> int:
-        return _BYTES_IN_FLIGHT_MAX_BESIDE if self._loads_beside else _BYTES_IN_FLIGHT_MAX
-
-    @property
-    def step_bytes(self) -> int:
-        return _BYTES_IN_FLIGHT_MAX_BESIDE if self._loads_beside else _STEP_BYTES
-
-    def begin(self) -> None:
-        """Begin a load."""
-        self._loads_beside = max(0, self._loads_beside - 1)
-        self._slow_steps = 0
-
-    def receive(self, wire: Wire, values: Sequence[Sequence[memoryview]]) -> None:
-        """Receive values, and take note of how long that took."""
-        started = perf_counter()
-        wire.receive_values(values)
-        is_slow = perf_counter() - started > _SLOW_S
-        self._slow_steps = self._slow_steps + 1 if is_slow else 0
-        if self._slow_steps > 1 and not self._loads_beside:
-            self._loads_beside = LOADS_BESIDE
-
-
 class _Stream:
     """The bytes of bulk replies in a known order, as one stream; commands are sent ahead."""
 
-    def __init__(self, wire: Wire, ranges: Iterable[Range], *, pace: _Pace | None = None) -> None:
+    def __init__(self, wire: Wire, ranges: Iterable[Range]) -> None:
         self._wire = wire
-        self._pace = pace or _Pace()
         self._requests = list(_requests(ranges))
         self._asked = 0
         self._asked_bytes = 0
@@ -262,29 +223,22 @@ class _Stream:
             done += count
             self._took(count)
 
-    def receive_all(self, destinations: Sequence[memoryview]) -> Iterator[int]:
+    def receive_all(self, expected: Foreseen) -> Sequence[int] | None:
         """Receive whole replies, or raise UnforeseenError if one is not as long as asked for."""
-        wire, received_bytes = self._wire, 0
-        if wire.is_tls:
-            for each in destinations:
-                self.receive_into(each)
-                received_bytes += len(each)
-                yield received_bytes
-            return
-        rest = deque(destinations)
-        self._pace.begin()
-        while self._current + 1 < len(self._requests):
-            first = self._current = self._current + 1
-            self._ask_ahead()
-            size_bytes = self._requests[first][1]
-            while self._current + 1 < self._asked and size_bytes < self._pace.step_bytes:
-                self._current += 1
-                size_bytes += self._requests[self._current][1]
-            part = self._requests[first : self._current + 1]
-            self._pace.receive(wire, [_take(rest, length) for _, length, _ in part])
-            self._asked_bytes -= size_bytes
-            received_bytes += size_bytes
-            yield received_bytes
+        if self._wire.is_tls or not bulk.is_compiled:
+            return None
+        rest = deque(expected.memory)
+        values = [_take(rest, length) for _, length, _ in self._requests]
+        questions: list[bulk.Question] = []
+        after_bytes = 0
+        for number, (_, length, _) in enumerate(self._requests):
+            self._current = number
+            commands = self._commands_ahead()
+            if commands:
+                questions.append(bulk.Question(after_bytes, commands))
+            self._asked_bytes -= length
+            after_bytes += length
+        return self._wire.receive_values(values, expected.blocks, questions)
 
     def skip(self, count: int) -> None:
         while count:
@@ -302,7 +256,9 @@ class _Stream:
 
     def _next_reply(self) -> None:
         self._current += 1
-        self._ask_ahead()
+        commands = self._commands_ahead()
+        if commands:
+            self._wire.send([commands])
         _, expected, payload_id = self._requests[self._current]
         length = self._wire.bulk_length()
         if length is None or (length == 0 and expected):
@@ -315,19 +271,19 @@ class _Stream:
         self._asked_bytes -= length
         self._left = length
 
-    def _ask_ahead(self) -> None:
+    def _commands_ahead(self) -> bytes:
+        """Return what is to be sent before the current reply is received, perhaps nothing."""
         if self._asked > self._current and self._asked_bytes > _BYTES_IN_FLIGHT_MIN:
-            return  # Many at a time: each call makes Redis turn from sending to listening.
+            return b""  # Many at a time: each call makes Redis turn from sending to listening.
         commands = []
         while self._asked < len(self._requests) and (
-            self._asked <= self._current or self._asked_bytes < self._pace.in_flight_bytes_max
+            self._asked <= self._current or self._asked_bytes < _BYTES_IN_FLIGHT_MAX
         ):
             command, length, _ = self._requests[self._asked]
             commands.append(command)
             self._asked += 1
             self._asked_bytes += length
-        if commands:
-            self._wire.ask(b"".join(commands))
+        return b"".join(commands)
 
 
 def _take(buffers: deque[memoryview], count: int) -> list[memoryview]:
@@ -391,7 +347,7 @@ class _InTurns:
         self.head_bytes = receiver.head_bytes
         self.arrived = receiver.arrived
 
-    def foresee(self, position: int) -> Sequence[memoryview] | None:
+    def foresee(self, position: int) -> Foreseen | None:
         with self._turn:
             return self._receiver.foresee(position)
 

@@ -5,7 +5,6 @@ own memory and bulk replies received straight into place. After an error in a va
 is closed, so one reply's value is never taken for another's.
 """
 
-import ctypes
 import errno
 import socket
 import ssl
@@ -13,11 +12,13 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Final
 
 import redis
 
 from breadbox.model.errors import PayloadCorruptError, StoreUnavailableError
+from breadbox.stores import bulk
 from breadbox.stores.base import UnforeseenError
 from breadbox.stores.deadline import LOOK_S, Deadline, in_force
 from breadbox.stores.reading import drop
@@ -38,11 +39,6 @@ _JOIN_BYTES: Final = 16 * 1024
 
 _DIRECT_BYTES: Final = 4 * 1024
 """Smaller destinations are filled by way of the lookahead: fewer system calls."""
-
-_AT_ONCE: Final = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
-
-_holding: Final = ctypes.PyDLL(None)
-"""The C library, called without releasing the interpreter."""
 
 _LOOK: Final = struct.pack("@ll", int(LOOK_S), int(LOOK_S % 1.0 * 1e6))
 
@@ -89,10 +85,12 @@ class Wire:
         self._deadline = deadline
         self._heard_at = deadline.heard_at
         self._has_moved = False
+        self._kernel_waits = False
         if self.is_tls:
             self._socket.settimeout(LOOK_S)
         else:
-            self._let_kernel_wait()
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LOOK)
         self._lookahead = memoryview(bytearray(_LOOKAHEAD_BYTES))
         self._start = 0
         self._end = 0
@@ -110,7 +108,8 @@ class Wire:
 
     def give_back(self) -> None:
         """Leave the socket as redis-py expects it. All replies must have been read."""
-        self._socket.settimeout(self._timeout_s)
+        if self.is_tls or self._kernel_waits:
+            self._socket.settimeout(self._timeout_s)
 
     def send(self, buffers: Sequence[memoryview | bytes]) -> None:
         """Send buffers one after another; returns when the kernel has them all."""
@@ -120,16 +119,6 @@ class Wire:
             return
         for first in range(0, len(buffers), _BUFFERS_PER_CALL):
             self._send_vector(buffers[first : first + _BUFFERS_PER_CALL])
-
-    def ask(self, commands: bytes) -> None:
-        """Send a little, without releasing the interpreter where the socket has room for it."""
-        sent = 0
-        if not self.is_tls:
-            number = self._socket.fileno()
-            sent = max(0, _holding.send(number, commands, len(commands), _AT_ONCE))
-        if sent < len(commands):
-            self.send([commands[sent:]])
-        self._has_moved = True
 
     def expect_ok(self) -> bytes | None:
         """Read a simple reply; return the error without its leading "-", or None if it is none."""
@@ -174,24 +163,36 @@ class Wire:
                 flags = 0 if self.is_tls else socket.MSG_WAITALL
                 filled += self._receive(destination[filled:], flags)
 
-    def receive_values(self, values: Sequence[Sequence[memoryview]]) -> None:
-        """Receive the next bulk replies into memory of their exact lengths; not on TLS."""
+    def receive_values(
+        self,
+        values: Sequence[Sequence[memoryview]],
+        blocks: bulk.Blocks,
+        questions: Sequence[bulk.Question],
+    ) -> Sequence[int]:
+        """Receive the next bulk replies into memory of their exact lengths; not on TLS.
+
+        See `breadbox.stores.bulk.receive`. UnforeseenError if a reply is not as long.
+        """
         # What stands between values is received as well, and compared with what it must be.
-        frames = [b"$%d\r\n" % sum(map(len, value)) for value in values]
-        frames[1:] = [b"\r\n" + frame for frame in frames[1:]]
-        wanted = b"".join((*frames, b"\r\n"))
-        framing = memoryview(bytearray(wanted))
-        rest: list[memoryview] = []
-        start = 0
-        for frame, value in zip(frames, values, strict=True):
-            rest += (framing[start : start + len(frame)], *value)
-            start += len(frame)
-        rest.append(framing[start:])
-        while rest:
+        wanted = [b"$%d\r\n" % sum(map(len, value)) for value in values]
+        wanted = [*wanted[:1], *(b"\r\n" + frame for frame in wanted[1:]), b"\r\n"]
+        frames = [memoryview(bytearray(frame)) for frame in wanted]
+        size_bytes = sum(map(len, chain(frames, *values)))
+        done, asked_to = 0, -1
+        while True:
+            before = done
+            left = [each for each in questions if each.after_bytes > asked_to]
+            done, digests = bulk.receive(self._socket.fileno(), frames, values, blocks, done, left)
+            asked_to = done
             # Compared also where nothing comes: an error is shorter than a value.
-            drop(rest, self._receive_vector(rest[:_BUFFERS_PER_CALL]))
-            if framing != wanted:
+            if frames != wanted:
                 raise UnforeseenError
+            if done == before and done < size_bytes:
+                self._look()
+                continue
+            self._has_moved = True
+            if done == size_bytes:
+                return digests
 
     def skip(self, count: int) -> None:
         self._reply_left -= count
@@ -211,11 +212,12 @@ class Wire:
 
     def _let_kernel_wait(self) -> None:
         """Make the socket block a moment at a time: Python's timeouts move too little a call."""
-        self._socket.settimeout(None)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LOOK)
+        if not self.is_tls and not self._kernel_waits:
+            self._kernel_waits = True
+            self._socket.settimeout(None)
 
     def _receive(self, destination: memoryview, flags: int = 0) -> int:
+        self._let_kernel_wait()
         while True:
             try:
                 count = self._socket.recv_into(destination, 0, flags)
@@ -227,18 +229,6 @@ class Wire:
             self._has_moved = True
             return count
 
-    def _receive_vector(self, destinations: list[memoryview]) -> int:
-        """Receive all of it, or what comes within `LOOK_S`."""
-        try:
-            count = self._socket.recvmsg_into(destinations, 0, socket.MSG_WAITALL)[0]
-        except BlockingIOError:
-            self._look()
-            return 0
-        if not count:
-            raise ConnectionResetError(errno.ECONNRESET, "closed by Redis")
-        self._has_moved = True
-        return count
-
     def _look(self) -> None:
         if self._has_moved:
             self._has_moved = False
@@ -248,6 +238,7 @@ class Wire:
             raise TimeoutError("nothing moves on the connection")
 
     def _send_vector(self, buffers: Sequence[memoryview | bytes]) -> None:
+        self._let_kernel_wait()
         rest = list(buffers)
         while rest:
             try:
