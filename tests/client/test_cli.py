@@ -22,7 +22,7 @@ from rich.console import Console
 
 import breadbox
 from breadbox.cli import main as cli_main
-from breadbox.cli.commands import buffers
+from breadbox.cli.commands import buffers, doctor
 from breadbox.cli.commands.top import Sample, render
 from breadbox.cli.main import COMMANDS, cli
 from breadbox.diagnosis import rates_of
@@ -770,6 +770,16 @@ def test_a_doctor_who_finds_nothing_says_so(
     assert checks == list(findings)
     assert "bad" not in {finding["verdict"] for finding in findings.values()}
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_doctor_says_when_loads_stop_beside_python_that_works(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "is_compiled", False)
+    found = examined(address)[1]["this side"]
+    assert "warning" == found["verdict"]
+    assert "no compiled receiver" in found["detail"]
+    assert "C compiler" in found["remedy"]
 
 
 def test_a_doctor_says_since_which_takeover_the_server_leads(

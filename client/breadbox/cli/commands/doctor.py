@@ -31,6 +31,7 @@ from breadbox.payload import write_fragments
 from breadbox.reading.batches import load_batch
 from breadbox.stores import redact
 from breadbox.stores.base import PayloadStore
+from breadbox.stores.bulk import is_compiled
 
 PROBE_BYTES = 16 * 2**20
 """Payload that is written, read and deleted to measure the store."""
@@ -230,6 +231,10 @@ def _this_side() -> Finding:
         f"breadbox {breadbox.__version__}, Python {platform.python_version()}, "
         f"grpcio {grpc_version}, {os.cpu_count()} cores, {platform.system()}"
     )
+    if not is_compiled:
+        detail += "; no compiled receiver, so Python that works beside a load all but stops it"
+        remedy = "On Linux install a C compiler, then Breadbox again, or its wheel for Linux."
+        return Finding("this side", Verdict.WARNING, detail, remedy)
     return Finding("this side", Verdict.GOOD, detail)
 
 
