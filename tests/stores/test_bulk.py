@@ -128,7 +128,7 @@ def test_questions_are_sent_when_enough_was_answered(
     assert (30, b"last") == (done, theirs.recv(100))
     assert b"a" * 20 + b"b" * 10 == joined(values[0])
     assert b"b" * 10 == ours.recv(100)
-    assert not ours.getblocking()
+    assert not os.get_blocking(ours.fileno())
 
 
 def test_an_end_of_the_connection_is_an_error(
