@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,19 @@ from breadbox.model.types import FragmentReference, PayloadReference
 from breadbox.payload import encode_fragment, read_fragments
 from breadbox.payload.alike import verify_and_group
 from breadbox.reading.batches import Batch, load_batch
-from breadbox.stores.reading import InlineStore, bodies_at_hand
+from breadbox.stores.base import PayloadStore
+from breadbox.stores.files import SMALL_BYTES_MAX, FileStore
+from breadbox.stores.reading import InlineStore
 from support.fake_store import FakeStore
 from support.payload_trees import same
-from support.rich_fragments import STEPS, arrays_of, plain_fragment, reference_to, rich_fragment
+from support.rich_fragments import (
+    STEPS,
+    arrays_of,
+    plain_fragment,
+    reference_to,
+    rich_fragment,
+    stored,
+)
 
 FIELDS = ("obs", "action", "reward", "next_obs", "in_state", "extras", "model_version")
 ENDS = ("final_obs", "final_obs_row", "final_obs_step")
@@ -100,7 +110,7 @@ def test_damage_anywhere_is_told_as_one_by_one(is_alone: bool) -> None:
             assert told(load_batch, store, references) == told(one_by_one, store, references)
 
 
-def told(load: Any, store: InlineStore, references: Sequence[FragmentReference]) -> object:
+def told(load: Any, store: PayloadStore, references: Sequence[FragmentReference]) -> object:
     """What came of loading: an error, or the rewards."""
     try:
         return load(store, references).reward.tolist()
@@ -121,12 +131,11 @@ def test_payloads_are_at_hand_where_all_are_and_of_the_size_that_is_said() -> No
     fragments = [plain_fragment(index) for index in range(2)]
     store, references = riding(fragments, bodies_of(fragments))
     payloads = [each.metadata.payload for each in references]
-    assert list(store.bodies.values()) == bodies_at_hand(store, payloads)
+    assert list(store.bodies.values()) == store.at_hand(payloads)
     longer = replace(payloads[1], size_bytes=payloads[1].size_bytes + 1)
     elsewhere = replace(payloads[1], payload_id="f" * 32)
     for other in (longer, elsewhere):
-        assert bodies_at_hand(store, [payloads[0], other]) is None
-    assert bodies_at_hand(FakeStore(), payloads) is None
+        assert store.at_hand([payloads[0], other]) is None
 
 
 def test_fragments_of_several_layouts_are_read_as_one_by_one() -> None:
@@ -151,3 +160,53 @@ def test_a_fragment_of_other_steps_than_its_reference_says_is_corrupt() -> None:
     metadata = replace(references[1].metadata, step_count=STEPS + 1)
     with pytest.raises(PayloadCorruptError, match="rows"):
         read_fragments(store, [references[0], replace(references[1], metadata=metadata)])
+
+
+@pytest.mark.parametrize("codecs", ["raw", "zstd"])
+def test_small_payloads_of_a_directory_are_read_as_large_ones(tmp_path: Path, codecs: str) -> None:
+    store = FileStore(str(tmp_path))
+    fragments = [vector_fragment(3), vector_fragment(3), vector_fragment(999)]
+    references = stored(store, *fragments, codecs=codecs)
+    sizes = [each.metadata.payload.size_bytes for each in references]
+    assert sizes[0] <= SMALL_BYTES_MAX
+    assert (sizes[2] > SMALL_BYTES_MAX) == (codecs == "raw")
+    together, apart = (
+        as_small(limit, read_fragments, store, [*references, references[0]])
+        for limit in (SMALL_BYTES_MAX, 0)
+    )
+    for expected, actual in zip(apart, together, strict=True):
+        for name, value in arrays_of(expected).items():
+            assert same(value, arrays_of(actual)[name]), name
+    batches = [as_small(limit, load_batch, store, references[:2]) for limit in (SMALL_BYTES_MAX, 0)]
+    for name in (*FIELDS, *ENDS):
+        assert same(getattr(batches[1], name), getattr(batches[0], name)), name
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "longer", "changed"])
+def test_a_small_file_that_is_damaged_is_told_as_a_large_one(tmp_path: Path, damage: str) -> None:
+    store = FileStore(str(tmp_path))
+    references = stored(store, *[vector_fragment(3)] * 3)
+    (path,) = tmp_path.rglob(references[1].metadata.payload.payload_id)
+    body = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        changed = {"cut": body[:-1], "longer": body + b"\0", "changed": body[:-1] + b"\7"}
+        path.chmod(0o600)
+        path.write_bytes(changed[damage])
+    small, large = (
+        as_small(limit, told, load_batch, store, references) for limit in (SMALL_BYTES_MAX, 0)
+    )
+    assert large == small
+    assert isinstance(small, tuple)
+
+
+def vector_fragment(width: int) -> Fragment:
+    return plain_fragment(obs=np.ones((STEPS, width)), next_obs=np.ones(width))
+
+
+def as_small(limit: int, read: Any, *arguments: Any) -> Any:
+    """Call a function while files of at most `limit` bytes are small."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("breadbox.stores.files.SMALL_BYTES_MAX", limit)
+        return read(*arguments)

@@ -182,7 +182,7 @@ def test_a_damaged_byte_is_noticed(store: PayloadStore, at_fraction: float) -> N
 
 def test_sizes_that_were_met_are_bounded(store: PayloadStore) -> None:
     for count in range(receive.HEADS_MET_MAX + 10):
-        obs = np.zeros((STEPS, 8 * count), np.uint8)
+        obs = np.zeros((STEPS, 512 + 8 * count), np.uint8)
         fragment = fragment_of(0, obs=obs, next_obs=obs[0])
         load_batch(store, written(store, [fragment]))
     assert receive.HEADS_MET_MAX == len(receive.heads_met)

@@ -93,6 +93,9 @@ class FakeStore:
                 segment.destination[:] = payload[segment.offset_bytes : end]
             receiver.arrived(position)
 
+    def at_hand(self, references: Sequence[PayloadReference]) -> None:
+        """Give none."""
+
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
         self._check()
         return [memoryview(self._find(reference)) for reference in references]

@@ -21,7 +21,6 @@ from breadbox.payload.layout import Layout, StoredArray, serialize_attributes
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
 from breadbox.stores.base import PayloadStore
-from breadbox.stores.reading import bodies_at_hand
 from breadbox.v1 import schema_pb2
 from breadbox.wire.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, hash_of, message_of
 
@@ -235,7 +234,7 @@ def read_fragments(
 
     payloads = [each.metadata.payload for each in references]
     wants_whole = columns is None and steps is None
-    at_hand = bodies_at_hand(store, payloads) if wants_whole else None
+    at_hand = store.at_hand(payloads) if wants_whole else None
     groups = None if at_hand is None else verify_and_group(at_hand)
     if groups is None:
         receive(store, payloads, place, wants_whole=wants_whole)

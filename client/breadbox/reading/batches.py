@@ -32,7 +32,6 @@ from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
 from breadbox.reading.devices import check_device
 from breadbox.stores.base import PayloadStore
-from breadbox.stores.reading import bodies_at_hand
 
 if TYPE_CHECKING:
     import torch
@@ -201,7 +200,7 @@ def load_batch(
     reusable = into.stacked if isinstance(into, Batch) else into
     builder = _Builder(references, Selection(columns), reusable, is_pinned=is_elsewhere)
     payloads = [each.metadata.payload for each in references]
-    at_hand = bodies_at_hand(store, payloads)
+    at_hand = store.at_hand(payloads)
     groups = None if at_hand is None else verify_and_group(at_hand)
     if groups is None:
         wants_whole = columns is None

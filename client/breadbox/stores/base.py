@@ -140,6 +140,9 @@ class PayloadStore(Protocol):
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         """Receive payloads straight into `receiver`'s memory; unwanted bytes are not copied."""
 
+    def at_hand(self, references: Sequence[PayloadReference]) -> list[bytes] | None:
+        """Return whole payloads, unverified, or None unless all are there and cost least so."""
+
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
         """Return copy-on-write views, which outlive the payloads, or None on another host."""
 
@@ -268,6 +271,10 @@ class AbstractStore:
         view = copy.copy(self)
         view._deadline = deadline  # noqa: SLF001 - another of this class
         return view
+
+    def at_hand(self, references: Sequence[PayloadReference]) -> list[bytes] | None:
+        del references
+        return None
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
         del references

@@ -62,6 +62,9 @@ _GAP: Final = memoryview(bytearray(4096))
 _HEAD_GUESS_BYTES: Final = 16 * 1024
 """First read of a payload; holds most heads."""
 
+SMALL_BYTES_MAX: Final = 4 * 1024
+"""Size up to which payloads cost less read whole, and then copied, than each into its places."""
+
 
 class PayloadDirectory:
     """Where the files are."""
@@ -207,6 +210,21 @@ class FileStore(PartsStore):
                 with self._directory.open(reference) as descriptor:
                     _read_fully(descriptor, memory, 0, reference)
             receiver.arrived(position, digests)
+
+    def at_hand(self, references: Sequence[PayloadReference]) -> list[bytes] | None:
+        self._begin()
+        if any(each.size_bytes > SMALL_BYTES_MAX for each in references):
+            return None
+        check_sound(references)
+        bodies = [bytearray(each.size_bytes) for each in references]
+        places = self._directory.places
+        read = read_files(
+            [
+                File(places(each.payload_id), [memoryview(body)], ())
+                for each, body in zip(references, bodies, strict=True)
+            ]
+        )
+        return None if None in read else [*map(bytes, bodies)]
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
         self._begin()

@@ -210,6 +210,9 @@ class StoreOnUse:
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         self._opened().read_many(references, receiver)
 
+    def at_hand(self, references: Sequence[PayloadReference]) -> list[bytes] | None:
+        return self._opened().at_hand(references)
+
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
         return self._opened().map_many(references)
 
@@ -247,6 +250,12 @@ class InlineStore(StoreOnUse):
             renumbered = _Renumbered(receiver, [position for position, _ in others])
             self._store.read_many([reference for _, reference in others], renumbered)
 
+    def at_hand(self, references: Sequence[PayloadReference]) -> list[bytes] | None:
+        """Return inline payloads, or None unless all are inline, each of its size."""
+        found = [self.bodies.get(each.payload_id, b"") for each in references]
+        sizes = [each.size_bytes for each in references]
+        return found if all(found) and sizes == list(map(len, found)) else None
+
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
         """Copy inline payloads, if all are, into memory of the caller's own."""
         if any(each.payload_id not in self.bodies for each in references):
@@ -260,18 +269,6 @@ class InlineStore(StoreOnUse):
 
     def within(self, deadline: Deadline) -> "InlineStore":
         return InlineStore(self.bodies, self._store.within(deadline))
-
-
-def bodies_at_hand(
-    store: PayloadStore, references: Sequence[PayloadReference]
-) -> list[bytes] | None:
-    """Return inline payloads, or None unless all are inline, each of its size."""
-    if not isinstance(store, InlineStore):
-        return None
-    bodies = store.bodies
-    found = [bodies.get(each.payload_id, b"") for each in references]
-    sizes = [each.size_bytes for each in references]
-    return found if all(found) and sizes == list(map(len, found)) else None
 
 
 class _Renumbered:
