@@ -29,7 +29,7 @@ from bench.measure import Figure
 from bench.processes import Server, breadbox_server, redis_server
 from bench.workloads import SESSION_ID, numbered, vector_fragment
 from breadbox.operations.calls import announce_fragments
-from breadbox.payload.fragments import encode_inline
+from breadbox.payload.fragments import write_and_describe
 from breadbox.reading.batches import Batch, load_batch
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -170,7 +170,9 @@ async def _produce(
 ) -> int:
     """Send calls until then, due at even times or one after the other; the fragments admitted."""
     fragments = list(islice(numbered(vector_fragment(), worker_id), group))
-    written = encode_inline(fragments, codecs="raw", inline_size_bytes_max=_INLINE_BYTES_MAX)
+    written = write_and_describe(
+        None, fragments, codecs="raw", inline_size_bytes_max=_INLINE_BYTES_MAX
+    )
     request: Any = announce_fragments("", fragments, written).request
     count = 0
     due = time.perf_counter() + phase * period_s

@@ -5,7 +5,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,15 +73,18 @@ class Switch:
 
     def append_many(
         self,
-        fragments: Sequence[Fragment],
+        fragments: Iterable[Fragment],
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
+        answered: Callable[[list[AppendResult]], None] | None = None,
     ) -> list[AppendResult]:
         """Pass on, or throw away."""
         if self.attached:
-            return self._client.append_many(fragments, buffer=buffer, codecs=codecs)
-        return [AppendResult(AdmissionOutcome.ADMITTED)] * len(fragments)
+            return self._client.append_many(
+                fragments, buffer=buffer, codecs=codecs, answered=answered
+            )
+        return [AppendResult(AdmissionOutcome.ADMITTED) for _ in fragments]
 
     def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
         """Pass on, or throw away."""

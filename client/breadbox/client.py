@@ -382,10 +382,11 @@ class Client:
 
     def append_many(
         self,
-        fragments: Sequence[Fragment],
+        fragments: Iterable[Fragment],
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
+        answered: Callable[[list[types.AppendResult]], None] | None = None,
     ) -> list[types.AppendResult]:
         """Append fragments: write their payloads and announce them, in groups of bounded size.
 
@@ -395,6 +396,9 @@ class Client:
         ```
 
         Blocks while buffer or store is full, for at most `append_wait_s` without an admission.
+
+        With `answered`, fragments are taken while earlier ones are sent, and it is called with the
+        results of each group in place of their return, in some thread.
 
         Fragments of one worker must be in order of their index. Appending again is safe: the server
         answers DUPLICATE for those that it admitted. After an error some may have been admitted;
@@ -412,7 +416,9 @@ class Client:
             UnsupportedArrayError: An array cannot be stored. Fragments before it may be admitted.
         """
         return self._interpreter.run(
-            operations.append_many(self._context, buffer or self.buffer, list(fragments), codecs)
+            operations.append_many(
+                self._context, buffer or self.buffer, fragments, codecs, answered
+            )
         )
 
     def report_episodes(

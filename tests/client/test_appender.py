@@ -1,7 +1,7 @@
 """The background appender: bounded, in order, and nothing dropped unseen."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -31,11 +31,13 @@ class FakeClient:
 
     def append_many(
         self,
-        fragments: Sequence[Fragment],
+        fragments: Iterable[Fragment],
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
+        answered: Callable[[list[AppendResult]], None] | None = None,
     ) -> list[AppendResult]:
+        fragments = list(fragments)
         self.batches.append([fragment.fragment_index for fragment in fragments])
         self.arguments.append((buffer, codecs))
         assert self.may_answer.wait(10)
@@ -155,6 +157,93 @@ def test_fragments_of_many_threads_are_all_sent_once(client: FakeClient) -> None
             thread.join(30)
     assert list(range(400)) == sorted(sent(client))
     assert max(len(batch) for batch in client.batches) <= 8
+
+
+class LazyClient(FakeClient):
+    """Takes one fragment after the other, and reports it in the call, when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_report = threading.Semaphore(0)
+        self.failure: Exception | None = None
+
+    def append_many(
+        self,
+        fragments: Iterable[Fragment],
+        *,
+        answered: Callable[[list[AppendResult]], None] | None = None,
+        **_: Any,
+    ) -> list[AppendResult]:
+        assert answered is not None
+        self.batches.append([])
+        for fragment in fragments:
+            self.batches[-1].append(fragment.fragment_index)
+            assert self.may_report.acquire(timeout=10)
+            if self.failure is not None:
+                raise self.failure
+            answered([ADMITTED])
+        return []
+
+
+def test_what_comes_while_a_call_is_in_progress_is_sent_by_it() -> None:
+    client = LazyClient()
+    with Appender(client, options(batch_count=2)) as appender:
+        give(appender, 0, 1)
+        client.may_report.release()
+        eventually_sync(lambda: appender.counts.admitted == 1)
+        give(appender, 2, 3, 4)
+        client.may_report.release(4)
+        appender.flush()
+    assert [[0, 1, 2, 3, 4]] == client.batches
+
+
+def test_a_flush_does_not_wait_for_what_came_after_it() -> None:
+    client = LazyClient()
+    with Appender(client, options(batch_count=2)) as appender:
+        give(appender, 0, 1)
+        flushing = threading.Thread(target=appender.flush)
+        flushing.start()
+        eventually_sync(lambda: bool(sent(client)), "the first is on its way")
+        give(appender, 2, 3)
+        client.may_report.release(2)
+        flushing.join(10)
+        assert not flushing.is_alive()
+        assert (2, 2) == (appender.counts.admitted, appender.counts.pending)
+        client.may_report.release(2)
+
+
+def test_what_is_unwanted_is_dropped_after_what_is_on_its_way_is_answered() -> None:
+    """Counted earlier, it would end a flush that still waits for what is on its way."""
+    client = LazyClient()
+    unwanted = {3: "stale"}
+    appender = Appender(
+        client, options(batch_count=2), unwanted=lambda each: unwanted.get(each.fragment_index)
+    )
+    give(appender, 0, 1)
+    eventually_sync(lambda: bool(sent(client)), "the first is on its way")
+    give(appender, 2, 3, 4)
+    client.may_report.release(1)
+    eventually_sync(lambda: sent(client) == [0, 1])
+    assert {} == dict(appender.counts.dropped)
+    client.may_report.release(3)
+    appender.close()
+    assert [[0, 1], [2, 4]] == client.batches
+    assert {"stale": 1} == dict(appender.counts.dropped)
+    assert (5, 4) == (appender.counts.given, appender.counts.admitted)
+
+
+def test_what_was_reported_before_an_error_is_not_handed_back() -> None:
+    client = LazyClient()
+    appender = Appender(client, options())
+    give(appender, 0, 1, 2, 3)
+    client.may_report.release(2)
+    eventually_sync(lambda: sent(client) == [0, 1, 2])
+    client.failure = errors.UnavailableError("away")
+    client.may_report.release()
+    with pytest.raises(errors.UnavailableError):
+        appender.close()
+    assert (2, 2) == (appender.counts.admitted, appender.counts.failed)
+    assert [2, 3] == [fragment.fragment_index for fragment in appender.unsent()]
 
 
 # Bounds -----------------------------------------------------------------------------------------

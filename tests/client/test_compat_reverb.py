@@ -6,7 +6,7 @@ Tests with a number hold one of the behaviours of Reverb that docs/reverb.md lis
 import copy
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -59,11 +59,13 @@ class Gate(ItemSender):
 
     def append_many(
         self,
-        fragments: Sequence[Fragment],
+        fragments: Iterable[Fragment],
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
+        answered: Callable[[list[AppendResult]], None] | None = None,
     ) -> list[AppendResult]:
+        fragments = list(fragments)
         assert self.opened.wait(LIMIT_S)
         if self.error is not None:
             raise self.error

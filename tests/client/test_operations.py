@@ -10,6 +10,7 @@ import pytest
 
 from breadbox import payload, stores
 from breadbox.model import errors
+from breadbox.model.fragment import Fragment
 from breadbox.model.options import WAIT_S_MAX_PER_CALL, ClientOptions
 from breadbox.model.types import (
     AdmissionOutcome,
@@ -750,6 +751,60 @@ def test_many_fragments_are_announced_in_groups(
     world.will("AppendFragments", reply(*[ADMITTED] * 3), reply(*[ADMITTED] * 3), reply(ADMITTED))
     assert [ADMITTED] * 7 == append(world, 7)
     assert [[0, 1, 2], [3, 4, 5], [6]] == announced(world)
+
+
+def test_results_are_reported_by_group_while_the_next_is_judged_and_more_is_taken(
+    store: RecordingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_groups_of(monkeypatch, 2)
+    world = OperationWorld(store=store)
+    steps: list[str] = []
+
+    def successive() -> Iterator[Fragment]:
+        for index in range(9):
+            steps.append(f"take {index}")
+            yield vector_fragment(index)
+
+    def judge(call: Any) -> AppendReply:
+        steps.append(f"judge {len(call.request.fragments)}")
+        return reply(*[ADMITTED] * len(call.request.fragments))
+
+    def answered(results: list[AppendResult]) -> None:
+        steps.append(f"answer {len(results)}")
+
+    world.will("AppendFragments", *[judge] * 5)
+    operation = operations.append_many(world.context, "b", successive(), answered=answered)
+    assert [] == world.run(operation)
+    assert [[0, 1], [2, 3], [4, 5], [6, 7], [8]] == announced(world)
+    # Two groups after the one that is judged are taken, and the fragment that shows where they end.
+    assert [
+        *[f"take {index}" for index in range(7)],
+        "judge 2",
+        "answer 2",
+        *["take 7", "take 8"],
+        "judge 2",
+        "answer 2",
+        "judge 2",
+        "answer 2",
+        "judge 2",
+        "judge 1",
+        "answer 3",
+    ] == steps
+
+
+def test_results_are_reported_before_an_error_of_a_later_group(
+    store: RecordingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_groups_of(monkeypatch, 2)
+    world = OperationWorld(ClientOptions(append_wait_s=1.0), store=store)
+    full = reply(ADMITTED, FULL, retry_delay_s=1.0)
+    world.will("AppendFragments", reply(ADMITTED, ADMITTED), full, *[reply(FULL)] * 3)
+    reported: list[AppendResult] = []
+    fragments = [vector_fragment(index) for index in range(6)]
+    with pytest.raises(errors.BackpressureError) as caught:
+        world.run(operations.append_many(world.context, "b", fragments, answered=reported.extend))
+    assert [ADMITTED] * 2 == reported
+    assert (ADMITTED, FULL) == caught.value.results
 
 
 def test_large_fragments_are_announced_in_groups_of_bounded_bytes(

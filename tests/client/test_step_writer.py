@@ -4,7 +4,7 @@ import inspect
 import logging
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class FakeClient:
         self._config = BufferConfig(schema=schema)
         self.begins_when_awaited = ""
 
-    def append_many(self, fragments: Sequence[Fragment], **_: Any) -> list[AppendResult]:
+    def append_many(self, fragments: Iterable[Fragment], **_: Any) -> list[AppendResult]:
         assert self.may_answer.wait(10)
         if self.failure is not None:
             raise self.failure

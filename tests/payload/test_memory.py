@@ -2,7 +2,7 @@
 
 import threading
 import tracemalloc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -106,15 +106,20 @@ class StoringClient:
 
     def append_many(
         self,
-        fragments: Sequence[Fragment],
+        fragments: Iterable[Fragment],
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
+        answered: Callable[[list[AppendResult]], None] | None = None,
     ) -> list[AppendResult]:
-        assert self.may_write.acquire(timeout=30)
-        write_fragments(self._store, fragments)
-        self.written_count += len(fragments)
-        return [AppendResult(AdmissionOutcome.ADMITTED)] * len(fragments)
+        for fragment in fragments:
+            assert self.may_write.acquire(timeout=30)
+            write_fragments(self._store, [fragment])
+            self.written_count += 1
+            del fragment
+            assert answered is not None
+            answered([AppendResult(AdmissionOutcome.ADMITTED)])
+        return []
 
 
 @pytest.mark.parametrize("queue_count", [2, 6])

@@ -2,13 +2,13 @@
 
 import random
 from collections import defaultdict, deque
+from contextlib import suppress
 from typing import Any
 
 from breadbox.model.errors import ReplayBufferError
 from breadbox.model.options import ClientOptions
 from breadbox.operations.calls import Call
 from breadbox.operations.operations import (
-    Attempt,
     Concurrently,
     Context,
     Effect,
@@ -90,11 +90,6 @@ class OperationWorld:
                 return function(deadline)
             case Concurrently(invoke=invoke, blocking=blocking):
                 # The function first: what is in it must not depend on the answer.
-                done = self._attempt(blocking)
-                return self._attempt(invoke), done
-
-    def _attempt(self, effect: Effect) -> Attempt:
-        try:
-            return Attempt(result=self._perform(effect))
-        except ReplayBufferError as error:
-            return Attempt(error=error)
+                with suppress(ReplayBufferError):
+                    self._perform(blocking)
+                return self._perform(invoke)

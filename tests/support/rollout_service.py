@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from breadbox.model.errors import ClosedError, ReplayBufferError
@@ -86,11 +86,13 @@ class FakeService:
 
     def append_many(
         self,
-        fragments: Sequence[Fragment],
+        fragments: Iterable[Fragment],
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
+        answered: Callable[[list[AppendResult]], None] | None = None,
     ) -> list[AppendResult]:
+        fragments = list(fragments)
         with self.changed:
             self._check_open()
             self.append_calls.append(len(fragments))

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,16 +49,18 @@ class ItemSender:
 
     def append_many(
         self,
-        fragments: Sequence[Fragment],
+        fragments: Iterable[Fragment],
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
+        answered: Callable[[list[AppendResult]], None] | None = None,
     ) -> list[AppendResult]:
         """Write and announce items; block while their table has no room.
 
         Raises BackpressureError after `ROOM_S`, with `results`, and SessionEndedError if the table
         is reset again and again.
         """
+        fragments = list(fragments)
         table = buffer or self._client.buffer
         results: list[AppendResult] = [AppendResult(AdmissionOutcome.UNSPECIFIED)] * len(fragments)
         left = list(range(len(fragments)))

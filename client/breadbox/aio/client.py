@@ -205,13 +205,16 @@ class Client:
 
     async def append_many(
         self,
-        fragments: Sequence[Fragment],
+        fragments: Iterable[Fragment],
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
+        answered: Callable[[list[types.AppendResult]], None] | None = None,
     ) -> list[types.AppendResult]:
         return await self._interpreter.run(
-            operations.append_many(self._context, buffer or self.buffer, list(fragments), codecs)
+            operations.append_many(
+                self._context, buffer or self.buffer, fragments, codecs, answered
+            )
         )
 
     async def report_episodes(

@@ -17,9 +17,12 @@ Invariants:
 
 import math
 import random
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -123,18 +126,10 @@ class RunBlocking:
 
 @dataclass(frozen=True, slots=True)
 class Concurrently:
-    """Send a call and run a function concurrently; the result is an `Attempt` of each."""
+    """Send a call, and meanwhile run a function and drop its errors; the result is the answer."""
 
     invoke: Invoke
     blocking: RunBlocking
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """The result or the error of one of two concurrent effects."""
-
-    result: Any = None
-    error: errors.ReplayBufferError | None = None
 
 
 Effect = Invoke | Sleep | RunBlocking | Concurrently
@@ -235,16 +230,12 @@ def repeat(
         now = context.now()
         call = make_call(now)
         calling = f"calling {call.method}"
-        invocation = Invoke(call, call.wait_s + budget.answer_s(now=now))
+        effect: Effect = (invocation := Invoke(call, call.wait_s + budget.answer_s(now=now)))
+        if meanwhile is not None:
+            effect = Concurrently(invocation, RunBlocking(meanwhile, context.deadline()))
+            meanwhile = None
         try:
-            if meanwhile is None:
-                answer = yield invocation
-            else:
-                function, meanwhile = meanwhile, None
-                sent, _ = yield Concurrently(invocation, RunBlocking(function, context.deadline()))
-                if sent.error is not None:
-                    raise sent.error
-                answer = sent.result
+            answer = yield effect
         except errors.ReplayBufferError as error:
             now = context.now()
             # A refusal is an answer too; ClosedError comes from this client, not from a server.
@@ -682,55 +673,79 @@ def _discard(
 def append_many(
     context: Context,
     buffer: str,
-    fragments: Sequence[Fragment],
+    fragments: Iterable[Fragment],
     codecs: str | Mapping[str, str] | None = None,
+    answered: Callable[[list[AppendResult]], None] | None = None,
 ) -> Operation[list[AppendResult]]:
     """Write payloads, then announce them; wait while the buffer is full.
+
+    With *answered*, which gets the results of each group in place of their return, fragments are
+    taken while earlier ones are sent.
 
     Raises BackpressureError, with the results so far, if nothing was admitted for `append_wait_s`;
     PayloadMissingError if the store lost each payload before its announcement for `reconnect_s`.
     """
-    slot = context.slot
-    if slot.config is None and not slot.is_given:
-        yield from _store_config(context)
     store = yield from _store_on_use(context)
-    chosen = codecs or context.options.codecs
-    appendings = [_Appending(context, buffer, store, group, chosen) for group in _groups(fragments)]
-    return (yield from _run_in_order(appendings, len(fragments)))
-
-
-def _run_in_order(
-    appendings: Sequence["_Appending"], fragment_count: int
-) -> Operation[list[AppendResult]]:
-    """Run one group after the other; the next is written while the server judges one."""
-    results: list[AppendResult] = []
-    for position, appending in enumerate(appendings):
-        following = appendings[position + 1] if position + 1 < len(appendings) else None
-        try:
-            results += yield from appending.run(following)
-        except errors.BackpressureError as error:
-            reached = [*results, *error.results]
-            unsent = AppendResult(AdmissionOutcome.BUFFER_FULL)
-            error.results = (*reached, *[unsent] * (fragment_count - len(reached)))
-            raise
+    make = partial(_Appending, context, buffer, store, codecs or context.options.codecs)
+    if answered is not None:
+        yield from _run_in_order(map(make, _groups(fragments)), answered)
+        return []
+    fragments, results = list(fragments), list[AppendResult]()
+    try:
+        yield from _run_in_order(map(make, _groups(fragments)), results.extend)
+    except errors.BackpressureError as error:
+        results += error.results
+        unsent = AppendResult(AdmissionOutcome.BUFFER_FULL)
+        error.results = (*results, *[unsent] * (len(fragments) - len(results)))
+        raise
     return results
 
 
-def _groups(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
-    if len(fragments) == 1:
-        yield fragments
-        return
-    start, size_bytes = 0, 0
-    for position, fragment in enumerate(fragments):
+def _run_in_order(
+    appendings: Iterator["_Appending"], answered: Callable[[list[AppendResult]], None]
+) -> Operation[None]:
+    """Run one group after the other; the next is written while the server judges one."""
+    results: list[AppendResult] = []
+    ahead: deque[_Appending] = deque()
+
+    def report() -> None:
+        if results:
+            answered(results[:])
+            results.clear()
+
+    def meanwhile(deadline: Deadline) -> None:
+        report()  # Producers that wait for it have time now.
+        ahead.extend(islice(appendings, 1))
+        ahead[0].write_ahead(deadline)
+
+    try:
+        while True:
+            ahead.extend(islice(appendings, max(0, 2 - len(ahead))))
+            if not ahead:
+                return
+            halves = yield from ahead[0].write_or_halve()
+            if halves:
+                ahead.popleft()
+                ahead.extendleft(reversed(halves))
+            else:
+                results += yield from ahead.popleft().run(meanwhile if ahead else None)
+    finally:
+        report()
+
+
+def _groups(fragments: Iterable[Fragment]) -> Iterator[Sequence[Fragment]]:
+    group: list[Fragment] = []
+    size_bytes = 0
+    for fragment in fragments:
         fragment_bytes = fragment.size_bytes
-        too_many = position - start >= APPEND_COUNT_MAX
-        too_large = size_bytes + fragment_bytes > APPEND_BYTES_MAX
-        if position > start and (too_many or too_large):
-            yield fragments[start:position]
-            start, size_bytes = position, 0
+        is_full = len(group) >= APPEND_COUNT_MAX or size_bytes + fragment_bytes > APPEND_BYTES_MAX
+        if group and is_full:
+            yield group
+            group, size_bytes = [], 0
+        group.append(fragment)
         size_bytes += fragment_bytes
-    if start < len(fragments):
-        yield fragments[start:]
+    if group:
+        yield group
 
 
 class _Appending:
@@ -741,8 +756,8 @@ class _Appending:
         context: Context,
         buffer: str,
         store: PayloadStore,
-        fragments: Sequence[Fragment],
         codecs: str | Mapping[str, str],
+        fragments: Sequence[Fragment],
     ) -> None:
         self._context = context
         self._buffer = buffer
@@ -763,20 +778,15 @@ class _Appending:
         self._progress_at: float | None = None
         """Time of the last admission, or of the first announcement, or None."""
 
-    def run(self, following: "_Appending | None") -> Operation[list[AppendResult]]:
+    def run(self, meanwhile: Callable[[Deadline], None] | None) -> Operation[list[AppendResult]]:
+        """Announce until all is judged; *meanwhile* runs while the server judges the first call."""
         pending: Sequence[int] = range(len(self._fragments))
-        if not self._written:
-            self._written = self._encoded_at_once()
-        if not self._written:
-            halves = yield from self._write_or_halve()
-            if halves:
-                return (yield from _run_in_order(halves, len(self._fragments)))
         self._progress_at = self._context.now()
         while pending:
             count = self._count_in_a_call(pending)
-            delay_s, left = yield from self._announce(pending[:count], following)
+            delay_s, left = yield from self._announce(pending[:count], meanwhile)
             left += pending[count:]
-            following = None
+            meanwhile = None
             if len(left) < len(pending):
                 self._progress_at = self._context.now()
             elif delay_s is not None:
@@ -786,15 +796,16 @@ class _Appending:
             pending = left
         return self._results
 
-    def _write_or_halve(self) -> Operation[list["_Appending"]]:
-        """Write everything, or return halves to run instead, which fit a small store."""
-        if len(self._fragments) > 1 and self._failed is None:
+    def write_or_halve(self) -> Operation[list["_Appending"]]:
+        """Write what is not written, or return halves to send instead, which fit a small store."""
+        self._written = self._written or self._encoded_at_once()
+        if not self._written and len(self._fragments) > 1 and self._failed is None:
             try:
                 yield RunBlocking(self._write_now, self._context.deadline())
             except errors.StoreFullError:
                 middle = len(self._fragments) // 2
                 return [
-                    _Appending(self._context, self._buffer, self._store, half, self._codecs)
+                    _Appending(self._context, self._buffer, self._store, self._codecs, half)
                     for half in (self._fragments[:middle], self._fragments[middle:])
                 ]
             except errors.StoreUnavailableError:
@@ -811,8 +822,8 @@ class _Appending:
         inline_size_bytes_max = config.inline_size_bytes_max
         if any(each.size_bytes > inline_size_bytes_max for each in self._fragments):
             return []
-        return payload.encode_inline(
-            self._fragments, codecs=self._codecs, inline_size_bytes_max=inline_size_bytes_max
+        return payload.write_and_describe(
+            None, self._fragments, codecs=self._codecs, inline_size_bytes_max=inline_size_bytes_max
         )
 
     def _write_now(self, deadline: Deadline) -> None:
@@ -843,14 +854,13 @@ class _Appending:
             inline_size_bytes_max=0 if config is None else config.inline_size_bytes_max,
         )
 
-    def _write_ahead(self, deadline: Deadline) -> None:
+    def write_ahead(self, deadline: Deadline) -> None:
+        """Write everything, and prepare its announcement."""
         self._write_now(deadline)
         everything = range(len(self._fragments))
         self._call = self._announcement_of(everything[: self._count_in_a_call(everything)])
 
     def _count_in_a_call(self, pending: Sequence[int]) -> int:
-        if len(pending) == 1:
-            return 1
         left = INLINE_REQUEST_BYTES_MAX
         for count, position in enumerate(pending):
             left -= len(self._written[position].body)
@@ -873,16 +883,13 @@ class _Appending:
         )
 
     def _announce(
-        self, pending: Sequence[int], following: "_Appending | None"
+        self, pending: Sequence[int], meanwhile: Callable[[Deadline], None] | None
     ) -> Operation[tuple[float | None, list[int]]]:
         """Announce once; return the delay before the next (or None) and what is still to send."""
         call, self._call = self._call or self._announcement_of(pending), None
         context = self._context
         reply, attempts = yield from repeat(
-            context,
-            _always(call),
-            context.append_policy,
-            meanwhile=following._write_ahead if following else None,  # noqa: SLF001 - another of this class
+            context, _always(call), context.append_policy, meanwhile
         )
         if len(reply.results) != len(pending):
             raise errors.InternalError(

@@ -138,36 +138,28 @@ class Written(NamedTuple):
 
 
 def write_and_describe(
-    store: PayloadStore,
+    store: PayloadStore | None,
     fragments: Sequence[Fragment],
     *,
     codecs: Codecs = "raw",
     inline_size_bytes_max: int = 0,
 ) -> list[Written]:
-    """Do as `write_fragments`, return schemas too, and payloads that are to be sent inline."""
+    """Do as `write_fragments`, return schemas too, and payloads that are to be sent inline.
+
+    Without a store return [] if a payload is not to be sent inline.
+    """
     encoded = [_encode(each, codecs) for each in fragments]
     written = [_inline(*each, inline_size_bytes_max) for each in encoded]
     to_store = [
         buffers for each, (_, buffers) in zip(written, encoded, strict=True) if each is None
     ]
-    payloads = iter(store.write_many(to_store) if to_store else ())
+    if to_store and store is None:
+        return []
+    payloads = iter(store.write_many(to_store) if to_store and store else ())
     return [
         each or Written(next(payloads), schema_of(layout))
         for each, (layout, _) in zip(written, encoded, strict=True)
     ]
-
-
-def encode_inline(
-    fragments: Sequence[Fragment], *, codecs: Codecs, inline_size_bytes_max: int
-) -> list[Written]:
-    """Encode payloads that are all inline, as `write_and_describe`, or return [] if one is not."""
-    written: list[Written] = []
-    for fragment in fragments:
-        inline = _inline(*_encode(fragment, codecs), inline_size_bytes_max)
-        if inline is None:
-            return []
-        written.append(inline)
-    return written
 
 
 def _inline(

@@ -2,8 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -11,7 +10,6 @@ import grpc
 from breadbox.model.errors import ClosedError, ReplayBufferError
 from breadbox.model.options import open_channel
 from breadbox.operations.operations import (
-    Attempt,
     Concurrently,
     Context,
     Effect,
@@ -28,13 +26,6 @@ T = TypeVar("T")
 
 _CALL_ERRORS: Final = (grpc.RpcError, grpc.FutureCancelledError, ValueError)
 """Errors that gRPC raises for a call; `ValueError` on a closed channel."""
-
-
-def _attempt(function: Callable[[], Any]) -> Attempt:
-    try:
-        return Attempt(result=function())
-    except ReplayBufferError as error:
-        return Attempt(error=error)
 
 
 class Interpreter:
@@ -115,9 +106,7 @@ class Interpreter:
             case Concurrently(invoke=invoke, blocking=blocking):
                 return self._perform_concurrently(invoke, blocking)
 
-    def _perform_concurrently(
-        self, invoke: Invoke, blocking: RunBlocking
-    ) -> tuple[Attempt, Attempt]:
+    def _perform_concurrently(self, invoke: Invoke, blocking: RunBlocking) -> Any:
         call, place = invoke.call, self.context.route.place
         method = getattr(self._stubs[place], call.method)
         try:
@@ -125,19 +114,16 @@ class Interpreter:
         except _CALL_ERRORS as error:
             raise self._translated(error, call.method, place) from error
         try:
-            done = _attempt(partial(blocking.function, blocking.deadline))
+            with suppress(ReplayBufferError):
+                blocking.function(blocking.deadline)
         except BaseException:
             future.cancel()
             raise
-
-        def answer() -> Any:
-            try:
-                response = future.result()
-            except _CALL_ERRORS as error:
-                raise self._translated(error, call.method, place) from error
-            return call.decode(response)
-
-        return _attempt(answer), done
+        try:
+            response = future.result()
+        except _CALL_ERRORS as error:
+            raise self._translated(error, call.method, place) from error
+        return call.decode(response)
 
     def _translated(self, error: Exception, method: str, place: int) -> ReplayBufferError:
         if not isinstance(error, grpc.RpcError):  # The channel is closed.

@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, Self, get_args
@@ -38,7 +38,7 @@ from breadbox.shared.throttle import Throttle
 _log = logging.getLogger(__name__)
 
 BATCHES_AT_ONCE = 4
-"""Full batches that one call of the client sends."""
+"""Full batches that are being sent at a time: the client writes some while the server judges."""
 RETRY_S = 1.0
 """Seconds between two attempts of an appender with `on_failure` "persist"."""
 REFUSED_S_MAX = 60.0
@@ -46,6 +46,7 @@ REFUSED_S_MAX = 60.0
 REFUSED = "refused"
 """Reason under which fragments count that server or store refused permanently."""
 _REFUSALS = (InvalidRequestError, UnsupportedArrayError, LimitExceededError)
+_FINAL = (ClosedError, *PERMANENT)
 
 OnFailure = Literal["stop", "wait", "persist"]
 """What an appender does when sending fails.
@@ -63,12 +64,13 @@ class AppendClient(Protocol):
 
     def append_many(
         self,
-        fragments: Sequence[Fragment],
+        fragments: Iterable[Fragment],
         *,
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
+        answered: Callable[[list[AppendResult]], None] | None = None,
     ) -> list[AppendResult]:
-        """Write payloads and announce them; block while buffer or store is full."""
+        """Append as `breadbox.Client.append_many`; `answered` gets any part of the results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +194,8 @@ class Appender:
         self._queue: deque[_Held] = deque()
         """Fragments in the order given; those being sent stay at the head, and count."""
         self._held_bytes = 0
+        self._taken_count = 0
+        """Number of fragments at the head that are being sent."""
         self._given = 0
         self._singly_count = 0
         """Number of fragments at the head to send one by one after a refusal."""
@@ -356,78 +360,94 @@ class Appender:
             self._stop(error)
 
     def _send_next(self) -> bool:
-        """Send the next batch and drop references to it; return False if the thread is to end."""
-        fragments = self._next_batch()
+        """Send for as long as something is due; return False if the thread is to end."""
+        with self._changed:
+            self._taken_count = 0
+            while (wait_s := self._due_in_s()) > 0:
+                self._changed.wait(None if wait_s == math.inf else wait_s)
+            if not self._queue:
+                return False
+        fragments = self._take()
         if not fragments:
-            return False
-        reasons = [self._unwanted(fragment) for fragment in fragments]
-        if any(reasons):
-            # Drop first and send in the next call, so that a batch is always the queue's head.
-            self._drop(reasons)
             return True
         try:
-            results = self._client.append_many(fragments, buffer=self._buffer, codecs=self._codecs)
+            results = self._client.append_many(
+                self._successive(fragments),
+                buffer=self._buffer,
+                codecs=self._codecs,
+                answered=self._settle,
+            )
         except BackpressureError as error:
             # Settle only what comes before the first unsettled one: the order is kept.
             judged = list(
                 itertools.takewhile(lambda each: each.outcome not in _UNSETTLED, error.results)
             )
-            self._settle(fragments, judged)
+            self._settle(judged)
             return self._goes_on_after(error, 0.0 if judged else error.retry_delay_s)
-        except _REFUSALS as error:
-            if self._options.on_failure == "persist":
-                return self._refuse(fragments, error)
-            return self._goes_on_after(error)
-        except PERMANENT as error:
-            self._stop(error)
-            return False
         except ReplayBufferError as error:
+            if isinstance(error, _REFUSALS) and self._options.on_failure == "persist":
+                return self._refuse(error)
             return self._goes_on_after(error)
-        self._outage.succeeded()
-        self._settle(fragments, results)
+        self._settle(results)
         return True
 
-    def _next_batch(self) -> list[Fragment]:
+    def _successive(self, fragments: deque[Fragment]) -> Iterator[Fragment]:
+        """Yield taken fragments, and then what is due by then; keep no reference to them."""
+        while fragments:
+            while fragments:
+                yield fragments.popleft()
+            fragments = self._take()
+
+    def _take(self) -> deque[Fragment]:
+        """Take what is due, within the bounds of what is being sent; none if one is unwanted."""
+        taken: deque[Fragment] = deque()
         with self._changed:
-            while (wait_s := self._due_in_s()) > 0:
-                self._changed.wait(None if wait_s == math.inf else wait_s)
-            # Several batches together, if they are there: the client writes one while the server
-            # judges another. Not all, so that producers get room while these are being sent.
+            if self._due_in_s() > 0:
+                return taken
+            # Not all, so that what a refusal concerns is sent again soon.
             count_max = 1 if self._singly_count else BATCHES_AT_ONCE * self._options.batch_count
             bytes_left = BATCHES_AT_ONCE * self._options.batch_bytes
-            batch: list[Fragment] = []
-            for held in itertools.islice(self._queue, count_max):
+            for position, held in enumerate(itertools.islice(self._queue, count_max)):
                 bytes_left -= held.size_bytes
-                if batch and bytes_left < 0:
+                if position and bytes_left < 0:
                     break
-                batch.append(held.fragment)
-            return batch
+                if position >= self._taken_count:
+                    taken.append(held.fragment)
+            self._taken_count += len(taken)
+        reasons = [self._unwanted(fragment) for fragment in taken]
+        if any(reasons):
+            # Drop once nothing before them is being sent, so that they are the queue's head.
+            if self._taken_count == len(taken):
+                self._drop(reasons)
+            taken.clear()
+        return taken
 
     def _due_in_s(self) -> float:
         if self._closing or self._is_batch_due():
             return 0.0
-        if not self._queue:
+        if len(self._queue) == self._taken_count:
             return math.inf
-        if self._answered < self._flush_until:
+        if self._answered + self._taken_count < self._flush_until:
             return 0.0
-        return self._queue[0].given_at + self._options.flush_after_s - self._clock()
+        return self._queue[self._taken_count].given_at + self._options.flush_after_s - self._clock()
 
     def _is_batch_due(self) -> bool:
         options = self._options
-        return len(self._queue) >= options.batch_count or self._held_bytes >= options.batch_bytes
+        waiting_count = len(self._queue) - self._taken_count
+        return waiting_count >= options.batch_count or self._held_bytes >= options.batch_bytes
 
-    def _settle(self, fragments: list[Fragment], results: Sequence[AppendResult]) -> None:
+    def _settle(self, results: Sequence[AppendResult]) -> None:
+        """Count results of the fragments that were given first, and forget these."""
         outcomes = [result.outcome for result in results]
         if AdmissionOutcome.DUPLICATE in outcomes and not self._outcomes.get(
             AdmissionOutcome.DUPLICATE
         ):
             # Warn once: a lost reply is harmless, but two workers of one name lose everything.
-            worker_id = fragments[outcomes.index(AdmissionOutcome.DUPLICATE)].worker_id
+            worker_id = self._queue[outcomes.index(AdmissionOutcome.DUPLICATE)].fragment.worker_id
             _log.warning("the server already has fragments of worker %s", worker_id)
         if results:
             self._refused_since = None
-        # Release the arrays before producers learn that there is room.
-        fragments.clear()
+            self._outage.succeeded()
         with self._changed:
             for _ in results:
                 self._remove_first()
@@ -452,12 +472,13 @@ class Appender:
 
     def _remove_first(self) -> None:
         self._held_bytes -= self._queue.popleft().size_bytes
+        self._taken_count -= 1
         self._singly_count = max(0, self._singly_count - 1)
 
-    def _refuse(self, fragments: Sequence[Fragment], error: ReplayBufferError) -> bool:
+    def _refuse(self, error: ReplayBufferError) -> bool:
         """Drop a refused fragment, singled out first; return False to end after `REFUSED_S_MAX`."""
-        if len(fragments) > 1:
-            self._singly_count = len(fragments)
+        if self._taken_count > 1:
+            self._singly_count = self._taken_count
             return True
         now = self._clock()
         if self._refused_since is None:
@@ -469,8 +490,8 @@ class Appender:
         if words is not None:
             _log.error(
                 "fragment %d of worker %s cannot be sent and is dropped: %s%s",
-                fragments[0].fragment_index,
-                fragments[0].worker_id,
+                self._queue[0].fragment.fragment_index,
+                self._queue[0].fragment.worker_id,
                 error,
                 words,
             )
@@ -480,7 +501,7 @@ class Appender:
     def _goes_on_after(self, error: ReplayBufferError, full_s: float | None = None) -> bool:
         """Wait before a retry (*full_s* if full); return False if the error stops the appender."""
         with self._changed:
-            is_over = isinstance(error, ClosedError) or (self._closing and full_s is None)
+            is_over = isinstance(error, _FINAL) or (self._closing and full_s is None)
             waits = self._options.on_failure == "persist" or (
                 self._options.on_failure == "wait" and full_s is not None
             )
@@ -489,9 +510,8 @@ class Appender:
                 return False
             if full_s is None:
                 self._outage.failed(error)
-                self._changed.wait_for(lambda: self._closing, RETRY_S)
-            else:
-                self._changed.wait_for(lambda: False, min(full_s, RETRY_S))
+            delay_s = RETRY_S if full_s is None else min(full_s, RETRY_S)
+            self._changed.wait_for(lambda: self._closing and full_s is None, delay_s)
             return True
 
     def _stop(self, error: BaseException) -> None:

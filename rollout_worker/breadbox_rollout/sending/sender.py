@@ -8,16 +8,13 @@ from collections.abc import Callable
 from breadbox.model.errors import BackpressureError, ClosedError, ReplayBufferError
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import EpisodeEnd, EpisodeReport
-from breadbox.writing.appender import BATCHES_AT_ONCE, Appender, AppenderOptions
+from breadbox.writing.appender import Appender, AppenderOptions
 from breadbox_rollout.sending.models import Model, Service
 
 logger = logging.getLogger(__name__)
 
 FLUSH_AFTER_S = 0.0
 """Fragments are sent immediately; those that come meanwhile are sent together."""
-_AT_ONCE_FRAGMENTS_MAX = 256
-_AT_ONCE_BYTES_MAX = 64 * 2**20
-"""Most bytes sent together, between two checks if they are still wanted."""
 _CLOSED_S = 5.0
 """Seconds for the thread to end after its service was closed."""
 _REPORTS_PER_CALL_MAX = 1024
@@ -40,8 +37,8 @@ class Sender:
         self._appender = Appender(
             service,
             AppenderOptions(
-                batch_count=_AT_ONCE_FRAGMENTS_MAX // BATCHES_AT_ONCE,
-                batch_bytes=_AT_ONCE_BYTES_MAX // BATCHES_AT_ONCE,
+                batch_count=64,  # Few, so that it is checked late if they are still wanted.
+                batch_bytes=16 * 2**20,
                 flush_after_s=FLUSH_AFTER_S,
                 queue_count_max=fragments_max,
                 queue_bytes_max=bytes_max,

@@ -14,7 +14,6 @@ from breadbox.model.errors import ClosedError, ReplayBufferError, StoreUnavailab
 from breadbox.model.options import ClientOptions, channel_options
 from breadbox.operations import calls
 from breadbox.operations.operations import (
-    Attempt,
     Concurrently,
     Context,
     Effect,
@@ -151,14 +150,16 @@ class Interpreter:
             case Concurrently(invoke=invoke, blocking=blocking):
                 async with asyncio.TaskGroup() as tasks:
                     sent = tasks.create_task(self._attempt(invoke))
-                    done = tasks.create_task(self._attempt(blocking))
-                return sent.result(), done.result()
+                    tasks.create_task(self._attempt(blocking))
+                if isinstance(answer := sent.result(), ReplayBufferError):
+                    raise answer
+                return answer
 
-    async def _attempt(self, effect: Effect) -> Attempt:
+    async def _attempt(self, effect: Effect) -> Any:
         try:
-            return Attempt(result=await self._perform(effect))
+            return await self._perform(effect)
         except ReplayBufferError as error:
-            return Attempt(error=error)
+            return error
 
     async def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
         place = self.context.route.place
