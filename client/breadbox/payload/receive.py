@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -142,7 +143,8 @@ class _Receiver:
             raise UnforeseenError from error
         plan = self.plans.get(head)
         if plan is None:
-            plan = self.plans[head] = _plan_of(head, placements)
+            indexes = tuple(placement.array_index for placement in placements)
+            plan = self.plans[head] = _plan_of(head, indexes)
         memory = memoryview(bytearray(plan.rest_bytes))
         self.foreseen[position] = _Coming(placements, plan, memory)
         buffers: list[memoryview] = []
@@ -211,9 +213,11 @@ def _kind_of(head: bytes, plan: _Plan) -> Kind | None:
     return kind
 
 
-def _plan_of(head: Head, placements: Sequence[Placement]) -> _Plan:
+@lru_cache(HEADS_MET_MAX)
+def _plan_of(head: Head, indexes: Sequence[int]) -> _Plan:
+    """Plan for payloads like one, of which these arrays are placed; kept for batches to come."""
     places = head.places
-    numbers = {placement.array_index: number for number, placement in enumerate(placements)}
+    numbers = {index: number for number, index in enumerate(indexes)}
     large: list[tuple[int, int]] = []
     small: list[tuple[int, int, int]] = []
     blocks: list[tuple[int, slice]] = []
