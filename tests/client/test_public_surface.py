@@ -142,7 +142,7 @@ def test_everything_that_a_public_signature_mentions_is_exported() -> None:
         getattr(breadbox, name) for name in PUBLIC if not isinstance(getattr(breadbox, name), str)
     ]
     public += [aio.Client, aio.Entering, aio.Lease, aio.connect, aio.local_server]
-    public += [stores.Deadline, stores.PayloadReceiver, stores.Segment]
+    public += [stores.Deadline, stores.Foreseen, stores.PayloadReceiver, stores.Segment]
     missing = {
         f"{where} mentions {kind.__module__}.{kind.__qualname__}"
         for thing in public

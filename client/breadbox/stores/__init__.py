@@ -18,6 +18,7 @@ from typing import Final
 from breadbox.model.errors import StoreUrlError
 from breadbox.stores.base import (
     PRELUDE_BYTES,
+    Foreseen,
     PartsStore,
     PayloadCustodian,
     PayloadReceiver,
@@ -33,6 +34,7 @@ from breadbox.stores.urls import has_secret, parse_store_url, redact
 __all__ = [
     "PRELUDE_BYTES",
     "Deadline",
+    "Foreseen",
     "PayloadCustodian",
     "PayloadReceiver",
     "PayloadStore",

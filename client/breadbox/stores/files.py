@@ -217,13 +217,9 @@ class FileStore(PartsStore):
             return None
         check_sound(references)
         bodies = [bytearray(each.size_bytes) for each in references]
-        places = self._directory.places
-        read = read_files(
-            [
-                File(places(each.payload_id), [memoryview(body)], ())
-                for each, body in zip(references, bodies, strict=True)
-            ]
-        )
+        places, pairs = self._directory.places, zip(references, bodies, strict=True)
+        files = [File(places(each.payload_id), [memoryview(body)], ()) for each, body in pairs]
+        read = read_files(files)
         return None if None in read else [*map(bytes, bodies)]
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:

@@ -187,12 +187,11 @@ class Wire:
             # Compared also where nothing comes: an error is shorter than a value.
             if frames != wanted:
                 raise UnforeseenError
-            if done == before and done < size_bytes:
-                self._look()
-                continue
-            self._has_moved = True
+            self._has_moved |= done > before
             if done == size_bytes:
                 return digests
+            if done == before:
+                self._look()
 
     def skip(self, count: int) -> None:
         self._reply_left -= count
