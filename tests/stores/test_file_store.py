@@ -136,7 +136,7 @@ async def test_a_payload_confirmed_while_it_is_deleted_goes_all_the_same(
 
     monkeypatch.setattr(os, "unlink", confirm_between_two_looks)
     store.delete_many([reference])
-    assert (2, []) == (looks, files_in(tmp_path))
+    assert (3, []) == (looks, files_in(tmp_path))
 
 
 async def test_a_payload_of_another_size_than_was_announced_is_not_confirmed(

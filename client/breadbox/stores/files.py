@@ -162,8 +162,8 @@ class FileStore(PartsStore):
         self._begin()
         size_bytes = sum(len(buffer) for part in parts for buffer in part.buffers)
         _check_room(self._directory, size_bytes, len(parts))
-        for reference, offset_bytes, buffers in parts:
-            with _translated_errors():
+        with _translated_errors():
+            for reference, offset_bytes, buffers in parts:
                 path = self._directory.unannounced_path(reference.payload_id)
                 _write(self._directory, reference, offset_bytes, buffers, path)
 
@@ -484,7 +484,8 @@ def _write(
     descriptor = os.open(hidden, os.O_WRONLY | begins | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
-            os.lseek(descriptor, offset_bytes, os.SEEK_SET)
+            if offset_bytes:
+                os.lseek(descriptor, offset_bytes, os.SEEK_SET)
             for first in range(0, len(buffers), _BUFFERS_PER_CALL):
                 rest = list(buffers[first : first + _BUFFERS_PER_CALL])
                 while rest:
@@ -550,13 +551,10 @@ def _delete(directory: PayloadDirectory, payload_ids: Iterable[str]) -> None:
         for payload_id in payload_ids:
             if not is_payload_id(payload_id):
                 continue
-            # Unannounced first: a confirmation moves it to where the next look is.
-            for path in (
-                directory.unannounced_path(payload_id),
-                directory.confirmed_path(payload_id),
-            ):
+            for path in directory.places(payload_id):
                 with suppress(FileNotFoundError):
                     os.unlink(path)
+                    break
 
 
 @contextmanager
