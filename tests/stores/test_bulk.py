@@ -3,7 +3,9 @@
 import os
 import random
 import socket
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -42,9 +44,7 @@ def digests_of(file: File) -> list[int]:
 def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Two ends, of which the first waits for 50 ms at most, in a mode that does not block."""
     ours, theirs = socket.socketpair()
-    ours.setsockopt(
-        socket.SOL_SOCKET, socket.SO_RCVTIMEO, b"\0" * 8 + (50_000).to_bytes(8, "little")
-    )
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 50_000))
     ours.setblocking(False)
     with ours, theirs:
         yield ours, theirs
@@ -129,6 +129,28 @@ def test_questions_are_sent_when_enough_was_answered(
     assert b"a" * 20 + b"b" * 10 == joined(values[0])
     assert b"b" * 10 == ours.recv(100)
     assert not os.get_blocking(ours.fileno())
+
+
+def test_nothing_is_waited_for_that_was_not_asked_for(
+    connection: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = connection
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 20, 0))
+    values = [memory_of(30)]
+
+    def answer() -> None:
+        for size_bytes in (10, 20):
+            assert theirs.recv(8) == b"question"
+            theirs.sendall(b"a" * size_bytes)
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    questions = [Question(0, b"question"), Question(10, b"question")]
+    began = time.monotonic()
+    done, _ = receive(ours.fileno(), [memoryview(b"")] * 2, values, [], 0, questions)
+    answering.join()
+    assert done == 30
+    assert time.monotonic() - began < 10
 
 
 def test_an_end_of_the_connection_is_an_error(

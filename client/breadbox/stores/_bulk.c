@@ -10,7 +10,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define STEP_BYTES ((uint64_t)256 * 1024) /* of one system call */
+#define STEP_BYTES ((uint64_t)512 * 1024) /* of one system call */
 #define STEP_PIECES 64
 #define PATHS 3
 
@@ -64,18 +64,19 @@ static void advance(struct memory *memory, uint64_t count)
     }
 }
 
-/* Fill a step of what is left: 0, or an error; ENODATA at the end of the file or connection. */
-static int fill(struct memory *memory, int descriptor, bool is_socket)
+/* Fill a step of what is left, of so many bytes at most: 0, or an error; ENODATA at the end of the
+ * file or connection. */
+static int fill(struct memory *memory, int descriptor, bool is_socket, uint64_t most)
 {
     struct iovec parts[STEP_PIECES];
     struct msghdr message = {.msg_iov = parts};
     uint64_t offset = memory->offset, bytes = 0, count = 0;
     for (uint64_t i = memory->piece; i < memory->piece_count; i++, offset = 0) {
         uint64_t left = memory->pieces[i].size - offset;
-        if (count == STEP_PIECES || bytes == STEP_BYTES)
+        if (count == STEP_PIECES || bytes == most)
             break;
-        if (left > STEP_BYTES - bytes)
-            left = STEP_BYTES - bytes;
+        if (left > most - bytes)
+            left = most - bytes;
         parts[count++] = (struct iovec){(void *)(uintptr_t)(memory->pieces[i].address + offset), left};
         bytes += left;
     }
@@ -119,7 +120,9 @@ int64_t receive(int descriptor, const struct piece *pieces, uint64_t piece_count
                 error = EPIPE;
         if (error || memory.piece == piece_count)
             break;
-        error = fill(&memory, descriptor, true);
+        /* What is behind the next question's place was perhaps not asked for. */
+        uint64_t asked = question_count ? question->after - memory.filled : STEP_BYTES;
+        error = fill(&memory, descriptor, true, asked < STEP_BYTES ? asked : STEP_BYTES);
     }
     fcntl(descriptor, F_SETFL, flags);
     if (!error || error == EAGAIN || error == EINTR)
@@ -137,7 +140,7 @@ static bool is_read(const char *const *paths, struct memory *memory)
         return false;
     advance(memory, 0);
     while ((!error || error == EINTR) && memory->piece < memory->piece_count)
-        error = fill(memory, descriptor, false);
+        error = fill(memory, descriptor, false, STEP_BYTES);
     bool is_whole = !error && read(descriptor, &beyond, 1) == 0;
     close(descriptor);
     return is_whole;
