@@ -4,10 +4,11 @@ It needs Linux and a C compiler: CC, else cc. Where they are not, the wheel is t
 platform, with which payloads are received step by step (`breadbox.stores.bulk`).
 
 BREADBOX_COMPILE=0 makes that wheel in any case, BREADBOX_COMPILE=1 fails without a compiler, and a
-platform (manylinux_2_28_x86_64) does so too and names the wheel after it.
+platform (manylinux_2_17_x86_64) does so too and names the wheel after it.
 """
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,12 +26,12 @@ FLAGS = ("-O2", "-fPIC", "-shared", "-std=gnu11", "-Wall", "-Wextra", "-Wconvers
 
 def compile_library(root: Path) -> str | None:
     """Compile; return what kept it from that, or None."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
+    compiler = shlex.split(os.environ.get("CC") or "cc")
     if sys.platform != "linux" or sys.maxsize < 2**32:
         return "this is no 64-bit Linux"
-    if compiler is None:
+    if shutil.which(compiler[0]) is None:
         return "there is no C compiler"
-    command = [compiler, *FLAGS, SOURCE, "-o", LIBRARY]
+    command = [*compiler, *FLAGS, SOURCE, "-o", LIBRARY]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     return done.stderr if done.returncode else None
 

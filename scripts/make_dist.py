@@ -27,8 +27,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PLATFORM = f"manylinux_2_17_{platform.machine()}"
 GLIBC_MAX = (2, 17)
+PLATFORM = "manylinux_{}_{}_{}".format(*GLIBC_MAX, platform.machine())
 PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 
 

@@ -807,6 +807,27 @@ def test_results_are_reported_before_an_error_of_a_later_group(
     assert (ADMITTED, FULL) == caught.value.results
 
 
+@pytest.mark.parametrize("error", [errors.InvalidRequestError("x", "wrong"), ValueError("wrong")])
+@pytest.mark.parametrize("taken", [3, 5, 8])
+def test_an_error_of_where_fragments_come_from_is_not_dropped(
+    store: RecordingStore, monkeypatch: pytest.MonkeyPatch, error: Exception, taken: int
+) -> None:
+    in_groups_of(monkeypatch, 2)
+    world = OperationWorld(store=store)
+    reported: list[AppendResult] = []
+
+    def successive() -> Iterator[Fragment]:
+        yield from map(vector_fragment, range(taken))
+        raise error
+
+    world.will("AppendFragments", *[reply(ADMITTED, ADMITTED)] * 5)
+    with pytest.raises(type(error), match="wrong"):
+        world.run(
+            operations.append_many(world.context, "b", successive(), answered=reported.extend)
+        )
+    assert len(reported) <= taken
+
+
 def test_large_fragments_are_announced_in_groups_of_bounded_bytes(
     store: RecordingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,9 @@ import xxhash
 
 from breadbox.stores import bulk
 from breadbox.stores.bulk import File, Question, read_files, receive
+from support.compiler import needs_compiler
+
+pytestmark = needs_compiler
 
 GONE = "/nonexistent/payload"
 

@@ -20,6 +20,7 @@ from breadbox.stores.base import PayloadStore
 from breadbox.stores.files import FileStore
 from breadbox.stores.redis.wire import Wire
 from breadbox.wire.conversion import metadata_of
+from support.compiler import needs_compiler
 from support.redis_server import RedisServer
 
 PIECE_BYTES = 64 * 1024
@@ -106,6 +107,7 @@ def test_a_batch_like_the_last_one_holds_what_was_written(store: PayloadStore) -
         require_same(store, [fragment_of(first + at) for at in range(4)])
 
 
+@needs_compiler
 def test_a_batch_like_the_last_one_is_received_by_one_call(
     store: PayloadStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -707,6 +707,7 @@ def _run_in_order(
     """Run one group after the other; the next is written while the server judges one."""
     results: list[AppendResult] = []
     ahead: deque[_Appending] = deque()
+    failures: list[errors.ReplayBufferError] = []
 
     def report() -> None:
         if results:
@@ -715,13 +716,18 @@ def _run_in_order(
 
     def meanwhile(deadline: Deadline) -> None:
         report()  # Producers that wait for it have time now.
-        ahead.extend(islice(appendings, 1))
+        try:
+            ahead.extend(islice(appendings, 1))
+        except errors.ReplayBufferError as error:
+            failures.append(error)  # Raised once what was taken is judged.
         ahead[0].write_ahead(deadline)
 
     try:
         while True:
             ahead.extend(islice(appendings, max(0, 2 - len(ahead))))
             if not ahead:
+                for failure in failures:
+                    raise failure
                 return
             halves = yield from ahead[0].write_or_halve()
             if halves:

@@ -14,8 +14,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-LIBRARY: Final = Path(__file__).with_name("_bulk.so")
-
 Blocks = Sequence[tuple[int, int]]
 """(first byte, byte behind the last) of blocks to digest, counted over all of a memory, in order.
 Each is without a gap in it."""
@@ -44,7 +42,7 @@ _PIECE: Final = 3
 
 def _compiled() -> tuple[Any, Any]:
     try:
-        library = ctypes.CDLL(os.fspath(LIBRARY))
+        library = ctypes.CDLL(str(Path(__file__).with_name("_bulk.so")))
         digest = ctypes.CDLL(import_module("xxhash._xxhash").__file__).XXH3_64bits
     except (ImportError, AttributeError, OSError):
         return None, None

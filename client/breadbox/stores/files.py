@@ -219,8 +219,7 @@ class FileStore(PartsStore):
         bodies = [bytearray(each.size_bytes) for each in references]
         places, pairs = self._directory.places, zip(references, bodies, strict=True)
         files = [File(places(each.payload_id), [memoryview(body)], ()) for each, body in pairs]
-        read = read_files(files)
-        return None if None in read else [*map(bytes, bodies)]
+        return None if None in read_files(files) else [*map(bytes, bodies)]
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
         self._begin()

@@ -233,7 +233,7 @@ def _this_side() -> Finding:
     )
     if not is_compiled:
         detail += "; no compiled receiver, so Python that works beside a load all but stops it"
-        remedy = "On Linux install a C compiler, then Breadbox again, or its wheel for Linux."
+        remedy = "Install from source, where there is a C compiler: pip --no-binary breadbox."
         return Finding("this side", Verdict.WARNING, detail, remedy)
     return Finding("this side", Verdict.GOOD, detail)
 

@@ -178,12 +178,12 @@ class Wire:
         wanted = [*wanted[:1], *(b"\r\n" + frame for frame in wanted[1:]), b"\r\n"]
         frames = [memoryview(bytearray(frame)) for frame in wanted]
         size_bytes = sum(map(len, chain(frames, *values)))
-        done, asked_to = 0, -1
+        done = 0
         while True:
             before = done
-            left = [each for each in questions if each.after_bytes > asked_to]
-            done, digests = bulk.receive(self._socket.fileno(), frames, values, blocks, done, left)
-            asked_to = done
+            number = self._socket.fileno()
+            done, digests = bulk.receive(number, frames, values, blocks, done, questions)
+            questions = [each for each in questions if each.after_bytes > done]
             # Compared also where nothing comes: an error is shorter than a value.
             if frames != wanted:
                 raise UnforeseenError
