@@ -49,8 +49,8 @@ from breadbox.model.trees import (
     TREE_DEPTH_MAX,
     Structure,
     Tree,
-    flatten_leaves,
-    paths_of,
+    as_inserted,
+    flatten,
     unflatten,
 )
 from breadbox.payload.codecs import Codecs, Encoded, check_plausible, choose, decode_into, encode
@@ -314,10 +314,9 @@ def _sign(
 
 
 def _describe(tree: Tree) -> tuple[Structure, list[str], list[str]]:
-    structure, leaves = flatten_leaves(tree)
-    paths = paths_of(structure)
-    types = [stored_array(path, leaf)[1] for path, leaf in zip(paths, leaves, strict=True)]
-    return structure, paths, types
+    structure, leaves = flatten(tree, as_inserted)
+    types = [stored_array(path, leaf)[1] for path, leaf in leaves]
+    return structure, [path for path, _ in leaves], types
 
 
 def _place(layout: Layout, sizes: Sequence[int]) -> Places:
