@@ -15,7 +15,9 @@ from breadbox_adapters.reverb.items import (
     ReplaySample,
     SampleInfo,
     flatten,
+    flatten_with_path,
     info_of,
+    map_with_path,
     row_of,
     tree_of,
     unflatten_as,
@@ -131,8 +133,11 @@ def _batches(samples: Iterator[Any], batch_size: int, drop_remainder: bool) -> I
     while group := list(islice(samples, batch_size)):
         if len(group) < batch_size and drop_remainder:
             return
-        columns = zip(*(flatten(sample) for sample in group), strict=True)
-        yield unflatten_as(group[0], [np.stack(column) for column in columns])
+        found = [dict(flatten_with_path(sample)) for sample in group]
+        if any(each.keys() != found[0].keys() for each in found):
+            raise ValueError("items with other columns cannot be stacked into one batch")
+        columns = {path: np.stack([each[path] for each in found]) for path in found[0]}
+        yield map_with_path(lambda path, _, columns=columns: columns[path], group[0])
 
 
 class TrajectoryDataset(Stream):

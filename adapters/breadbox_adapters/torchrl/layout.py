@@ -137,8 +137,8 @@ class Stream:
         return fragment
 
 
-def as_dict(batch: StepBatch, gamma: float | None) -> dict[str, Any]:
-    """Return a batch [B, ...] with TorchRL's names and shapes; `gamma` is None without n-step."""
+def as_dict(batch: StepBatch) -> dict[str, Any]:
+    """Return a batch [B, ...] with TorchRL's names and shapes."""
     ended = {
         "terminated": batch.terminated.unsqueeze(-1),
         "truncated": batch.truncated.unsqueeze(-1),
@@ -152,9 +152,8 @@ def as_dict(batch: StepBatch, gamma: float | None) -> dict[str, Any]:
         "index": batch.handle,
         "priority_weight": batch.weight,
     }
-    if gamma is not None:
-        count = torch.log(batch.discount.double()) / float(np.log(gamma))
-        data["steps_to_next_obs"] = count.round().long().unsqueeze(-1)
+    if batch.window_length is not None:
+        data["steps_to_next_obs"] = batch.window_length.unsqueeze(-1)
     if batch.log_prob is not None:
         data["sample_log_prob"] = batch.log_prob
     if batch.value is not None:
@@ -191,12 +190,14 @@ def _slice(tree: Tree, start: int, stop: int | None) -> Tree:
 
 def _same(one: Tree, other: Tree) -> NDArray[np.bool_]:
     """Return bool[N]: True for equal rows of two trees; NaN equals NaN."""
-    pairs = [(a, b) for (_, a), (_, b) in zip(leaves(one), leaves(other), strict=True)]
-    count = len(pairs[0][0])
-    same = np.ones(count, np.bool_)
-    for a, b in pairs:
+    (_, first), *_ = leaves(one)
+    same = np.ones(len(first), np.bool_)
+
+    def compare(a: NDArray[Any], b: NDArray[Any]) -> None:
         equal = (a == b) | ((a != a) & (b != b))
-        same &= equal.all(axis=tuple(range(1, equal.ndim)))
+        same[:] &= equal.all(axis=tuple(range(1, equal.ndim)))
+
+    map_tree(compare, one, other)
     return same
 
 

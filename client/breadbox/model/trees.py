@@ -152,6 +152,24 @@ def leaves_as(wanted: Structure, tree: Tree, *, path: str = "", where: str = "")
     return [found[each] for each in paths]
 
 
+def copied(tree: Tree) -> Tree:
+    """Return a copy of a tree of arrays."""
+    structure, leaves = flatten_leaves(tree)
+    return unflatten(structure, [np.array(plain_array(leaf)) for leaf in leaves])
+
+
+def check_unmasked(leaf: Any, path: str = "") -> None:
+    """Refuse a masked array, whose mask would be lost."""
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise UnsupportedArrayError(path, "a masked array; store its data and mask apart")
+
+
+def plain_array(leaf: Any, path: str = "") -> NDArray[Any]:
+    """Return a leaf as an array, or raise UnsupportedArrayError for a masked one."""
+    check_unmasked(leaf, path)
+    return np.asarray(leaf)
+
+
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Tree:
     """Return the tree of a structure and its leaves. Undoes `flatten`."""
     return map_structure(lambda number: leaves[number], structure)
@@ -250,6 +268,11 @@ def _contained(node: Any) -> Tree:
 def row(tree: Tree, index: int) -> Tree:
     """Return one row of every leaf, as a view; of a leaf with one axis, the scalar."""
     return map_tree(lambda leaf: leaf[index], tree)
+
+
+def row_view(tree: Tree, index: int) -> Tree:
+    """Do as `row`, but return arrays for scalars too: text scalars would lose their width."""
+    return map_tree(lambda leaf: leaf[index, ...], tree)
 
 
 def rows(tree: Tree, start: int | None, stop: int | None) -> Tree:

@@ -6,6 +6,7 @@ entries in front are context only. Episodes never change and slices are views, s
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -277,7 +278,7 @@ class Episode:
         }
         if self.step_times is not None:
             buffers["step_times"] = self.times()
-        for path, leaf in trees.leaves(buffers):
+        for path, leaf in sorted(trees.leaves(buffers), key=itemgetter(0)):
             digest.update(f"{path} {leaf.dtype.str} {leaf.shape}".encode())
             digest.update(np.ascontiguousarray(leaf).view(np.uint8).data if leaf.size else b"")
         self._digest = digest.digest()
