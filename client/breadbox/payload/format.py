@@ -131,8 +131,13 @@ def encode_with_layout(
     if codecs != "raw":
         expansion = Expansion()
         encoded = [
-            encode(_contiguous(array), type_name, choose(codecs, path), expansion)
-            for path, array, type_name in zip(kind.paths, arrays, kind.type_names, strict=True)
+            encode(
+                _contiguous(array),
+                kind.type_names[number],
+                choose(codecs, kind.paths[number]),
+                expansion,
+            )
+            for number, array in enumerate(arrays)
         ]
     layout = kind.layout(arrays, encoded)
     if encoded is not None:

@@ -506,11 +506,12 @@ def _joined(trees: Sequence[tuple[Tree, str]]) -> Tree:
     joined: list[Any] = []
     for number, (path, example) in enumerate(examples):
         parts = [leaves[number] for leaves in columns]
-        for leaf, (_, where) in zip(parts, trees, strict=True):
+        for position, leaf in enumerate(parts):
             if leaf.shape[1:] != example.shape[1:] or leaf.dtype != example.dtype:
                 wanted = f"{example.dtype}{[-1, *example.shape[1:]]}"
                 got = f"{leaf.dtype}{[-1, *leaf.shape[1:]]}"
-                raise TreeMismatchError(child_path("final_obs", path), wanted, got, where)
+                at = child_path("final_obs", path)
+                raise TreeMismatchError(at, wanted, got, trees[position][1])
         if isinstance(example, np.ndarray):
             joined.append(np.concatenate(parts))
         else:

@@ -35,6 +35,7 @@ from breadbox.model.errors import (
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.presets import OFF_POLICY_ADVICE
 from breadbox.model.trees import (
+    Structure,
     check_unmasked,
     child_path,
     copied,
@@ -718,9 +719,8 @@ def _check_no_list_of_envs(
 ) -> None:
     """Refuse a list with an entry for each environment: its rows would be taken for columns."""
     if isinstance(node, kinds) and len(node) == count:
-        structures, found = zip(*map(flatten_leaves, node), strict=True)
-        forms = [[(np.shape(leaf), np.asarray(leaf).dtype) for leaf in each] for each in found]
-        if forms[0] and structures == structures[:1] * count and forms == forms[:1] * count:
+        forms = [_form_of(each) for each in node]
+        if forms[0][1] and forms == forms[:1] * count:
             raise InvalidRequestError(
                 path,
                 f"is a {type(node).__name__} of {count} alike, for {count} environments: stack "
@@ -731,6 +731,11 @@ def _check_no_list_of_envs(
         children = node.items() if isinstance(node, dict) else enumerate(node)
         for key, child in children:
             _check_no_list_of_envs(child, count, child_path(path, key))
+
+
+def _form_of(tree: Tree) -> tuple[Structure, list[tuple[tuple[int, ...], Any]]]:
+    structure, found = flatten_leaves(tree)
+    return structure, [(np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in found]
 
 
 def _check_same_kind(obs: Any, next_obs: Any) -> None:
