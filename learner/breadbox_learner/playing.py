@@ -88,9 +88,7 @@ def play(
 
 def _map_space(function: Callable[[Any, Any], Any], space: Any, tree: Tree) -> Tree:
     if isinstance(space, spaces.Dict):
-        return {
-            key: _map_space(function, part, tree[key]) for key, part in in_order(space.spaces)
-        }
+        return {key: _map_space(function, part, tree[key]) for key, part in in_order(space.spaces)}
     if isinstance(space, spaces.Tuple):
         pairs = zip(space.spaces, tree, strict=True)
         return tuple(_map_space(function, part, child) for part, child in pairs)

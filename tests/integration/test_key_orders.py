@@ -42,7 +42,9 @@ def filled(client: breadbox.Client, name: str, workers: int, **config: Any) -> N
             for episode in range(len(ORDERS)):
                 at = STEPS * episode
                 for t in range(at, at + STEPS):
-                    turns = [ORDERS[(worker + episode + t + turn) % len(ORDERS)] for turn in range(4)]
+                    turns = [
+                        ORDERS[(worker + episode + t + turn) % len(ORDERS)] for turn in range(4)
+                    ]
                     writer.add(
                         made("obs", [t], turns[0]),
                         made("action", [t], turns[1]),
@@ -76,9 +78,7 @@ def test_a_mirror_has_each_array_by_its_name(client: breadbox.Client, process: b
     name = f"mirror-{process}"
     filled(client, name, 2)
 
-    with ReplayMirror(
-        client, buffer=name, capacity_steps=1000, seed=1, process=process
-    ) as mirror:
+    with ReplayMirror(client, buffer=name, capacity_steps=1000, seed=1, process=process) as mirror:
         mirror.catch_up(30)
         batch = mirror.at(range(mirror.step_count))
         assert 2 * STEPS * len(ORDERS) == len(batch)
@@ -109,9 +109,7 @@ def add_to_adapter(buffer: Any, steps: int) -> None:
 
 
 @pytest.mark.parametrize("library", ["sb3", "cleanrl"])
-def test_buffers_of_spaces_have_each_array_by_its_name(
-    server: ServerProcess, library: str
-) -> None:
+def test_buffers_of_spaces_have_each_array_by_its_name(server: ServerProcess, library: str) -> None:
     spaces = pytest.importorskip("gymnasium").spaces
     if library == "sb3":
         pytest.importorskip("stable_baselines3", reason="the extra sb3 is not installed")
@@ -156,7 +154,9 @@ def test_torchrls_samples_have_each_array_by_its_name_and_count_their_steps(
             order = ORDERS[start % 6] if start else ("right", "left", "goal")
             seen, led_to = (
                 {
-                    key: torch.from_numpy(made("obs", np.arange(start, start + 3) + ahead, order)[key])
+                    key: torch.from_numpy(
+                        made("obs", np.arange(start, start + 3) + ahead, order)[key]
+                    )
                     for key in each
                     if key != "goal"
                 }

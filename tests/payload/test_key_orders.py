@@ -27,7 +27,9 @@ def store(request: pytest.FixtureRequest) -> PayloadStore:
 
 def judged(of: Any) -> list[str]:
     names = {name: "obs" if name.endswith("_obs") else name for name in FIELDS}
-    return [each for name, field in names.items() for each in wrong_leaves(field, getattr(of, name))]
+    return [
+        each for name, field in names.items() for each in wrong_leaves(field, getattr(of, name))
+    ]
 
 
 @pytest.mark.parametrize("codecs", ["raw", "zstd"])

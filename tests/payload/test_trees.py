@@ -87,7 +87,9 @@ def test_leaves_are_matched_by_path_whatever_the_containers_are() -> None:
 
     assert [30, 10, 20] == leaves_as(structure, {"a": [30], "b": (10, 20)})
     with pytest.raises(TreeMismatchError, match=r"here: obs\.b: wanted a list, got an array"):
-        leaves_as(structure, {"a": (3,), "b": 1, "gone": None, "empty": {}}, path="obs", where="here")
+        leaves_as(
+            structure, {"a": (3,), "b": 1, "gone": None, "empty": {}}, path="obs", where="here"
+        )
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,7 @@ def in_order(node: dict[str, Tree]) -> list[tuple[str, Tree]]:
     return sorted(as_inserted(node), key=itemgetter(0))
 
 
-def flatten(
-    tree: Tree, entries: Entries = in_order
-) -> tuple[Structure, list[tuple[str, Any]]]:
+def flatten(tree: Tree, entries: Entries = in_order) -> tuple[Structure, list[tuple[str, Any]]]:
     """Return a tree's structure, and its leaves as (path, leaf); named tuples become tuples."""
     structure, leaves = flatten_leaves(tree, entries)
     return structure, list(zip(paths_of(structure), leaves, strict=True))
@@ -159,7 +157,7 @@ def copied(tree: Tree) -> Tree:
 
 
 def check_unmasked(leaf: Any, path: str = "") -> None:
-    """Refuse a masked array, whose mask would be lost."""
+    """Refuse a masked array: its mask would be lost."""
     if isinstance(leaf, np.ma.MaskedArray):
         raise UnsupportedArrayError(path, "a masked array; store its data and mask apart")
 

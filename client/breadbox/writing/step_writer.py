@@ -342,7 +342,9 @@ class StepWriter:
                 (`autoreset`) are left out either way.
 
         Raises:
-            InvalidRequestError: A leaf does not have n rows, or `extras` has a reserved name.
+            InvalidRequestError: A leaf does not have n rows, a list or tuple has an entry for each
+                environment where rows are wanted, or `extras` has a reserved name.
+            UnsupportedArrayError: An array is masked.
             TreeMismatchError: A tree differs from the earlier ones. No step of the call was added,
                 and the current episodes end truncated.
             SessionEndedError: The session ended; see the class.
