@@ -559,7 +559,7 @@ def test_keys_that_are_no_texts_come_back_as_they_were() -> None:
 
 
 def test_a_named_tuple_has_its_fields_in_their_order_whatever_order_entries_are_kept_in() -> None:
-    shuffled = namedtuple("shuffled", "reward action discount")  # type: ignore[name-match]
+    shuffled = namedtuple("shuffled", "reward action discount")
     held = stored(shuffled(np.array(1.0), np.array(2.0), {"b": np.array(3.0), "a": np.array(4.0)}))
     for kept in (held, dict(sorted(held.items())), dict(reversed(held.items()))):
         reward, action, discount = restored(kept)

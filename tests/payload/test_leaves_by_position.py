@@ -87,10 +87,9 @@ def parts_of_dicts(argument: ast.AST) -> list[bool]:
     inner = argument.value if isinstance(argument, ast.Starred) else argument
     is_several = isinstance(inner, ast.GeneratorExp | ast.ListComp)
     each = inner.elt if isinstance(inner, ast.GeneratorExp | ast.ListComp) else inner
-    is_call = isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
-    if not is_call or each.args or each.func.attr not in DICT_PARTS:
+    if not isinstance(each, ast.Call) or not isinstance(each.func, ast.Attribute) or each.args:
         return []
-    return [True] * (1 + is_several)
+    return [True] * (1 + is_several) if each.func.attr in DICT_PARTS else []
 
 
 def bindings(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:

@@ -17,7 +17,6 @@ from breadbox_adapters.reverb.items import (
     flatten,
     flatten_with_path,
     info_of,
-    map_with_path,
     row_of,
     tree_of,
     unflatten_as,
@@ -136,8 +135,9 @@ def _batches(samples: Iterator[Any], batch_size: int, drop_remainder: bool) -> I
         found = [dict(flatten_with_path(sample)) for sample in group]
         if any(each.keys() != found[0].keys() for each in found):
             raise ValueError("items with other columns cannot be stacked into one batch")
-        columns = {path: np.stack([each[path] for each in found]) for path in found[0]}
-        yield map_with_path(lambda path, _, columns=columns: columns[path], group[0])
+        yield unflatten_as(
+            group[0], [np.stack([each[path] for each in found]) for path in found[0]]
+        )
 
 
 class TrajectoryDataset(Stream):

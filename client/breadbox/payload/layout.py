@@ -300,11 +300,11 @@ def _structure_of(root: payload_pb2.TreeNode, arrays: list[StoredArray]) -> Stru
             keys = list(node.dict.keys)
             if len(keys) != len(node.dict.values) or len(set(keys)) != len(keys):
                 raise PayloadCorruptError("a payload's tree has a dict with wrong keys")
-            children = {
+            entries = {
                 key: visit(child, _path_below(path, key), depth + 1)
                 for key, child in zip(keys, node.dict.values, strict=True)
             }
-            return dict(in_order(children))  # Readers get one order of all writers.
+            return dict(in_order(entries))  # Readers get one order of all writers.
         if kind in ("list", "tuple"):
             children = node.list.items if kind == "list" else node.tuple.items
             items = [

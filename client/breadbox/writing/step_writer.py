@@ -716,9 +716,7 @@ def _check_rows(tree: Tree, count: int, name: str) -> None:
             )
 
 
-def _check_no_list_of_envs(
-    node: Tree, count: int, path: str, kinds: tuple[type, ...] = (list,)
-) -> None:
+def _check_no_list_of_envs(node: Tree, count: int, path: str, kinds: Any = list) -> None:
     """Refuse a list with an entry for each environment: its rows would be taken for columns."""
     if isinstance(node, kinds) and len(node) == count:
         forms = [_form_of(each) for each in node]
