@@ -16,7 +16,12 @@ import pytest
 
 import breadbox_adapters.reverb as reverb
 from breadbox.client import connect
-from breadbox.model.errors import BackpressureError, UnavailableError, WaitElapsedError
+from breadbox.model.errors import (
+    BackpressureError,
+    UnavailableError,
+    UnsupportedArrayError,
+    WaitElapsedError,
+)
 from breadbox.model.fragment import Fragment
 from breadbox.model.presets import UNLIMITED
 from breadbox.model.types import (
@@ -579,3 +584,10 @@ def test_a_batch_of_items_has_each_column_by_its_name_or_is_refused() -> None:
     others = [{"a": np.array(1)}, {"b": np.array(2)}]
     with pytest.raises(ValueError, match="other columns"):
         list(Stream(lambda: iter(others)).batch(2))
+
+
+def test_a_masked_array_is_no_step_because_its_mask_would_be_lost(
+    writer: reverb.TrajectoryWriter,
+) -> None:
+    with pytest.raises(UnsupportedArrayError, match="a.*mask apart"):
+        writer.append({"a": np.ma.masked_array(np.zeros(2), True)})

@@ -13,6 +13,7 @@ import pytest
 import breadbox
 from breadbox.local import ServerProcess, start_server
 from breadbox.mirror import ReplayMirror
+from breadbox.model.errors import UnsupportedArrayError
 from breadbox_offline.service import read_buffer
 from support.key_orders import ORDERS, made, wrong_leaves
 
@@ -125,6 +126,10 @@ def test_buffers_of_spaces_have_each_array_by_its_name(server: ServerProcess, li
     try:
         add_to_adapter(buffer, 40)
         assert 40 == buffer.size()
+        masked = np.ma.masked_array(np.zeros((1, 2), np.float32), True)
+        obs = {"left": masked, "right": masked}
+        with pytest.raises(UnsupportedArrayError, match="mask apart"):
+            buffer.add(obs, obs, np.zeros((1, 1)), np.zeros(1), np.zeros(1), [{}])
         batch = buffer.sample(200)
         for tree, ahead in ((batch.observations, 0), (batch.next_observations, 1)):
             at = batch.rewards[:, 0] + ahead

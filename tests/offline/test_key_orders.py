@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from breadbox.model.errors import UnsupportedArrayError
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.files.dataset import Dataset
 from breadbox_offline.files.minari_dataset import write_minari
@@ -142,3 +143,11 @@ def test_text_of_a_minari_dataset_is_as_wide_as_its_space_in_every_episode(minar
         for fragment in fragments
         for tree in (fragment.obs, fragment.next_obs)
     }
+
+
+def test_a_masked_array_is_refused_because_its_mask_would_be_lost() -> None:
+    masked = np.ma.masked_array(np.zeros(2), True)
+    with pytest.raises(UnsupportedArrayError, match="actions.*mask apart"):
+        Episode(id="a", observations=np.zeros(3), actions=masked, rewards=np.zeros(2))
+    with pytest.raises(UnsupportedArrayError, match=r"actions\.x.*mask apart"):
+        Episode(id="a", observations=np.zeros(3), actions={"x": masked}, rewards=np.zeros(2))

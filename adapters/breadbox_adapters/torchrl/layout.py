@@ -12,7 +12,7 @@ from torch import Tensor
 from breadbox.mirror import Prioritised, ReplayMirror, SequenceBatch, StepBatch
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Fragment, Tree
-from breadbox.model.trees import concat, leaves, map_tree
+from breadbox.model.trees import concat, leaves, map_tree, plain_array
 
 FLAGS = ("done", "terminated", "truncated")
 OBSERVATION = "observation"
@@ -172,7 +172,7 @@ def _arrays(tree: Any) -> Tree:
         return {key: _arrays(child) for key, child in tree.items()}
     if isinstance(tree, Tensor):
         return tree.detach().cpu().numpy().copy()
-    return np.array(tree)
+    return np.array(plain_array(tree))
 
 
 def _column(values: Any, name: str) -> NDArray[Any]:

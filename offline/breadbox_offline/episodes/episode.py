@@ -78,9 +78,10 @@ class Episode:
             )
 
     def _check_length(self, name: str, tree: Tree, wanted: int) -> None:
-        if isinstance(tree, np.ndarray) and tree.shape[:1] == (wanted,):
+        if type(tree) is np.ndarray and tree.shape[:1] == (wanted,):
             return
         for path, leaf in trees.leaves(tree):
+            trees.check_unmasked(leaf, f"{name}.{path}" if path else name)
             if not isinstance(leaf, np.ndarray) or not leaf.ndim:
                 kind = "scalar" if isinstance(leaf, np.ndarray) else type(leaf).__name__
                 self._refuse(name, path, f"a {kind}", wanted)
