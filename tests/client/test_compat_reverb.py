@@ -589,5 +589,5 @@ def test_a_batch_of_items_has_each_column_by_its_name_or_is_refused() -> None:
 def test_a_masked_array_is_no_step_because_its_mask_would_be_lost(
     writer: reverb.TrajectoryWriter,
 ) -> None:
-    with pytest.raises(UnsupportedArrayError, match="a.*mask apart"):
+    with pytest.raises(UnsupportedArrayError, match=r"a.*mask apart"):
         writer.append({"a": np.ma.masked_array(np.zeros(2), True)})

@@ -147,7 +147,7 @@ def test_text_of_a_minari_dataset_is_as_wide_as_its_space_in_every_episode(minar
 
 def test_a_masked_array_is_refused_because_its_mask_would_be_lost() -> None:
     masked = np.ma.masked_array(np.zeros(2), True)
-    with pytest.raises(UnsupportedArrayError, match="actions.*mask apart"):
+    with pytest.raises(UnsupportedArrayError, match=r"actions.*mask apart"):
         Episode(id="a", observations=np.zeros(3), actions=masked, rewards=np.zeros(2))
     with pytest.raises(UnsupportedArrayError, match=r"actions\.x.*mask apart"):
         Episode(id="a", observations=np.zeros(3), actions={"x": masked}, rewards=np.zeros(2))
