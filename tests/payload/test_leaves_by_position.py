@@ -21,6 +21,7 @@ FLATTENERS = {
 }
 HOMES = ("breadbox/model/trees.py", "breadbox_adapters/reverb/items.py")
 PAIRING = ("zip", "map", "zip_longest")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 DICT_PARTS = ("values", "items")
 
 
@@ -34,7 +35,7 @@ class Module:
                 home = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
                 for each in node.names:
                     self.names[each.asname or each.name] = f"{home}{each.name}"
-        self.functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        self.functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
         self.returning: set[str] = set()
 
     def origin(self, node: ast.AST) -> str:
@@ -54,7 +55,7 @@ class Module:
                 return True
         return False
 
-    def held_in(self, function: ast.FunctionDef) -> set[str]:
+    def held_in(self, function: Function) -> set[str]:
         """Names in a function that stand for leaves; note whether it returns some."""
         held: set[str] = set()
         nodes = list(ast.walk(function))
@@ -68,7 +69,7 @@ class Module:
                 self.returning.add(function.name)
         return held
 
-    def wrong_in(self, function: ast.FunctionDef) -> Iterator[int]:
+    def wrong_in(self, function: Function) -> Iterator[int]:
         held = self.held_in(function)
         for node in ast.walk(function):
             name = self.origin(node.func).split(".")[-1] if isinstance(node, ast.Call) else ""
