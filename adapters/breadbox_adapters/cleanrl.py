@@ -30,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from breadbox.mirror import Prioritised
 from breadbox.model.fragment import Tree
+from breadbox.model.trees import plain_array
 from breadbox_adapters import extra
 
 with extra("cleanrl"):
@@ -147,8 +148,8 @@ class PrioritizedReplayBuffer(SpacedReplay):
         limit is recognised by the next observation, which then does not follow.
         """
         infos: Infos = ({},)
-        action_, reward_, done_ = (np.asarray(each).reshape(1) for each in (action, reward, done))
-        super().add(np.asarray(obs), np.asarray(next_obs), action_, reward_, done_, infos)
+        action_, reward_, done_ = (plain_array(each).reshape(1) for each in (action, reward, done))
+        super().add(obs, next_obs, action_, reward_, done_, infos)
 
     def sample(self, batch_size: int) -> PrioritizedBatch:
         """Draw windows by the priorities of their first steps; wait as `ReplayBuffer.sample`."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from breadbox.mirror import StepBatch
 from breadbox.model.fragment import Tree
-from breadbox.model.trees import child_path
+from breadbox.model.trees import child_path, plain_array
 from breadbox.model.types import ArrayType, ModelState
 from breadbox_adapters.run_replay import RunReplay
 
@@ -135,7 +135,7 @@ class SpacedReplay:
         self.replay.add(
             self._stored(obs, self.observation_space),
             self._stored(action, self.action_space),
-            np.asarray(reward).reshape(self.n_envs),
+            plain_array(reward, "reward").reshape(self.n_envs),
             self._stored(next_obs, self.observation_space),
             ended & ~truncated,
             truncated,
@@ -151,7 +151,7 @@ class SpacedReplay:
         """Lay data out as a rollout worker of the environment sends it."""
         if isinstance(space, spaces.Dict):
             return {key: self._stored(tree[key], part) for key, part in space.items()}
-        array = np.asarray(tree).astype(self._dtype(space), copy=False)
+        array = plain_array(tree).astype(self._dtype(space), copy=False)
         return array.reshape(self.n_envs, *(space.shape or ()))
 
     def _dtype(self, space: spaces.Space[Any]) -> np.dtype[Any]:

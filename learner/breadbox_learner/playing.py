@@ -27,6 +27,7 @@ import torch
 from gymnasium import spaces
 
 from breadbox.model.fragment import Tree
+from breadbox.model.trees import in_order
 from breadbox.writing.clipping import clipped
 from breadbox_learner.spaces import make_environment
 from breadbox_policies import PolicyModule, make_policy
@@ -87,7 +88,7 @@ def play(
 
 def _map_space(function: Callable[[Any, Any], Any], space: Any, tree: Tree) -> Tree:
     if isinstance(space, spaces.Dict):
-        return {key: _map_space(function, part, tree[key]) for key, part in space.items()}
+        return {key: _map_space(function, part, tree[key]) for key, part in in_order(space.spaces)}
     if isinstance(space, spaces.Tuple):
         pairs = zip(space.spaces, tree, strict=True)
         return tuple(_map_space(function, part, child) for part, child in pairs)

@@ -95,7 +95,7 @@ class FragmentCutter:
         # At the very end no step follows: take the observation that the last step led to.
         follower = self._waiting[0].steps if self._waiting else taken[-1].steps
         place = follower.lookback if self._waiting else -1
-        return self._make_fragment(taken, trees.row(follower.observations, place))
+        return self._make_fragment(taken, trees.row_view(follower.observations, place))
 
     def _make_fragment(self, taken: list["_Stretch"], following: Tree) -> Fragment:
         parts = [stretch.steps for stretch in taken]
@@ -308,8 +308,8 @@ def as_containers(tree: Any) -> Tree:
     return tree
 
 
-def _types(tree: Tree) -> list[tuple[str, Any, Any]]:
-    return [(path, leaf.shape, leaf.dtype) for path, leaf in trees.leaves(tree)]
+def _types(tree: Tree) -> dict[str, tuple[Any, Any]]:
+    return {path: (leaf.shape, leaf.dtype) for path, leaf in trees.leaves(tree)}
 
 
 _FRAGMENTS_PER_APPEND = 64

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from breadbox.model.errors import InvalidRequestError
-from breadbox.model.trees import child_path
+from breadbox.model.trees import child_path, in_order
 from breadbox_policies.protocol import Tree
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -146,7 +146,7 @@ class _MultiCategorical(_Joined):
 
 
 class _Dict(_Joined):
-    """Independent parts, by key; the action is a dict in the space's order."""
+    """Independent parts, in the order of their keys; the action is a dict."""
 
     def __init__(self, heads: dict[str, ActionHead]) -> None:
         super().__init__(list(heads.values()))
@@ -229,7 +229,10 @@ def make_action_head(space: "gymnasium.Space[object]", path: str = "") -> Action
         return _Gaussian(space.low, space.high)
     if isinstance(space, gymnasium.spaces.Dict):
         return _Dict(
-            {key: make_action_head(part, child_path(path, key)) for key, part in space.items()}
+            {
+                key: make_action_head(part, child_path(path, key))
+                for key, part in in_order(space.spaces)
+            }
         )
     if isinstance(space, gymnasium.spaces.Tuple):
         return _Tuple([make_action_head(p, child_path(path, i)) for i, p in enumerate(space)])

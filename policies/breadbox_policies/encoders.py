@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from breadbox.model.errors import InvalidRequestError
-from breadbox.model.trees import child_path
+from breadbox.model.trees import child_path, in_order
 from breadbox_policies.protocol import Tree
 
 _CONVOLUTIONS = ((16, 8, 4), (32, 4, 2), (32, 3, 1))
@@ -79,7 +79,7 @@ def _flatten(space: "gymnasium.Space[object]", obs: Tree, into: list[Tensor]) ->
         index = obs.long() - int(space.start)
         into.append(nn.functional.one_hot(index, int(space.n)).float())
     elif isinstance(space, gymnasium.spaces.Dict):
-        for key, part in space.items():
+        for key, part in in_order(space.spaces):  # Weights are of one order of the keys.
             _flatten(part, obs[key], into)
     elif isinstance(space, gymnasium.spaces.Tuple):
         for part, value in zip(space.spaces, obs, strict=True):
@@ -199,7 +199,7 @@ class ObservationEncoder(nn.Module):
 def _image_parts(
     space: "gymnasium.Space[object]",
 ) -> dict[str | None, tuple[gymnasium.spaces.Box, str]]:
-    parts = space.items() if isinstance(space, gymnasium.spaces.Dict) else [(None, space)]
+    parts = in_order(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else [(None, space)]
     return {
         key: (part, layout)
         for key, part in parts

@@ -6,6 +6,7 @@ Tests with a number hold one of the behaviours of Reverb that docs/reverb.md lis
 import copy
 import math
 import threading
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -15,7 +16,12 @@ import pytest
 
 import breadbox_adapters.reverb as reverb
 from breadbox.client import connect
-from breadbox.model.errors import BackpressureError, UnavailableError, WaitElapsedError
+from breadbox.model.errors import (
+    BackpressureError,
+    UnavailableError,
+    UnsupportedArrayError,
+    WaitElapsedError,
+)
 from breadbox.model.fragment import Fragment
 from breadbox.model.presets import UNLIMITED
 from breadbox.model.types import (
@@ -31,7 +37,7 @@ from breadbox.model.types import (
     SchemaPolicy,
 )
 from breadbox_adapters.reverb.items import Signature, flatten, fragment_of, restored, stored
-from breadbox_adapters.reverb.sampling import Draws
+from breadbox_adapters.reverb.sampling import Draws, Stream
 from breadbox_adapters.reverb.sending import ItemSender
 
 LIMIT_S = 20.0
@@ -555,3 +561,33 @@ def test_keys_that_are_no_texts_come_back_as_they_were() -> None:
     assert [3, 1, 2] == [int(leaf) for leaf in flatten(tree)]
     with pytest.raises(TypeError):
         stored({object(): np.array(1)})
+
+
+def test_a_named_tuple_has_its_fields_in_their_order_whatever_order_entries_are_kept_in() -> None:
+    shuffled = namedtuple("shuffled", "reward action discount")
+    held = stored(shuffled(np.array(1.0), np.array(2.0), {"b": np.array(3.0), "a": np.array(4.0)}))
+    for kept in (held, dict(sorted(held.items())), dict(reversed(held.items()))):
+        reward, action, discount = restored(kept)
+        assert (1.0, 2.0, 3.0, 4.0) == (reward, action, discount["b"], discount["a"])
+        assert ("reward", "action", "discount") == restored(kept)._fields
+
+
+def test_named_tuples_of_earlier_versions_have_their_fields_by_name() -> None:
+    back = restored({"(Old)reward": np.array(1.0), "(Old)action": np.array(2.0)})
+    assert (1.0, 2.0) == (back.reward, back.action)
+
+
+def test_a_batch_of_items_has_each_column_by_its_name_or_is_refused() -> None:
+    items = [{"a": np.array(1), "b": np.array(2)}, {"b": np.array(2), "a": np.array(1)}]
+    (batch,) = Stream(lambda: iter(items)).batch(2)
+    assert {"a": [1, 1], "b": [2, 2]} == {key: each.tolist() for key, each in batch.items()}
+    others = [{"a": np.array(1)}, {"b": np.array(2)}]
+    with pytest.raises(ValueError, match="other columns"):
+        list(Stream(lambda: iter(others)).batch(2))
+
+
+def test_a_masked_array_is_no_step_because_its_mask_would_be_lost(
+    writer: reverb.TrajectoryWriter,
+) -> None:
+    with pytest.raises(UnsupportedArrayError, match=r"a.*mask apart"):
+        writer.append({"a": np.ma.masked_array(np.zeros(2), True)})

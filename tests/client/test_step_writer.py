@@ -561,3 +561,83 @@ def test_what_waits_is_bounded_by_the_appenders_queue(client: FakeClient) -> Non
     blocked.join(10)
     writer.close()
     assert 3 == len(client.fragments)
+
+
+ROWS = np.arange(9, dtype=np.float32).reshape(3, 3)
+
+
+@pytest.mark.parametrize(
+    "obs",
+    [
+        list(ROWS),
+        tuple(ROWS),
+        tuple({"x": row} for row in ROWS),
+        {"x": list(ROWS)},
+        [{"x": row, "y": row} for row in ROWS],
+    ],
+    ids=["list", "tuple", "tuple of dicts", "list below a key", "list of dicts"],
+)
+def test_a_list_of_environments_observations_is_refused_and_not_taken_for_columns(
+    obs: Any,
+) -> None:
+    client = FakeClient()
+    with StepWriter(client, env_count=3, flush_s=math.inf) as writer:
+        with pytest.raises(errors.InvalidRequestError, match=r"3 alike, for 3 env.*np\.stack"):
+            writer.add(obs, np.zeros(3), [0.0] * 3, obs, [False] * 3, [False] * 3)
+        assert 0 == writer.counts.added
+
+
+def test_parts_of_an_observation_may_be_a_tuple() -> None:
+    client = FakeClient()
+    with StepWriter(client, env_count=3, flush_s=math.inf) as writer:
+        obs = (ROWS, ROWS[:, 0])
+        extras = {"state": (ROWS, ROWS, ROWS)}
+        writer.add(obs, np.zeros(3), [0.0] * 3, obs, [False] * 3, [False] * 3, extras=extras)
+    assert [0.0, 3.0, 6.0] == [fragment.obs[1][0] for fragment in client.fragments]
+
+
+def test_text_of_one_axis_keeps_the_width_that_it_was_given_with() -> None:
+    client = FakeClient()
+    words = ["a", "longer", "", "word"]
+    with StepWriter(client, steps_per_fragment=2, flush_s=math.inf) as writer:
+        for word in words:
+            obs = np.array([word], "U32")
+            writer.add(obs, obs.astype("S32"), [0.0], obs, [word == "word"], [False])
+    assert words == [word for fragment in client.fragments for word in fragment.obs.tolist()]
+    assert {"<U32"} == {fragment.obs.dtype.str for fragment in client.fragments}
+    assert {"<U32"} == {fragment.next_obs.dtype.str for fragment in client.fragments}
+    assert {"|S32"} == {fragment.action.dtype.str for fragment in client.fragments}
+
+
+@pytest.mark.parametrize("field", ["obs", "action", "reward", "next_obs", "extras", "log_prob"])
+def test_a_masked_array_is_refused_because_its_mask_would_be_lost(field: str) -> None:
+    client = FakeClient()
+    given: dict[str, Any] = {
+        "obs": np.zeros((1, 2)),
+        "action": np.zeros(1),
+        "reward": np.zeros(1),
+        "next_obs": np.zeros((1, 2)),
+        "extras": {"x": np.zeros(1)},
+        "log_prob": np.zeros(1),
+    }
+    masked = np.ma.masked_array(np.zeros((1, 2) if "obs" in field else 1), True)
+    given[field] = {"x": masked} if field == "extras" else masked
+    with StepWriter(client, flush_s=math.inf) as writer:
+        with pytest.raises(errors.UnsupportedArrayError, match=f"{field}.*mask apart"):
+            writer.add(**given, terminated=[False], truncated=[False])
+        assert 0 == writer.counts.added
+
+
+def test_fragments_have_one_order_of_keys_whatever_order_each_step_has() -> None:
+    client = FakeClient()
+    one, other = np.full((1, 2), 1.0), np.full((1, 2), 2.0)
+    with StepWriter(client, steps_per_fragment=3, flush_s=math.inf) as writer:
+        for step in range(6):
+            obs = {"b": other, "a": one} if step % 2 else {"a": one, "b": other}
+            led_to = {"b": other, "a": one}
+            ends = [step % 3 == 2]
+            writer.add(obs, obs, [0.0], led_to, ends, [False], extras=led_to)
+    for fragment in client.fragments:
+        for tree in (fragment.obs, fragment.next_obs, fragment.final_obs, fragment.action):
+            assert ["a", "b"] == [*tree]
+            assert ([1.0], [2.0]) == tuple(np.unique(tree[key]).tolist() for key in tree)

@@ -17,6 +17,7 @@ from breadbox.model.trees import (
     gather,
     is_within,
     leaves,
+    leaves_as,
     map_tree,
     path_parts,
     paths_of,
@@ -57,7 +58,38 @@ def test_a_tree_can_be_put_together_from_its_leaves_by_path(tree: Any) -> None:
     named = dict(leaves(tree))
 
     assert tree == gather(named)
-    assert paths_of(flatten(tree)[0]) == list(named)
+    assert sorted(named) == sorted(paths_of(flatten(tree)[0]))
+
+
+def reversed_keys(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: reversed_keys(child) for key, child in reversed(tree.items())}
+    if isinstance(tree, list | tuple):
+        return type(tree)(reversed_keys(child) for child in tree)
+    return tree
+
+
+@given(TREES)
+def test_the_order_of_keys_changes_neither_structure_nor_order_of_leaves(tree: Any) -> None:
+    structure, found = flatten(tree)
+    other_structure, others = flatten(reversed_keys(tree))
+
+    assert structure == other_structure
+    assert [(path, id(leaf)) for path, leaf in found] == [(p, id(leaf)) for p, leaf in others]
+    assert tree == unflatten(structure, [leaf for _, leaf in found])
+    assert [id(leaf) for _, leaf in found] == [
+        id(leaf) for leaf in leaves_as(structure, reversed_keys(tree))
+    ]
+
+
+def test_leaves_are_matched_by_path_whatever_the_containers_are() -> None:
+    structure, _ = flatten({"b": [1, 2], "a": (3,), "gone": None, "empty": {}})
+
+    assert [30, 10, 20] == leaves_as(structure, {"a": [30], "b": (10, 20)})
+    with pytest.raises(TreeMismatchError, match=r"here: obs\.b: wanted a list, got an array"):
+        leaves_as(
+            structure, {"a": (3,), "b": 1, "gone": None, "empty": {}}, path="obs", where="here"
+        )
 
 
 @pytest.mark.parametrize(

@@ -396,3 +396,32 @@ def test_a_greedy_recurrent_policy_carries_its_state() -> None:
         )
     assert torch.equal(judged.argmax(0), torch.stack(chosen, 1))
     assert not torch.equal(torch.stack(forgetful, 1), torch.stack(chosen, 1))
+
+
+PARTS: list[tuple[str, gymnasium.Space[Any]]] = [
+    ("turn", spaces.Box(-2, 2, (2,), np.float32)),
+    ("image", IMAGE),
+    ("mode", spaces.Discrete(3)),
+    ("aim", spaces.Box(-2, 2, (2,), np.float32)),
+    ("other", IMAGE),
+]
+
+
+@pytest.mark.parametrize("name", ["mlp", "lstm", "conv_lstm"])
+def test_weights_mean_the_same_for_spaces_in_any_order_of_keys(name: str) -> None:
+    """Two workers, or a worker and a learner, may list the keys of one space differently."""
+    has_images = name == "conv_lstm"
+    parts = [(key, part) for key, part in PARTS if has_images or part is not IMAGE]
+    choices = [("b", spaces.Discrete(3)), ("a", spaces.Discrete(4)), ("c", spaces.Discrete(2))]
+    first = make_policy(name, spaces.Dict(parts), spaces.Dict(choices))
+    other = make_policy(name, spaces.Dict(parts[::-1]), spaces.Dict(choices[::-1]))
+    set_policy_weights(other, policy_weights(first))
+    obs = draw(spaces.Dict(parts), 4)
+    begun = torch.ones(4, dtype=torch.bool)
+    with torch.no_grad():
+        acted = first.act(obs, first.initial_state(4), begun, greedy=True)
+        again = other.act(dict(reversed(obs.items())), other.initial_state(4), begun, greedy=True)
+    assert torch.equal(acted.value, again.value)
+    assert {key: each.tolist() for key, each in acted.action.items()} == {
+        key: each.tolist() for key, each in again.action.items()
+    }

@@ -30,7 +30,7 @@ Structure = Any
 Path = tuple[int | str, ...]
 
 _NAMED = "("
-"""Begins keys under which fields of a named tuple are stored: "(Step)reward"."""
+"""Begins keys of the fields of a named tuple, with their places: "(Step:0)reward"."""
 _JSON = "#"
 """Type name for a key that is no text; the key follows as JSON: "(#)5"."""
 
@@ -139,8 +139,8 @@ def stored(tree: Structure) -> Structure:
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         name = type(tree).__name__
         return {
-            f"{_NAMED}{name}){field}": stored(child)
-            for field, child in zip(tree._fields, tree, strict=True)
+            f"{_NAMED}{name}:{place}){field}": stored(child)
+            for place, (field, child) in enumerate(children(tree) or ())
         }
     if isinstance(tree, list | tuple):
         return type(tree)(stored(child) for child in tree)
@@ -151,17 +151,18 @@ def restored(tree: Structure, known: dict[tuple[str, ...], type] | None = None) 
     """Undo `stored`. `known` maps name and fields of named tuples to types, and gets new ones."""
     types = {} if known is None else known
     if isinstance(tree, dict):
-        keys = list(tree)
-        if keys and all(_is_field(key) for key in keys):
-            name = keys[0][len(_NAMED) : keys[0].index(")")]
-            fields = tuple(key[key.index(")") + 1 :] for key in keys)
+        if tree and all(_is_field(key) for key in tree):
+            # Entries are kept in any order; items of earlier versions lack the fields' places.
+            keys = sorted(tree, key=lambda key: _field_of(key)[0])
+            values = [restored(tree[key], types) for key in keys]
+            _, name, _ = _field_of(keys[0])
+            fields = tuple(field for _, _, field in map(_field_of, keys))
             if name == _JSON:
-                children_of = (restored(child, types) for child in tree.values())
-                return dict(zip(map(_key_of, fields), children_of, strict=True))
+                return dict(zip(map(_key_of, fields), values, strict=True))
             kind = types.get((name, *fields))
             if kind is None:
                 kind = types[(name, *fields)] = namedtuple(name, fields)
-            return kind(*(restored(child, types) for child in tree.values()))
+            return kind(*values)
         return {
             key.removeprefix(_NAMED) if key.startswith(_NAMED * 2) else key: restored(child, types)
             for key, child in tree.items()
@@ -176,6 +177,13 @@ def _key_of(text: str) -> Any:
         return tuple(map(hashable, value)) if isinstance(value, list) else value
 
     return hashable(json.loads(text))
+
+
+def _field_of(key: str) -> tuple[int, str, str]:
+    """Return a field's place, the name of its tuple, and its own."""
+    head, _, field = key.removeprefix(_NAMED).partition(")")
+    name, _, place = head.partition(":")
+    return int(place or 0), name, field
 
 
 def _is_field(key: str) -> bool:

@@ -15,6 +15,7 @@ from breadbox_adapters.reverb.items import (
     ReplaySample,
     SampleInfo,
     flatten,
+    flatten_with_path,
     info_of,
     row_of,
     tree_of,
@@ -131,8 +132,12 @@ def _batches(samples: Iterator[Any], batch_size: int, drop_remainder: bool) -> I
     while group := list(islice(samples, batch_size)):
         if len(group) < batch_size and drop_remainder:
             return
-        columns = zip(*(flatten(sample) for sample in group), strict=True)
-        yield unflatten_as(group[0], [np.stack(column) for column in columns])
+        found = [dict(flatten_with_path(sample)) for sample in group]
+        if any(each.keys() != found[0].keys() for each in found):
+            raise ValueError("items with other columns cannot be stacked into one batch")
+        yield unflatten_as(
+            group[0], [np.stack([each[path] for each in found]) for path in found[0]]
+        )
 
 
 class TrajectoryDataset(Stream):

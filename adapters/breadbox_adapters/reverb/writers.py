@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from breadbox.model.errors import DeadlineExceededError, ReplayBufferError
+from breadbox.model.trees import plain_array
 from breadbox.writing.appender import Appender, AppenderOptions
 from breadbox_adapters.reverb.items import (
     Path,
@@ -178,7 +179,7 @@ def _column(
 
 def cell_of(value: Any, path: Path, like: tuple[DTypeLike, tuple[int, ...]] | None) -> Cell:
     """Return a copy of a step's value; refuse another dtype or shape than `like`."""
-    array = np.array(value)
+    array = np.array(plain_array(value, ".".join(map(str, path))))
     if array.dtype.hasobject:
         raise ValueError(f"{shown(path)} is no array: {type(value).__name__}")
     if like is None:

@@ -393,8 +393,7 @@ class BreadboxReplayBuffer:
         return self._packed(slices.to_torch(self._device))
 
     def _packed(self, batch: StepBatch) -> TensorDictBase:
-        gamma = self._gamma if self._n_step > 1 else None
-        content = as_dict(batch, gamma)
+        content = as_dict(batch)
         data: TensorDictBase = TensorDict(content, batch_size=[len(batch)], device=self._device)
         for transform in self._transforms:
             data = transform(data)
@@ -421,7 +420,7 @@ class BreadboxReplayBuffer:
         else:
             places = np.arange(self._mirror.step_count)[index]
             batch = self._mirror.at(np.atleast_1d(places), device=self._device)
-        content = as_dict(batch, None)
+        content = as_dict(batch)
         data: TensorDictBase = TensorDict(content, batch_size=[len(batch)], device=self._device)
         return data.reshape(places.shape)
 

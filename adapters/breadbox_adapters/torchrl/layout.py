@@ -12,7 +12,7 @@ from torch import Tensor
 from breadbox.mirror import Prioritised, ReplayMirror, SequenceBatch, StepBatch
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Fragment, Tree
-from breadbox.model.trees import concat, leaves, map_tree
+from breadbox.model.trees import concat, leaves, map_tree, plain_array
 
 FLAGS = ("done", "terminated", "truncated")
 OBSERVATION = "observation"
@@ -137,8 +137,8 @@ class Stream:
         return fragment
 
 
-def as_dict(batch: StepBatch, gamma: float | None) -> dict[str, Any]:
-    """Return a batch [B, ...] with TorchRL's names and shapes; `gamma` is None without n-step."""
+def as_dict(batch: StepBatch) -> dict[str, Any]:
+    """Return a batch [B, ...] with TorchRL's names and shapes."""
     ended = {
         "terminated": batch.terminated.unsqueeze(-1),
         "truncated": batch.truncated.unsqueeze(-1),
@@ -152,9 +152,8 @@ def as_dict(batch: StepBatch, gamma: float | None) -> dict[str, Any]:
         "index": batch.handle,
         "priority_weight": batch.weight,
     }
-    if gamma is not None:
-        count = torch.log(batch.discount.double()) / float(np.log(gamma))
-        data["steps_to_next_obs"] = count.round().long().unsqueeze(-1)
+    if batch.window_length is not None:
+        data["steps_to_next_obs"] = batch.window_length.unsqueeze(-1)
     if batch.log_prob is not None:
         data["sample_log_prob"] = batch.log_prob
     if batch.value is not None:
@@ -173,7 +172,7 @@ def _arrays(tree: Any) -> Tree:
         return {key: _arrays(child) for key, child in tree.items()}
     if isinstance(tree, Tensor):
         return tree.detach().cpu().numpy().copy()
-    return np.array(tree)
+    return np.array(plain_array(tree))
 
 
 def _column(values: Any, name: str) -> NDArray[Any]:
@@ -191,12 +190,14 @@ def _slice(tree: Tree, start: int, stop: int | None) -> Tree:
 
 def _same(one: Tree, other: Tree) -> NDArray[np.bool_]:
     """Return bool[N]: True for equal rows of two trees; NaN equals NaN."""
-    pairs = [(a, b) for (_, a), (_, b) in zip(leaves(one), leaves(other), strict=True)]
-    count = len(pairs[0][0])
-    same = np.ones(count, np.bool_)
-    for a, b in pairs:
+    (_, first), *_ = leaves(one)
+    same = np.ones(len(first), np.bool_)
+
+    def compare(a: NDArray[Any], b: NDArray[Any]) -> None:
         equal = (a == b) | ((a != a) & (b != b))
-        same &= equal.all(axis=tuple(range(1, equal.ndim)))
+        same[:] &= equal.all(axis=tuple(range(1, equal.ndim)))
+
+    map_tree(compare, one, other)
     return same
 
 

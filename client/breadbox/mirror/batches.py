@@ -103,6 +103,7 @@ class StepBatch(_Leaves):
         truncated: bool[B]; the window's last step was the last before the episode was cut off.
         discount: float32[B]; gamma to the power of the window's steps: the factor of the value of
             `next_obs`, unless `terminated`.
+        window_length: int64[B]; number of the window's steps, or None for single steps.
         weight: float32[B]; importance weight divided by the batch's largest; 1 for uniform draws.
         handle: int64[B]; of the window's first step, for `update_priorities`. Never used again.
         episode_id: int64[B].
@@ -128,6 +129,7 @@ class StepBatch(_Leaves):
     log_prob: Any = None
     value: Any = None
     extras: Tree = field(default_factory=dict)
+    window_length: Any = None
 
     def split(self, size: int) -> Iterator["StepBatch"]:
         """Yield views of *size* rows each, in order; the last may be shorter."""

@@ -156,7 +156,7 @@ class Draws:
         rows = self._held.rows(starts)
         if n_step == 1 and reward_map is None:
             discount = np.full(count, gamma, np.float32)
-            return lambda: step_batch(columns, rows, rows, None, discount, weight, device)
+            return lambda: step_batch(columns, rows, rows, discount, weight, device)
         numbers, mask = self.window(starts, n_step)
         window = self._held.rows(numbers)
         ended = columns.column("terminated")[window] | columns.column("truncated")[window]
@@ -169,7 +169,9 @@ class Draws:
         rewards = np.where(mask, rewards if reward_map is None else reward_map(rewards), 0.0)
         returns = (rewards * powers[:-1]).sum(axis=1).astype(np.float32)
         discount = powers[lengths].astype(np.float32)
-        return lambda: step_batch(columns, rows, last, returns, discount, weight, device)
+        return lambda: step_batch(
+            columns, rows, last, discount, weight, device, returns=returns, lengths=lengths
+        )
 
 
 def relabelled_with(batch: StepBatch, reached: Tree, relabel: Relabel) -> StepBatch:
@@ -177,7 +179,11 @@ def relabelled_with(batch: StepBatch, reached: Tree, relabel: Relabel) -> StepBa
     if not isinstance(batch.obs, dict) or not {ACHIEVED, DESIRED} <= batch.obs.keys():
         raise InvalidRequestError("obs", f"must be a dict with {ACHIEVED!r} and {DESIRED!r}")
     count = len(reached[ACHIEVED])
-    goals = reached[ACHIEVED]
+    goals, kept = reached[ACHIEVED], batch.obs[DESIRED]
+    if goals.shape[1:] != kept.shape[1:] or not np.can_cast(goals.dtype, kept.dtype, "same_kind"):
+        wanted, got = (f"{each.dtype}{[*each.shape[1:]]}" for each in (kept, goals))
+        raise InvalidRequestError("obs", f"has {DESIRED!r} {wanted} and {ACHIEVED!r} {got}")
+    goals = goals.astype(kept.dtype, copy=False)
     obs, next_obs = dict(batch.obs), dict(batch.next_obs)
     for tree in (obs, next_obs):
         tree[DESIRED] = np.concatenate([goals, tree[DESIRED][count:]])
@@ -196,12 +202,17 @@ def step_batch(
     columns: Columns,
     first: Numbers,
     last: Numbers,
-    returns: NDArray[np.float32] | None,
     discount: NDArray[np.float32],
     weight: NDArray[np.float32],
     device: Device | None,
+    *,
+    returns: NDArray[np.float32] | None = None,
+    lengths: NDArray[np.int64] | None = None,
 ) -> StepBatch:
-    """Copy steps: observation and action from first rows, next observation from last rows."""
+    """Copy steps: observation and action from first rows, next observation from last rows.
+
+    Windows of several steps have their `returns` and `lengths`.
+    """
     field = columns.field
     leaf: Callable[[Any], Any] = (
         partial(tensor_of, device=device) if device is not None else lambda array: array
@@ -215,6 +226,7 @@ def step_batch(
         truncated=field(done, "truncated"),
         discount=leaf(discount),
         weight=leaf(weight),
+        window_length=None if lengths is None else leaf(lengths),
         **{name: field(begun, name) for name in ("handle", "episode_id", "model_version")},
         **{name: columns.tree(name, begun) for name in TREES},
     )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from breadbox.model.errors import TreeMismatchError, UnsupportedArrayError
-from breadbox.model.trees import Tree, child_path, flatten, map_tree, rows, unflatten
+from breadbox.model.trees import Tree, child_path, flatten, map_tree, plain_array, rows, unflatten
 
 
 class Columns:
@@ -35,7 +35,7 @@ class Columns:
         structure, leaves = flatten(tree)
         columns = []
         for path, value in leaves:
-            leaf = np.asarray(value)
+            leaf = plain_array(value, path)
             if leaf.dtype.hasobject:
                 name = type(value).__name__
                 raise UnsupportedArrayError(path, f"{self._where}: {name} is no array")
@@ -44,7 +44,7 @@ class Columns:
 
     def _write(self, arrays: Tree, row: int, tree: Tree, path: str) -> None:
         if isinstance(arrays, np.ndarray):
-            leaf = np.asarray(tree)
+            leaf = plain_array(tree, path)
             if leaf.dtype != arrays.dtype or leaf.shape != arrays.shape[1:]:
                 wanted = f"{arrays.dtype}{list(arrays.shape[1:])}"
                 got = f"{leaf.dtype}{list(leaf.shape)}" if leaf.dtype != object else repr(tree)[:80]

@@ -1,11 +1,13 @@
 """Trees of arrays: nested dicts with string keys, lists and tuples; leaves, or None for absent.
 
-A *structure* is the tree with each leaf replaced by its number in order of appearance. Two trees
-are alike if their structures are equal.
+A *structure* is the tree with each leaf replaced by its number. `flatten` takes every dict in the
+order of its keys, not of their insertion, so that leaves of the same paths have the same numbers.
+Only this module matches leaves of two trees: by path, never by position.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -60,19 +62,37 @@ def is_within(path: str, part: str) -> bool:
     return path.startswith(part) and path[len(part) : len(part) + 1] in ("", ".", "[")
 
 
-def flatten(tree: Tree) -> tuple[Structure, list[tuple[str, Any]]]:
+Entries = Callable[[dict[str, Tree]], list[tuple[str, Tree]]]
+
+
+def as_inserted(node: dict[str, Tree]) -> list[tuple[str, Tree]]:
+    """Return a dict's entries; raise UnsupportedArrayError for a key that is no text."""
+    for key in node:
+        if not isinstance(key, str):
+            raise UnsupportedArrayError("", f"key {key!r} is not a string")
+    return list(node.items())
+
+
+def in_order(node: dict[str, Tree]) -> list[tuple[str, Tree]]:
+    """Return a dict's entries by key; raise UnsupportedArrayError for a key that is no text."""
+    return sorted(as_inserted(node), key=itemgetter(0))
+
+
+def flatten(tree: Tree, entries: Entries = in_order) -> tuple[Structure, list[tuple[str, Any]]]:
     """Return a tree's structure, and its leaves as (path, leaf); named tuples become tuples."""
-    structure, leaves = flatten_leaves(tree)
+    structure, leaves = flatten_leaves(tree, entries)
     return structure, list(zip(paths_of(structure), leaves, strict=True))
 
 
-def flatten_leaves(tree: Tree) -> tuple[Structure, list[Any]]:
+def flatten_leaves(tree: Tree, entries: Entries = in_order) -> tuple[Structure, list[Any]]:
     """Return a tree's structure and its leaves without paths, which is faster."""
     leaves: list[Any] = []
-    return _take_apart(tree, leaves, [1], 0), leaves
+    return _take_apart(tree, leaves, [1], 0, entries), leaves
 
 
-def _take_apart(node: Tree, leaves: list[Any], node_count: list[int], depth: int) -> Structure:
+def _take_apart(
+    node: Tree, leaves: list[Any], node_count: list[int], depth: int, entries: Entries
+) -> Structure:
     """Return the structure and append leaves. No closure, because a recursive one is a cycle."""
     if type(node) is np.ndarray:  # First, because most are.
         leaves.append(node)
@@ -89,11 +109,11 @@ def _take_apart(node: Tree, leaves: list[Any], node_count: list[int], depth: int
         )
     depth += 1
     if isinstance(node, dict):
-        for key in node:
-            if not isinstance(key, str):
-                raise UnsupportedArrayError("", f"key {key!r} is not a string")
-        return {key: _take_apart(child, leaves, node_count, depth) for key, child in node.items()}
-    items = [_take_apart(child, leaves, node_count, depth) for child in node]
+        return {
+            key: _take_apart(child, leaves, node_count, depth, entries)
+            for key, child in entries(node)
+        }
+    items = [_take_apart(child, leaves, node_count, depth, entries) for child in node]
     return tuple(items) if isinstance(node, tuple) else items
 
 
@@ -113,6 +133,39 @@ def paths_of(structure: Structure) -> list[str]:
 
     visit(structure, "")
     return paths
+
+
+def leaves_as(wanted: Structure, tree: Tree, *, path: str = "", where: str = "") -> list[Any]:
+    """Return a tree's leaves in the order of the structure that `flatten` made of another tree.
+
+    Leaves are matched by path: whether a container is a list or a tuple, and absent or empty ones,
+    do not matter. Raises TreeMismatchError, with a path below `path`, if the paths differ.
+    """
+    structure, leaves = flatten_leaves(tree)
+    if structure == wanted:
+        return leaves
+    found, paths = dict(zip(paths_of(structure), leaves, strict=True)), paths_of(wanted)
+    if len(found) != len(leaves) or sorted(found) != sorted(paths):
+        check_alike(wanted, structure, path=path, where=where)
+    return [found[each] for each in paths]
+
+
+def copied(tree: Tree) -> Tree:
+    """Return a copy of a tree of arrays."""
+    structure, leaves = flatten_leaves(tree)
+    return unflatten(structure, [np.array(plain_array(leaf)) for leaf in leaves])
+
+
+def check_unmasked(leaf: Any, path: str = "") -> None:
+    """Refuse a masked array: its mask would be lost."""
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise UnsupportedArrayError(path, "a masked array; store its data and mask apart")
+
+
+def plain_array(leaf: Any, path: str = "") -> NDArray[Any]:
+    """Return a leaf as an array, or raise UnsupportedArrayError for a masked one."""
+    check_unmasked(leaf, path)
+    return np.asarray(leaf)
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Tree:
@@ -172,7 +225,7 @@ def _mapped(function: Callable[..., Any], tree: Tree, others: tuple[Tree, ...]) 
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every leaf with its path, in order; whatever the keys of dicts are."""
+    """Yield every leaf with its path, as dicts hold them, whatever their keys are."""
     if isinstance(tree, Mapping):
         for key, child in tree.items():
             yield from leaves(child, child_path(path, str(key)))
@@ -213,6 +266,11 @@ def _contained(node: Any) -> Tree:
 def row(tree: Tree, index: int) -> Tree:
     """Return one row of every leaf, as a view; of a leaf with one axis, the scalar."""
     return map_tree(lambda leaf: leaf[index], tree)
+
+
+def row_view(tree: Tree, index: int) -> Tree:
+    """Do as `row`, but return arrays for scalars too: text scalars would lose their width."""
+    return map_tree(lambda leaf: leaf[index, ...], tree)
 
 
 def rows(tree: Tree, start: int | None, stop: int | None) -> Tree:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.model.errors import PayloadCorruptError, UnsupportedArrayError
+from breadbox.model.trees import plain_array
 
 BFLOAT16: Final = "bfloat16"
 
@@ -21,11 +22,9 @@ def stored_array(path: str, leaf: Any) -> tuple[NDArray[Any], str]:
     """Return a leaf as an array of its stored type, and that type's name; copy if needed."""
     if is_tensor(leaf):
         return _stored_tensor(path, leaf)
-    if isinstance(leaf, np.ma.MaskedArray):
-        raise UnsupportedArrayError(path, "a masked array; store its data and mask apart")
     if not isinstance(leaf, (np.ndarray, np.generic, bool, int, float, complex)):
         raise UnsupportedArrayError(path, f"{type(leaf).__name__} is not an array")
-    array = np.asarray(leaf)
+    array = plain_array(leaf, path)
     if array.dtype.kind == "V" and array.dtype.name == BFLOAT16:  # From the package ml_dtypes.
         return array.view(np.uint16), BFLOAT16
     if array.dtype.hasobject:

@@ -49,8 +49,8 @@ from breadbox.model.trees import (
     TREE_DEPTH_MAX,
     Structure,
     Tree,
-    flatten_leaves,
-    paths_of,
+    as_inserted,
+    flatten,
     unflatten,
 )
 from breadbox.payload.codecs import Codecs, Encoded, check_plausible, choose, decode_into, encode
@@ -131,8 +131,13 @@ def encode_with_layout(
     if codecs != "raw":
         expansion = Expansion()
         encoded = [
-            encode(_contiguous(array), type_name, choose(codecs, path), expansion)
-            for path, array, type_name in zip(kind.paths, arrays, kind.type_names, strict=True)
+            encode(
+                _contiguous(array),
+                kind.type_names[number],
+                choose(codecs, kind.paths[number]),
+                expansion,
+            )
+            for number, array in enumerate(arrays)
         ]
     layout = kind.layout(arrays, encoded)
     if encoded is not None:
@@ -314,10 +319,9 @@ def _sign(
 
 
 def _describe(tree: Tree) -> tuple[Structure, list[str], list[str]]:
-    structure, leaves = flatten_leaves(tree)
-    paths = paths_of(structure)
-    types = [stored_array(path, leaf)[1] for path, leaf in zip(paths, leaves, strict=True)]
-    return structure, paths, types
+    structure, leaves = flatten(tree, as_inserted)
+    types = [stored_array(path, leaf)[1] for path, leaf in leaves]
+    return structure, [path for path, _ in leaves], types
 
 
 def _place(layout: Layout, sizes: Sequence[int]) -> Places:

@@ -1,7 +1,6 @@
 """Fragments as payloads: which tree a fragment is stored as, and how parts of it are read."""
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
@@ -178,9 +177,7 @@ def schema_of(layout: Layout) -> Schema | None:
         name = field_of(stored.name)
         if name not in PER_FRAGMENT_FIELDS:
             shape = stored.shape[1:] if name in STEP_FIELDS else stored.shape
-            # Text is as wide as the longest that happened to be in it, which says nothing.
-            dtype = re.sub(r"^(.[US])\d+$", r"\1", stored.type_name)
-            arrays.append((stored.name, dtype, shape))
+            arrays.append((stored.name, stored.type_name, shape))
     message = message_of(arrays)
     if len(arrays) > SCHEMA_ARRAYS_MAX or message.ByteSize() > SCHEMA_BYTES_MAX:
         return None

@@ -11,7 +11,7 @@ import xxhash
 from google.protobuf.message import DecodeError
 
 from breadbox.model.errors import PayloadCorruptError, UnsupportedArrayError
-from breadbox.model.trees import NODES_MAX, TREE_DEPTH_MAX, Structure, child_path
+from breadbox.model.trees import NODES_MAX, TREE_DEPTH_MAX, Structure, child_path, in_order
 from breadbox.payload.codecs import is_video
 from breadbox.payload.dtypes import parse_dtype
 from breadbox.payload.limits import (
@@ -300,10 +300,11 @@ def _structure_of(root: payload_pb2.TreeNode, arrays: list[StoredArray]) -> Stru
             keys = list(node.dict.keys)
             if len(keys) != len(node.dict.values) or len(set(keys)) != len(keys):
                 raise PayloadCorruptError("a payload's tree has a dict with wrong keys")
-            return {
+            entries = {
                 key: visit(child, _path_below(path, key), depth + 1)
                 for key, child in zip(keys, node.dict.values, strict=True)
             }
+            return dict(in_order(entries))  # Readers get one order of all writers.
         if kind in ("list", "tuple"):
             children = node.list.items if kind == "list" else node.tuple.items
             items = [

@@ -17,6 +17,7 @@ from breadbox.model.trees import (
     child_path,
     field_of,
     flatten,
+    leaves_as,
     map_present,
     map_structure,
     map_tree,
@@ -468,19 +469,16 @@ class _Builder:
             return {}
         rows: list[int] = []
         steps: list[int] = []
-        trees: list[Tree] = []
-        wanted: Structure = None
+        trees: list[tuple[Tree, str]] = []
         for position in range(len(self._references)):
             head, loose = self._heads[position], self._loose[position]
             structure = head.layout.structure["final_obs"]
             if structure is None or head.layout.structure["final_obs_step"] is None:
                 continue
-            wanted = structure if wanted is None else wanted
-            check_alike(wanted, structure, path="final_obs", where=self._where(position))
             ends = loose["final_obs_step"]
             rows += [position] * len(ends)
             steps += [int(step) for step in ends]
-            trees.append(_named(structure, head, loose))
+            trees.append((_named(structure, head, loose), self._where(position)))
         if not rows:
             return {}
         return {
@@ -501,23 +499,25 @@ def _named(structure: Structure, head: Head, leaves: Mapping[str, Any]) -> Tree:
     return map_structure(lambda index: leaves.get(head.layout.arrays[index].name), structure)
 
 
-def _joined(trees: Sequence[Tree]) -> Tree:
-    """Concatenate trees of equal structure along the first axis, or raise TreeMismatchError."""
-    structure, first = flatten(trees[0])
-    columns = [[leaf for _, leaf in flatten(tree)[1]] for tree in trees]
+def _joined(trees: Sequence[tuple[Tree, str]]) -> Tree:
+    """Join trees, each with its place, along the first axis, or raise TreeMismatchError."""
+    structure, examples = flatten(trees[0][0])
+    columns = [leaves_as(structure, tree, path="final_obs", where=where) for tree, where in trees]
     joined: list[Any] = []
-    for (path, example), leaves in zip(first, zip(*columns, strict=True), strict=True):
-        for leaf in leaves:
+    for number, (path, example) in enumerate(examples):
+        parts = [leaves[number] for leaves in columns]
+        for position, leaf in enumerate(parts):
             if leaf.shape[1:] != example.shape[1:] or leaf.dtype != example.dtype:
                 wanted = f"{example.dtype}{[-1, *example.shape[1:]]}"
                 got = f"{leaf.dtype}{[-1, *leaf.shape[1:]]}"
-                raise TreeMismatchError(child_path("final_obs", path), wanted, got)
+                at = child_path("final_obs", path)
+                raise TreeMismatchError(at, wanted, got, trees[position][1])
         if isinstance(example, np.ndarray):
-            joined.append(np.concatenate(leaves))
+            joined.append(np.concatenate(parts))
         else:
             import torch
 
-            joined.append(torch.cat(leaves))
+            joined.append(torch.cat(parts))
     return unflatten(structure, joined)
 
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from breadbox.model.columns import Columns
 from breadbox.model.fragment import Fragment, Tree
-from breadbox.model.trees import map_tree
+from breadbox.model.trees import copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class _OpenFragment:
         self.action.write(row, step.action)
         self.extras.write(row, step.extras and dict(step.extras))
         if row == 0:
-            self.in_state = map_tree(np.array, step.state)
+            self.in_state = copied(step.state)
             self.log_prob = _column_for(step.log_prob, len(self.reward))
             self.value = _column_for(step.value, len(self.reward))
         self.first[row] = step.first
@@ -182,7 +182,7 @@ class Fragmenter:
         if open_.count == 0:
             return None
         self._is_mid_episode = not open_.ended(open_.count - 1)
-        return self._emit(open_.count, map_tree(np.array, next_obs))
+        return self._emit(open_.count, copied(next_obs))
 
     def answer(
         self, reward: float, *, terminated: bool, truncated: bool, final_obs: Tree = None
@@ -212,7 +212,7 @@ class Fragmenter:
         """
         open_ = self._open
         if open_.count > open_.answered_count:
-            next_obs = map_tree(np.array, open_.obs.row(open_.answered_count))
+            next_obs = copied(open_.obs.row(open_.answered_count))
             open_.count = open_.answered_count
             # The fragment before this one ends with the observation of the dropped step.
             self._broken = self._broken or open_.count == 0

@@ -34,8 +34,17 @@ from breadbox.model.errors import (
 )
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.presets import OFF_POLICY_ADVICE
-from breadbox.model.trees import leaves, map_tree
-from breadbox.model.trees import row as tree_row
+from breadbox.model.trees import (
+    Structure,
+    check_unmasked,
+    child_path,
+    copied,
+    flatten_leaves,
+    leaves,
+    map_tree,
+    plain_array,
+    row_view,
+)
 from breadbox.model.types import AdmissionOutcome, BufferDescription, ModelState, SchemaPolicy
 from breadbox.writing.appender import (
     AppendClient,
@@ -333,7 +342,9 @@ class StepWriter:
                 (`autoreset`) are left out either way.
 
         Raises:
-            InvalidRequestError: A leaf does not have n rows, or `extras` has a reserved name.
+            InvalidRequestError: A leaf does not have n rows, a list or tuple has an entry for each
+                environment where rows are wanted, or `extras` has a reserved name.
+            UnsupportedArrayError: An array is masked.
             TreeMismatchError: A tree differs from the earlier ones. No step of the call was added,
                 and the current episodes end truncated.
             SessionEndedError: The session ended; see the class.
@@ -379,7 +390,7 @@ class StepWriter:
                     float(rewards[index]),
                     terminated=bool(terminations[index]),
                     truncated=bool(truncations[index]),
-                    final_obs=tree_row(next_obs, index) if has_ended else None,
+                    final_obs=row_view(next_obs, index) if has_ended else None,
                 )
                 self._first[index] = has_ended
                 self._episode_ids[index] += has_ended
@@ -458,13 +469,13 @@ class StepWriter:
             Step(
                 session_id=self._session_id,
                 model_version=self._model_version,
-                obs=tree_row(obs, index),
-                action=tree_row(action, index),
+                obs=row_view(obs, index),
+                action=row_view(action, index),
                 first=bool(self._first[index]),
                 episode_id=self._episode_ids[index],
                 log_prob=None if log_probs is None else float(log_probs[index]),
                 value=None if values is None else float(values[index]),
-                extras={name: tree_row(tree, index) for name, tree in (extras or {}).items()},
+                extras={name: row_view(tree, index) for name, tree in (extras or {}).items()},
             )
         )
 
@@ -495,11 +506,11 @@ class StepWriter:
             )
 
     def _after(self, index: int) -> Tree:
-        return None if self._next_obs is None else tree_row(self._next_obs, index)
+        return None if self._next_obs is None else row_view(self._next_obs, index)
 
     def _remember(self, next_obs: Tree, acting: NDArray[np.bool_]) -> None:
         if self._next_obs is None or acting.all():
-            self._next_obs = map_tree(np.array, next_obs)
+            self._next_obs = copied(next_obs)
             return
 
         def write(kept: NDArray[Any], new: Any) -> None:
@@ -511,7 +522,7 @@ class StepWriter:
         for index, fragmenter in enumerate(self._fragmenters):
             if fragmenter.answered_count == 0 or not is_due(fragmenter):
                 continue
-            fragment = fragmenter.cut(tree_row(self._next_obs, index))
+            fragment = fragmenter.cut(row_view(self._next_obs, index))
             assert fragment is not None
             try:
                 self._appender.append(fragment)
@@ -657,7 +668,7 @@ def true_next_obs(next_obs: Tree, infos: Mapping[str, Any]) -> Tree:
     mask = infos.get("_final_obs", infos.get("_final_observation"))
     if finals is None or mask is None or not np.any(mask):
         return next_obs
-    changed = map_tree(np.array, next_obs)
+    changed = copied(next_obs)
     for index in np.flatnonzero(mask).tolist():
         map_tree(
             lambda array, final, index=index: array.__setitem__(index, final),
@@ -686,7 +697,7 @@ def _fresh_worker_id() -> str:
 
 
 def _row(given: ArrayLike, dtype: type[np.generic], count: int, name: str) -> NDArray[Any]:
-    array = np.asarray(given, dtype)
+    array = plain_array(given, name).astype(dtype, copy=False)
     if array.shape != (count,):
         raise InvalidRequestError(name, f"must be [{count}], got shape {list(array.shape)}")
     return array
@@ -695,12 +706,36 @@ def _row(given: ArrayLike, dtype: type[np.generic], count: int, name: str) -> ND
 def _check_rows(tree: Tree, count: int, name: str) -> None:
     if type(tree) is np.ndarray and tree.shape[:1] == (count,):  # The common case.
         return
+    _check_no_list_of_envs(tree, count, name, (list, tuple))
     for path, leaf in leaves(tree, name):
+        check_unmasked(leaf, path)
         shape = np.shape(leaf)
         if not shape or shape[0] != count:
             raise InvalidRequestError(
                 path, f"must have {count} rows, one for each environment, got shape {list(shape)}"
             )
+
+
+def _check_no_list_of_envs(node: Tree, count: int, path: str, kinds: Any = list) -> None:
+    """Refuse a list with an entry for each environment: its rows would be taken for columns."""
+    if isinstance(node, kinds) and len(node) == count:
+        forms = [_form_of(each) for each in node]
+        if forms[0][1] and forms == forms[:1] * count:
+            raise InvalidRequestError(
+                path,
+                f"is a {type(node).__name__} of {count} alike, for {count} environments: stack "
+                "observations of environments (np.stack, by key), and give parts of one "
+                "observation as a dict",
+            )
+    if isinstance(node, dict | list | tuple):
+        children = node.items() if isinstance(node, dict) else enumerate(node)
+        for key, child in children:
+            _check_no_list_of_envs(child, count, child_path(path, key))
+
+
+def _form_of(tree: Tree) -> tuple[Structure, list[tuple[tuple[int, ...], Any]]]:
+    structure, found = flatten_leaves(tree)
+    return structure, [(np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in found]
 
 
 def _check_same_kind(obs: Any, next_obs: Any) -> None:

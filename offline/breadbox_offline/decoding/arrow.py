@@ -199,7 +199,7 @@ def _shaped(values: Any, field: pa.Field) -> Any:
 def to_arrow(tree: Tree, count: int, path: str) -> pa.Array:
     """Return a tree [N, ...] as one Arrow column; marks restore tuples and empty nodes."""
     if isinstance(tree, dict | tuple):
-        named = enumerate(tree) if isinstance(tree, tuple) else tree.items()
+        named = enumerate(tree) if isinstance(tree, tuple) else sorted(tree.items())
         metadata = dict(_TUPLE_MARK) if isinstance(tree, tuple) else {}
         fields, branches = [], []
         for name, branch in named:

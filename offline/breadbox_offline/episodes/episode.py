@@ -6,6 +6,7 @@ entries in front are context only. Episodes never change and slices are views, s
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -77,9 +78,10 @@ class Episode:
             )
 
     def _check_length(self, name: str, tree: Tree, wanted: int) -> None:
-        if isinstance(tree, np.ndarray) and tree.shape[:1] == (wanted,):
+        if type(tree) is np.ndarray and tree.shape[:1] == (wanted,):
             return
         for path, leaf in trees.leaves(tree):
+            trees.check_unmasked(leaf, f"{name}.{path}" if path else name)
             if not isinstance(leaf, np.ndarray) or not leaf.ndim:
                 kind = "scalar" if isinstance(leaf, np.ndarray) else type(leaf).__name__
                 self._refuse(name, path, f"a {kind}", wanted)
@@ -277,7 +279,7 @@ class Episode:
         }
         if self.step_times is not None:
             buffers["step_times"] = self.times()
-        for path, leaf in trees.leaves(buffers):
+        for path, leaf in sorted(trees.leaves(buffers), key=itemgetter(0)):
             digest.update(f"{path} {leaf.dtype.str} {leaf.shape}".encode())
             digest.update(np.ascontiguousarray(leaf).view(np.uint8).data if leaf.size else b"")
         self._digest = digest.digest()

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from breadbox.model import trees
 from breadbox.model.trees import Tree
 from breadbox.shared.extras import how_to_install
-from breadbox_offline.decoding.rows import as_arrays
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import (
     OfflineDataError,
@@ -71,21 +70,36 @@ def read_minari(path: str, *, limits: DataLimits = DEFAULT_LIMITS) -> Iterator[E
         if held is None:
             return
         with placed(file=path):
-            episode = _episode_of(held, name)
+            episode = _episode_of(held, name, dataset, limits)
         yield episode
 
 
-def _episode_of(held: Any, dataset_name: str) -> Episode:
+def _episode_of(held: Any, dataset_name: str, dataset: Any, limits: DataLimits) -> Episode:
     terminations, truncations = np.asarray(held.terminations), np.asarray(held.truncations)
     is_empty = not len(terminations)
     return Episode(
         id=f"{dataset_name}/{held.id}",
-        observations=as_arrays(np.asarray, held.observations),
-        actions=as_arrays(np.asarray, held.actions),
+        observations=_arrays(held.observations, dataset.observation_space, limits),
+        actions=_arrays(held.actions, dataset.action_space, limits),
         rewards=np.asarray(held.rewards),
         terminated=not is_empty and bool(terminations[-1]),
         truncated=not is_empty and bool(truncations[-1]),
     )
+
+
+def _arrays(held: Any, space: Any, limits: DataLimits) -> Tree:
+    """Return recorded samples as arrays; text as wide as its space allows, in all episodes."""
+    if isinstance(held, dict | tuple):
+        parts = getattr(space, "spaces", {})
+        keyed = [*held.items()] if isinstance(held, dict) else [*enumerate(held)]
+        made = {key: _arrays(each, parts[key], limits) for key, each in keyed}
+        return made if isinstance(held, dict) else tuple(made.values())
+    array = np.asarray(held)
+    if not isinstance(space, spaces.Text) or array.dtype.kind != "U":
+        return array
+    width = max(space.max_length, array.dtype.itemsize // 4)
+    check_bytes("text", 4 * width * array.size, limits.array_bytes_max)
+    return array.astype(f"<U{width}")
 
 
 def write_minari(

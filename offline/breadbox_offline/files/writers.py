@@ -172,7 +172,7 @@ def step_columns(episode: Episode) -> dict[str, Any]:
         Column.TERMINATEDS: last & episode.terminated,
         Column.TRUNCATEDS: last & episode.truncated,
         # A tree without leaves has no rows, and can be no column.
-        **{name: tree for name, tree in extras.items() if any(trees.leaves(tree))},
+        **{name: tree for name, tree in sorted(extras.items()) if any(trees.leaves(tree))},
     }
     for name, value in ((Column.AGENT_ID, episode.agent_id), (Column.MODULE_ID, episode.module_id)):
         if value is not None:

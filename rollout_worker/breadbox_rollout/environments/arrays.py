@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from breadbox.model.errors import TreeMismatchError
 from breadbox.model.fragment import Tree
-from breadbox.model.trees import child_path, map_tree
+from breadbox.model.trees import child_path, in_order, map_tree
 from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind
 from breadbox_rollout.environments.space_codec import Space
 
@@ -96,7 +96,8 @@ class _Layout:
 
     def tree(self, space: Space, count: int) -> Tree:
         if isinstance(space, spaces.Dict):
-            return {key: self.tree(part, count) for key, part in space.items()}
+            # In the order in which learners read it, for policies that join what a dict holds.
+            return {key: self.tree(part, count) for key, part in in_order(space.spaces)}
         if isinstance(space, spaces.Tuple):
             return tuple(self.tree(part, count) for part in space.spaces)
         assert space.shape is not None
@@ -155,6 +156,8 @@ def write_checked(arrays: Tree, rows: Rows, obs: Tree, path: str = "observation"
         for position, part in enumerate(arrays):
             write_checked(part, rows, obs[position], child_path(path, position))
         return
+    if isinstance(obs, np.ma.MaskedArray):
+        raise _mismatch(path, "an array", "a masked one")
     leaf = np.asarray(obs)
     shape = arrays.shape[1:] if isinstance(rows, int) else arrays.shape
     if leaf.shape != shape or not np.can_cast(leaf.dtype, arrays.dtype, "same_kind"):

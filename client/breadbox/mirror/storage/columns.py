@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from breadbox.mirror.storage.frames import End, FrameLayout, FramePlan, FrameRing, Piece
 from breadbox.model.errors import InvalidRequestError, TreeMismatchError, UnsupportedArrayError
 from breadbox.model.fragment import Fragment, Tree
-from breadbox.model.trees import Structure, check_alike, flatten, map_structure, paths_of, rows
+from breadbox.model.trees import Structure, flatten, leaves_as, map_structure, rows
 from breadbox.payload.dtypes import BFLOAT16, as_leaf, stored_array
 
 FRAME_MIN_BYTES = 1024
@@ -161,9 +161,7 @@ class Columns:
             if type(tree) is np.ndarray and type(self._structures[name]) is int:
                 found = [tree]
             else:
-                structure, pairs = flatten(tree)
-                check_alike(self._structures[name], structure, path=name, where=where)
-                found = [leaf for _, leaf in pairs]
+                found = leaves_as(self._structures[name], tree, path=name, where=where)
             for leaf, got in zip(self._leaves[name], found, strict=True):
                 is_plain = type(got) is np.ndarray and leaf.type_name != BFLOAT16
                 array, name_of_type = (
@@ -175,10 +173,9 @@ class Columns:
 
     def observation_of(self, tree: Tree, index: int | None, where: str) -> list[NDArray[Any]]:
         """Return the arrays of one observation: of leaves [...], or of row *index* of [K, ...]."""
-        structure, pairs = flatten(tree)
-        check_alike(self._structures["obs"], structure, path="obs", where=where)
+        leaves = leaves_as(self._structures["obs"], tree, path="obs", where=where)
         found = []
-        for leaf, (_, got) in zip(self._leaves["obs"], pairs, strict=True):
+        for leaf, got in zip(self._leaves["obs"], leaves, strict=True):
             array, _ = stored_array(leaf.path, got)
             array = array if index is None else array[index, ...]
             _check_like(leaf, array, array.shape, where)
@@ -283,15 +280,14 @@ def _next_at(path: str) -> str:
 
 
 def _leaves_of(name: str, tree: Tree) -> tuple[Structure, list[Leaf]]:
-    structure, pairs = flatten(tree)
+    structure, pairs = flatten({name: tree})
     leaves = []
-    for path, (_, found) in zip(paths_of(structure), pairs, strict=True):
-        full = f"{name}{'' if path[:1] in ('', '[') else '.'}{path}"
-        array, type_name = stored_array(full, found)
+    for path, found in pairs:
+        array, type_name = stored_array(path, found)
         if array.ndim < 1:
-            raise UnsupportedArrayError(full, "has no axis of steps")
-        leaves.append(Leaf(full, array.dtype, array.shape[1:], type_name))
-    return structure, leaves
+            raise UnsupportedArrayError(path, "has no axis of steps")
+        leaves.append(Leaf(path, array.dtype, array.shape[1:], type_name))
+    return structure[name], leaves
 
 
 def _axis_of(leaf: Leaf, axis: int | None) -> int | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from breadbox.mirror.storage.columns import Column, laid_out
 from breadbox.model.errors import TreeMismatchError
 from breadbox.model.fragment import Tree
-from breadbox.model.trees import Structure, check_alike, flatten, map_structure, paths_of
+from breadbox.model.trees import Structure, flatten, leaves_as, map_structure
 from breadbox.payload.dtypes import as_leaf, stored_array
 
 _HUGE_PAGES_MIN_BYTES = 1 << 22
@@ -192,16 +192,15 @@ class StateLayout:
     @classmethod
     def of(cls, state: Tree) -> "StateLayout":
         """Lay out states like this one, or raise UnsupportedArrayError."""
-        structure, pairs = flatten(state)
+        structure, pairs = flatten({"in_state": state})
         small: dict[str, tuple[np.dtype[Any], tuple[int, ...], str]] = {
             _IS_THERE: (np.dtype(np.bool_), (), "|b1")
         }
-        names = [f"in_state {path}" for path in paths_of(structure)]
-        for name, (path, leaf) in zip(names, pairs, strict=True):
-            array, type_name = stored_array(f"in_state{path and '.' + path}", leaf)
-            small[name] = (array.dtype, array.shape, type_name)
+        for path, leaf in pairs:
+            array, type_name = stored_array(path, leaf)
+            small[path] = (array.dtype, array.shape, type_name)
         columns, row_bytes = laid_out(small)
-        return cls(structure, {name: columns[name] for name in small}, row_bytes)
+        return cls(structure["in_state"], {name: columns[name] for name in small}, row_bytes)
 
 
 class States(Ring):
@@ -212,6 +211,7 @@ class States(Ring):
     def __init__(self, layout: StateLayout, first: int) -> None:
         super().__init__(layout.row_bytes, first)
         self._structure = layout.structure
+        _, *self._names = layout.columns
         self._is_there, *self._leaves = layout.columns.values()
 
     def append(self, memory: Memory, arrays: list[NDArray[Any]] | None) -> None:
@@ -223,14 +223,13 @@ class States(Ring):
 
     def checked(self, state: Tree, where: str) -> list[NDArray[Any]]:
         """Return the arrays of a state; raise TreeMismatchError if it differs from the others."""
-        structure, pairs = flatten(state)
-        check_alike(self._structure, structure, path="in_state", where=where)
+        found = leaves_as(self._structure, state, path="in_state", where=where)
         arrays = []
-        for column, (path, leaf) in zip(self._leaves, pairs, strict=True):
+        for path, column, leaf in zip(self._names, self._leaves, found, strict=True):
             array, type_name = stored_array(path, leaf)
             if (array.dtype, array.shape, type_name) != column[:3]:
                 wanted, got = (f"{each.dtype}{[*each.shape]}" for each in (column, array))
-                raise TreeMismatchError(f"in_state{path and '.' + path}", wanted, got, where)
+                raise TreeMismatchError(path, wanted, got, where)
             arrays.append(array)
         return arrays
 
