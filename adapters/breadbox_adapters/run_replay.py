@@ -1,6 +1,7 @@
 """Give an adapter a run's buffer; its own steps come back by the mirror once admitted."""
 
 import logging
+import os
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -98,7 +99,11 @@ class RunReplay:
             undo.callback(self.mirror.close)
             self._log_start()
             undo.pop_all()
-        self._state: dict[str, Any] = {"writer": None, "deletes": self.is_own}
+        self._state: dict[str, Any] = {
+            "writer": None,
+            "deletes": self.is_own,
+            "process_id": os.getpid(),
+        }
         """What `_end` needs. It must not refer to this object, which would then never be freed."""
         self._end = weakref.finalize(
             self, _end, self.client, self.mirror, server, self.buffer, self._state
@@ -296,7 +301,9 @@ class RunReplay:
 def _end(
     client: Client, mirror: ReplayMirror, server: str | None, buffer: str, state: Mapping[str, Any]
 ) -> None:
-    """End a run when it is closed or freed, or at exit; raise nothing."""
+    """End a run when it is closed or freed, or at exit; raise nothing. A fork's is not its own."""
+    if os.getpid() != state["process_id"]:
+        return
     try:
         mirror.close()
         writer: StepWriter | None = state["writer"]

@@ -37,6 +37,7 @@ from breadbox.model.presets import OFF_POLICY_ADVICE
 from breadbox.model.trees import leaves, map_tree
 from breadbox.model.trees import row as tree_row
 from breadbox.model.types import AdmissionOutcome, BufferDescription, ModelState, SchemaPolicy
+from breadbox.shared.process_bound import ProcessBound
 from breadbox.writing.appender import (
     AppendClient,
     Appender,
@@ -112,7 +113,7 @@ class StepCounts:
     fragments: AppenderCounts
 
 
-class StepWriter:
+class StepWriter(ProcessBound):
     """Cut steps of one or several environments into fragments, and append them. Thread-safe.
 
     ```python
@@ -130,7 +131,12 @@ class StepWriter:
     A session ends when a learner starts another one, or when a server restarts without a journal.
     Its unsent steps are dropped and counted. A writer without a `session_id` continues in the next
     session; a writer with one raises SessionEndedError.
+
+    Another process cannot use it: after a fork, and to pickle, it raises ClosedError.
     """
+
+    _kind = "StepWriter"
+    _remedy = "connect, and make one, in each process"
 
     def __init__(
         self,
@@ -272,12 +278,14 @@ class StepWriter:
             raise InvalidRequestError(
                 "model_version", f"must be a whole number from 0 to 2**63 - 1, got {version!r}"
             )
+        self._check_process()
         with self._changed:
             self._model_version = int(version)
 
     @property
     def counts(self) -> StepCounts:
         """The steps added so far, by what was done with them."""
+        self._check_process()
         with self._changed:
             return StepCounts(
                 added=self._added,
@@ -338,9 +346,10 @@ class StepWriter:
                 and the current episodes end truncated.
             SessionEndedError: The session ended; see the class.
             WaitElapsedError: The session ended, and no other began within `session_wait_s`.
-            ClosedError: The writer was closed.
+            ClosedError: The writer was closed, or is another process's.
             ReplayBufferError: Sending failed in the background.
         """
+        self._check_process()
         count = self._env_count
         rewards = _row(reward, np.float64, count, "reward")
         terminations = _row(terminated, np.bool_, count, "terminated")
@@ -406,6 +415,7 @@ class StepWriter:
             ReplayBufferError: Sending failed in the background.
             TimeoutError: Answers were missing after `max_wait_s`. Sending continues.
         """
+        self._check_process()
         with self._changed:
             self._cut_all()
         self._appender.flush(max_wait_s=max_wait_s)
@@ -424,6 +434,8 @@ class StepWriter:
             ReplayBufferError: Sending failed in the background. Only the first close raises it.
             TimeoutError: Answers were missing after `max_wait_s`. Sending continues.
         """
+        if not self._is_here:
+            return
         try:
             with self._changed:
                 was_closing, self._closing = self._closing, True
