@@ -246,6 +246,7 @@ class RunReplay:
             env_count=self._env_count,
             steps_per_fragment=STEPS_PER_FRAGMENT,
             flush_s=FLUSH_S,
+            autoreset="same_step",
             session_id=self.run,
             buffer=self.buffer,
         )

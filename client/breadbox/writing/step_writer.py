@@ -18,6 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal, Protocol, Self, get_args
 from uuid import uuid4
 
@@ -45,6 +46,7 @@ from breadbox.writing.appender import (
     AppenderOptions,
     close_at_exit,
 )
+from breadbox.writing.autoreset import Autoreset, StepsAfterEnds, autoreset_of
 from breadbox.writing.fragmenter import Fragmenter, Step
 
 _log = logging.getLogger(__name__)
@@ -56,16 +58,6 @@ ANOTHER_SESSION = "another session"
 RESERVED = ("episode_return", "episode_length")
 """Names in `extras` that the writer fills in itself."""
 _VERSION_MAX = 2**63 - 1
-
-Autoreset = Literal["same_step", "next_step"]
-"""How the environments begin the next episode.
-
-same_step: the step after an end is the first of the next episode, as with `SyncVectorEnv` in mode
-SAME_STEP, Stable-Baselines3, or a loop that calls `reset` itself. next_step: the step after an end
-only resets, as with Gymnasium's default mode NEXT_STEP; the writer leaves it out, because its
-action had no effect.
-"""
-
 
 Follows = Literal["obs", "flags"]
 """How a writer recognises that a step begins an episode, besides after an end.
@@ -148,7 +140,7 @@ class StepWriter(ProcessBound):
         flush_s: float = 0.1,
         session_id: str | None = None,
         session_wait_s: float = 30.0,
-        autoreset: Autoreset = "same_step",
+        autoreset: Autoreset | Enum | None = None,
         follows: Follows = "obs",
         buffer: str | None = None,
         options: AppenderOptions | None = None,
@@ -171,7 +163,12 @@ class StepWriter(ProcessBound):
             session_id: The session to write for, which must be current, or None for the current
                 one.
             session_wait_s: Seconds to wait for a session while none is current.
-            autoreset: How the environments begin the next episode.
+            autoreset: How the environments begin the next episode: "same_step", "next_step", or the
+                mode that a vector environment has in `metadata["autoreset_mode"]`. None: found out
+                by the observations after ends. Where these contradict "next_step" no step is left
+                out, and a warning says so; "same_step" is refused after 8 ends. With
+                `follows="flags"` nothing is found out: several environments need a mode, and for
+                one None is "same_step".
             follows: How the writer recognises that an episode begins: by "obs" that differ from the
                 `next_obs` before, or by "flags" alone, for loops that read their sensors again for
                 each step.
@@ -192,18 +189,22 @@ class StepWriter(ProcessBound):
                 raise InvalidRequestError(name, f"must be at least 1, got {number}")
         if not flush_s > 0:
             raise InvalidRequestError("flush_s", f"must be more than 0 s, got {flush_s}")
-        chosen = (("autoreset", autoreset, Autoreset), ("follows", follows, Follows))
-        for name, choice, choices in chosen:
-            if choice not in get_args(choices):
-                raise InvalidRequestError(
-                    name, f"must be one of {get_args(choices)}, got {choice!r}"
-                )
+        if follows not in get_args(Follows):
+            raise InvalidRequestError(
+                "follows", f"must be one of {get_args(Follows)}, got {follows!r}"
+            )
+        mode = autoreset_of(autoreset)
+        if mode is None and follows == "flags" and env_count > 1:
+            raise InvalidRequestError(
+                "autoreset",
+                'must be given with follows="flags", such as envs.metadata["autoreset_mode"]',
+            )
         self._client = client
         self._env_count = env_count
         self._step_count = steps_per_fragment
         self._flush_s = flush_s
         self._session_wait_s = session_wait_s
-        self._skips_reset = autoreset == "next_step"
+        self._after_ends = StepsAfterEnds(mode, looks=follows == "obs")
         self._looks_at_obs = follows == "obs"
         self._buffer = buffer
         self._clock = clock
@@ -222,7 +223,8 @@ class StepWriter(ProcessBound):
         ]
         self._episode_ids = [0] * env_count
         self._first = np.ones(env_count, np.bool_)
-        self._resets = np.zeros(env_count, np.bool_)
+        self._has_ended = np.zeros(env_count, np.bool_)
+        """True for an environment if its last step ended an episode."""
         self._next_obs: Tree = None
         self._oldest_at = math.inf
         self._added = self._sent = self._dropped = self._seam_count = 0
@@ -341,7 +343,8 @@ class StepWriter(ProcessBound):
                 (`autoreset`) are left out either way.
 
         Raises:
-            InvalidRequestError: A leaf does not have n rows, or `extras` has a reserved name.
+            InvalidRequestError: A leaf does not have n rows, or `extras` has a reserved name, or
+                the environments reset in another way than `autoreset` says. No step was added.
             TreeMismatchError: A tree differs from the earlier ones. No step of the call was added,
                 and the current episodes end truncated.
             SessionEndedError: The session ended; see the class.
@@ -370,8 +373,10 @@ class StepWriter(ProcessBound):
             if self._closing:
                 raise ClosedError("the writer was closed")
             self._handle_refusals()
-            acting = acting & ~self._resets
-            ended = acting & (terminations | truncations)
+            ended = terminations | truncations
+            if self._has_ended.any():
+                acting = acting & ~self._only_reset(acting, obs, next_obs, ended, rewards)
+            ended = acting & ended
             indices = np.flatnonzero(acting).tolist()
             if self._looks_at_obs:
                 self._end_where_obs_does_not_follow(obs, acting)
@@ -393,7 +398,7 @@ class StepWriter(ProcessBound):
                 self._first[index] = has_ended
                 self._episode_ids[index] += has_ended
             self._added += len(indices)
-            self._resets[:] = ended if self._skips_reset else False
+            self._has_ended = ended
             self._remember(next_obs, acting)
             if self._oldest_at == math.inf:
                 self._oldest_at = self._clock()
@@ -479,6 +484,19 @@ class StepWriter(ProcessBound):
                 extras={name: tree_row(tree, index) for name, tree in (extras or {}).items()},
             )
         )
+
+    def _only_reset(
+        self,
+        acting: NDArray[np.bool_],
+        obs: Tree,
+        next_obs: Tree,
+        ended: NDArray[np.bool_],
+        rewards: NDArray[Any],
+    ) -> NDArray[np.bool_]:
+        """Return bool[n]: environments that this step only resets."""
+        follows = _same_rows(self._next_obs, obs, self._env_count)
+        moves = ~ended & ~_same_rows(obs, next_obs, self._env_count)
+        return self._after_ends.left_out(acting & self._has_ended, follows, moves, rewards == 0)
 
     def _end_episode(self, index: int, next_obs: Tree) -> None:
         self._fragmenters[index].abort(next_obs)
