@@ -118,9 +118,7 @@ def test_same_step_that_was_said_wrongly_is_refused_after_few_ends(
 
 
 def test_a_mode_that_transformed_rewards_hide_is_asked_for() -> None:
-    with pytest.raises(
-        InvalidRequestError, match=r"was not given, .* the writer autoreset='next"
-    ):
+    with pytest.raises(InvalidRequestError, match=r"was not given, .* the writer autoreset='next"):
         played(AutoresetMode.NEXT_STEP, None, shift=-1.0)
     _, client = played(AutoresetMode.NEXT_STEP, "next_step", shift=-1.0)
     check(client, AutoresetMode.NEXT_STEP)

@@ -47,7 +47,7 @@ from breadbox.writing.appender import (
     close_at_exit,
 )
 from breadbox.writing.autoreset import Autoreset, StepsAfterEnds, autoreset_of
-from breadbox.writing.fragmenter import Fragmenter, Step
+from breadbox.writing.fragmenter import EPISODE_COLUMNS, Fragmenter, Step
 
 _log = logging.getLogger(__name__)
 
@@ -55,8 +55,6 @@ EXIT_WAIT_S = 10.0
 """Seconds that the process waits at its exit for the steps of a writer that was not closed."""
 ANOTHER_SESSION = "another session"
 """The reason under which fragments of an ended session are dropped."""
-RESERVED = ("episode_return", "episode_length")
-"""Names in `extras` that the writer fills in itself."""
 _VERSION_MAX = 2**63 - 1
 
 Follows = Literal["obs", "flags"]
@@ -360,7 +358,7 @@ class StepWriter(ProcessBound):
         log_probs = None if log_prob is None else _row(log_prob, np.float64, count, "log_prob")
         values = None if value is None else _row(value, np.float64, count, "value")
         acting = np.ones(count, np.bool_) if acts is None else _row(acts, np.bool_, count, "acts")
-        if extras and (taken := [name for name in RESERVED if name in extras]):
+        if extras and (taken := [name for name in EPISODE_COLUMNS if name in extras]):
             raise InvalidRequestError("extras", f"must not have {taken}: the writer adds them")
         named = {"obs": obs, "action": action, "next_obs": next_obs, "extras": extras}
         for name, tree in named.items():
