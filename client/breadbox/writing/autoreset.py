@@ -69,13 +69,13 @@ class StepsAfterEnds:
         moves: NDArray[np.bool_],
         is_plain: NDArray[np.bool_],
     ) -> NDArray[np.bool_]:
-        """Return the rows, bool[n], whose step only resets; each argument is bool[n].
+        """Return bool[n]: environments that this step only resets. Each argument is bool[n].
 
         Args:
-            after_end: Rows whose last step ended an episode.
-            follows: Rows whose observation is that in which the episode ended.
-            moves: Rows whose step leads to another observation, and ends nothing.
-            is_plain: Rows whose reward is 0.
+            after_end: The last step ended an episode.
+            follows: The observation is that in which the episode ended.
+            moves: The step leads to another observation, and ends nothing.
+            is_plain: The reward is 0.
 
         Raises:
             InvalidRequestError: The mode is another one, or cannot be found out.

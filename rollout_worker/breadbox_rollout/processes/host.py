@@ -251,9 +251,9 @@ class Host:
         descriptors = [introduction]
         with open(introduction, "w", closefd=False) as file:
             json.dump(hello, file)
-        for part, told in zip(parts, hello, strict=True):
+        for part, encoded in zip(parts, hello, strict=True):
             # As the worker decodes them, so that both lay out the memory in the same way.
-            both = decode_space(told["observation"]), decode_space(told["action"])
+            both = decode_space(encoded["observation"]), decode_space(encoded["action"])
             arrays, descriptor = create_arrays(*both, len(part.labels) * part.env_count)
             self._parts.append(arrays)
             descriptors.append(descriptor)
