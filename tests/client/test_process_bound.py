@@ -18,6 +18,7 @@ from breadbox.mirror import ReplayMirror
 from breadbox.model.errors import ClosedError
 from breadbox.model.options import ClientOptions
 from breadbox.transport.prefetch import prefetched
+from breadbox_adapters import run_replay
 from support.fragments import vector_fragment
 from support.step_client import FakeClient
 
@@ -153,3 +154,11 @@ def test_a_loader_is_pickled_as_little_as_its_client(address: str) -> None:
         pytest.raises(ClosedError, match="this client works only in the process that made it"),
     ):
         pickle.dumps(FragmentLoader(client.load_fragments))
+
+
+def test_a_fork_of_an_adapter_ends_nothing_of_its_parents() -> None:
+    """It would delete the buffer."""
+    parents: Any = None
+    run_replay._end(  # noqa: SLF001 - as a finaliser calls it
+        parents, parents, "parents:1", "buffer", {"process_id": os.getpid() + 1, "deletes": True}
+    )

@@ -11,6 +11,7 @@ class ProcessBound:
 
     _kind = "client"
     _remedy = "connect in each process"
+    _process_id: int
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Note the process."""
