@@ -220,10 +220,18 @@ class RunReplay:
         next_obs: Tree,
         terminated: ArrayLike,
         truncated: ArrayLike,
+        *,
+        is_same_step: bool = False,
     ) -> None:
-        """Add a step of each environment; see `StepWriter.add`."""
+        """Add a step of each environment; see `StepWriter.add`.
+
+        `is_same_step` says that they are known to reset in the step that ends an episode. Otherwise
+        environments that reset in the next step are found by their observations, and refused.
+        """
         if self._writer is None:
             self._writer = self._state["writer"] = self._make_writer()
+        if is_same_step:
+            self._writer._after_ends.believe()  # noqa: SLF001 - the same library's
         self._writer.add(obs, action, reward, next_obs, terminated, truncated)
         self._added += self._env_count
 

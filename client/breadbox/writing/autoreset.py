@@ -62,6 +62,10 @@ class StepsAfterEnds:
         """Steps that look like a reset, and are taken because of the mode or the reward."""
         self._has_warned = False
 
+    def believe(self) -> None:
+        """Look no more: the caller knows that the mode is right."""
+        self._looks = False
+
     def left_out(
         self,
         after_end: NDArray[np.bool_],
