@@ -66,7 +66,7 @@ def played(
 
 def steps_of(client: FakeClient, index: int) -> list[list[int]]:
     mine = [each for each in client.fragments if each.worker_id == f"w-{index}"]
-    return np.concatenate([each.obs for each in mine]).astype(int).tolist()  # type: ignore[no-any-return]
+    return np.concatenate([each.obs for each in mine]).astype(int).tolist()
 
 
 def check(client: FakeClient, mode: AutoresetMode) -> None:

@@ -10,18 +10,19 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from breadbox.model.trees import map_tree
 
-SPACES = {
-    "multi_discrete_start": spaces.MultiDiscrete([2, 3, 11], start=[0, 5, 25]),
-    "multi_discrete_uint8": spaces.MultiDiscrete([50, 60, 70], dtype=np.uint8),
-    "multi_discrete_int32": spaces.MultiDiscrete([[5, 6], [7, 80]], dtype=np.int32),
-    "discrete_int32": spaces.Discrete(50, dtype=np.int32),
-    "discrete_start": spaces.Discrete(5, start=-2, dtype=np.int8),
-    "box_float16": spaces.Box(-1.0, 1.0, (3,), np.float16),
-    "multi_binary": spaces.MultiBinary([2, 3]),
-    "nested": spaces.Dict(
+gym: Any = spaces  # Its annotations know int64 and one axis only.
+SPACES: dict[str, Any] = {
+    "multi_discrete_start": gym.MultiDiscrete([2, 3, 11], start=[0, 5, 25]),
+    "multi_discrete_uint8": gym.MultiDiscrete([50, 60, 70], dtype=np.uint8),
+    "multi_discrete_int32": gym.MultiDiscrete([[5, 6], [7, 80]], dtype=np.int32),
+    "discrete_int32": gym.Discrete(50, dtype=np.int32),
+    "discrete_start": gym.Discrete(5, start=-2, dtype=np.int8),
+    "box_float16": gym.Box(-1.0, 1.0, (3,), np.float16),
+    "multi_binary": gym.MultiBinary([2, 3]),
+    "nested": gym.Dict(
         {
-            "b": spaces.Tuple([spaces.Discrete(9, start=3, dtype=np.uint16), spaces.Discrete(2)]),
-            "a": spaces.MultiDiscrete([3, 4], dtype=np.int16, start=[-9, 7]),
+            "b": gym.Tuple([gym.Discrete(9, start=3, dtype=np.uint16), gym.Discrete(2)]),
+            "a": gym.MultiDiscrete([3, 4], dtype=np.int16, start=[-9, 7]),
         }
     ),
 }
