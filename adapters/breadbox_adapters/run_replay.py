@@ -1,6 +1,7 @@
 """Give an adapter a run's buffer; its own steps come back by the mirror once admitted."""
 
 import logging
+import os
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -98,7 +99,11 @@ class RunReplay:
             undo.callback(self.mirror.close)
             self._log_start()
             undo.pop_all()
-        self._state: dict[str, Any] = {"writer": None, "deletes": self.is_own}
+        self._state: dict[str, Any] = {
+            "writer": None,
+            "deletes": self.is_own,
+            "process_id": os.getpid(),
+        }
         """What `_end` needs. It must not refer to this object, which would then never be freed."""
         self._end = weakref.finalize(
             self, _end, self.client, self.mirror, server, self.buffer, self._state
@@ -215,10 +220,18 @@ class RunReplay:
         next_obs: Tree,
         terminated: ArrayLike,
         truncated: ArrayLike,
+        *,
+        is_same_step: bool = False,
     ) -> None:
-        """Add a step of each environment; see `StepWriter.add`."""
+        """Add a step of each environment; see `StepWriter.add`.
+
+        `is_same_step` says that they are known to reset in the step that ends an episode. Otherwise
+        environments that reset in the next step are found by their observations, and refused.
+        """
         if self._writer is None:
             self._writer = self._state["writer"] = self._make_writer()
+        if is_same_step:
+            self._writer._after_ends.believe()  # noqa: SLF001 - the same library's
         self._writer.add(obs, action, reward, next_obs, terminated, truncated)
         self._added += self._env_count
 
@@ -241,6 +254,7 @@ class RunReplay:
             env_count=self._env_count,
             steps_per_fragment=STEPS_PER_FRAGMENT,
             flush_s=FLUSH_S,
+            autoreset="same_step",
             session_id=self.run,
             buffer=self.buffer,
         )
@@ -296,7 +310,9 @@ class RunReplay:
 def _end(
     client: Client, mirror: ReplayMirror, server: str | None, buffer: str, state: Mapping[str, Any]
 ) -> None:
-    """End a run when it is closed or freed, or at exit; raise nothing."""
+    """End a run when it is closed or freed, or at exit; raise nothing. A fork's is not its own."""
+    if os.getpid() != state["process_id"]:
+        return
     try:
         mirror.close()
         writer: StepWriter | None = state["writer"]

@@ -18,6 +18,10 @@ Infos = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """One dict for each environment, or one for all with an array for each key."""
 
 
+_FINALS = frozenset({"final_obs", "final_observation"})
+"""Keys of infos for the final observation, where a vector environment resets at an end."""
+
+
 class SpacedReplay:
     """Take steps of environments with these spaces; return flat batches of tensors."""
 
@@ -139,6 +143,9 @@ class SpacedReplay:
             self._stored(next_obs, self.observation_space),
             ended & ~truncated,
             truncated,
+            # Lists of infos are of libraries that reset at ends. Scripts may pass the first
+            # observation of the next episode after a terminal state, which looks as if it followed.
+            is_same_step=not isinstance(infos, Mapping) or not _FINALS.isdisjoint(infos),
         )
 
     def _limits(self, infos: Infos) -> NDArray[np.bool_]:

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from breadbox.writing.appender import Appender as Appender
     from breadbox.writing.appender import AppenderCounts as AppenderCounts
     from breadbox.writing.appender import AppenderOptions as AppenderOptions
-    from breadbox.writing.step_writer import Autoreset as Autoreset
+    from breadbox.writing.autoreset import Autoreset as Autoreset
     from breadbox.writing.step_writer import StepClient as StepClient
     from breadbox.writing.step_writer import StepCounts as StepCounts
     from breadbox.writing.step_writer import StepWriter as StepWriter
@@ -87,7 +87,8 @@ _HOMES = {
     "reading.loading": "LoaderKeywords LoaderOptions",
     "local": "ServerOptions local_server",
     "model.options": "Tls",
-    "writing.step_writer": "Autoreset StepClient StepCounts StepWriter true_next_obs",
+    "writing.autoreset": "Autoreset",
+    "writing.step_writer": "StepClient StepCounts StepWriter true_next_obs",
     "operations.cursor_reads": "LoadedRead",
     "stores": "PayloadStore",
     "model.types": """

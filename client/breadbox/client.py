@@ -19,6 +19,7 @@ from breadbox.operations import calls, operations
 from breadbox.operations.cursor_reads import LoadedRead, Tail
 from breadbox.reading.batches import Batch, Stack
 from breadbox.shared.outages import Outages
+from breadbox.shared.process_bound import ProcessBound
 from breadbox.stores.base import PayloadStore
 from breadbox.transport.interpreter import Interpreter
 
@@ -80,7 +81,7 @@ def _made(address: str, options: ClientOptions) -> "Client":
     return Client(address, options)
 
 
-class Client:
+class Client(ProcessBound):
     """A connection to one server. Use it as a context manager, or call `close`.
 
     ```python
@@ -94,8 +95,8 @@ class Client:
     together, on top of the wait requested by `max_wait_s`; with `max_wait_s=0` it does not wait.
 
     Thread-safe: any number of threads may call any method at a time; `close` makes calls of other
-    threads fail with ClosedError. Not for use after a fork: gRPC's threads do not survive it, so
-    every call in a child process raises ClosedError; connect in the child, or spawn it.
+    threads fail with ClosedError. Not for use in another process: gRPC's threads do not survive a
+    fork, so every call in a child raises ClosedError, and so does pickling; connect in the child.
 
     Raises (every method):
         InvalidRequestError: An argument is malformed, or can never be satisfied.

@@ -43,7 +43,8 @@ class ImportSettings(Target):
     buffer: str = "demo"
     """Created if it does not exist, without limits of uses and staleness."""
     step_count: int = setting(32, ge=1)
-    """Steps of a fragment; use that of the buffers that a learner mixes it with."""
+    """Steps of a fragment; use that of the buffers that a learner mixes it with. The last one is
+    shorter, if the buffer takes that."""
     capacity_chunks: int = setting(65_536, ge=1)
     """Capacity of the buffer, if it is created."""
     columns: tuple[str, ...] = of_one_call((), option="column", metavar="CANONICAL=PHYSICAL")
@@ -95,7 +96,8 @@ def import_episodes(settings: ImportSettings) -> None:
     if counts.dropped_step_count:
         click.echo(
             f"Warning: the last {counts.dropped_step_count} of {counts.step_count} steps did not "
-            f"fill a fragment of {step_count} and were left out",
+            f"fill a fragment of {step_count} and were left out: the buffer takes one length only, "
+            "and one with --schema ragged takes every length",
             err=True,
         )
 

@@ -1,8 +1,9 @@
 """Write episodes into a buffer as fragments, and read them back.
 
-F1 Fragments have exactly `step_count` steps; in index order nothing is lost but a short tail. F2
-Final observations of ended episodes are kept. F3 So is the recurrent state before a fragment's
-first step; all fragments of a cutter have one, or none.
+F1 Fragments have exactly `step_count` steps; in index order nothing is lost. The last one is
+shorter, or left out where a buffer takes one length only. F2 Final observations of ended episodes
+are kept. F3 So is the recurrent state before a fragment's first step; all fragments of a cutter
+have one, or none. F4 Fragments have the columns that workers and writers fill in (F7 there).
 """
 
 import uuid
@@ -26,7 +27,9 @@ from breadbox.model.types import (
     FragmentReference,
     FullPolicy,
     ReleaseMode,
+    SchemaPolicy,
 )
+from breadbox.writing.fragmenter import EPISODE_COLUMNS, EpisodeTotals
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import EpisodeShapeError, OfflineDataError
 from breadbox_offline.training.stages import STATE_IN, STATE_OUT, recorded_state
@@ -47,6 +50,8 @@ class FragmentCutter:
     worker_id: str
     session_id: str
     model_version: int = 0
+    keeps_tail: bool = False
+    """True to have a shorter last fragment."""
     next_index: int = 0
     """Index of the next fragment, above those that the worker has already."""
     dropped_step_count: int = 0
@@ -56,6 +61,7 @@ class FragmentCutter:
     _episode_count: int = 0
     _waiting: deque["_Stretch"] = field(default_factory=deque)
     _waiting_step_count: int = 0
+    _totals: EpisodeTotals = field(default_factory=EpisodeTotals)
 
     def __post_init__(self) -> None:
         if self.step_count < 1:
@@ -65,24 +71,27 @@ class FragmentCutter:
         """Yield fragments that this episode fills; an unfinished episode counts as truncated."""
         if not self._episode_count:
             self._zero_state = _zeros_like_states_of(episode)
-        self._waiting.append(_Stretch(self._episode_count, episode.as_truncated(), is_start=True))
+        is_whole = episode.is_done and episode.t_started == 0
+        steps = episode.as_truncated()
+        self._waiting.append(_Stretch(self._episode_count, steps, is_start=True, is_whole=is_whole))
         self._waiting_step_count += len(episode)
         self._episode_count += 1
         # A fragment has the observation that follows it, so at least one step must be left over.
         while self._waiting_step_count > self.step_count:
-            yield self._cut()
+            yield self._cut(self.step_count)
 
     def finish(self) -> Iterator[Fragment]:
-        """Yield the last fragment if the remaining steps fill one; else drop and count them."""
-        if self._waiting_step_count == self.step_count:
-            yield self._cut()
+        """Yield the last fragment; drop and count steps that fill none and may not be shorter."""
+        count = self._waiting_step_count
+        if count == self.step_count or (count and self.keeps_tail):
+            yield self._cut(count)
         self.dropped_step_count += self._waiting_step_count
         self._waiting.clear()
         self._waiting_step_count = 0
 
-    def _cut(self) -> Fragment:
+    def _cut(self, step_count: int) -> Fragment:
         taken: list[_Stretch] = []
-        missing = self.step_count
+        missing = step_count
         while missing:
             stretch = self._waiting.popleft()
             size = min(missing, len(stretch.steps))
@@ -91,7 +100,7 @@ class FragmentCutter:
             if rest is not None:
                 self._waiting.appendleft(rest)
             missing -= size
-        self._waiting_step_count -= self.step_count
+        self._waiting_step_count -= step_count
         # At the very end no step follows: take the observation that the last step led to.
         follower = self._waiting[0].steps if self._waiting else taken[-1].steps
         place = follower.lookback if self._waiting else -1
@@ -104,8 +113,11 @@ class FragmentCutter:
         starts = ends - lengths + 1
         ended = [(int(end), part) for end, part in zip(ends, parts, strict=True) if part.is_done]
         extras = _join_extras(parts)
-        first = np.zeros(self.step_count, dtype=np.bool_)
+        count = int(lengths.sum())
+        first = np.zeros(count, dtype=np.bool_)
         first[starts] = [stretch.is_start for stretch in taken]
+        reward = np.concatenate([part.own_rewards() for part in parts]).astype(np.float32)
+        is_known = [stretch.steps.is_done and stretch.is_whole for stretch in taken]
         fragment = Fragment(
             worker_id=self.worker_id,
             fragment_index=self.next_index,
@@ -114,16 +126,16 @@ class FragmentCutter:
             model_version_max=self.model_version,
             obs=_joined("obs", [trees.rows(part.own_observations(), 0, -1) for part in parts]),
             action=_joined("actions", [part.own_actions() for part in parts]),
-            reward=np.concatenate([part.own_rewards() for part in parts]).astype(np.float32),
-            terminated=_flags(self.step_count, ends, [part.terminated for part in parts]),
-            truncated=_flags(self.step_count, ends, [part.truncated for part in parts]),
+            reward=reward,
+            terminated=_flags(count, ends, [part.terminated for part in parts]),
+            truncated=_flags(count, ends, [part.truncated for part in parts]),
             first=first,
             episode_id=np.repeat([stretch.number for stretch in taken], lengths).astype(np.int64),
             next_obs=following,
             in_state=self._state_before(taken[0]),
             log_prob=_take_floats(extras, _LOG_PROB_NAMES),
             value=_take_floats(extras, _VALUE_NAMES),
-            extras=extras,
+            extras=extras | self._totals.columns(reward, first, _flags(count, ends, is_known)),
         )
         if ended:
             fragment.final_obs_step = np.array([end for end, _ in ended], dtype=np.int32)
@@ -153,13 +165,15 @@ class _Stretch:
     number: int
     steps: Episode
     is_start: bool
+    is_whole: bool
+    """True if the environment ended the episode, and its first step is there."""
 
     def split(self, size: int) -> tuple["_Stretch", "_Stretch | None"]:
         if size == len(self.steps):
             return self, None
         return (
-            _Stretch(self.number, self.steps.slice(0, size), self.is_start),
-            _Stretch(self.number, self.steps.slice(size, len(self.steps)), is_start=False),
+            replace(self, steps=self.steps.slice(0, size)),
+            replace(self, steps=self.steps.slice(size, len(self.steps)), is_start=False),
         )
 
 
@@ -176,8 +190,9 @@ def _flags(count: int, ends: NDArray[np.int64], values: list[bool]) -> NDArray[n
 
 
 def _join_extras(parts: list[Episode]) -> dict[str, Tree]:
-    """Join the parts' extra outputs, without recurrent states: a fragment has its first one."""
-    names = [name for name in parts[0].extra_model_outputs if name not in (STATE_IN, STATE_OUT)]
+    """Join the parts' extra outputs, without recurrent states and what every fragment gets."""
+    own = (STATE_IN, STATE_OUT, *EPISODE_COLUMNS)
+    names = [name for name in parts[0].extra_model_outputs if name not in own]
     for part in parts:
         missing = [name for name in names if name not in part.extra_model_outputs]
         if missing:
@@ -326,7 +341,7 @@ class ImportCounts:
     step_count: int
     fragment_count: int
     dropped_step_count: int
-    """Steps at the end that did not fill a fragment."""
+    """Steps at the end that did not fill a fragment, where the buffer takes one length only."""
     assumed_state_count: int
     """Fragments with zeros, because no recurrent state was recorded at their first step."""
 
@@ -339,10 +354,15 @@ class Destination:
     session_id: str
     model_version: int
     worker_id: str
+    keeps_tail: bool = False
+    """True if the buffer takes a shorter last fragment."""
 
 
 def ensure_demo_buffer(client: Client, buffer: str, *, capacity_chunks: int) -> BufferDescription:
-    """Return the buffer, created if needed: no limit of uses or age; appends wait when full."""
+    """Return the buffer, created if needed: no limit of uses or age; appends wait when full.
+
+    It takes fragments of any length: the last one may be shorter, and other producers may add.
+    """
     try:
         return client.get_buffer(buffer)
     except BufferNotFoundError:
@@ -351,6 +371,7 @@ def ensure_demo_buffer(client: Client, buffer: str, *, capacity_chunks: int) -> 
             staleness_max=_VERSIONS_UNLIMITED,
             uses_max=_USES_UNLIMITED,
             full_policy=FullPolicy.BLOCK,
+            schema=SchemaPolicy.RAGGED,
         )
         return client.create_buffer(buffer, config)
 
@@ -362,7 +383,13 @@ def join_session(client: Client, description: BufferDescription) -> Destination:
     if not session_id:
         session_id = f"import-{uuid.uuid4().hex[:12]}"
         model_version = client.start_session(session_id, buffer=buffer).model_version
-    return Destination(buffer, session_id, model_version or 0, f"import-{uuid.uuid4().hex[:12]}")
+    return Destination(
+        buffer,
+        session_id,
+        model_version or 0,
+        f"import-{uuid.uuid4().hex[:12]}",
+        keeps_tail=description.config.schema is not SchemaPolicy.ONE,
+    )
 
 
 def append_episodes(
@@ -380,6 +407,7 @@ def append_episodes(
         worker_id=destination.worker_id,
         session_id=destination.session_id,
         model_version=destination.model_version,
+        keeps_tail=destination.keeps_tail,
     )
     episode_count = total_steps = 0
     waiting: list[Fragment] = []

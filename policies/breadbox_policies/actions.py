@@ -131,8 +131,10 @@ class _Joined(ActionHead):
 class _MultiCategorical(_Joined):
     """Several independent choices; the action is an integer array of the space's shape."""
 
-    def __init__(self, choice_counts: Sequence[int], shape: tuple[int, ...]) -> None:
-        super().__init__([_Categorical(int(count)) for count in choice_counts])
+    def __init__(
+        self, choice_counts: Sequence[int], starts: Sequence[int], shape: tuple[int, ...]
+    ) -> None:
+        super().__init__([_Categorical(*each) for each in zip(choice_counts, starts, strict=True)])
         self._shape = shape
 
     def join(self, actions: list[Tree]) -> Tree:
@@ -222,9 +224,11 @@ def make_action_head(space: "gymnasium.Space[object]", path: str = "") -> Action
     if isinstance(space, gymnasium.spaces.Discrete):
         return _Categorical(int(space.n), int(space.start))
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
-        return _MultiCategorical(space.nvec.reshape(-1).tolist(), space.shape)
+        counts, starts = space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist()
+        return _MultiCategorical(counts, starts, space.shape)
     if isinstance(space, gymnasium.spaces.MultiBinary):
-        return _MultiCategorical([2] * math.prod(space.shape), space.shape)
+        size = math.prod(space.shape)
+        return _MultiCategorical([2] * size, [0] * size, space.shape)
     if isinstance(space, gymnasium.spaces.Box) and space.dtype.kind == "f":
         return _Gaussian(space.low, space.high)
     if isinstance(space, gymnasium.spaces.Dict):

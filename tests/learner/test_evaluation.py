@@ -24,6 +24,7 @@ from breadbox_learner.playing import EvaluationTask, Played, episode_seed, play
 from breadbox_policies import PolicyModule, check_greedy, make_policy
 from breadbox_policies.networks import MlpPolicy
 from breadbox_policies.protocol import ActResult
+from support.echo_env import SPACES
 from support.eventually import eventually_sync
 from support.feeder import feeding
 from support.learner_environments import Recall
@@ -102,6 +103,7 @@ class RecallPolicy(MlpPolicy):
         spaces.Box(-0.1, 0.1, (3,), np.float32),
         spaces.Dict({"buttons": spaces.MultiBinary(2), "camera": spaces.Box(-1, 1, (2,))}),
         spaces.Tuple([spaces.Discrete(4), spaces.Box(-1, 1, (2,))]),
+        *SPACES.values(),
     ],
     ids=lambda space: type(space).__name__,
 )

@@ -547,3 +547,25 @@ def test_a_choice_that_does_not_exist_is_blamed_on_its_fragment_wherever_it_stan
     faulty = Fitting(expected_rows(spaces, None), spaces).faulty(batch)
     blamed = {row: (misfit.path, misfit.wanted) for row, misfit in faulty.items()}
     assert {1: ("next_obs", "3 to 5"), 3: ("final_obs", "3 to 5"), 4: ("obs", "3 to 5")} == blamed
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint64, np.int32])
+def test_choices_of_any_dtype_are_judged_from_their_start(dtype: Any) -> None:
+    store, start = FakeStore(), np.array([0, 5, 200], dtype)
+    space = gymnasium.spaces.MultiDiscrete(np.array([2, 3, 50], dtype), dtype=dtype, start=start)
+    chosen = [start, start + space.nvec - 1, np.array([0, 4, 200]), np.array([0, 5, 250])]
+    references = stored(
+        store,
+        *(
+            plain_fragment(
+                index,
+                obs=np.zeros((STEPS, 3), np.float32),
+                next_obs=np.zeros(3, np.float32),
+                action=np.tile(each.astype(dtype), (STEPS, 1)),
+            )
+            for index, each in enumerate(chosen)
+        ),
+    )
+    spaces = Spaces(gymnasium.spaces.Box(-9, 9, (3,)), space)
+    batch = load_batch(store, references, device="cpu")
+    assert {2, 3} == set(Fitting(expected_rows(spaces, None), spaces).faulty(batch))

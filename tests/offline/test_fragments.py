@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breadbox.model.fragment import Fragment
+from breadbox.model.trees import leaves
+from breadbox.writing.fragmenter import EPISODE_COLUMNS, Fragmenter, Step
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import OfflineDataError
 from breadbox_offline.service import FragmentCutter, FragmentReader
@@ -22,8 +25,12 @@ def toy(episode_id: str, length: int, *, start: int = 0, end: str = "term") -> E
     )
 
 
-def cut(episodes: list[Episode], step_count: int) -> tuple[list[Fragment], FragmentCutter]:
-    cutter = FragmentCutter(step_count=step_count, worker_id="w", session_id="s")
+def cut(
+    episodes: list[Episode], step_count: int, *, keeps_tail: bool = False
+) -> tuple[list[Fragment], FragmentCutter]:
+    cutter = FragmentCutter(
+        step_count=step_count, worker_id="w", session_id="s", keeps_tail=keeps_tail
+    )
     fragments = [fragment for episode in episodes for fragment in cutter.add(episode)]
     return [*fragments, *cutter.finish()], cutter
 
@@ -60,13 +67,88 @@ def test_log_probabilities_and_values_get_their_fields() -> None:
     numbers = np.arange(4, dtype=np.float32)
     episode.extra_model_outputs = {"action_logp": numbers, "vf_preds": numbers + 1, "lp": numbers}
     (fragment,), _ = cut([episode], 4)
-    assert ([0, 1, 2, 3], [1, 2, 3, 4], {"lp"}) == (
+    assert ([0, 1, 2, 3], [1, 2, 3, 4], {"lp", *EPISODE_COLUMNS}) == (
         fragment.log_prob.tolist(),
         fragment.value.tolist(),
         set(fragment.extras),
     )
     (back,) = fragments_to_episodes([fragment])
-    assert {"lp", "log_prob", "value"} == set(back.extra_model_outputs)
+    assert {"lp", "log_prob", "value", *EPISODE_COLUMNS} == set(back.extra_model_outputs)
+    (again,), _ = cut([back], 4)
+    assert set(fragment.extras) == set(again.extras)
+
+
+def test_imports_have_the_return_and_length_of_each_whole_episode() -> None:
+    episodes = [toy("a", 3), toy("b", 5, end="trunc"), toy("c", 2, end=""), toy("d", 2, start=7)]
+    fragments, _ = cut([*episodes, toy("e", 1)], 4, keeps_tail=True)
+    assert [4, 4, 4, 1] == [fragment.step_count for fragment in fragments]
+    lengths = np.concatenate([fragment.extras["episode_length"] for fragment in fragments])
+    assert [0, 0, 3, 0, 0, 0, 0, 5, 0, 0, 0, 0, 1] == lengths.tolist()
+    returns = np.concatenate([fragment.extras["episode_return"] for fragment in fragments])
+    wanted = [episodes[0].return_sum(), episodes[1].return_sum(), toy("e", 1).return_sum()]
+    np.testing.assert_allclose(returns[lengths > 0], wanted)
+    assert np.isnan(returns[lengths == 0]).all()
+    assert ("float32", "int64") == (returns.dtype.name, lengths.dtype.name)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=9),
+    st.integers(1, 8),
+)
+@settings(deadline=None)
+def test_every_producer_reports_the_same_episodes(
+    specs: list[tuple[int, bool]], step_count: int
+) -> None:
+    episodes = [
+        toy(str(i), length, end="term" if is_terminal else "trunc")
+        for i, (length, is_terminal) in enumerate(specs)
+    ]
+    imported, _ = cut(episodes, step_count, keeps_tail=True)
+    fragmenter = Fragmenter(worker_id="w", step_count=step_count)
+    played = []
+    for number, episode in enumerate(episodes):
+        for t in range(len(episode)):
+            step = Step(
+                session_id="s",
+                model_version=0,
+                obs=episode.observations[t],
+                action=episode.actions[t],
+                first=t == 0,
+                episode_id=number,
+                extras={"lp": episode.extra_model_outputs["lp"][t]},
+            )
+            fragment = fragmenter.push(step)
+            assert fragment is None
+            is_last = t == len(episode) - 1
+            fragmenter.answer(
+                float(episode.rewards[t]),
+                terminated=episode.terminated and is_last,
+                truncated=episode.truncated and is_last,
+                final_obs=episode.observations[-1] if is_last else None,
+            )
+            if fragmenter.answered_count == step_count:
+                played.append(fragmenter.cut(episode.observations[t + 1]))
+    if fragmenter.answered_count:
+        played.append(fragmenter.cut(episodes[-1].observations[-1]))
+    assert len(played) == len(imported)
+    for one, other in zip(played, imported, strict=True):
+        assert one is not None
+        one_leaves, other_leaves = (
+            {path: np.asarray(leaf) for path, leaf in leaves(vars_of(each))}
+            for each in (one, other)
+        )
+        assert {path: leaf.dtype for path, leaf in one_leaves.items()} == {
+            path: leaf.dtype for path, leaf in other_leaves.items()
+        }
+        for path in one_leaves.keys() - {"next_obs"}:
+            np.testing.assert_allclose(one_leaves[path], other_leaves[path], err_msg=path)
+
+
+def vars_of(fragment: Fragment) -> dict[str, Any]:
+    """Its arrays, by field."""
+    names = ("obs", "action", "reward", "terminated", "truncated", "first", "episode_id")
+    more = ("next_obs", "final_obs_step", "final_obs", "log_prob", "value", "extras")
+    return {name: getattr(fragment, name) for name in (*names, *more)}
 
 
 def test_columns_may_not_go_missing_on_the_way() -> None:
@@ -170,7 +252,7 @@ class TestRecurrentStates:
         episode.extra_model_outputs = {"state_in": states - offset, name: states}
         fragments, _ = cut([episode], 3)
         assert [[0.0], [3.0], [6.0]] == [fragment.in_state.tolist() for fragment in fragments]
-        assert {} == fragments[0].extras
+        assert {*EPISODE_COLUMNS} == set(fragments[0].extras)
 
     def test_states_of_other_shapes_are_refused(self) -> None:
         first, second = toy("a", 4), toy("b", 4)

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 import breadbox
 import breadbox.testing
+from breadbox.mirror import ReplayMirror
 from breadbox.model.errors import BufferNotFoundError, TreeMismatchError
 from breadbox.model.types import BufferConfig
 from breadbox_offline.episodes.episode import Episode
@@ -253,11 +254,14 @@ def test_an_export_of_nothing_is_an_error_and_leaves_no_folder(
 def test_an_import_says_what_it_leaves_out(address: str, tmp_path: Path) -> None:
     written = tmp_path / "in.parquet"
     write_episodes(toys(10), written)  # of 75 steps
+    with breadbox.connect(address) as client:
+        client.create_buffer("tails", BufferConfig(uses_max=100))
     options = ["--server", address, "--buffer", "tails", "--step-count"]
     result = CliRunner().invoke(import_episodes, [str(written), *options, "40"])
     assert 0 == result.exit_code
-    wanted = "Warning: the last 35 of 75 steps did not fill a fragment of 40 and were left out\n"
-    assert wanted == result.stderr
+    assert result.stderr.startswith(
+        "Warning: the last 35 of 75 steps did not fill a fragment of 40 and were left out: the "
+    )
 
     result = CliRunner().invoke(import_episodes, [str(written), *options, "1000"])
     assert isinstance(result.exception, OfflineDataError)
@@ -270,6 +274,71 @@ def test_an_import_says_what_it_leaves_out(address: str, tmp_path: Path) -> None
     result = CliRunner().invoke(import_episodes, [str(tmp_path / "none.parquet"), *options, "5"])
     assert isinstance(result.exception, OfflineDataError)
     assert "nothing was imported: it holds no episode" in str(result.exception)
+
+
+@pytest.mark.parametrize("is_imported_first", [True, False])
+def test_a_writer_and_an_import_share_a_buffer_and_no_step_is_lost(
+    client: breadbox.Client, address: str, tmp_path: Path, *, is_imported_first: bool
+) -> None:
+    written, buffer = tmp_path / "in.parquet", f"shared-{is_imported_first}".lower()
+    episodes = toys(10)  # of 75 steps
+    for episode in episodes:
+        episode.extra_model_outputs = {}
+    write_episodes(episodes, written)
+    ensure_demo_buffer(client, buffer, capacity_chunks=1000)
+    client.start_session("s", buffer=buffer)
+
+    def imported() -> None:
+        options = ["--server", address, "--buffer", buffer, "--step-count", "32", "--json"]
+        result = CliRunner().invoke(
+            import_episodes, [str(written), *options], catch_exceptions=False
+        )
+        counts = json.loads(result.output)
+        assert (75, 3, 0) == (counts["steps"], counts["fragments"], counts["dropped_steps"])
+
+    def played() -> None:
+        with breadbox.StepWriter(client, buffer=buffer) as writer:
+            for episode in episodes:
+                for t, (action, reward) in enumerate(
+                    zip(episode.actions, episode.rewards, strict=True)
+                ):
+                    is_last = t == len(episode) - 1
+                    writer.add(
+                        episode.observations[t][None],
+                        action[None],
+                        [reward],
+                        episode.observations[t + 1][None],
+                        [episode.terminated and is_last],
+                        [episode.truncated and is_last],
+                    )
+            writer.flush(max_wait_s=30)
+            assert 75 == writer.counts.sent
+
+    for produce in (imported, played) if is_imported_first else (played, imported):
+        produce()
+    with ReplayMirror(client, buffer=buffer, capacity_steps=1000) as mirror:
+        mirror.catch_up(30)
+        held = mirror.at(np.arange(150))
+        assert 150 == len(mirror)
+    for column in ("episode_return", "episode_length"):
+        one, other = np.split(held.extras[column], 2)
+        np.testing.assert_allclose(one, other)
+    assert [len(each) for each in episodes] == [
+        int(each) for each in held.extras["episode_length"][:75] if each
+    ]
+
+
+def test_a_mixed_batch_has_another_fragment_in_place_of_the_short_end_of_an_import(
+    client: breadbox.Client,
+) -> None:
+    ensure_demo_buffer(client, "with-tail", capacity_chunks=1000)
+    destination = join_session(client, client.get_buffer("with-tail"))
+    append_episodes(client, toys(10), destination, step_count=10)  # 75 steps
+    with BufferMixer(client, {"with-tail": 1.0}).fetch(8, max_wait_s=10) as lease:
+        assert 75 == sum(fragment.step_count for fragment in lease.fragments())
+        batch, sources = lease.load_batch(seed=0)
+    assert ((8, 10), 8) == (batch.reward.shape, len(sources))
+    assert 7 == len(np.unique(batch.obs.reshape(8, -1), axis=0))
 
 
 def cartpole_weights(folder: Path) -> Path:
@@ -320,7 +389,7 @@ def test_recordings_mix_with_what_rollout_workers_send(
         assert (4, 4) == (sources.count("recorded"), sources.count("online"))
         assert (8, 32, 4) == tuple(batch.obs.shape)
         assert (8, 32) == tuple(batch.reward.shape)
-        assert (None, {}) == (batch.log_prob, batch.extras)
+        assert (None, {"episode_return", "episode_length"}) == (batch.log_prob, set(batch.extras))
         assert (8, 32) == tuple(batch.value.shape)  # Recordings keep it.
         few, _ = lease.load_batch(columns=["reward"])
         assert few.obs is None

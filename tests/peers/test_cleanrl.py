@@ -9,6 +9,7 @@ import json
 import random
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 from torch import nn
 
+from breadbox.model.errors import InvalidRequestError
 from breadbox.testing import ServerProcess, start_server
 from breadbox_adapters.cleanrl import PrioritizedReplayBuffer, ReplayBuffer
 from peers.packages import environment, environment_beside
@@ -142,6 +144,39 @@ def test_a_dqn_script_learns_with_its_buffer_exchanged(server: ServerProcess) ->
     assert last > max(60.0, 2.5 * first), (first, last)
     assert steps == rb.size()
     rb.close()
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_environments_that_reset_in_the_next_step_are_refused_and_no_others(
+    server: ServerProcess, mode: AutoresetMode
+) -> None:
+    """The scripts pass the first observation of the next episode after a terminal state."""
+    make = partial(gymnasium.make, "CartPole-v1")
+    envs = SyncVectorEnv([make] * 2, autoreset_mode=mode)
+    spaces_of_one = envs.single_observation_space, envs.single_action_space
+    rb = ReplayBuffer(
+        5000, *spaces_of_one, "cpu", 2, handle_timeout_termination=False, server=server.address
+    )
+    envs.single_action_space.seed(0)
+    obs, _ = envs.reset(seed=0)
+    ended, refusal = 0, ""
+    for _ in range(400):
+        actions = np.array([envs.single_action_space.sample() for _ in range(2)])
+        next_obs, rewards, terminations, truncations, infos = envs.step(actions)
+        real = real_next(next_obs, truncations, infos)
+        try:
+            rb.add(obs, real, actions, 0 * rewards, terminations, infos)
+        except InvalidRequestError as error:
+            refusal = str(error)
+            break
+        ended += int(terminations.sum())
+        obs = next_obs
+    rb.close()
+    if mode is AutoresetMode.SAME_STEP:
+        assert ("", True) == (refusal, ended > 20)
+    else:
+        assert "autoreset_mode=AutoresetMode.SAME_STEP" in refusal
+        assert 8 <= ended <= 10
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A group of environments in this process: what it writes, and what it makes of failures."""
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +10,6 @@ from gymnasium import spaces
 
 from breadbox_rollout.environments.arrays import GroupArrays, Phase, create_arrays, open_arrays
 from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind
-from breadbox_rollout.environments.space_codec import decode_space, encode_space
 from breadbox_rollout.environments.units import EnvGroup, GroupOptions, SingleUnit
 from support import scripted_env
 from support.scripted_env import ACTION_SPACE, OBSERVATION_SPACE, Process, ScriptedEnv
@@ -239,26 +237,3 @@ def test_shared_arrays_are_the_same_memory_on_both_sides() -> None:
     assert [7, 8] == theirs.obs["clock"][2].tolist()
     assert [0, 3, 0] == ours.action.tolist()
     assert (3, 1) == ours.obs["level"].shape
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        spaces.Box(0, 255, (84, 84), np.uint8),
-        spaces.Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, np.inf], np.float32)),
-        spaces.Discrete(5, start=-2),
-        spaces.MultiDiscrete([3, 4]),
-        spaces.MultiBinary(6),
-        spaces.Dict([("b", spaces.Discrete(2)), ("a", spaces.Tuple([spaces.Discrete(3)]))]),
-    ],
-    ids=lambda space: type(space).__name__,
-)
-def test_a_space_survives_the_way_to_another_process(space: Any) -> None:
-
-    assert space == decode_space(json.loads(json.dumps(encode_space(space))))
-
-
-def test_a_space_without_fixed_shape_is_refused_by_path() -> None:
-    space = spaces.Dict({"words": spaces.Text(10)})
-    with pytest.raises(Exception, match="at words is not supported"):
-        encode_space(space)

@@ -13,6 +13,7 @@ from breadbox.mirror import Prioritised, ReplayMirror, SequenceBatch, StepBatch
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.trees import concat, leaves, map_tree, plain_array
+from breadbox.writing.fragmenter import EPISODE_COLUMNS, EpisodeTotals
 
 FLAGS = ("done", "terminated", "truncated")
 OBSERVATION = "observation"
@@ -81,6 +82,7 @@ class Stream:
     """True if its latest step ended an episode, or there is none."""
     next_obs: Tree = field(default=None, repr=False)
     """Observation after its latest step, leaves [...]."""
+    totals: EpisodeTotals = field(default_factory=EpisodeTotals, repr=False)
 
     def fragments(self, steps: Steps, step_count_max: int) -> Iterator[Fragment]:
         """Cut steps into fragments, where one does not follow, and after `step_count_max`."""
@@ -107,6 +109,8 @@ class Stream:
         ends = np.flatnonzero(ended)
         if is_gap:
             self.episode_id += 1
+            self.totals.lose()
+        reward = steps.reward[start:stop]
         # The counter increases with the step after an end.
         episode_id = self.episode_id + np.concatenate([[0], np.cumsum(ended)[:-1]])
         fragment = Fragment(
@@ -117,7 +121,7 @@ class Stream:
             model_version_max=self.model_version,
             obs=_slice(steps.obs, start, stop),
             action=_slice(steps.action, start, stop),
-            reward=steps.reward[start:stop],
+            reward=reward,
             terminated=steps.terminated[start:stop],
             truncated=steps.truncated[start:stop],
             first=first,
@@ -127,7 +131,10 @@ class Stream:
             final_obs=map_tree(lambda leaf: leaf[start:stop][ends], steps.next_obs)
             if len(ends)
             else None,
-            extras=_slice(steps.extras, start, stop),
+            extras={
+                **_slice(steps.extras, start, stop),
+                **self.totals.columns(reward, first, ended),
+            },
             discontinuity=is_gap,
         )
         self.fragment_index += 1
@@ -159,7 +166,8 @@ def as_dict(batch: StepBatch) -> dict[str, Any]:
     if batch.value is not None:
         data["state_value"] = batch.value.unsqueeze(-1)
     for name, extra in (batch.extras or {}).items():
-        data.setdefault(name, extra)
+        if name not in EPISODE_COLUMNS:  # Samples have the entries that were extended.
+            data.setdefault(name, extra)
     return data
 
 

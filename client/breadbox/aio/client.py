@@ -17,6 +17,7 @@ from breadbox.operations import calls, operations
 from breadbox.operations.cursor_reads import LoadedRead, Tail
 from breadbox.reading.batches import Batch, Stack
 from breadbox.shared.outages import Outages
+from breadbox.shared.process_bound import ProcessBound
 from breadbox.stores.base import PayloadStore
 from breadbox.transport.aio.entering import Entering
 from breadbox.transport.aio.interpreter import Interpreter
@@ -56,7 +57,7 @@ async def _made(address: str, options: ClientOptions) -> "Client":
     return Client(address, options)
 
 
-class Client:
+class Client(ProcessBound):
     """The client of one event loop: as `breadbox.Client`, awaited.
 
     Not thread-safe. `close` makes calls of other tasks fail with ClosedError.

@@ -137,6 +137,7 @@ class StepMemory:
         count: Callable[[], int] | None = None,
     ) -> None:
         """Wait, logging every `WAIT_PERIOD_S` how many of *what* are there, by *count*, and why."""
+        self._raise_failure()
         count = count or self.__len__
         begun_at = time.monotonic()
         waited_s = 0.0
@@ -209,6 +210,7 @@ class StepMemory:
     def _attempt(self, choose: "Callable[[], tuple[Numbers, Callable[[], Result]]]") -> Result:
         """Choose steps under the lock and copy them; repeat if they were removed meanwhile."""
         held = self._held
+        self._raise_failure()  # In a forked process the lock may be held for ever.
         for _ in range(ATTEMPTS):
             with self._changed:
                 still_has = held.refresh()

@@ -13,9 +13,10 @@ from breadbox.mirror.storage.rings import Memory
 from breadbox.mirror.storage.step_storage import FilledStepStorage, StepStorage
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.options import ClientOptions
+from breadbox.shared.process_bound import ProcessBound
 
 
-class ReplayMirror(StepMemory):
+class ReplayMirror(ProcessBound, StepMemory):
     """A local copy of a buffer's latest steps, which a thread or process keeps current.
 
     ```python
@@ -59,6 +60,12 @@ class ReplayMirror(StepMemory):
     Raises:
         InvalidRequestError: An argument is out of its range.
     """
+
+    _kind = "ReplayMirror"
+    _remedy = (
+        "make one in each process; or make it with process=True, and attach in this process: "
+        "ReplayMirror.attach(address), with the address that share() gave before"
+    )
 
     def __init__(
         self,
@@ -170,6 +177,7 @@ class ReplayMirror(StepMemory):
             WaitElapsedError: Steps were missing after `timeout_s`; None waits without a limit.
             ReplayBufferError: The mirror's thread failed, or the server is unreachable.
         """
+        self._raise_failure()
         source, target = self._source, self._source.target()
         self._wait_for(lambda: target.is_met(source.progress()), "all steps", timeout_s)
 
@@ -188,7 +196,8 @@ class ReplayMirror(StepMemory):
         Its steps can still be sampled.
         """
         self._is_closed = True
-        self._source.close()
+        if self._is_here:
+            self._source.close()
 
     def __enter__(self) -> Self:
         return self
@@ -200,6 +209,7 @@ class ReplayMirror(StepMemory):
         return self._source.waiting()
 
     def _raise_failure(self) -> None:
+        self._check_process()
         if self._source.failure is not None:
             raise self._source.failure
 

@@ -59,10 +59,10 @@ class Fragment:
         log_prob: float32[T]; log-probability of `action` under the policy that acted.
         value: float32[T]; value estimate of the policy that acted, in reward units.
         model_version: int64[T]; version that produced each step, or None if min equals max.
-        extras: Anything else, leaves [T, ...]. Rollout workers and `StepWriter` add
-            `episode_return`, float32[T], and `episode_length`, int64[T]: return and steps of the
-            episode that ended with this step, counted from its start even if earlier fragments were
-            dropped; NaN and 0 if no episode ended, or it was aborted.
+        extras: Anything else, leaves [T, ...]. Rollout workers, `StepWriter` and `breadbox import`
+            add `episode_return`, float32[T], and `episode_length`, int64[T]: return and steps of
+            the episode that ended with this step, counted from its start even if earlier fragments
+            were dropped; NaN and 0 if no episode ended, or it was aborted.
         discontinuity: True if step 0 does not follow the last step of the previous fragment,
             because steps between them were dropped.
         priority: Priority for samplers that use it, from 0 to 1e30; a chunk has the largest of its

@@ -9,6 +9,7 @@ from breadbox.model.types import FragmentReference, LeaseGrant, ReleaseMode
 from breadbox.operations import calls, operations
 from breadbox.operations.operations import Context, Operation, Sleep
 from breadbox.shared.outages import OutageLog
+from breadbox.shared.process_bound import ProcessBound
 
 _log = logging.getLogger(__name__)
 
@@ -22,8 +23,11 @@ UNREADABLE_ERRORS = (errors.PayloadCorruptError, errors.PayloadFormatError)
 """Errors that say that a payload is there, and unreadable for good."""
 
 
-class Granted:
+class Granted(ProcessBound):
     """A granted batch: its state, and its operations."""
+
+    _kind = "lease"
+    _remedy = "fetch in each process"
 
     def __init__(self, context: Context, buffer: str, grant: LeaseGrant) -> None:
         self._context = context

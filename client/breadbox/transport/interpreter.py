@@ -1,6 +1,5 @@
 """Run operations in the calling thread; see `breadbox.operations.operations`."""
 
-import os
 import threading
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -18,6 +17,7 @@ from breadbox.operations.operations import (
     RunBlocking,
     Sleep,
 )
+from breadbox.shared.process_bound import ProcessBound
 from breadbox.transport.background import BackgroundRunner
 from breadbox.transport.background import BackgroundTask as BackgroundTask
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
@@ -28,12 +28,11 @@ _CALL_ERRORS: Final = (grpc.RpcError, grpc.FutureCancelledError, ValueError)
 """Errors that gRPC raises for a call; `ValueError` on a closed channel."""
 
 
-class Interpreter:
+class Interpreter(ProcessBound):
     """Run the operations of one client, over a connection to each address. Thread-safe."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._process_id = os.getpid()
         self._closed = threading.Event()
         addresses = context.route.addresses
         self._channels = [
@@ -54,7 +53,7 @@ class Interpreter:
         if self._closed.is_set():
             return
         self._closed.set()
-        if os.getpid() != self._process_id:
+        if not self._is_here:
             return
         for channel in self._channels:
             channel.close()
@@ -67,8 +66,7 @@ class Interpreter:
 
     def run(self, operation: Operation[T]) -> T:
         """Run an operation to its end."""
-        if os.getpid() != self._process_id:
-            raise ClosedError("this client was made before a fork; connect again in this process")
+        self._check_process()
         if self._closed.is_set():
             raise ClosedError("the client was closed")
         try:

@@ -1,6 +1,7 @@
 """Run jobs in threads, ahead of the caller; `breadbox.transport.aio.prefetch` uses tasks."""
 
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -19,12 +20,13 @@ def prefetched(
 
     At most `depth` results are ready or in progress beside the one yielded; 0, or a single job,
     runs in the iterating thread. A job's error ends the generator. `close()` cancels jobs that have
-    not begun and waits for those that have. Raises ClosedError while the process exits.
+    not begun and waits for those that have. Raises ClosedError while the process exits, and in a
+    process that was forked since, which has no such threads.
     """
     if depth == 0 or (isinstance(jobs, Sized) and len(jobs) == 1):
         yield from map(run, jobs)
         return
-    remaining = iter(jobs)
+    remaining, process_id = iter(jobs), os.getpid()
     pending: deque[Future[Result]] = deque()
     executor = ThreadPoolExecutor(max_workers=min(at_once, depth), thread_name_prefix="loader")
 
@@ -42,6 +44,8 @@ def prefetched(
             wait(ready)
             top_up()
             yield ready.pop().result()
+            if os.getpid() != process_id:
+                raise ClosedError("an iteration goes on only in the process that began it")
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 

@@ -33,6 +33,7 @@ from breadbox.model.errors import (
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import AdmissionOutcome, AppendResult
 from breadbox.shared.outages import OutageLog
+from breadbox.shared.process_bound import ProcessBound
 from breadbox.shared.throttle import Throttle
 
 _log = logging.getLogger(__name__)
@@ -143,8 +144,8 @@ _UNSETTLED = (  # A fragment with one of these is sent again.
 )
 
 
-class Appender:
-    """Send fragments from one background thread. Thread-safe.
+class Appender(ProcessBound):
+    """Send fragments from one background thread. Thread-safe, but not for other processes.
 
     ```python
     with breadbox.Appender(client) as appender:
@@ -162,6 +163,9 @@ class Appender:
     returns them, so that the caller can send them again. With `on_failure` "persist" the appender
     retries instead.
     """
+
+    _kind = "Appender"
+    _remedy = "connect, and make one, in each process"
 
     def __init__(
         self,
@@ -226,9 +230,10 @@ class Appender:
 
         Raises:
             ReplayBufferError: Sending failed in the background. The fragment was not queued.
-            ClosedError: The appender was closed.
+            ClosedError: The appender was closed, or is another process's.
             TimeoutError: The queue was full for `max_wait_s`. The fragment was not queued.
         """
+        self._check_process()
         size_bytes = fragment.size_bytes
         with self._changed:
             if not self._may_take(size_bytes):
@@ -257,9 +262,10 @@ class Appender:
 
         Raises:
             ReplayBufferError: Sending failed in the background.
-            ClosedError: The appender was closed.
+            ClosedError: The appender was closed, or is another process's.
             TimeoutError: Answers were missing after `max_wait_s`. Sending continues.
         """
+        self._check_process()
         with self._changed:
             target = self._given - pending_max
             self._flush_until = max(self._flush_until, self._given)
@@ -280,6 +286,7 @@ class Appender:
     @property
     def counts(self) -> AppenderCounts:
         """The fragments given so far, by result."""
+        self._check_process()
         with self._changed:
             return AppenderCounts(
                 given=self._given,
@@ -301,6 +308,7 @@ class Appender:
         Does not block, and raises nothing. Sending them again is safe: those that the server
         admitted are answered DUPLICATE.
         """
+        self._check_process()
         with self._changed:
             return list(self._unsent)
 
@@ -311,7 +319,8 @@ class Appender:
         appender.close(max_wait_s=30)
         ```
 
-        Blocks until all are answered or an error stops the appender: at most about `append_wait_s`
+        A forked process has nothing to send, and returns. Else it blocks until all are answered or
+        an error stops the appender: at most about `append_wait_s`
         of the client, or `max_wait_s` if that is not None. With `on_failure` "wait" or "persist" it
         blocks for as long as the buffer is full. Other errors are not retried after `close`.
 
@@ -320,6 +329,8 @@ class Appender:
             TimeoutError: Answers were missing after `max_wait_s`. Sending continues until the
                 client is closed.
         """
+        if not self._is_here:
+            return
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -12,7 +12,7 @@ from breadbox.model.fragment import Tree
 def clipped(space: "gymnasium.Space[Any]", action: Tree) -> Tree:
     """Return a copy of an action, of one or several environments, boxes clipped to their bounds."""
     if isinstance(space, spaces.Box):
-        return np.clip(action, space.low, space.high)
+        return np.asarray(np.clip(action, space.low, space.high))
     if isinstance(space, spaces.Dict):
         return {key: clipped(part, action[key]) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):

@@ -28,6 +28,8 @@ F7  If the environment ended an episode, `extras` have its return and length, ov
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,44 @@ from numpy.typing import NDArray
 from breadbox.model.columns import Columns
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.trees import copied
+
+EPISODE_COLUMNS = ("episode_return", "episode_length")
+"""Names in `extras` that every producer of steps fills in (F7), so that their fragments stack."""
+
+
+def blank_episode_columns(step_count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return both columns for steps that end nothing."""
+    return np.full(step_count, np.nan, np.float32), np.zeros(step_count, np.int64)
+
+
+class EpisodeTotals:
+    """Return and length of one worker's current episode, for producers that have many steps."""
+
+    def __init__(self) -> None:
+        self._return = 0.0
+        self._length: int | None = None
+        """None if steps of the episode are missing."""
+
+    def lose(self) -> None:
+        """Note that steps are missing before the next one."""
+        self._length = None
+
+    def columns(
+        self, reward: NDArray[Any], first: NDArray[np.bool_], ended: NDArray[np.bool_]
+    ) -> dict[str, Tree]:
+        """Return the columns of consecutive steps, by name; each argument is [T]."""
+        returns, lengths = blank_episode_columns(len(reward))
+        starts = np.flatnonzero(first).tolist()
+        for start, stop in pairwise(sorted({0, *starts, len(reward)})):
+            if first[start]:
+                self._return, self._length = 0.0, 0
+            if self._length is None:
+                continue
+            self._return += float(reward[start:stop].sum(dtype=np.float64))
+            self._length += stop - start
+            if ended[stop - 1]:
+                returns[stop - 1], lengths[stop - 1] = self._return, self._length
+        return dict(zip(EPISODE_COLUMNS, (returns, lengths), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +117,7 @@ class _OpenFragment:
         self.value: NDArray[np.float32] | None = None
         self.final_steps: list[int] = []
         self.final_obs = Columns(row_count, where)
-        self.episode_return = np.full(row_count, np.nan, np.float32)
-        self.episode_length = np.zeros(row_count, np.int64)
+        self.episode_return, self.episode_length = blank_episode_columns(row_count)
         self.count = 0
         self.answered_count = 0
 

@@ -18,6 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal, Protocol, Self, get_args
 from uuid import uuid4
 
@@ -46,6 +47,7 @@ from breadbox.model.trees import (
     row_view,
 )
 from breadbox.model.types import AdmissionOutcome, BufferDescription, ModelState, SchemaPolicy
+from breadbox.shared.process_bound import ProcessBound
 from breadbox.writing.appender import (
     AppendClient,
     Appender,
@@ -53,7 +55,8 @@ from breadbox.writing.appender import (
     AppenderOptions,
     close_at_exit,
 )
-from breadbox.writing.fragmenter import Fragmenter, Step
+from breadbox.writing.autoreset import Autoreset, StepsAfterEnds, autoreset_of
+from breadbox.writing.fragmenter import EPISODE_COLUMNS, Fragmenter, Step
 
 _log = logging.getLogger(__name__)
 
@@ -61,19 +64,7 @@ EXIT_WAIT_S = 10.0
 """Seconds that the process waits at its exit for the steps of a writer that was not closed."""
 ANOTHER_SESSION = "another session"
 """The reason under which fragments of an ended session are dropped."""
-RESERVED = ("episode_return", "episode_length")
-"""Names in `extras` that the writer fills in itself."""
 _VERSION_MAX = 2**63 - 1
-
-Autoreset = Literal["same_step", "next_step"]
-"""How the environments begin the next episode.
-
-same_step: the step after an end is the first of the next episode, as with `SyncVectorEnv` in mode
-SAME_STEP, Stable-Baselines3, or a loop that calls `reset` itself. next_step: the step after an end
-only resets, as with Gymnasium's default mode NEXT_STEP; the writer leaves it out, because its
-action had no effect.
-"""
-
 
 Follows = Literal["obs", "flags"]
 """How a writer recognises that a step begins an episode, besides after an end.
@@ -121,7 +112,7 @@ class StepCounts:
     fragments: AppenderCounts
 
 
-class StepWriter:
+class StepWriter(ProcessBound):
     """Cut steps of one or several environments into fragments, and append them. Thread-safe.
 
     ```python
@@ -139,7 +130,12 @@ class StepWriter:
     A session ends when a learner starts another one, or when a server restarts without a journal.
     Its unsent steps are dropped and counted. A writer without a `session_id` continues in the next
     session; a writer with one raises SessionEndedError.
+
+    Another process cannot use it: after a fork, and to pickle, it raises ClosedError.
     """
+
+    _kind = "StepWriter"
+    _remedy = "connect, and make one, in each process"
 
     def __init__(
         self,
@@ -151,7 +147,7 @@ class StepWriter:
         flush_s: float = 0.1,
         session_id: str | None = None,
         session_wait_s: float = 30.0,
-        autoreset: Autoreset = "same_step",
+        autoreset: Autoreset | Enum | None = None,
         follows: Follows = "obs",
         buffer: str | None = None,
         options: AppenderOptions | None = None,
@@ -174,7 +170,12 @@ class StepWriter:
             session_id: The session to write for, which must be current, or None for the current
                 one.
             session_wait_s: Seconds to wait for a session while none is current.
-            autoreset: How the environments begin the next episode.
+            autoreset: How the environments begin the next episode: "same_step", "next_step", or the
+                mode that a vector environment has in `metadata["autoreset_mode"]`. None: found out
+                by the observations after ends. Where these contradict "next_step" no step is left
+                out, and a warning says so; "same_step" is refused after 8 ends. With
+                `follows="flags"` nothing is found out: several environments need a mode, and for
+                one None is "same_step".
             follows: How the writer recognises that an episode begins: by "obs" that differ from the
                 `next_obs` before, or by "flags" alone, for loops that read their sensors again for
                 each step.
@@ -195,18 +196,22 @@ class StepWriter:
                 raise InvalidRequestError(name, f"must be at least 1, got {number}")
         if not flush_s > 0:
             raise InvalidRequestError("flush_s", f"must be more than 0 s, got {flush_s}")
-        chosen = (("autoreset", autoreset, Autoreset), ("follows", follows, Follows))
-        for name, choice, choices in chosen:
-            if choice not in get_args(choices):
-                raise InvalidRequestError(
-                    name, f"must be one of {get_args(choices)}, got {choice!r}"
-                )
+        if follows not in get_args(Follows):
+            raise InvalidRequestError(
+                "follows", f"must be one of {get_args(Follows)}, got {follows!r}"
+            )
+        mode = autoreset_of(autoreset)
+        if mode is None and follows == "flags" and env_count > 1:
+            raise InvalidRequestError(
+                "autoreset",
+                'must be given with follows="flags", such as envs.metadata["autoreset_mode"]',
+            )
         self._client = client
         self._env_count = env_count
         self._step_count = steps_per_fragment
         self._flush_s = flush_s
         self._session_wait_s = session_wait_s
-        self._skips_reset = autoreset == "next_step"
+        self._after_ends = StepsAfterEnds(mode, looks=follows == "obs")
         self._looks_at_obs = follows == "obs"
         self._buffer = buffer
         self._clock = clock
@@ -225,7 +230,8 @@ class StepWriter:
         ]
         self._episode_ids = [0] * env_count
         self._first = np.ones(env_count, np.bool_)
-        self._resets = np.zeros(env_count, np.bool_)
+        self._has_ended = np.zeros(env_count, np.bool_)
+        """True for an environment if its last step ended an episode."""
         self._next_obs: Tree = None
         self._oldest_at = math.inf
         self._added = self._sent = self._dropped = self._seam_count = 0
@@ -281,12 +287,14 @@ class StepWriter:
             raise InvalidRequestError(
                 "model_version", f"must be a whole number from 0 to 2**63 - 1, got {version!r}"
             )
+        self._check_process()
         with self._changed:
             self._model_version = int(version)
 
     @property
     def counts(self) -> StepCounts:
         """The steps added so far, by what was done with them."""
+        self._check_process()
         with self._changed:
             return StepCounts(
                 added=self._added,
@@ -343,15 +351,17 @@ class StepWriter:
 
         Raises:
             InvalidRequestError: A leaf does not have n rows, a list or tuple has an entry for each
-                environment where rows are wanted, or `extras` has a reserved name.
+                environment where rows are wanted, `extras` has a reserved name, or the environments
+                reset in another way than `autoreset` says. No step was added.
             UnsupportedArrayError: An array is masked.
             TreeMismatchError: A tree differs from the earlier ones. No step of the call was added,
                 and the current episodes end truncated.
             SessionEndedError: The session ended; see the class.
             WaitElapsedError: The session ended, and no other began within `session_wait_s`.
-            ClosedError: The writer was closed.
+            ClosedError: The writer was closed, or is another process's.
             ReplayBufferError: Sending failed in the background.
         """
+        self._check_process()
         count = self._env_count
         rewards = _row(reward, np.float64, count, "reward")
         terminations = _row(terminated, np.bool_, count, "terminated")
@@ -359,7 +369,7 @@ class StepWriter:
         log_probs = None if log_prob is None else _row(log_prob, np.float64, count, "log_prob")
         values = None if value is None else _row(value, np.float64, count, "value")
         acting = np.ones(count, np.bool_) if acts is None else _row(acts, np.bool_, count, "acts")
-        if extras and (taken := [name for name in RESERVED if name in extras]):
+        if extras and (taken := [name for name in EPISODE_COLUMNS if name in extras]):
             raise InvalidRequestError("extras", f"must not have {taken}: the writer adds them")
         named = {"obs": obs, "action": action, "next_obs": next_obs, "extras": extras}
         for name, tree in named.items():
@@ -372,8 +382,10 @@ class StepWriter:
             if self._closing:
                 raise ClosedError("the writer was closed")
             self._handle_refusals()
-            acting = acting & ~self._resets
-            ended = acting & (terminations | truncations)
+            ended = terminations | truncations
+            if self._has_ended.any():
+                acting = acting & ~self._only_reset(acting, obs, next_obs, ended, rewards)
+            ended = acting & ended
             indices = np.flatnonzero(acting).tolist()
             if self._looks_at_obs:
                 self._end_where_obs_does_not_follow(obs, acting)
@@ -395,7 +407,7 @@ class StepWriter:
                 self._first[index] = has_ended
                 self._episode_ids[index] += has_ended
             self._added += len(indices)
-            self._resets[:] = ended if self._skips_reset else False
+            self._has_ended = ended
             self._remember(next_obs, acting)
             if self._oldest_at == math.inf:
                 self._oldest_at = self._clock()
@@ -417,6 +429,7 @@ class StepWriter:
             ReplayBufferError: Sending failed in the background.
             TimeoutError: Answers were missing after `max_wait_s`. Sending continues.
         """
+        self._check_process()
         with self._changed:
             self._cut_all()
         self._appender.flush(max_wait_s=max_wait_s)
@@ -435,6 +448,8 @@ class StepWriter:
             ReplayBufferError: Sending failed in the background. Only the first close raises it.
             TimeoutError: Answers were missing after `max_wait_s`. Sending continues.
         """
+        if not self._is_here:
+            return
         try:
             with self._changed:
                 was_closing, self._closing = self._closing, True
@@ -478,6 +493,19 @@ class StepWriter:
                 extras={name: row_view(tree, index) for name, tree in (extras or {}).items()},
             )
         )
+
+    def _only_reset(
+        self,
+        acting: NDArray[np.bool_],
+        obs: Tree,
+        next_obs: Tree,
+        ended: NDArray[np.bool_],
+        rewards: NDArray[Any],
+    ) -> NDArray[np.bool_]:
+        """Return bool[n]: environments that this step only resets."""
+        follows = _same_rows(self._next_obs, obs, self._env_count)
+        moves = ~ended & ~_same_rows(obs, next_obs, self._env_count)
+        return self._after_ends.left_out(acting & self._has_ended, follows, moves, rewards == 0)
 
     def _end_episode(self, index: int, next_obs: Tree) -> None:
         self._fragmenters[index].abort(next_obs)

@@ -63,9 +63,10 @@ def expected_ranges(spaces: Spaces) -> dict[str, tuple[Any, Any]]:
     ranges: dict[str, tuple[Any, Any]] = {}
     for path, space in _parts(spaces):
         if isinstance(space, gymnasium.spaces.Discrete):
-            ranges[path] = (int(space.start), int(space.start + space.n) - 1)
+            ranges[path] = (int(space.start), int(space.start) + int(space.n) - 1)
         elif isinstance(space, gymnasium.spaces.MultiDiscrete):
-            ranges[path] = (space.start, space.start + space.nvec - 1)
+            start = space.start.astype(np.int64)
+            ranges[path] = (start, start + space.nvec.astype(np.int64) - 1)
         elif isinstance(space, gymnasium.spaces.MultiBinary):
             ranges[path] = (0, 1)
     return ranges
@@ -140,6 +141,8 @@ class Fitting:
             bounds = self._ranges.get(_observed(path))
             if bounds is not None:
                 low, high = (torch.as_tensor(each, device=values.device) for each in bounds)
+                if not values.is_floating_point():
+                    values = values.long()  # Tensors of some unsigned types cannot be compared.
                 # A choice has no axis: its `next_obs` is [B], its `final_obs` [F].
                 wrong = ((values < low) | (values > high)).reshape(len(values), -1).any(1)
                 blame(wrong, rows, Misfit(path, f"{bounds[0]} to {bounds[1]}", "others"))

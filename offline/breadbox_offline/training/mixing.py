@@ -80,6 +80,9 @@ class MixedLease:
     ) -> tuple[Batch, list[str]]:
         """Return one batch of all fragments, shuffled together, and each one's buffer.
 
+        Fragments of another number of steps than most, such as the last one of an import, cannot be
+        stacked: another fragment of the same buffer takes the place of each, if one was granted.
+
         Args:
             columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for those
                 that all fragments have. Recorded episodes often lack what rollout workers add:
@@ -94,14 +97,32 @@ class MixedLease:
             ReplayBufferError: See `Client.load_batch`.
         """
         references, sources = self.references, self.sources
-        order = np.random.default_rng(seed).permutation(len(references)).tolist()
+        order = _stackable(references, sources, np.random.default_rng(seed))
         if columns is None:
-            columns = _common_columns(self._client.describe_arrays(references))
+            columns = _common_columns(self._client.describe_arrays([references[i] for i in order]))
         batch = self._client.load_batch(
             [references[i] for i in order], device=device, columns=columns
         )
         batch.extras = _without_absent(batch.extras)
         return batch, [sources[i] for i in order]
+
+
+def _stackable(
+    references: Sequence[FragmentReference], sources: Sequence[str], random: np.random.Generator
+) -> list[int]:
+    """Return the order of a batch; fragments of unusual lengths give way to others."""
+    counts = [reference.metadata.step_count for reference in references]
+    usual = max(counts, key=lambda count: (counts.count(count), count), default=0)
+    order: list[int] = random.permutation(len(references)).tolist()
+    usable: dict[str, list[int]] = {}
+    for place in order:
+        if counts[place] == usual:
+            usable.setdefault(sources[place], []).append(place)
+    return [
+        place if counts[place] == usual else int(random.choice(usable[sources[place]]))
+        for place in order
+        if sources[place] in usable
+    ]
 
 
 def _common_columns(described: Sequence[Mapping[str, ArrayType]]) -> list[str] | None:

@@ -1,7 +1,7 @@
 """Run a policy on batches of numpy observations, on any device."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -159,8 +159,24 @@ def play_round(
     first = np.concatenate([entry.first for entry in arrays])
     acts = np.concatenate([entry.acts for entry in arrays])
     decision = inference.act(obs, states, first)
+    decision = replace(decision, action=_in_types(decision.action, arrays[0].action))
     write_actions(arrays, decision.action, decision.value, model_version)
     return Round(obs, first, acts, decision)
+
+
+def _in_types(action: Tree, executed: Tree) -> Tree:
+    """Return an action in the space's dtypes; float64 spaces keep narrower numbers as they are."""
+    if isinstance(action, dict):
+        return {
+            key: _in_types(part, executed[key]) if key in executed else part
+            for key, part in action.items()
+        }
+    if isinstance(action, tuple | list):
+        return tuple(_in_types(*pair) for pair in zip(action, executed, strict=True))
+    dtype = executed.dtype
+    if dtype.kind == "f" and np.can_cast(action.dtype, dtype):
+        return action
+    return action.astype(dtype, copy=False)
 
 
 def write_actions(

@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from breadbox.model.errors import TreeMismatchError
+from breadbox.model.errors import InvalidRequestError, TreeMismatchError
 from breadbox.model.fragment import Tree
 from breadbox.model.trees import child_path, in_order, map_tree
 from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind
@@ -122,19 +122,31 @@ def create_arrays(
     observation_space: Space, action_space: Space, count: int
 ) -> tuple[GroupArrays, int]:
     """Return zeroed shared arrays of *count* rows, and a descriptor that the caller closes."""
-    measured = _Layout(None)
-    measured.group(observation_space, action_space, count)
     descriptor = os.memfd_create("breadbox-envs", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, max(1, measured.size_bytes))
+    os.ftruncate(descriptor, _size(observation_space, action_space, count))
     return open_arrays(descriptor, observation_space, action_space, count), descriptor
 
 
 def open_arrays(
     descriptor: int, observation_space: Space, action_space: Space, count: int
 ) -> GroupArrays:
-    """Map arrays made for the same spaces; the caller may then close the descriptor."""
-    mapped = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+    """Map arrays made for the same spaces; the caller may then close the descriptor.
+
+    Raises InvalidRequestError if the size is not that of arrays for these spaces.
+    """
+    size_bytes, wanted = os.fstat(descriptor).st_size, _size(observation_space, action_space, count)
+    if size_bytes != wanted:
+        raise InvalidRequestError(
+            "space", f"shared memory has {size_bytes} bytes, and these spaces need {wanted}"
+        )
+    mapped = mmap.mmap(descriptor, size_bytes)
     return _Layout(mapped).group(observation_space, action_space, count)
+
+
+def _size(observation_space: Space, action_space: Space, count: int) -> int:
+    measured = _Layout(None)
+    measured.group(observation_space, action_space, count)
+    return measured.size_bytes
 
 
 Rows = int | slice | NDArray[np.bool_]
@@ -160,13 +172,20 @@ def write_checked(arrays: Tree, rows: Rows, obs: Tree, path: str = "observation"
         raise _mismatch(path, "an array", "a masked one")
     leaf = np.asarray(obs)
     shape = arrays.shape[1:] if isinstance(rows, int) else arrays.shape
-    if leaf.shape != shape or not np.can_cast(leaf.dtype, arrays.dtype, "same_kind"):
+    if leaf.shape != shape or not _fits(leaf, arrays.dtype):
         raise _mismatch(path, f"{arrays.dtype}{list(shape)}", f"{leaf.dtype}{list(leaf.shape)}")
     if not isinstance(rows, int | slice):
         leaf = leaf[rows]
     if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
         raise EnvironmentFailedError(FailureKind.NOT_FINITE, f"{path} holds NaN or infinity")
     arrays[rows] = leaf
+
+
+def _fits(leaf: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Return True if a dtype can hold the values; integers are looked at, floats may be rounded."""
+    if leaf.dtype != dtype and leaf.dtype.kind in "iu" and dtype.kind in "iu":
+        return bool((leaf.astype(dtype) == leaf).all())
+    return np.can_cast(leaf.dtype, dtype, "same_kind")
 
 
 def _mismatch(path: str, wanted: str, got: str) -> EnvironmentFailedError:

@@ -12,9 +12,6 @@ from breadbox.model.trees import child_path
 
 Space = gymnasium.Space[Any]
 
-_BOUNDS_KEPT_MAX = 4096
-"""Most elements of a box for sending each element's bounds; larger ones send the extremes."""
-
 
 def encode_space(space: Space, path: str = "") -> dict[str, Any]:
     """Return plain data for `decode_space`."""
@@ -22,15 +19,25 @@ def encode_space(space: Space, path: str = "") -> dict[str, Any]:
         case spaces.Box():
             return {
                 "kind": "box",
-                "dtype": space.dtype.str,
+                "dtype": _encode_dtype(space),
                 "shape": list(space.shape),
-                "low": _encode_bounds(space.low, np.min),
-                "high": _encode_bounds(space.high, np.max),
+                "low": _encode_bounds(space.low),
+                "high": _encode_bounds(space.high),
             }
         case spaces.Discrete():
-            return {"kind": "discrete", "n": int(space.n), "start": int(space.start)}
+            return {
+                "kind": "discrete",
+                "dtype": _encode_dtype(space),
+                "n": int(space.n),
+                "start": int(space.start),
+            }
         case spaces.MultiDiscrete():
-            return {"kind": "multi_discrete", "nvec": space.nvec.tolist()}
+            return {
+                "kind": "multi_discrete",
+                "dtype": _encode_dtype(space),
+                "nvec": space.nvec.tolist(),
+                "start": space.start.tolist(),
+            }
         case spaces.MultiBinary():
             return {"kind": "multi_binary", "n": np.asarray(space.n).tolist()}
         case spaces.Dict():
@@ -48,25 +55,33 @@ def encode_space(space: Space, path: str = "") -> dict[str, Any]:
     )
 
 
-def _encode_bounds(bounds: NDArray[Any], extreme: Any) -> Any:
+def _encode_dtype(space: Space) -> str:
+    # Tensors have the machine's byte order only.
+    return np.dtype(space.dtype).newbyteorder("=").str
+
+
+def _encode_bounds(bounds: NDArray[Any]) -> Any:
     # JSON has no infinities of its own; Python writes and reads them as bare words.
-    if bounds.size == 0 or bounds.size > _BOUNDS_KEPT_MAX or (bounds == bounds.flat[0]).all():
-        return extreme(bounds).item() if bounds.size else 0
+    if bounds.size == 0 or (bounds == bounds.flat[0]).all():
+        return bounds.flat[0].item() if bounds.size else 0
     return bounds.tolist()
 
 
 def decode_space(data: dict[str, Any]) -> Space:
     """Undo `encode_space`."""
+    dtype: Any = np.dtype(data.get("dtype", np.int64)).type
     match data["kind"]:
         case "box":
-            shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
+            shape = tuple(data["shape"])
             low, high = (np.asarray(data[key], dtype) for key in ("low", "high"))
             full = [np.broadcast_to(bound, shape).copy() for bound in (low, high)]
-            return spaces.Box(full[0], full[1], shape, dtype.type)
+            return spaces.Box(full[0], full[1], shape, dtype)
         case "discrete":
-            return spaces.Discrete(data["n"], start=data["start"])
+            # Older releases of Gymnasium have int64 only, and no argument for it.
+            own = {} if dtype is np.int64 else {"dtype": dtype}
+            return spaces.Discrete(data["n"], start=data["start"], **own)
         case "multi_discrete":
-            return spaces.MultiDiscrete(data["nvec"])
+            return spaces.MultiDiscrete(data["nvec"], dtype=dtype, start=data["start"])
         case "multi_binary":
             return spaces.MultiBinary(data["n"])
         case "dict":

@@ -4,7 +4,8 @@ The worker starts it with one end of a socket. A message is one byte of kind, th
 
     worker to process   C {config}    once, first
                         S             step: actions are in the arrays
-    process to worker   H [{part}]    made; has spaces, and a descriptor of arrays, of each part
+    process to worker   H             made; has a descriptor of the parts' JSON, which has no bound,
+                                      and one of each part's arrays
                         D [{notes}]   done: answers are in the arrays
                         F {failure}   failed; the process ends
 
@@ -30,7 +31,7 @@ from breadbox_rollout.environments.arrays import GroupArrays, create_arrays
 from breadbox_rollout.environments.environments import EnvSpec, make_environment, takes_seed
 from breadbox_rollout.environments.failures import EnvironmentFailedError, FailureKind
 from breadbox_rollout.environments.parallel import ParallelUnit, Seat, is_parallel
-from breadbox_rollout.environments.space_codec import Space, encode_space
+from breadbox_rollout.environments.space_codec import Space, decode_space, encode_space
 from breadbox_rollout.environments.units import EnvGroup, GroupOptions, Recorder, SingleUnit, Unit
 from breadbox_rollout.environments.vector import VectorUnit, is_vector
 
@@ -238,7 +239,7 @@ class Host:
 
     def _introduce(self, parts: "list[_Part]") -> None:
         """Make all parts' arrays and send them with their spaces, before the slow first reset."""
-        hello = [
+        hello: list[dict[str, Any]] = [
             {
                 "observation": _encoded(part.observations, "obs"),
                 "action": _encoded(part.actions, "action"),
@@ -246,13 +247,17 @@ class Host:
             }
             for part in parts
         ]
-        descriptors = []
-        for part in parts:
-            row_count = len(part.labels) * part.env_count
-            arrays, descriptor = create_arrays(part.observations, part.actions, row_count)
+        introduction = os.memfd_create("breadbox-spaces", os.MFD_CLOEXEC)
+        descriptors = [introduction]
+        with open(introduction, "w", closefd=False) as file:
+            json.dump(hello, file)
+        for part, encoded in zip(parts, hello, strict=True):
+            # As the worker decodes them, so that both lay out the memory in the same way.
+            both = decode_space(encoded["observation"]), decode_space(encoded["action"])
+            arrays, descriptor = create_arrays(*both, len(part.labels) * part.env_count)
             self._parts.append(arrays)
             descriptors.append(descriptor)
-        socket.send_fds(self._connection, [b"H" + json.dumps(hello).encode()], descriptors)
+        socket.send_fds(self._connection, [b"H"], descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 

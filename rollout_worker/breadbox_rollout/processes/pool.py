@@ -306,7 +306,7 @@ class EnvProcesses:
         assert group.connection is not None
         try:
             message, descriptors, _, _ = socket.recv_fds(
-                group.connection, MESSAGE_BYTES_MAX, PARTS_MAX
+                group.connection, MESSAGE_BYTES_MAX, 1 + PARTS_MAX
             )
         except OSError as error:
             message, descriptors = b"", []
@@ -315,7 +315,7 @@ class EnvProcesses:
         if kind == b"D":
             self._done(group, json.loads(body) if body else None, events)
         elif kind == b"H":
-            self._hello(group, json.loads(body), descriptors)
+            self._hello(group, descriptors)
         elif kind == b"F":
             failure = json.loads(body)
             kind_of_failure = FailureKind(failure["kind"])
@@ -324,7 +324,11 @@ class EnvProcesses:
         else:
             self._died(group, events)
 
-    def _hello(self, group: _Group, hello: list[dict[str, Any]], descriptors: list[int]) -> None:
+    def _hello(self, group: _Group, descriptors: list[int]) -> None:
+        introduction, *descriptors = descriptors
+        with open(introduction) as file:
+            file.seek(0)
+            hello: list[dict[str, Any]] = json.load(file)
         parts = [
             AgentRows(
                 decode_space(part["observation"]), decode_space(part["action"]), (*part["labels"],)

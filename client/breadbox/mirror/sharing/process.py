@@ -258,7 +258,6 @@ class OwnedSource(ProcessSource):
         frame_stack: Mapping[str, int],
     ) -> None:
         super().__init__(_ADDRESS_PREFIX + secrets.token_hex(16))
-        self._process_id = os.getpid()
         self._config = {
             "address": self.address,
             "server": server,
@@ -291,8 +290,6 @@ class OwnedSource(ProcessSource):
 
     def close(self) -> None:
         """End the process. Idempotent; takes up to a second."""
-        if os.getpid() != self._process_id:
-            return
         with self.held.changed:
             if self._closing.is_set():
                 return

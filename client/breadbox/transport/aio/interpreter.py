@@ -22,6 +22,7 @@ from breadbox.operations.operations import (
     RunBlocking,
     Sleep,
 )
+from breadbox.shared.process_bound import ProcessBound
 from breadbox.shared.tasks import end_tasks
 from breadbox.stores.deadline import Deadline
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
@@ -75,7 +76,7 @@ class BackgroundTask:
         await end_tasks([self._task])
 
 
-class Interpreter:
+class Interpreter(ProcessBound):
     """Run the operations of one client, in the loop that it was created in."""
 
     def __init__(self, context: Context) -> None:
@@ -119,6 +120,7 @@ class Interpreter:
 
     async def run(self, operation: Operation[T]) -> T:
         """Run an operation to its end."""
+        self._check_process()
         if self.closed:
             raise ClosedError("the client was closed")
         try:
