@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from starlette.applications import Starlette
+from starlette.convertors import CONVERTOR_TYPES, IntegerConvertor, register_url_convertor
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -20,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 from breadbox.model.errors import PermissionDeniedError, ReplayBufferError, UnauthenticatedError
 from breadbox_console.access import COOKIE, SESSION_S, Access
 from breadbox_console.episodes import NAMES_MAX, Episode, Query, histogram, learning_points
-from breadbox_console.viewing import GoneError, Viewer
+from breadbox_console.viewing import CannotError, GoneError, Viewer
 from breadbox_console.watch import Watch, WatchedBuffer
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -69,7 +71,9 @@ class Pages:
 
     def routes(self) -> list[Route | Mount]:
         """Return what is answered where: the page, and what its scripts ask for."""
-        episode = "/api/buffers/{buffer}/episodes/{number:int}"
+        if "place" not in CONVERTOR_TYPES:
+            register_url_convertor("place", _PlaceConvertor())
+        episode = "/api/buffers/{buffer}/episodes/{number:place}"
         return [
             Route("/", self._page),
             Route("/api/session", self._session),
@@ -80,7 +84,7 @@ class Pages:
             Route("/api/buffers/{buffer}/episodes", self._episodes),
             Route("/api/buffers/{buffer}/learning", self._learning),
             Route(episode, self._describe),
-            Route(f"{episode}/frame/{{step:int}}", self._frame),
+            Route(f"{episode}/frame/{{step:place}}", self._frame),
             Route(f"{episode}/picture", self._picture),
             Route(f"{episode}/file{{suffix}}", self._file),
             Mount("/static", StaticFiles(directory=STATIC)),
@@ -104,7 +108,7 @@ class Pages:
                 raise RefusedError(413, "this is no token")
         try:
             token = str(json.loads(body)["token"]).strip()
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise RefusedError(400, "a token is missing") from None
         try:
             cookie = await self._access.login(token)
@@ -127,7 +131,9 @@ class Pages:
 
         async def events() -> AsyncIterator[str]:
             async for each in watch.overviews():
-                if request.app.state.is_ending():
+                # The login may have ended since, or its token.
+                is_over = self._access.watch_of(request) is not watch
+                if is_over or request.app.state.is_ending():
                     return
                 yield f"data: {each}\n\n"
 
@@ -155,7 +161,7 @@ class Pages:
         key = SORTS.get(asked.get("sort", ""))
         if key is not None:
             ended.sort(key=key, reverse="down" in asked)
-        start = max(0, int(_number(asked.get("start")) or 0))
+        start = int(min(max(0.0, _number(asked.get("start")) or 0.0), len(ended)))
         shown = ended[start : start + ROWS_MAX]
         return JSONResponse(
             {
@@ -201,10 +207,19 @@ class Pages:
         if suffix not in _FILES:
             raise RefusedError(404, f"there are files of {', '.join(_FILES)}")
         buffer, episode = self._episode(request)
-        body = await self._viewer.download(buffer, episode, suffix)
+        file, size_bytes = await self._viewer.download(buffer, episode, suffix)
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{episode.worker_id}-{episode.episode_id}")
-        headers = {"content-disposition": f'attachment; filename="{name}{suffix}"'}
-        return Response(body, media_type=_FILES[suffix], headers=headers)
+        headers = {
+            "content-disposition": f'attachment; filename="{name[-200:]}{suffix}"',
+            "content-length": str(size_bytes),
+        }
+
+        async def contents() -> AsyncIterator[bytes]:
+            with file:
+                while part := await asyncio.to_thread(file.read, 2**20):
+                    yield part
+
+        return StreamingResponse(contents(), media_type=_FILES[suffix], headers=headers)
 
     def _watch(self, request: Request) -> Watch:
         watch = self._access.watch_of(request)
@@ -246,14 +261,19 @@ def make_app(
             running.cancel()
 
     async def refused(_: Request, error: Exception) -> Response:
-        status = {GoneError: 410, KeyError: 404}.get(type(error), 503)
+        status = {GoneError: 410, KeyError: 404, CannotError: 422}.get(type(error), 503)
         return JSONResponse({"error": str(error)}, getattr(error, "status", status))
 
-    refusals = (RefusedError, GoneError, KeyError, ReplayBufferError)
+    async def failed(_: Request, error: Exception) -> Response:
+        # The server of pages logs it with its traceback.
+        problem = f"the console failed: {type(error).__name__}: {error}"[:200]
+        return JSONResponse({"error": problem}, 500)
+
+    refusals = (RefusedError, GoneError, CannotError, KeyError, ReplayBufferError)
     app = Starlette(
         routes=Pages(access, viewer, is_secure=is_secure).routes(),
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
-        exception_handlers=dict.fromkeys(refusals, refused),
+        exception_handlers={**dict.fromkeys(refusals, refused), Exception: failed},
         lifespan=lifespan,
     )
     app.state.is_ending = lambda: False
@@ -276,6 +296,15 @@ def _image(body: bytes) -> Response:
 
 def _number(text: str | None) -> float | None:
     try:
-        return None if text in (None, "") else float(str(text))
+        number = None if text in (None, "") else float(str(text))
     except ValueError:
-        raise RefusedError(400, "a bound must be a number") from None
+        number = math.nan
+    if number is not None and not math.isfinite(number):
+        raise RefusedError(400, "a bound must be a number")
+    return number
+
+
+class _PlaceConvertor(IntegerConvertor):
+    """Numbers of episodes and steps in paths; Python refuses to read thousands of digits."""
+
+    regex = "[0-9]{1,15}"
