@@ -84,7 +84,7 @@ class Access:
             await self._check_token(token)
         self._watch_of(token).is_refused = False
         own = [cookie for cookie, each in self._sessions.items() if each.token == token]
-        for cookie in own[: len(own) + 1 - SESSIONS_OF_TOKEN_MAX]:
+        for cookie in own[: max(0, len(own) + 1 - SESSIONS_OF_TOKEN_MAX)]:
             del self._sessions[cookie]
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
