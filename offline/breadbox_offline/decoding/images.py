@@ -4,6 +4,7 @@ A column of uint8[H, W, C] with 1, 3 or 4 channels becomes one, and is read back
 """
 
 import io
+import json
 import warnings
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -20,6 +21,8 @@ _MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's names of images, by their channels."""
 _SIDE_MIN: Final = 8
 """Smallest side of an image; smaller arrays stay columns of numbers."""
+_VALUES: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
+"""Names of Arrow's types in `datasets`, where they differ."""
 _FORMATS: Final = ("PNG", "JPEG")
 _Taken = TypeVar("_Taken")
 
@@ -38,6 +41,28 @@ def is_images(kind: pa.DataType) -> bool:
     held = kind.field(0).type
     held = held.value_type if pa.types.is_dictionary(held) else held
     return bool(pa.types.is_binary(held) or pa.types.is_large_binary(held))
+
+
+def image_features(schema: pa.Schema) -> dict[str, str]:
+    """Return metadata by which Hugging Face's `datasets` decode a schema's images."""
+    found = {each.name: _feature_of(each.type) for each in schema if _has_images(each.type)}
+    return {"huggingface": json.dumps({"info": {"features": found}})} if found else {}
+
+
+def _has_images(kind: pa.DataType) -> bool:
+    fields = [kind.field(index).type for index in range(kind.num_fields)]
+    return is_images(kind) or any(map(_has_images, fields))
+
+
+def _feature_of(kind: pa.DataType) -> dict[str, Any]:
+    if is_images(kind):
+        return {"_type": "Image"}
+    if pa.types.is_struct(kind):
+        return {each.name: _feature_of(each.type) for each in kind}
+    if pa.types.is_fixed_size_list(kind):
+        feature = _feature_of(kind.value_type)
+        return {"_type": "Sequence", "feature": feature, "length": kind.list_size}
+    return {"_type": "Value", "dtype": _VALUES.get(str(kind), str(kind))}
 
 
 def encode_frames(frames: NDArray[np.uint8]) -> pa.Array:

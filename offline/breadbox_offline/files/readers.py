@@ -111,8 +111,9 @@ def _plan_parquet(
             name, stated_bytes = held.path_in_schema, held.total_uncompressed_size
             is_text = described.physical_type == "BYTE_ARRAY"
             width = described.length or _PHYSICAL_BYTES.get(described.physical_type, 8)
-            # Each value may repeat all of those before it.
-            repeats = is_text and "DELTA_BYTE_ARRAY" in held.encodings
+            # Each value may repeat all of those before it. pyarrow reads none as shared ones.
+            is_delta = any(each.startswith("DELTA") for each in held.encodings)
+            repeats = is_text and is_delta
             top = next((each for each in fixed if f"{name}.".startswith(f"{each}.")), None)
             if top is None or fixed[top] is None:
                 # A single row may have all of the values.
@@ -124,7 +125,7 @@ def _plan_parquet(
                 row_bytes += 8 + held.num_values * width // max(1, group.num_rows)
             if is_text:
                 text_bytes += stated_bytes if repeats else stated_bytes // max(1, group.num_rows)
-            if is_text and held.num_values * stated_bytes > limits.array_bytes_max:
+            if is_text and not is_delta and held.num_values * stated_bytes > limits.array_bytes_max:
                 shared.add(name)
         value_bytes += row_bytes * group.num_rows
         rows = limits.batch_bytes // max(1, row_bytes + text_bytes)

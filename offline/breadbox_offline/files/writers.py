@@ -14,6 +14,7 @@ import pyarrow.parquet as parquet
 from breadbox.model import trees
 from breadbox_offline.decoding.arrow import to_arrow
 from breadbox_offline.decoding.dtypes import RefusedError, plain_dtype
+from breadbox_offline.decoding.images import image_features
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.serialized import pack_episode
 from breadbox_offline.errors import OfflineDataError, SchemaError, UnsupportedDatasetError
@@ -134,7 +135,7 @@ class _ParquetWriter:
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
-                if is_first:
+                if is_first and self._waiting:
                     self._flush(writer)
             finally:
                 writer.close()
@@ -164,12 +165,13 @@ def _step_table(episode: Episode) -> pa.Table:
     # Both columns of observations have nearly the same rows: each is converted once.
     observations = to_arrow(episode.own_observations(), count + 1, Column.OBS)
     made = {Column.OBS: observations.slice(0, count), Column.NEW_OBS: observations.slice(1, count)}
-    return pa.table(
+    table = pa.table(
         {
             name: made[name] if name in made else to_arrow(tree, count, name)
             for name, tree in columns.items()
         }
     )
+    return table.replace_schema_metadata(image_features(table.schema))
 
 
 def _item_table(episode: Episode) -> pa.Table:
