@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.convertors import CONVERTOR_TYPES, IntegerConvertor, register_url_convertor
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -71,9 +70,7 @@ class Pages:
 
     def routes(self) -> list[Route | Mount]:
         """Return what is answered where: the page, and what its scripts ask for."""
-        if "place" not in CONVERTOR_TYPES:
-            register_url_convertor("place", _PlaceConvertor())
-        episode = "/api/buffers/{buffer}/episodes/{number:place}"
+        episode = "/api/buffers/{buffer}/episodes/{number}"
         return [
             Route("/", self._page),
             Route("/api/session", self._session),
@@ -84,7 +81,7 @@ class Pages:
             Route("/api/buffers/{buffer}/episodes", self._episodes),
             Route("/api/buffers/{buffer}/learning", self._learning),
             Route(episode, self._describe),
-            Route(f"{episode}/frame/{{step:place}}", self._frame),
+            Route(f"{episode}/frame/{{step}}", self._frame),
             Route(f"{episode}/picture", self._picture),
             Route(f"{episode}/file{{suffix}}", self._file),
             Mount("/static", StaticFiles(directory=STATIC)),
@@ -194,7 +191,7 @@ class Pages:
 
     async def _frame(self, request: Request) -> Response:
         buffer, episode = self._episode(request)
-        path, step = request.query_params.get("stream", ""), int(request.path_params["step"])
+        path, step = request.query_params.get("stream", ""), _place(request, "step")
         return _image(await self._viewer.frame(buffer, episode, path, step))
 
     async def _picture(self, request: Request) -> Response:
@@ -235,7 +232,7 @@ class Pages:
 
     def _episode(self, request: Request) -> tuple[WatchedBuffer, Episode]:
         buffer = self._buffer(request)
-        episode = buffer.index.episodes.get(request.path_params["number"])
+        episode = buffer.index.episodes.get(_place(request, "number"))
         if episode is None:
             raise RefusedError(404, "this episode is not remembered any more")
         # As it is now: it may go on while its arrays are loaded.
@@ -304,7 +301,9 @@ def _number(text: str | None) -> float | None:
     return number
 
 
-class _PlaceConvertor(IntegerConvertor):
-    """Numbers of episodes and steps in paths; Python refuses to read thousands of digits."""
-
-    regex = "[0-9]{1,15}"
+def _place(request: Request, name: str) -> int:
+    """Return an episode's or a step's number in a path; Python would refuse thousands of digits."""
+    text = request.path_params[name]
+    if not re.fullmatch("[0-9]{1,15}", text):
+        raise RefusedError(404, f"{name} must be a whole number")
+    return int(text)

@@ -77,7 +77,7 @@ Types = Mapping[str, ArrayType]
 Loaded = list[tuple[FragmentReference, Types, Fragment]]
 """Fragments of which some arrays were read, and the types of all."""
 _UNREADABLE: Final = (InvalidRequestError, PayloadCorruptError, UnsupportedArrayError)
-"""Errors of a fragment that no later read mends."""
+"""Errors of a fragment that the next read would meet again."""
 _COLUMNS: Final = (
     *("reward", "terminated", "truncated", "first", "episode_id", "value", "log_prob"),
     *("extras.episode_return", "extras.task", "extras.tag"),

@@ -330,6 +330,8 @@ def _types(tree: Tree) -> list[tuple[str, Any, Any]]:
 
 _FRAGMENTS_PER_APPEND = 64
 _FRAGMENTS_PER_READ = 64
+_BYTES_PER_READ = 64 * 2**20
+"""Bytes of payloads that are loaded together, unless one is larger."""
 _USES_UNLIMITED = 2**40
 _VERSIONS_UNLIMITED = 2**40
 
@@ -454,12 +456,27 @@ def read_buffer(
     try:
         reader = FragmentReader(yields_parts=yields_parts)
         ordered = sorted(lease.references, key=_place_of)
-        for start in range(0, len(ordered), _FRAGMENTS_PER_READ):
-            for fragment in client.load_fragments(ordered[start : start + _FRAGMENTS_PER_READ]):
+        for place, some in enumerate(_read_together(ordered)):
+            if place:
+                lease.renew()  # Writing a file may take longer than a lease lives.
+            for fragment in client.load_fragments(some):
                 yield from reader.add(fragment)
         yield from reader.finish()
     finally:
         lease.release(ReleaseMode.RETURNED)
+
+
+def _read_together(ordered: list[FragmentReference]) -> Iterator[list[FragmentReference]]:
+    some: list[FragmentReference] = []
+    size_bytes = 0
+    for each in ordered:
+        size_bytes += each.metadata.payload.size_bytes
+        if some and (len(some) == _FRAGMENTS_PER_READ or size_bytes > _BYTES_PER_READ):
+            yield some
+            some, size_bytes = [], each.metadata.payload.size_bytes
+        some.append(each)
+    if some:
+        yield some
 
 
 def _place_of(reference: FragmentReference) -> tuple[str, str, int]:
