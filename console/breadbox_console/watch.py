@@ -38,7 +38,7 @@ from breadbox.model.types import (
     FragmentReference,
     ReleaseMode,
 )
-from breadbox_console.episodes import Episode, EpisodeIndex, FragmentKey, key_of
+from breadbox_console.episodes import PROBLEMS_MAX, Episode, EpisodeIndex, FragmentKey, key_of
 from breadbox_console.overview import BufferHistory, describe_buffer
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,9 @@ class WatchedBuffer:
     closed_count: int | None = None
     """Chunks that the buffer had counted at the last look."""
     problems: dict[str, str] = field(default_factory=dict)
-    """What the console failed to do with it at the last try."""
+    """What the console failed to do with it at the last try, by what it was."""
+    logged: set[str] = field(default_factory=set)
+    """Problems that were logged: each is once."""
 
     def loadable_share(self, episode: Episode) -> float:
         """Return the share of an episode's fragments that are kept or, by what is known, held."""
@@ -487,7 +489,8 @@ def _said(error: Exception) -> str:
 def _note(watched: WatchedBuffer, what: str, error: Exception) -> None:
     """Show that the console failed at a buffer, and log it once."""
     problem = f"Buffer {watched.name} cannot {what}: the console failed: {_said(error)}"
-    if problem != watched.problems.get(what):
+    if problem not in watched.logged and len(watched.logged) < PROBLEMS_MAX:
+        watched.logged.add(problem)
         log.error("buffer %s cannot %s", watched.name, what, exc_info=error)
     watched.problems[what] = problem
 

@@ -71,9 +71,7 @@ def export_peak_bytes(address: str, buffer: str, out: Path) -> int:
 
 
 @pytest.mark.parametrize("is_image", [True, False])
-def test_exports_of_many_frames_take_a_bounded_memory(
-    tmp_path: Path, is_image: bool
-) -> None:
+def test_exports_of_many_frames_take_a_bounded_memory(tmp_path: Path, is_image: bool) -> None:
     arguments = ("--store", f"file://{tmp_path}/store")
     with (
         ServerProcess(*arguments, log=tmp_path / "server.log") as server,

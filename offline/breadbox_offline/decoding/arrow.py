@@ -123,8 +123,8 @@ def _expanded_bytes(array: pa.Array) -> int:
         return sum(_expanded_bytes(array.field(index)) for index in range(kind.num_fields))
     if pa.types.is_map(kind):
         start, stop = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        held = [each.slice(start, stop - start) for each in (array.keys, array.items)]
-        return 8 * len(array) + sum(map(_expanded_bytes, held))
+        inside = [each.slice(start, stop - start) for each in (array.keys, array.items)]
+        return 8 * len(array) + sum(map(_expanded_bytes, inside))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return 8 * len(array) + _expanded_bytes(array.flatten())
     if pa.types.is_dictionary(kind) and kind.value_type.num_fields == 0:
