@@ -243,16 +243,17 @@ class EpisodeIndex:
 
     def worker(self, worker_id: str) -> Worker:
         """Return what was seen of a worker, which is now the one that was heard of last."""
-        worker = self.workers[worker_id] = self.workers.pop(worker_id, None) or Worker()
+        worker = self.workers[worker_id] = self.workers.pop(worker_id, Worker())
         while len(self.workers) > WORKERS_MAX:
             del self.workers[next(iter(self.workers))]
         return worker
 
-    def note_problem(self, worker_id: str, problem: str) -> None:
-        """Count a fragment that could not be shown."""
-        problems = self.worker(worker_id).problems
-        if problem in problems or len(problems) < PROBLEMS_MAX:
-            problems[problem] += 1
+    def note_problem(self, worker_id: str, problem: str, now: float) -> None:
+        """Count a fragment that could not be shown, at a Unix time."""
+        worker = self.worker(worker_id)
+        worker.last_seen_at = now
+        if problem in worker.problems or len(worker.problems) < PROBLEMS_MAX:
+            worker.problems[problem] += 1
 
     def _note_worker(self, seen: SeenFragment, fragment: Fragment) -> None:
         worker = self.worker(seen.key.worker_id)

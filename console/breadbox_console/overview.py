@@ -257,9 +257,9 @@ def describe_workers(
         ]
         if worker.break_count:
             problems.append(f"dropped steps before {worker.break_count} of its fragments")
-        mean = means.get(name)
-        if mean is not None and typical is not None and abs(mean - typical) > 8 * spread > 0:
-            problems.append(f"its mean return {mean:.4g} is far from the others' {typical:.4g}")
+        own = means.get(name)
+        if own is not None and typical is not None and abs(own - typical) > 8 * spread > 0:
+            problems.append(f"its mean return {own:.4g} is far from the others' {typical:.4g}")
         silent_s = now - worker.last_seen_at
         seen_at = worker.seen_at
         usual_s = (seen_at[-1] - seen_at[0]) / (len(seen_at) - 1) if len(seen_at) > 3 else np.inf
@@ -272,7 +272,7 @@ def describe_workers(
                 "version": worker.version,
                 "behind": max(worker.behind, default=0),
                 "silent_s": silent_s,
-                "mean_return": mean,
+                "mean_return": own,
                 "problems": problems,
             }
         )

@@ -151,8 +151,8 @@ def test_flags_of_integers_and_wide_numbers_are_taken_as_they_are_meant() -> Non
     fragment = played(0, steps=4, ends=(1, 3))
     fragment.terminated = fragment.terminated.astype(np.uint64)
     fragment.truncated = np.zeros(4, np.int64)
-    fragment.reward = np.full(4, 1e300)  # type: ignore[assignment]
-    fragment.episode_id = np.full(4, 2**64 - 1, np.uint64)  # type: ignore[assignment]
+    fragment.reward = np.full(4, 1e300)
+    fragment.episode_id = np.full(4, 2**64 - 1, np.uint64)
     index = index_of(fragment)
 
     assert [("terminated", 2, math.inf, 2**64 - 1)] * 2 == [
@@ -203,8 +203,8 @@ def test_workers_arrays_and_problems_of_one_buffer_are_bounded(
     obs = {f"sensor{at}": np.zeros((32, 2), np.float32) for at in range(9)}
     index = index_of(*(played(0, worker_id=f"w{at}", obs=obs) for at in (0, 1, 2, 0, 3)))
     for at in range(99):
-        index.note_problem("w3", f"problem {at}")
-    index.note_problem("w3", "problem 0")
+        index.note_problem("w3", f"problem {at}", 1.0)
+    index.note_problem("w3", "problem 0", 1.0)
 
     # The third fragment of w0 was seen before: it is the one heard of longest ago.
     assert ["w1", "w2", "w3"] == [*index.workers]

@@ -139,7 +139,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[s
     with watched(folder, "--inline-size-max", "256KiB") as (client, url):
         client.start_session("run")
         for at, (kind, fields) in enumerate((UNUSUAL | HONEST).items()):
-            sent = {"worker_id": kind, "steps": STEPS, "ends": (STEPS - 1,)} | fields()
+            sent: dict[str, Any] = {
+                "worker_id": kind,
+                "steps": STEPS,
+                "ends": (STEPS - 1,),
+            } | fields()
             changed = {name: sent.pop(name) for name in [*sent] if name in _ARRAYS}
             fragment = played(0, **sent)
             for name, value in changed.items():
@@ -328,7 +332,12 @@ def test_a_session_ends_when_its_token_is_revoked_and_no_other_does(with_tokens:
     stream.request("GET", "/api/overview", headers={"cookie": f"breadbox_console={cookies['ann']}"})
     following = stream.getresponse()
     ended = threading.Event()
-    reading = threading.Thread(target=lambda: (following.read(), ended.set()))
+
+    def follow() -> None:
+        following.read()
+        ended.set()
+
+    reading = threading.Thread(target=follow)
     reading.start()
     kept = [line for line in file.read_text().splitlines() if " ann" not in line]
     file.write_text("\n".join([*kept, ""]))

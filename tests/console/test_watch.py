@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib import import_module
 from pathlib import Path
@@ -37,8 +37,10 @@ class FakeClient:
         self.failing: dict[str, Exception] = {}
         """Errors by what is asked for: a buffer to be described or read, or a worker's payload."""
         self.is_closed = False
+        self.look_count = 0
 
     async def list_buffers(self) -> list[BufferDescription]:
+        self.look_count += 1
         self._fail("list")
         return [self._description(name) for name in ("one", "two")]
 
@@ -108,9 +110,13 @@ async def running(client: FakeClient) -> AsyncIterator[Watch]:
         task.cancel()
 
 
-async def latest(watch: Watch) -> Any:
+async def shown(watch: Watch, is_awaited: Callable[[Any], Any]) -> Any:
+    """The first overview that is as awaited."""
     async for each in watch.overviews():
-        return json.loads(each)
+        said = json.loads(each)
+        if is_awaited(said):
+            return said
+    raise AssertionError("the overview has ended")
 
 
 @pytest.fixture(autouse=True)
@@ -132,9 +138,8 @@ async def test_a_buffer_that_fails_is_named_and_the_other_is_shown(
     async with running(client) as watch:
         await eventually(lambda: workers(watch, "two") == {"a", "b"})
         await eventually(lambda: bool(watch.buffers["one"].problems))
-        said = await latest(watch)
+        said = await shown(watch, lambda each: each["server"]["concerns"] and each["buffers"])
         assert "two" in [each["name"] for each in said["buffers"]]
-        assert said["server"]["concerns"]
         for concern in said["server"]["concerns"]:
             assert concern.startswith("Buffer one cannot be ")
             assert concern.endswith("the console failed: TypeError: a bug")
@@ -154,12 +159,12 @@ async def test_a_fragment_that_cannot_be_read_is_said_at_its_worker(
     client = FakeClient()
     client.failing["load a"] = error
     async with running(client) as watch:
-        await eventually(lambda: workers(watch, "one") == {"a", "b"})
-        said = (await latest(watch))["buffers"][0]["workers"]
-        problems = {each["name"]: each["problems"] for each in said}
+        said = await shown(watch, lambda each: len(each["buffers"][0]["workers"]) == 2)
+        problems = {each["name"]: each["problems"] for each in said["buffers"][0]["workers"]}
 
     named = f"sent what cannot be read ({type(error).__name__}: {error})"
     assert [] == [each for each in problems.get("b", []) if "cannot be read" in each]
+    assert 1 == len(problems["a"])
     assert problems["a"][0].startswith(named)
     assert f"fragment 0 of a is left out: {type(error).__name__}" in caplog.text
 
@@ -212,6 +217,7 @@ async def test_watches_are_bounded_and_the_one_viewed_longest_ago_ends(
         watches = {token: made[token] for token in ("own",)}
         for token in ("a", "b", "c"):
             await access.login(token)
+            await eventually(lambda: made[token].look_count > 0)  # noqa: B023 - called here
             watches[token] = made[token]
         await eventually(lambda: watches["a"].is_closed)
         assert [False, False, False] == [watches[each].is_closed for each in ("own", "b", "c")]
