@@ -148,6 +148,9 @@ class Access:
             self.is_open = False
         except ReplayBufferError as error:
             problem = str(error)  # What was true of it stays so.
+        except Exception as error:
+            log.exception("the console failed to ask whether a login is needed")
+            problem = f"the console failed: {error}"
         self.problem = problem
 
     def _end_idle(self) -> None:
