@@ -30,6 +30,7 @@ from breadbox_offline.errors import (
     UnsupportedDatasetError,
 )
 from breadbox_offline.files.dataset import Dataset
+from breadbox_offline.files.readers import read_file
 from breadbox_offline.files.writers import write_episodes
 from breadbox_offline.limits import DataLimits
 from breadbox_offline.report import FindingKind
@@ -431,6 +432,20 @@ def with_frames(episode_id: str, length: int, **leaves: tuple[int, ...]) -> Epis
 
 IMAGES = {"grey": (9, 8, 1), "colour": (8, 11, 3), "layers": (10, 8, 4)}
 NUMBERS = {"flat": (9, 8), "first": (4, 9, 8), "two": (8, 8, 2), "small": (7, 8, 3)}
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN"])
+def test_long_columns_of_text_are_read_in_every_encoding(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [np.random.default_rng(at).bytes(50).hex() for at in range(2000)]
+    table = pa.table({"said": texts})
+    parquet.write_table(table, path, use_dictionary=False, column_encoding={"said": encoding})
+    limits = DataLimits.within(1 << 26)
+    held = parquet.read_metadata(path).row_group(0).column(0)
+    assert held.num_values * held.total_uncompressed_size > limits.array_bytes_max
+
+    batches = read_file(path, limits=limits)
+    assert texts == [str(each) for batch in batches for each in batch.columns["said"]]
 
 
 class TestImages:
