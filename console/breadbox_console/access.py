@@ -1,6 +1,7 @@
 """Sessions of viewers: a login by token, and one watch for each token."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -13,9 +14,16 @@ from breadbox import aio
 from breadbox.model.errors import PermissionDeniedError, ReplayBufferError, UnauthenticatedError
 from breadbox_console.watch import Watch, WatchLimits
 
+log = logging.getLogger(__name__)
+
 COOKIE: Final = "breadbox_console"
 SESSION_S: Final = 12 * 3600.0
 SESSIONS_MAX: Final = 1024
+"""Logins of all tokens; the next one ends the oldest."""
+SESSIONS_OF_TOKEN_MAX: Final = 16
+"""Logins of one token; its next one ends its oldest."""
+WATCHES_MAX: Final = 64
+"""Tokens that are watched at a time; the next one ends the watch that was viewed longest ago."""
 IDLE_S: Final = 1800.0
 """Seconds without an open page after which the watch of a token that logged in ends."""
 TOKEN_CHARACTERS_MAX: Final = 4096
@@ -62,17 +70,22 @@ class Access:
         """Return a new session's cookie.
 
         Raises:
-            PermissionDeniedError, UnauthenticatedError: The server refuses the token.
+            PermissionDeniedError, UnauthenticatedError: The server refuses the token, or asks for
+                none: it would take any, and each would be watched.
             ReplayBufferError: The server cannot be asked.
         """
         # "@FILE" names a file of this host, which is for the command line alone.
-        is_text = token.isprintable() and not token.startswith("@")
+        is_text = token.isascii() and token.isprintable() and not token.startswith("@")
         if not token or len(token) > TOKEN_CHARACTERS_MAX or not is_text:
             raise UnauthenticatedError("this is no token")
+        if self.is_open:
+            raise UnauthenticatedError("it asks for none")
         async with self._logins:
-            if token not in self._watches:
-                await self._check_token(token)
-        self._watch_of(token)
+            await self._check_token(token)
+        self._watch_of(token).is_refused = False
+        own = [cookie for cookie, each in self._sessions.items() if each.token == token]
+        for cookie in own[: max(0, len(own) + 1 - SESSIONS_OF_TOKEN_MAX)]:
+            del self._sessions[cookie]
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
         cookie = secrets.token_urlsafe(32)
@@ -84,20 +97,40 @@ class Access:
         self._sessions.pop(request.cookies.get(COOKIE, ""), None)
 
     def watch_of(self, request: Request) -> Watch | None:
-        """Return what the request may see, or None if it has to log in first."""
+        """Return what the request may see, or None if it has to log in first.
+
+        Sessions end as soon as a look, of which there is one a second, finds their token refused.
+        """
+        if self.is_open:
+            return self._watch_of("")
         session = self._sessions.get(request.cookies.get(COOKIE, ""))
-        if session is not None and session.expires_at > time.monotonic():
-            return self._watch_of(session.token)
-        return self._watch_of("") if self.is_open else None
+        if session is None or session.expires_at <= time.monotonic():
+            return None
+        watch = self._watch_of(session.token)
+        if not watch.is_refused:
+            return watch
+        for cookie in [key for key, each in self._sessions.items() if each.token == session.token]:
+            del self._sessions[cookie]
+        self._end(session.token)
+        return None
 
     def _watch_of(self, token: str) -> Watch:
         found = self._watches.get(token)
         if found is None or found[1].done():
+            others = {each: one for each, (one, _) in self._watches.items() if each}
+            others.pop(self._own_token, None)
+            if len(others) >= WATCHES_MAX:
+                self._end(min(others, key=lambda each: others[each].viewed_at))
             watch = Watch(self._connect(token), self._limits, partial(self._connect, token))
             assert self._tasks is not None, "called before run"
-            found = self._watches[token] = (watch, self._tasks.create_task(watch.run()))
+            found = self._watches[token] = (watch, self._tasks.create_task(_run(watch)))
         found[0].viewed_at = time.monotonic()
         return found[0]
+
+    def _end(self, token: str) -> None:
+        """End the watch of a token."""
+        _, task = self._watches.pop(token)
+        task.cancel()
 
     async def _check_token(self, token: str) -> None:
         client = self._connect(token)
@@ -115,13 +148,23 @@ class Access:
             self.is_open = False
         except ReplayBufferError as error:
             problem = str(error)  # What was true of it stays so.
+        except Exception as error:
+            log.exception("the console failed to ask whether a login is needed")
+            problem = f"the console failed: {error}"
         self.problem = problem
 
     def _end_idle(self) -> None:
         now = time.monotonic()
         for cookie in [key for key, each in self._sessions.items() if each.expires_at <= now]:
             del self._sessions[cookie]
-        for token, (watch, task) in list(self._watches.items()):
+        for token, (watch, _) in list(self._watches.items()):
             if token != self._own_token and now - watch.viewed_at > IDLE_S:
-                task.cancel()
-                del self._watches[token]
+                self._end(token)
+
+
+async def _run(watch: Watch) -> None:
+    """Run a watch. One that fails is logged and ends alone: the next request begins it anew."""
+    try:
+        await watch.run()
+    except Exception:
+        log.exception("the console's watch of %s ended", watch.client.address)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from breadbox.model.errors import PermissionDeniedError, ReplayBufferError, UnauthenticatedError
 from breadbox_console.access import COOKIE, SESSION_S, Access
 from breadbox_console.episodes import NAMES_MAX, Episode, Query, histogram, learning_points
-from breadbox_console.viewing import GoneError, Viewer
+from breadbox_console.viewing import CannotError, GoneError, Viewer
 from breadbox_console.watch import Watch, WatchedBuffer
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -69,7 +70,7 @@ class Pages:
 
     def routes(self) -> list[Route | Mount]:
         """Return what is answered where: the page, and what its scripts ask for."""
-        episode = "/api/buffers/{buffer}/episodes/{number:int}"
+        episode = "/api/buffers/{buffer}/episodes/{number}"
         return [
             Route("/", self._page),
             Route("/api/session", self._session),
@@ -80,7 +81,7 @@ class Pages:
             Route("/api/buffers/{buffer}/episodes", self._episodes),
             Route("/api/buffers/{buffer}/learning", self._learning),
             Route(episode, self._describe),
-            Route(f"{episode}/frame/{{step:int}}", self._frame),
+            Route(f"{episode}/frame/{{step}}", self._frame),
             Route(f"{episode}/picture", self._picture),
             Route(f"{episode}/file{{suffix}}", self._file),
             Mount("/static", StaticFiles(directory=STATIC)),
@@ -104,7 +105,7 @@ class Pages:
                 raise RefusedError(413, "this is no token")
         try:
             token = str(json.loads(body)["token"]).strip()
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise RefusedError(400, "a token is missing") from None
         try:
             cookie = await self._access.login(token)
@@ -127,7 +128,9 @@ class Pages:
 
         async def events() -> AsyncIterator[str]:
             async for each in watch.overviews():
-                if request.app.state.is_ending():
+                # The login may have ended since, or its token.
+                is_over = self._access.watch_of(request) is not watch
+                if is_over or request.app.state.is_ending():
                     return
                 yield f"data: {each}\n\n"
 
@@ -155,7 +158,7 @@ class Pages:
         key = SORTS.get(asked.get("sort", ""))
         if key is not None:
             ended.sort(key=key, reverse="down" in asked)
-        start = max(0, int(_number(asked.get("start")) or 0))
+        start = int(min(max(0.0, _number(asked.get("start")) or 0.0), len(ended)))
         shown = ended[start : start + ROWS_MAX]
         return JSONResponse(
             {
@@ -188,7 +191,7 @@ class Pages:
 
     async def _frame(self, request: Request) -> Response:
         buffer, episode = self._episode(request)
-        path, step = request.query_params.get("stream", ""), int(request.path_params["step"])
+        path, step = request.query_params.get("stream", ""), _place(request, "step")
         return _image(await self._viewer.frame(buffer, episode, path, step))
 
     async def _picture(self, request: Request) -> Response:
@@ -201,10 +204,19 @@ class Pages:
         if suffix not in _FILES:
             raise RefusedError(404, f"there are files of {', '.join(_FILES)}")
         buffer, episode = self._episode(request)
-        body = await self._viewer.download(buffer, episode, suffix)
+        file, size_bytes = await self._viewer.download(buffer, episode, suffix)
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{episode.worker_id}-{episode.episode_id}")
-        headers = {"content-disposition": f'attachment; filename="{name}{suffix}"'}
-        return Response(body, media_type=_FILES[suffix], headers=headers)
+        headers = {
+            "content-disposition": f'attachment; filename="{name[-200:]}{suffix}"',
+            "content-length": str(size_bytes),
+        }
+
+        async def contents() -> AsyncIterator[bytes]:
+            with file:
+                while part := await asyncio.to_thread(file.read, 2**20):
+                    yield part
+
+        return StreamingResponse(contents(), media_type=_FILES[suffix], headers=headers)
 
     def _watch(self, request: Request) -> Watch:
         watch = self._access.watch_of(request)
@@ -220,7 +232,7 @@ class Pages:
 
     def _episode(self, request: Request) -> tuple[WatchedBuffer, Episode]:
         buffer = self._buffer(request)
-        episode = buffer.index.episodes.get(request.path_params["number"])
+        episode = buffer.index.episodes.get(_place(request, "number"))
         if episode is None:
             raise RefusedError(404, "this episode is not remembered any more")
         # As it is now: it may go on while its arrays are loaded.
@@ -246,14 +258,19 @@ def make_app(
             running.cancel()
 
     async def refused(_: Request, error: Exception) -> Response:
-        status = {GoneError: 410, KeyError: 404}.get(type(error), 503)
+        status = {GoneError: 410, KeyError: 404, CannotError: 422}.get(type(error), 503)
         return JSONResponse({"error": str(error)}, getattr(error, "status", status))
 
-    refusals = (RefusedError, GoneError, KeyError, ReplayBufferError)
+    async def failed(_: Request, error: Exception) -> Response:
+        # The server of pages logs it with its traceback.
+        problem = f"the console failed: {type(error).__name__}: {error}"[:200]
+        return JSONResponse({"error": problem}, 500)
+
+    refusals = (RefusedError, GoneError, CannotError, KeyError, ReplayBufferError)
     app = Starlette(
         routes=Pages(access, viewer, is_secure=is_secure).routes(),
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
-        exception_handlers=dict.fromkeys(refusals, refused),
+        exception_handlers={**dict.fromkeys(refusals, refused), Exception: failed},
         lifespan=lifespan,
     )
     app.state.is_ending = lambda: False
@@ -276,6 +293,17 @@ def _image(body: bytes) -> Response:
 
 def _number(text: str | None) -> float | None:
     try:
-        return None if text in (None, "") else float(str(text))
+        number = None if text in (None, "") else float(str(text))
     except ValueError:
-        raise RefusedError(400, "a bound must be a number") from None
+        number = math.nan
+    if number is not None and not math.isfinite(number):
+        raise RefusedError(400, "a bound must be a number")
+    return number
+
+
+def _place(request: Request, name: str) -> int:
+    """Return an episode's or a step's number in a path; Python would refuse thousands of digits."""
+    text = request.path_params[name]
+    if not re.fullmatch("[0-9]{1,15}", text):
+        raise RefusedError(404, f"{name} must be a whole number")
+    return int(text)

@@ -1,6 +1,5 @@
 """Put episodes together from the small columns of fragments, and find them again. Pure."""
 
-import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,8 @@ from numpy.typing import NDArray
 from breadbox.model.fragment import Fragment
 from breadbox.model.trees import leaves
 from breadbox.model.types import ArrayType, FragmentReference
+from breadbox.payload.dtypes import as_numpy
+from breadbox_console.arrays import finite, numbers, plain, text_of
 
 RETURNS_RECENT: Final = 20
 """Episodes of a worker whose mean return is shown."""
@@ -21,6 +22,12 @@ HISTOGRAM_BINS: Final = 24
 CHUNKS_MAX: Final = 100_000
 SPAN_STEPS_MIN: Final = 64
 """Steps that a span counts for at least: beside its rewards it takes 1 KiB."""
+WORKERS_MAX: Final = 10_000
+"""Workers of a buffer that are known; beyond, the one that was silent longest is forgotten."""
+PATHS_MAX: Final = 256
+"""Arrays of a worker of which it is counted what is no number and stands still."""
+PROBLEMS_MAX: Final = 8
+"""Kinds of problems of a worker's fragments that are remembered."""
 
 
 _SHOWN: Final = (
@@ -130,6 +137,8 @@ class Worker:
     """Latest fragments in a row in which no step differed from the one before it, by path."""
     last_steps: dict[str, int] = field(default_factory=dict)
     """Hash of the last step that was read, by path."""
+    problems: Counter[str] = field(default_factory=Counter)
+    """Fragments that could not be shown, by why."""
     break_count: int = 0
     """Fragments that their worker said not to follow the one before."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURNS_RECENT))
@@ -232,8 +241,22 @@ class EpisodeIndex:
         latest_first, is_all = reversed(self.episodes.values()), query == Query()
         return [each for each in latest_first if is_all or query.fits(each)]
 
+    def worker(self, worker_id: str) -> Worker:
+        """Return what was seen of a worker, which is now the one that was heard of last."""
+        worker = self.workers[worker_id] = self.workers.pop(worker_id, Worker())
+        while len(self.workers) > WORKERS_MAX:
+            del self.workers[next(iter(self.workers))]
+        return worker
+
+    def note_problem(self, worker_id: str, problem: str, now: float) -> None:
+        """Count a fragment that could not be shown, at a Unix time."""
+        worker = self.worker(worker_id)
+        worker.last_seen_at = now
+        if problem in worker.problems or len(worker.problems) < PROBLEMS_MAX:
+            worker.problems[problem] += 1
+
     def _note_worker(self, seen: SeenFragment, fragment: Fragment) -> None:
-        worker = self.workers.setdefault(seen.key.worker_id, Worker())
+        worker = self.worker(seen.key.worker_id)
         worker.break_count += seen.discontinuity
         worker.last_seen_at = seen.appended_at
         worker.seen_at.append(seen.appended_at)
@@ -245,12 +268,15 @@ class EpisodeIndex:
 
     def note_arrays(self, worker_id: str, fragment: Fragment, *fields: str) -> None:
         """Count what is no number, and what stands still, in fields of a worker's fragment."""
-        worker = self.workers.setdefault(worker_id, Worker())
+        worker = self.worker(worker_id)
         for path, leaf in [
             each for name in fields for each in leaves(getattr(fragment, name), name)
         ]:
-            array = np.asarray(leaf)
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
+            array = as_numpy(leaf)
+            is_known = path in worker.last_steps or len(worker.last_steps) < PATHS_MAX
+            if not (array.size and is_known):
+                continue
+            if array.dtype.kind in "fc" and not np.isfinite(array).all():
                 worker.not_finite[path] += int(np.count_nonzero(~np.isfinite(array)))
             value = hash(array[-1].tobytes())
             is_still = worker.last_steps.get(path, value) == value and not (array != array[0]).any()
@@ -274,7 +300,10 @@ class EpisodeIndex:
             self._extend(episode, Span(seen, start, stop), fragment)
             going_on = None if episode.end != "running" else episode
             start = stop
+        self._open.pop(place, None)
         self._open[place] = (seen.key.fragment_index, going_on)
+        while len(self._open) > WORKERS_MAX:
+            del self._open[next(iter(self._open))]
 
     def _begin(self, seen: SeenFragment, fragment: Fragment, start: int) -> Episode:
         number, self._next_number = self._next_number, self._next_number + 1
@@ -293,7 +322,8 @@ class EpisodeIndex:
         return episode
 
     def _extend(self, episode: Episode, span: Span, fragment: Fragment) -> None:
-        rewards = np.asarray(fragment.reward[span.start : span.stop], np.float32)
+        with np.errstate(over="ignore"):
+            rewards = as_numpy(fragment.reward)[span.start : span.stop].astype(np.float32)
         episode.spans.append(span)
         episode.rewards.append(rewards)
         episode.length += span.stop - span.start
@@ -306,8 +336,8 @@ class EpisodeIndex:
         episode.end = "terminated" if fragment.terminated[last] else "truncated"
         # A worker counts from the episode's start, even where fragments were dropped.
         counted = fragment.extras.get("episode_return")
-        if isinstance(counted, np.ndarray) and np.isfinite(counted[last]):
-            episode.return_sum = float(counted[last])
+        if counted is not None and np.isfinite(numbers(counted)[last]):
+            episode.return_sum = float(numbers(counted)[last])
         episode.staleness = float(np.mean([each.fragment.staleness for each in episode.spans]))
         self.ended.append(episode)
         self.workers[episode.worker_id].returns.append(episode.return_sum)
@@ -337,9 +367,12 @@ def histogram(episodes: Iterable[Episode]) -> list[dict[str, float]]:
     if not returns.size:
         return []
     low, high = float(returns.min()), float(returns.max())
-    if low == high:
+    with np.errstate(all="ignore"):
+        edges = np.linspace(low, high, HISTOGRAM_BINS + 1)
+        has_width = bool((np.diff(edges) > 0).all())
+    if not has_width:  # They are equal, nearly equal, or further apart than a number can say.
         return [{"from": low, "to": high, "count": len(returns)}]
-    counts, edges = np.histogram(returns, bins=HISTOGRAM_BINS, range=(low, high))
+    counts, _ = np.histogram(returns, bins=edges)
     return [
         {"from": float(edges[at]), "to": float(edges[at + 1]), "count": int(count)}
         for at, count in enumerate(counts)
@@ -372,11 +405,6 @@ def learning_points(
     return found
 
 
-def finite(value: Any) -> float | None:
-    """Return a number that JSON knows, or None if it is infinite or no number."""
-    return float(value) if math.isfinite(value) else None
-
-
 def _within(value: float, low: float | None, high: float | None) -> bool:
     return (low is None or value >= low) and (high is None or value <= high)
 
@@ -386,5 +414,4 @@ def _label(extras: Mapping[str, Any], name: str, step: int) -> str:
     column = extras.get(name)
     if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "USiu":
         return ""
-    value = column[step]
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return text_of(plain(column[step : step + 1])[0])

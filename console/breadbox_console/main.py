@@ -54,6 +54,7 @@ def console(settings: ConsoleSettings) -> None:
     from breadbox.model.options import ClientOptions, Tls
     from breadbox_console.access import Access
     from breadbox_console.app import HEADERS, make_app
+    from breadbox_console.serving import BoundedConnection
     from breadbox_console.viewing import Hooks, Viewer
     from breadbox_console.watch import WatchLimits
 
@@ -91,7 +92,8 @@ def console(settings: ConsoleSettings) -> None:
         ssl_certfile=settings.listen_cert,
         ssl_keyfile=settings.listen_key,
         timeout_graceful_shutdown=2,
-        limit_concurrency=512,
+        http=BoundedConnection,
+        ws="none",
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listening:

@@ -1,5 +1,6 @@
 """Say of a buffer, from what was seen of it, how it is: for the overview page. Pure."""
 
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,7 +10,8 @@ import numpy as np
 
 from breadbox.diagnosis import Diagnosis, diagnose, diagnose_arrivals, rates_of
 from breadbox.model.types import BufferDescription, ChunkEvent, FragmentReference, FullPolicy
-from breadbox_console.episodes import EpisodeIndex, SeenFragment, Worker, finite
+from breadbox_console.arrays import finite
+from breadbox_console.episodes import EpisodeIndex, SeenFragment, Worker
 
 WINDOW_S: Final = 10.0
 """Seconds over which rates are taken."""
@@ -229,9 +231,9 @@ def describe_workers(
     """Return a line for each worker; the worst first."""
     unreadable = Counter(each.worker_id for each in after.state.quarantined)
     means = {
-        name: sum(worker.returns) / len(worker.returns)
+        name: mean
         for name, worker in workers.items()
-        if worker.returns
+        if worker.returns and math.isfinite(mean := sum(worker.returns) / len(worker.returns))
     }
     all_means = np.array(list(means.values()))
     typical = float(np.median(all_means)) if len(means) >= 4 else None
@@ -244,6 +246,7 @@ def describe_workers(
         problems = []
         if name in unreadable:
             problems.append(f"sent {unreadable[name]} payloads that readers cannot read")
+        problems += [f"{text}, in {count} fragments" for text, count in worker.problems.items()]
         if worker.not_finite:
             count, paths = worker.not_finite.total(), ", ".join(worker.not_finite)
             problems.append(f"sent {count} values that are NaN or infinite, in {paths}")
@@ -254,9 +257,9 @@ def describe_workers(
         ]
         if worker.break_count:
             problems.append(f"dropped steps before {worker.break_count} of its fragments")
-        mean = means.get(name)
-        if mean is not None and typical is not None and abs(mean - typical) > 8 * spread > 0:
-            problems.append(f"its mean return {mean:.4g} is far from the others' {typical:.4g}")
+        own = means.get(name)
+        if own is not None and typical is not None and abs(own - typical) > 8 * spread > 0:
+            problems.append(f"its mean return {own:.4g} is far from the others' {typical:.4g}")
         silent_s = now - worker.last_seen_at
         seen_at = worker.seen_at
         usual_s = (seen_at[-1] - seen_at[0]) / (len(seen_at) - 1) if len(seen_at) > 3 else np.inf
@@ -269,7 +272,7 @@ def describe_workers(
                 "version": worker.version,
                 "behind": max(worker.behind, default=0),
                 "silent_s": silent_s,
-                "mean_return": None if mean is None else finite(mean),
+                "mean_return": own,
                 "problems": problems,
             }
         )

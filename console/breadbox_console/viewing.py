@@ -2,14 +2,16 @@
 
 import asyncio
 import io
+import math
 import tempfile
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -18,9 +20,11 @@ from PIL import Image
 
 from breadbox.model.errors import PayloadMissingError, ReplayBufferError
 from breadbox.model.fragment import Fragment
-from breadbox.model.trees import is_within, leaves, row
+from breadbox.model.trees import field_of, is_within, leaves, row
 from breadbox.model.types import ArrayType, FragmentReference
-from breadbox_console.episodes import Episode, SeenFragment, Span, finite, key_of
+from breadbox.payload.dtypes import BFLOAT16, parse_dtype
+from breadbox_console.arrays import NUMBERS, finite, numbers, plain, text_of
+from breadbox_console.episodes import Episode, SeenFragment, Span, key_of
 from breadbox_console.overview import BufferHistory, ChunkLife
 from breadbox_console.watch import VECTOR_MAX, WatchedBuffer
 
@@ -32,10 +36,15 @@ WINDOW_STEPS: Final = 4
 """Steps whose frames are loaded together: the first of them waits for all."""
 CACHE_BYTES: Final = 256 * 2**20
 """Most bytes of loaded frames that are kept."""
+STEP_BYTES_MAX: Final = 64 * 2**20
+"""Most bytes of an array's step that is shown."""
+DOWNLOADS_MAX: Final = 2
+"""Files that are written at a time; the next download waits."""
 VIDEO_FPS: Final = 30
 _LANE: Final = ("chunk_id", "version_min", "version_max", "appended_at", "staleness")
 PNG_BYTES_MAX: Final = 256 * 2**10
 """Most bytes of pixels that are sent as they are: PNG takes 20 times as long as JPEG."""
+JPEG_SIDE_MAX: Final = 65_000
 
 Pixels = NDArray[np.uint8]
 Renderer = Callable[[Any, int], Any]
@@ -44,8 +53,17 @@ Detokenizer = Callable[[Sequence[int]], Sequence[str]]
 """Makes the text of each token."""
 
 
+Parts = Iterator[tuple[Span, Fragment]]
+"""Fragments of an episode, in order, and its steps in each."""
+_Taken = TypeVar("_Taken")
+
+
 class GoneError(Exception):
     """Payloads of the episode have left the buffer."""
+
+
+class CannotError(Exception):
+    """The episode has values that a file cannot hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +76,30 @@ class Hooks:
 
 def kind_of(array: ArrayType) -> str:
     """Return how an array [T, ...] is shown: image, picture, lines, text, or "" for not at all."""
-    shape, name = array.shape[1:], array.type_name
-    if any(kind in name for kind in "US"):
+    shape, stored = array.shape[1:], parse_dtype(array.type_name)
+    if not 0 < math.prod(shape) * stored.itemsize <= STEP_BYTES_MAX:
+        return ""
+    if stored.kind in "US":
         return "text" if not shape else ""
-    if not shape:
-        return "lines"
+    if stored.kind not in NUMBERS:
+        return ""
     if is_image(shape):
         return "image"
-    return "lines" if np.prod(shape) <= VECTOR_MAX else "picture"
+    return "lines" if math.prod(shape) <= VECTOR_MAX else "picture"
 
 
 def type_text(array: ArrayType) -> str:
     """Return the type of a step of an array in words, such as "uint8 210×160×3"."""
     shape = "×".join(map(str, array.shape[1:]))
-    # "bfloat16" is no name that numpy knows; all others begin with a byte order.
-    is_coded = array.type_name[0] in "<>|="
+    is_coded = array.type_name != BFLOAT16
     return f"{np.dtype(array.type_name).name if is_coded else array.type_name} {shape}".strip()
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
     """Return True if an array of this shape is an image: [H, W], [H, W, C] or [C, H, W]."""
-    if len(shape) == 3 and shape[2] <= 4:
+    if len(shape) == 3 and 1 <= shape[2] <= 4:
         shape = shape[:2]
-    elif len(shape) == 3 and shape[0] <= 4:
+    elif len(shape) == 3 and 1 <= shape[0] <= 4:
         shape = shape[1:]
     return len(shape) == 2 and min(shape) >= IMAGE_SIDE_MIN
 
@@ -97,7 +116,8 @@ def as_pixels(array: NDArray[Any]) -> Pixels:
         array = array[:, :, -1]
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array)
-    values = np.nan_to_num(array.astype(np.float32))
+    with np.errstate(over="ignore"):
+        values = np.nan_to_num(array.astype(np.float32)).astype(np.float64)
     low, high = float(values.min()), float(values.max())
     return ((values - low) * (255.0 / ((high - low) or 1.0))).astype(np.uint8)
 
@@ -105,7 +125,8 @@ def as_pixels(array: NDArray[Any]) -> Pixels:
 def encoded(pixels: Pixels) -> bytes:
     """Encode a picture, fast rather than small: as PNG, or a large one as JPEG."""
     out = io.BytesIO()
-    kind = "PNG" if pixels.nbytes <= PNG_BYTES_MAX else "JPEG"
+    is_png = pixels.nbytes <= PNG_BYTES_MAX or max(pixels.shape) > JPEG_SIDE_MAX
+    kind = "PNG" if is_png else "JPEG"
     Image.fromarray(pixels).save(out, kind, compress_level=1, quality=95, subsampling=0)
     return out.getvalue()
 
@@ -119,6 +140,7 @@ class Viewer:
         self._under_way: WeakValueDictionary[tuple[Any, ...], asyncio.Lock] = WeakValueDictionary()
         self._cache_bytes = 0
         self._loading = asyncio.Semaphore(4)
+        self._downloads = asyncio.Semaphore(DOWNLOADS_MAX)
 
     async def describe(self, buffer: WatchedBuffer, episode: Episode) -> dict[str, Any]:
         """Return all of an episode but its frames: streams, series, ends and lanes."""
@@ -147,6 +169,8 @@ class Viewer:
         start = at - at % WINDOW_STEPS
         stop = min(start + WINDOW_STEPS, span.fragment.step_count)
         is_rendered = path == "(rendered)" and self._hooks.renderer is not None
+        if not is_rendered:
+            _demand_kind(span, path, "image")
         columns = ["obs"] if is_rendered else [path]
         fragment = buffer.kept.get(span.fragment.key)
         if fragment is None:
@@ -163,32 +187,53 @@ class Viewer:
     async def picture(self, buffer: WatchedBuffer, episode: Episode, path: str) -> bytes:
         """Return the picture of a wide array: a column for each step, a row for each element.
 
+        Of many steps or elements some are left out.
+
         Raises:
             GoneError: A payload has left the buffer.
             KeyError: There is no such stream.
         """
-        fragments = await self._load_all(buffer, episode, [path])
-        parts = [
-            leaf_of(each, path)[start:stop].reshape(stop - start, -1)
-            for (_, start, stop), each in zip(episode.spans, fragments, strict=True)
-        ]
-        flat = np.concatenate(parts)
-        thinned = flat[:: -(-len(flat) // POINTS_MAX)]
-        return await asyncio.to_thread(lambda: encoded(as_pixels(np.ascontiguousarray(thinned.T))))
+        _demand_kind(episode.spans[-1], path, "picture")
+        stride = -(-episode.length // POINTS_MAX)
 
-    async def download(self, buffer: WatchedBuffer, episode: Episode, suffix: str) -> bytes:
-        """Return the episode as a Parquet file, a row a step, or its first images as MP4.
+        def take(span: Span, fragment: Fragment) -> NDArray[Any]:
+            steps = leaf_of(fragment, path)[span.start : span.stop : stride]
+            return steps.reshape(len(steps), -1)[:, :: -(-steps[0].size // POINTS_MAX)]
+
+        held = await self._load_held(buffer, episode, [path], take)
+        parts = [each for each in held if not isinstance(each, Exception)]
+        if len(parts) < len(held) or len({each.shape[1] for each in parts}) > 1:
+            raise GoneError("some of the episode's fragments have left the buffer, or differ")
+        flat = np.ascontiguousarray(np.concatenate(parts).T)
+        return await asyncio.to_thread(lambda: encoded(as_pixels(flat)))
+
+    async def download(
+        self, buffer: WatchedBuffer, episode: Episode, suffix: str
+    ) -> tuple[BinaryIO, int]:
+        """Return a file with the episode, and its size: Parquet, a row a step, or images as MP4.
+
+        One fragment at a time is loaded. At most `DOWNLOADS_MAX` files are written at a time.
 
         Raises:
             GoneError: A payload has left the buffer.
             KeyError: The episode has no images to make a film of.
+            CannotError: The file cannot hold what the episode has.
         """
-        fragments = await self._load_all(buffer, episode, None)
-        with tempfile.TemporaryDirectory(prefix="breadbox-console-") as folder:
-            path = Path(folder) / f"episode{suffix}"
-            write = _write_parquet if suffix == ".parquet" else _write_video
-            await asyncio.to_thread(write, path, episode, fragments)
-            return await asyncio.to_thread(path.read_bytes)
+        loop, is_over = asyncio.get_running_loop(), threading.Event()
+
+        def parts() -> Iterator[tuple[Span, Fragment]]:
+            for span in episode.spans:
+                if is_over.is_set():
+                    raise GoneError("nobody waits for the file")
+                load = self._load(buffer, span.fragment, None, None)
+                yield span, asyncio.run_coroutine_threadsafe(load, loop).result()
+
+        write = _write_parquet if suffix == ".parquet" else _write_video
+        async with self._downloads:
+            try:
+                return await asyncio.to_thread(_written, write, episode, parts(), suffix)
+            finally:
+                is_over.set()
 
     # Loading ------------------------------------------------------------------------------------
 
@@ -196,31 +241,39 @@ class Viewer:
         self, found: dict[str, Any], buffer: WatchedBuffer, episode: Episode, paths: list[str]
     ) -> list[str]:
         """Add series and texts; return why each fragment could not be loaded, or ""."""
-        fragments = await self._load_held(buffer, episode, paths)
-        for path in [*paths, "model_version"]:
-            arrays = [
-                None if isinstance(each, Exception) else _column_of(each, path)[start:stop]
-                for (_, start, stop), each in zip(episode.spans, fragments, strict=True)
-            ]
-            model = next((each for each in arrays if each is not None), None)
+        paths = [*paths, "model_version"]
+
+        def take(span: Span, fragment: Fragment) -> dict[str, NDArray[Any]]:
+            return {
+                path: column[span.start : span.stop]
+                for path in paths
+                if (column := _column_of(fragment, path)) is not None
+            }
+
+        held = await self._load_held(buffer, episode, paths, take)
+        parts = [{} if isinstance(each, Exception) else each for each in held]
+        for path in paths:
+            model = next((each[path] for each in parts if path in each), None)
             if model is None:
                 continue
-            is_text = model.dtype.kind in "US"
-            for at, span in enumerate(episode.spans):
-                if arrays[at] is None:
-                    shape = (span.stop - span.start, *model.shape[1:])
-                    arrays[at] = np.full(shape, "" if is_text else np.nan)
-            column = np.concatenate([each for each in arrays if each is not None])
+            is_text, shape = model.dtype.kind in "US", model.shape[1:]
+            steps = []
+            for span, each in zip(episode.spans, parts, strict=True):
+                # Fragments of one episode may differ, where the buffer takes any.
+                own = each.get(path)
+                fits = own is not None and own.shape[1:] == shape
+                if own is None or not fits or (own.dtype.kind in "US") != is_text:
+                    own = np.full((span.stop - span.start, *shape), "" if is_text else np.nan)
+                steps.append(own)
+            column = np.concatenate(steps)
             if is_text:
-                found["texts"][path] = [str(each) for each in column[:POINTS_MAX]]
+                found["texts"][path] = [text_of(each) for each in column[:POINTS_MAX]]
                 continue
-            flat = column.reshape(len(column), -1)
+            flat = column.reshape(len(column), math.prod(shape))
             found["series"][path] = [_thinned(flat[:, at]) for at in range(flat.shape[1])]
             if path == "action" and column.ndim == 1 and column.dtype.kind in "iu":
                 found["tokens"] = await asyncio.to_thread(self._words, column[:POINTS_MAX])
-        return [
-            f"cannot be loaded: {each}" if isinstance(each, Exception) else "" for each in fragments
-        ]
+        return [f"cannot be loaded: {each}" if isinstance(each, Exception) else "" for each in held]
 
     def _words(self, ids: NDArray[Any]) -> list[str]:
         """Return the text of each token, or nothing where the detokenizer does not know one."""
@@ -230,28 +283,26 @@ class Viewer:
             return []
 
     async def _load_held(
-        self, buffer: WatchedBuffer, episode: Episode, columns: list[str] | None
-    ) -> list[Fragment | Exception]:
-        """Load the fragments of an episode, several at a time, or say why one cannot be."""
+        self,
+        buffer: WatchedBuffer,
+        episode: Episode,
+        columns: list[str],
+        take: Callable[[Span, Fragment], _Taken],
+    ) -> list[_Taken | Exception]:
+        """Return what `take` makes of each fragment of an episode, or why it cannot be loaded.
 
-        async def load(span: Span) -> Fragment | Exception:
+        Several are loaded at a time, and kept no longer.
+        """
+
+        async def load(span: Span) -> _Taken | Exception:
             try:
-                return await self._load(buffer, span.fragment, columns, None)
-            except (GoneError, ReplayBufferError) as error:
+                return take(span, await self._load(buffer, span.fragment, columns, None))
+            except (GoneError, KeyError, ReplayBufferError) as error:
                 return error
 
         async with asyncio.TaskGroup() as tasks:
             loads = [tasks.create_task(load(span)) for span in episode.spans]
         return [each.result() for each in loads]
-
-    async def _load_all(
-        self, buffer: WatchedBuffer, episode: Episode, columns: list[str] | None
-    ) -> list[Fragment]:
-        held = await self._load_held(buffer, episode, columns)
-        found = [each for each in held if not isinstance(each, Exception)]
-        if len(found) < len(held):
-            raise GoneError("some of the episode's fragments have left the buffer")
-        return found
 
     async def _window(
         self,
@@ -368,7 +419,7 @@ def locate(episode: Episode, step: int) -> tuple[Span, int]:
 
 
 def leaf_of(fragment: Fragment, path: str) -> NDArray[Any]:
-    """Return the array of a path.
+    """Return the array of a path, as it can be shown.
 
     Raises:
         KeyError: The fragment has no such array.
@@ -376,37 +427,65 @@ def leaf_of(fragment: Fragment, path: str) -> NDArray[Any]:
     field, _, _ = path.partition(".")
     for found, leaf in leaves(getattr(fragment, field.partition("[")[0], None), field):
         if found == path:
-            return np.asarray(leaf)
+            return plain(leaf)
     raise KeyError(path)
 
 
-def _column_of(fragment: Fragment, path: str) -> NDArray[Any]:
+def _column_of(fragment: Fragment, path: str) -> NDArray[Any] | None:
     if path == "model_version" and fragment.model_version is None:
         return np.full(fragment.step_count, fragment.model_version_min)
-    return leaf_of(fragment, path)
+    try:
+        return leaf_of(fragment, path)
+    except KeyError:
+        return None
 
 
-def _write_parquet(path: Path, episode: Episode, fragments: list[Fragment]) -> None:
+def _demand_kind(span: Span, path: str, kind: str) -> None:
+    types = span.fragment.types
+    if path not in types or kind_of(types[path]) != kind:
+        raise KeyError(f"{path} is no {kind}")
+
+
+def _written(
+    write: Callable[[Path, Episode, Parts], None], episode: Episode, parts: Parts, suffix: str
+) -> tuple[BinaryIO, int]:
+    """Return a file that has no name any more, so that it goes with its last reader."""
+    with tempfile.TemporaryDirectory(prefix="breadbox-console-") as folder:
+        path = Path(folder) / f"episode{suffix}"
+        write(path, episode, parts)
+        return path.open("rb"), path.stat().st_size
+
+
+def _write_parquet(path: Path, episode: Episode, parts: Parts) -> None:
+    from breadbox_offline.errors import OfflineDataError
     from breadbox_offline.files.writers import write_episodes
     from breadbox_offline.service import FragmentReader
 
-    reader = FragmentReader()
-    found = [part for each in fragments for part in reader.add(each)] + list(reader.finish())
+    reader = FragmentReader(yields_parts=True)
     wanted = f"{episode.session_id}/{episode.worker_id}/{episode.episode_id}"
-    write_episodes([each for each in found if each.id == wanted] or found, path)
+    found = (each for _, fragment in parts for each in reader.add(fragment) if each.id == wanted)
+    try:
+        write_episodes(found, path)
+    except OfflineDataError as error:
+        error.file = None  # Its folder is the console's own.
+        raise CannotError(str(error)) from error
 
 
-def _write_video(path: Path, episode: Episode, fragments: list[Fragment]) -> None:
+def _write_video(path: Path, episode: Episode, parts: Parts) -> None:
     from breadbox_rollout.recording.media import VideoWriter, as_frame
 
+    types = episode.spans[0].fragment.types
+    stream = next(
+        (each for each in types if field_of(each) == "obs" and kind_of(types[each]) == "image"),
+        None,
+    )
+    if stream is None:
+        raise KeyError("the episode has no images")
     writer = VideoWriter(path, VIDEO_FPS, crf=18)
     try:
-        for span, fragment in zip(episode.spans, fragments, strict=True):
-            images = [leaf for _, leaf in leaves(fragment.obs) if is_image(leaf.shape[1:])]
-            if not images:
-                raise KeyError("the episode has no images")
-            for at in range(span.start, span.stop):
-                writer.add(as_frame(as_pixels(images[0][at])))
+        for span, fragment in parts:
+            for image in leaf_of(fragment, stream)[span.start : span.stop]:
+                writer.add(as_frame(as_pixels(image)))
     finally:
         writer.close()
 
@@ -414,4 +493,4 @@ def _write_video(path: Path, episode: Episode, fragments: list[Fragment]) -> Non
 def _thinned(column: NDArray[Any]) -> dict[str, Any]:
     """Return at most `POINTS_MAX` values as JSON knows them, and how many steps lie between two."""
     stride = max(1, -(-len(column) // POINTS_MAX))
-    return {"stride": stride, "values": [finite(each) for each in column[::stride]]}
+    return {"stride": stride, "values": [finite(each) for each in numbers(column[::stride])]}

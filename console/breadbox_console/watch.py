@@ -5,14 +5,15 @@ soon as a few small columns are loaded. Nothing is used up.
 """
 
 import asyncio
+import itertools
 import json
 import logging
 import math
 import random
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,10 +21,13 @@ from breadbox import aio
 from breadbox.model.errors import (
     BackpressureError,
     BufferNotFoundError,
+    InvalidRequestError,
+    PayloadCorruptError,
     PermissionDeniedError,
     ReplayBufferError,
     StandbyError,
     UnauthenticatedError,
+    UnsupportedArrayError,
 )
 from breadbox.model.fragment import Fragment
 from breadbox.model.trees import field_of
@@ -34,7 +38,7 @@ from breadbox.model.types import (
     FragmentReference,
     ReleaseMode,
 )
-from breadbox_console.episodes import Episode, EpisodeIndex, FragmentKey, key_of
+from breadbox_console.episodes import PROBLEMS_MAX, Episode, EpisodeIndex, FragmentKey, key_of
 from breadbox_console.overview import BufferHistory, describe_buffer
 
 log = logging.getLogger(__name__)
@@ -63,7 +67,17 @@ BUFFERS_MAX: Final = 32
 VECTOR_MAX: Final = 16
 """Widest vector that is read of every fragment, and drawn as lines; of wider observations one step
 is read now and then."""
+TEXT_CHARACTERS_MAX: Final = 256
+"""Widest text that is read of every fragment; an episode with a wider tag or task has none."""
+ARRAYS_MAX: Final = 256
+"""Arrays of a fragment that are shown; of more, the first ones."""
+PAGES_MAX: Final = 64
+"""Pages that follow one token's overview; the next one ends the stream of the oldest."""
 Types = Mapping[str, ArrayType]
+Loaded = list[tuple[FragmentReference, Types, Fragment]]
+"""Fragments of which some arrays were read, and the types of all."""
+_UNREADABLE: Final = (InvalidRequestError, PayloadCorruptError, UnsupportedArrayError)
+"""Errors of a fragment that the next read would meet again."""
 _COLUMNS: Final = (
     *("reward", "terminated", "truncated", "first", "episode_id", "value", "log_prob"),
     *("extras.episode_return", "extras.task", "extras.tag"),
@@ -98,6 +112,10 @@ class WatchedBuffer:
     """Chunks after the reader's cursor, by what the buffer counted."""
     closed_count: int | None = None
     """Chunks that the buffer had counted at the last look."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """What the console failed to do with it at the last try, by what it was."""
+    logged: set[str] = field(default_factory=set)
+    """Problems that were logged: each is once."""
 
     def loadable_share(self, episode: Episode) -> float:
         """Return the share of an episode's fragments that are kept or, by what is known, held."""
@@ -155,6 +173,8 @@ class Watch:
     connect: Callable[[str], aio.Client]
     buffers: dict[str, WatchedBuffer] = field(default_factory=dict)
     problem: str = ""
+    is_refused: bool = False
+    """True if the server refused the token at the last look."""
     server: dict[str, Any] = field(default_factory=dict)
     viewed_at: float = field(default_factory=time.monotonic)
     """When a page was last open, by the monotonic clock."""
@@ -164,40 +184,59 @@ class Watch:
     """Types of the arrays of a schema, by its hash."""
     _latest: str = ""
     """The overview as of the last look, as JSON: pages share it."""
+    _pages: OrderedDict[object, None] = field(default_factory=OrderedDict)
+    """Pages that follow the overview, the oldest first."""
 
     async def run(self) -> None:
         """Look once a second until cancelled; the server may be away meanwhile."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                self._tasks.create_task(self._look_at_servers())
-                while True:
-                    started_at = time.monotonic()
-                    await self._look()
-                    async with self._news:
-                        self._news.notify_all()
-                    await asyncio.sleep(max(0.05, PERIOD_S - (time.monotonic() - started_at)))
+                self._tasks.create_task(self._repeat(self._look_at_servers, SERVERS_PERIOD_S))
+                await self._repeat(self._look, PERIOD_S)
         finally:
             await self.client.close()
 
-    async def overviews(self) -> AsyncIterator[str]:
-        """Yield the overview as JSON now, and again after each look."""
+    async def _repeat(self, step: Callable[[], Awaitable[None]], period_s: float) -> None:
+        """Take a step once a period until cancelled. One that fails is logged, and shown."""
         while True:
-            self.viewed_at = time.monotonic()
-            if self._latest:
-                yield self._latest
-            async with self._news:
-                await self._news.wait()
+            started_at = time.monotonic()
+            try:
+                await step()
+            except Exception as error:
+                log.exception("the console failed to look at %s", self.client.address)
+                self.problem = f"the console failed: {_said(error)}"
+            await asyncio.sleep(max(0.05, period_s - (time.monotonic() - started_at)))
+
+    async def overviews(self) -> AsyncIterator[str]:
+        """Yield the overview as JSON now, and again after each look or a while."""
+        page = object()
+        self._pages[page] = None
+        if len(self._pages) > PAGES_MAX:
+            self._pages.popitem(last=False)
+        try:
+            while page in self._pages:
+                self.viewed_at = time.monotonic()
+                if self._latest:
+                    yield self._latest
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S), self._news:
+                        await self._news.wait()
+        finally:
+            self._pages.pop(page, None)
 
     async def _look(self) -> None:
         now = time.time()
         try:
             found = {each.name: each for each in await self.client.list_buffers()}
-            self.problem = ""
+            self.problem, self.is_refused = "", False
         except ReplayBufferError as error:
             self.problem = str(error)
+            self.is_refused = isinstance(error, (PermissionDeniedError, UnauthenticatedError))
         else:
             await self._take(found, now)
         self._latest = json.dumps(self._overview(now), allow_nan=False)
+        async with self._news:
+            self._news.notify_all()
 
     async def _take(self, found: dict[str, BufferDescription], now: float) -> None:
         for name in self.buffers.keys() - found.keys():
@@ -212,14 +251,23 @@ class Watch:
                     *(name, self.client, BufferHistory()),
                     EpisodeIndex(steps_max=limits.steps_max, age_s_max=limits.keep_s),
                 )
-            description = await self._describe(watched, listed)
-            watched.history.add(now, description)
-            watched.note_arrivals(description)
-            is_unread = watched.reader is None or watched.reader.done()
-            if is_unread and len(self.buffers) <= BUFFERS_MAX and self._tasks:
-                watched.reader = self._tasks.create_task(self._follow(watched))
-            if int(now) % 3 == 0:
-                await watched.look_at_head()
+            try:
+                await self._take_one(watched, listed, now)
+                watched.problems.pop("be looked at", None)
+            except Exception as error:  # noqa: BLE001 - logged, and shown
+                _note(watched, "be looked at", error)
+
+    async def _take_one(
+        self, watched: WatchedBuffer, listed: BufferDescription, now: float
+    ) -> None:
+        description = await self._describe(watched, listed)
+        watched.history.add(now, description)
+        watched.note_arrivals(description)
+        is_unread = watched.reader is None or watched.reader.done()
+        if is_unread and len(self.buffers) <= BUFFERS_MAX and self._tasks:
+            watched.reader = self._tasks.create_task(self._follow(watched))
+        if int(now) % 3 == 0:
+            await watched.look_at_head()
 
     async def _describe(
         self, watched: WatchedBuffer, listed: BufferDescription
@@ -234,14 +282,12 @@ class Watch:
         return listed
 
     async def _look_at_servers(self) -> None:
-        while True:
-            try:
-                config = await self.client.get_store_config()
-                self.server["concerns"] = list(config.store_concerns)
-            except ReplayBufferError as error:
-                log.debug("asking for the server's configuration: %s", error)
-            self.server["servers"] = await self._servers()
-            await asyncio.sleep(SERVERS_PERIOD_S)
+        try:
+            config = await self.client.get_store_config()
+            self.server["concerns"] = list(config.store_concerns)
+        except ReplayBufferError as error:
+            log.debug("asking for the server's configuration: %s", error)
+        self.server["servers"] = await self._servers()
 
     async def _servers(self) -> list[str]:
         """Return of each of several addresses what is there."""
@@ -263,24 +309,40 @@ class Watch:
         return found
 
     def _overview(self, now: float) -> dict[str, Any]:
-        buffers = [
-            describe_buffer(each.history, each.index)
-            | {"skipped": each.skipped_chunk_count, "episodes": len(each.index.episodes)}
-            for each in self.buffers.values()
-            if each.history.looks
-        ]
+        buffers = []
+        for each in self.buffers.values():
+            counts = {"skipped": each.skipped_chunk_count, "episodes": len(each.index.episodes)}
+            try:
+                if each.history.looks:
+                    shown = describe_buffer(each.history, each.index) | counts
+                    json.dumps(shown, allow_nan=False)
+                    buffers.append(shown)
+                each.problems.pop("be shown", None)
+            except Exception as error:  # noqa: BLE001 - logged, and shown
+                _note(each, "be shown", error)
         order = {"bad": 0, "warn": 1, "good": 2, "idle": 3}
         buffers.sort(key=lambda each: (order[each["level"]], each["name"]))
+        problems = [text for each in self.buffers.values() for text in each.problems.values()]
+        concerns = [*self.server.get("concerns", ()), *problems]
         return {
             "time": now,
             "problem": self.problem,
-            "server": {"address": self.client.address} | self.server,
+            "server": {"address": self.client.address, **self.server, "concerns": concerns},
             "buffers": buffers,
         }
 
     # Reading along ------------------------------------------------------------------------------
 
     async def _follow(self, watched: WatchedBuffer) -> None:
+        """Read along until the buffer is gone; after a failure, anew from the recent chunks."""
+        while True:
+            try:
+                return await self._read_along(watched)
+            except Exception as error:  # noqa: BLE001 - logged, and shown
+                _note(watched, "be read", error)
+                await asyncio.sleep(SERVERS_PERIOD_S)
+
+    async def _read_along(self, watched: WatchedBuffer) -> None:
         """Read small columns of every chunk that arrives, no faster than allowed."""
         cursor = await self._recent_cursor(watched)
         session_id: str | None = None
@@ -293,9 +355,9 @@ class Watch:
                     max_wait_s=POLL_S,
                     known_session_id=session_id,
                 ) as read:
-                    loaded = await self._load(read.fragments, _is_small)
+                    loaded = await self._load(watched, read.fragments, _is_small)
                     sampled = random.sample(read.fragments, min(1, len(read.fragments)))
-                    pictures = await self._load(sampled, _is_wide, (0, 1))
+                    pictures = await self._load(watched, sampled, _is_wide, (0, 1))
                     await self._keep(watched, read.fragments)
             except (BufferNotFoundError, PermissionDeniedError, UnauthenticatedError):
                 return  # The next look says so, and begins anew if the buffer comes back.
@@ -305,10 +367,8 @@ class Watch:
                 await asyncio.sleep(5.0 if slow else PERIOD_S)
                 continue
             now = time.time()
-            for each in loaded:
-                watched.index.add(*each, now)
-            for reference, _, fragment in pictures:
-                watched.index.note_arrays(reference.metadata.worker_id, fragment, "obs")
+            self._index(watched, loaded, pictures, now)
+            watched.problems.pop("be read", None)
             watched.skipped_chunk_count += read.skipped_chunk_count
             cursor, session_id = read.cursor, read.session_id
             chunk_count = len({each.chunk_id for each in read.fragments})
@@ -316,6 +376,22 @@ class Watch:
             if read.fragments:
                 pause_s = len(read.fragments) / self.limits.fragments_per_s
                 await asyncio.sleep(max(GATHER_S, pause_s))
+
+    def _index(self, watched: WatchedBuffer, loaded: Loaded, pictures: Loaded, now: float) -> None:
+        """Take what was read into the index; a fragment that cannot be taken fails alone."""
+        index = watched.index
+        for is_picture, (reference, types, fragment) in (
+            *((False, each) for each in loaded),
+            *((True, each) for each in pictures),
+        ):
+            worker_id = reference.metadata.worker_id
+            try:
+                if is_picture:
+                    index.note_arrays(worker_id, fragment, "obs")
+                else:
+                    index.add(reference, types, fragment, now)
+            except Exception as error:  # noqa: BLE001 - logged, and shown
+                _leave_out(watched, reference, error)
 
     async def _recent_cursor(self, watched: WatchedBuffer) -> int | None:
         """Return a cursor that leaves the latest `RECENT_CHUNKS` to read, or None to read all."""
@@ -337,10 +413,11 @@ class Watch:
 
     async def _load(
         self,
+        watched: WatchedBuffer,
         references: Sequence[FragmentReference],
         is_read: Callable[[str, ArrayType], bool],
         steps: tuple[int, int] | None = None,
-    ) -> list[tuple[FragmentReference, Types, Fragment]]:
+    ) -> Loaded:
         """Load those arrays that the fragments have; fragments that are gone are left out."""
         try:
             types = await self._types_of(references)
@@ -349,11 +426,14 @@ class Watch:
                 return []
             loaded = await self.client.load_fragments(references, columns=columns, steps=steps)
             return list(zip(references, types, loaded, strict=True))
-        except ReplayBufferError as error:
-            log.debug("%d fragments cannot be read: %s", len(references), error)
-        # One of them is gone, or has other arrays.
+        except Exception as error:  # noqa: BLE001 - logged, and shown
+            if len(references) == 1:
+                _leave_out(watched, references[0], error)
+        # One of them is gone, has other arrays, or cannot be read.
         parts = references if len(references) > 1 else ()
-        return [found for each in parts for found in await self._load([each], is_read, steps)]
+        return [
+            found for each in parts for found in await self._load(watched, [each], is_read, steps)
+        ]
 
     async def _types_of(self, references: Sequence[FragmentReference]) -> list[Types]:
         """Return the types of each fragment's arrays; those of a declared schema are read once."""
@@ -362,7 +442,9 @@ class Watch:
             code = each.metadata.schema_hash
             types = self._types.get(code)
             if types is None:
-                (types,) = await self.client.describe_arrays([each])
+                (described,) = await self.client.describe_arrays([each])
+                first = {*itertools.islice(described, ARRAYS_MAX), *_COLUMNS}
+                types = {path: described[path] for path in described if path in first}
             if code and len(self._types) < SCHEMAS_MAX:
                 self._types[code] = types
             found.append(types)
@@ -374,21 +456,54 @@ class Watch:
             watched.kept_worker = ""
             watched.kept.clear()
         mine = [each for each in references if each.metadata.worker_id == watched.kept_worker]
-        try:
-            for each in mine:
+        for each in mine:
+            try:
                 (watched.kept[key_of(each)],) = await self.client.load_fragments([each])
-                while sum(one.size_bytes for one in watched.kept.values()) > KEPT_BYTES:
-                    watched.kept.popitem(last=False)
-        except ReplayBufferError as error:
-            log.debug("what %s sent cannot be kept: %s", watched.kept_worker, error)
+            except Exception as error:  # noqa: BLE001 - logged, and shown
+                _leave_out(watched, each, error)
+            while sum(one.size_bytes for one in watched.kept.values()) > KEPT_BYTES:
+                watched.kept.popitem(last=False)
 
 
 def _is_small(path: str, array: ArrayType) -> bool:
     """Return True if an array is read of every fragment."""
-    is_played = field_of(path) in ("obs", "action") and not _is_wide(path, array)
-    return is_played or (path in _COLUMNS and len(array.shape) == 1)
+    is_played = field_of(path) in ("obs", "action")
+    is_narrow = math.prod(array.shape[1:]) <= (VECTOR_MAX if is_played else 1)
+    return is_narrow and _is_text_short(array) and (is_played or path in _COLUMNS)
 
 
 def _is_wide(path: str, array: ArrayType) -> bool:
     """Return True if one step of an observation is read now and then."""
     return field_of(path) == "obs" and math.prod(array.shape[1:]) > VECTOR_MAX
+
+
+def _is_text_short(array: ArrayType) -> bool:
+    kind, width = array.type_name[1:2], array.type_name[2:]
+    return kind not in "USV" or int(width) <= TEXT_CHARACTERS_MAX
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def _note(watched: WatchedBuffer, what: str, error: Exception) -> None:
+    """Show that the console failed at a buffer, and log it once."""
+    problem = f"Buffer {watched.name} cannot {what}: the console failed: {_said(error)}"
+    if problem not in watched.logged and len(watched.logged) < PROBLEMS_MAX:
+        watched.logged.add(problem)
+        log.error("buffer %s cannot %s", watched.name, what, exc_info=error)
+    watched.problems[what] = problem
+
+
+def _leave_out(watched: WatchedBuffer, reference: FragmentReference, error: Exception) -> None:
+    """Log that a fragment is left out; unless it is gone, or Redis is, show that at its worker."""
+    data = reference.metadata
+    is_usual = isinstance(error, ReplayBufferError) and not isinstance(error, _UNREADABLE)
+    log.log(
+        logging.DEBUG if is_usual else logging.WARNING,
+        *("buffer %s: fragment %d of %s is left out: %s", watched.name),
+        *(data.fragment_index, data.worker_id, _said(error)),
+    )
+    if not is_usual:
+        problem = f"sent what cannot be read ({_said(error)})"
+        watched.index.note_problem(data.worker_id, problem, time.time())

@@ -18,6 +18,7 @@ from breadbox.cli.settings import Bytes, of_one_call, setting
 from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError
 from breadbox_offline.files.dataset import Dataset
 from breadbox_offline.files.minari_dataset import MINARI_SCHEME, write_minari
+from breadbox_offline.files.readers import PARQUET
 from breadbox_offline.files.writers import write_episodes
 from breadbox_offline.limits import DataLimits, bounded_memory
 from breadbox_offline.report import FindingKind, FindingPolicy, ValidationPolicy
@@ -152,6 +153,7 @@ def export_episodes(settings: ExportSettings) -> None:
     """Write the episodes that a buffer holds to a file, without using anything up."""
     out, env_id = settings.out, settings.env_id
     is_minari = out.startswith(MINARI_SCHEME)
+    is_of_steps = out.endswith(PARQUET) and settings.layout == "steps"
     if env_id is not None and not is_minari:
         # BREADBOX_ENV may be set for other commands, so only a typed option is a mistake.
         source = click.get_current_context().get_parameter_source("env_id")
@@ -166,7 +168,14 @@ def export_episodes(settings: ExportSettings) -> None:
     with (
         settings.connect(buffer=settings.buffer, reconnect_s=_RECONNECT_S) as client,
         # Closed before the client, so that an export that fails returns the chunks.
-        closing(read_buffer(client, settings.buffer, max_wait_s=settings.max_wait_s)) as held,
+        closing(
+            read_buffer(
+                client,
+                settings.buffer,
+                max_wait_s=settings.max_wait_s,
+                yields_parts=is_of_steps and not is_minari,
+            )
+        ) as held,
     ):
         first = next(held, None)
         if first is None:

@@ -29,6 +29,7 @@ from breadbox.model.types import (
     ReleaseMode,
     SchemaPolicy,
 )
+from breadbox.payload.dtypes import as_numpy
 from breadbox.writing.fragmenter import EPISODE_COLUMNS, EpisodeTotals
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import EpisodeShapeError, OfflineDataError
@@ -220,38 +221,53 @@ def _take_floats(extras: dict[str, Tree], names: tuple[str, ...]) -> NDArray[np.
 
 
 class FragmentReader:
-    """Join fragments, each worker's in index order, to episodes; a gap ends an episode."""
+    """Join fragments, each worker's in index order, to episodes; a gap ends an episode.
 
-    def __init__(self) -> None:
-        self._open: dict[tuple[str, str], tuple[Fragment, Episode | None]] = {}
+    With `yields_parts` each fragment's part of an episode is yielded alone, so that no more than
+    two are in memory.
+    """
+
+    def __init__(self, *, yields_parts: bool = False) -> None:
+        self._yields_parts = yields_parts
+        self._open: dict[tuple[str, str], tuple[int, list[Episode]]] = {}
+        """By session and worker: the latest fragment's index, and parts of the open episode."""
 
     def add(self, fragment: Fragment) -> Iterator[Episode]:
         """Yield episodes that end in this fragment, or that a gap before it ends."""
         worker = fragment.session_id, fragment.worker_id
-        before, pending = self._open.pop(worker, (None, None))
-        follows = (
-            before is not None
-            and fragment.fragment_index == before.fragment_index + 1
-            and not fragment.discontinuity
-        )
-        if pending is not None and not follows:
-            yield pending
-            pending = None
+        index, pending = self._open.pop(worker, (None, []))
+        if fragment.discontinuity or index is None or fragment.fragment_index != index + 1:
+            yield from self._joined(pending)
+            pending = []
         for part in _parts_of(fragment):
-            joined = part if pending is None else pending.join(_continuing(pending, part))
-            pending = None
-            if joined.is_done:
-                yield joined
-            else:
-                pending = joined
-        self._open[worker] = fragment, pending
+            if pending:
+                part = _continuing(pending[-1], part)
+                pending[-1].check_follows(part)
+            if self._yields_parts:
+                yield part
+                pending.clear()
+            pending.append(part)
+            if part.is_done:
+                yield from self._joined(pending)
+                pending = []
+        self._open[worker] = fragment.fragment_index, pending
 
     def finish(self) -> Iterator[Episode]:
         """Yield the unfinished episodes."""
         for _, pending in self._open.values():
-            if pending is not None:
-                yield pending
+            yield from self._joined(pending)
         self._open.clear()
+
+    def _joined(self, parts: list[Episode]) -> Iterator[Episode]:
+        """Yield the episode of some parts, unless these were yielded.
+
+        Neighbours are joined, and then those, so that a step is copied only a few times.
+        """
+        while len(parts) > 1:
+            pairs = [parts[at : at + 2] for at in range(0, len(parts), 2)]
+            parts = [pair[0].join(pair[1]) if len(pair) > 1 else pair[0] for pair in pairs]
+        if not self._yields_parts:
+            yield from parts
 
 
 def _continuing(pending: Episode, part: Episode) -> Episode:
@@ -275,7 +291,7 @@ def _part(fragment: Fragment, start: int, stop: int) -> Episode:
     }
     for name, column in ((LOG_PROB, fragment.log_prob), (VALUE, fragment.value)):
         if column is not None:
-            extras[name] = column[start:stop]
+            extras[name] = as_numpy(column)[start:stop]
     # If fragments before it are missing, a part's place in its episode is unknown. Its place in the
     # worker's sequence still distinguishes parts of one episode.
     position = fragment.fragment_index * fragment.step_count + start
@@ -291,7 +307,7 @@ def _part(fragment: Fragment, start: int, stop: int) -> Episode:
             ]
         ),
         actions=trees.rows(as_containers(fragment.action), start, stop),
-        rewards=fragment.reward[start:stop],
+        rewards=as_numpy(fragment.reward)[start:stop],
         terminated=bool(fragment.terminated[stop - 1]),
         truncated=bool(fragment.truncated[stop - 1]),
         t_started=t_started,
@@ -315,12 +331,12 @@ def _observation_after(fragment: Fragment, stop: int) -> Tree:
 
 
 def as_containers(tree: Any) -> Tree:
-    """Return a fragment's tree with tuples for its lists, as episodes have them."""
+    """Return a fragment's tree as episodes have it: tuples for its lists, float32 for bfloat16."""
     if isinstance(tree, dict):
         return {key: as_containers(branch) for key, branch in tree.items()}
     if isinstance(tree, list | tuple):
         return tuple(as_containers(branch) for branch in tree)
-    return tree
+    return None if tree is None else as_numpy(tree)
 
 
 def _types(tree: Tree) -> dict[str, tuple[Any, Any]]:
@@ -329,6 +345,8 @@ def _types(tree: Tree) -> dict[str, tuple[Any, Any]]:
 
 _FRAGMENTS_PER_APPEND = 64
 _FRAGMENTS_PER_READ = 64
+_BYTES_PER_READ = 64 * 2**20
+"""Bytes of payloads that are loaded together, unless one is larger."""
 _USES_UNLIMITED = 2**40
 _VERSIONS_UNLIMITED = 2**40
 
@@ -442,9 +460,11 @@ def _append(client: Client, fragments: list[Fragment], destination: Destination)
 
 
 def read_buffer(
-    client: Client, buffer: str, *, max_wait_s: float = 10.0
+    client: Client, buffer: str, *, max_wait_s: float = 10.0, yields_parts: bool = False
 ) -> Generator[Episode, None, None]:
     """Yield every episode that a buffer holds, without using anything up.
+
+    With `yields_parts` each fragment's part of an episode is yielded alone, in order.
 
     It leases all chunks in one fetch, and returns them at its end or when it is closed; close it
     before the client. Payloads are loaded a few at a time. If fragments are missing, parts of
@@ -462,14 +482,29 @@ def read_buffer(
         return
     lease = client.fetch(fragment_count, max_wait_s, buffer=buffer)
     try:
-        reader = FragmentReader()
+        reader = FragmentReader(yields_parts=yields_parts)
         ordered = sorted(lease.references, key=_place_of)
-        for start in range(0, len(ordered), _FRAGMENTS_PER_READ):
-            for fragment in client.load_fragments(ordered[start : start + _FRAGMENTS_PER_READ]):
+        for place, some in enumerate(_read_together(ordered)):
+            if place:
+                lease.renew()  # Writing a file may take longer than a lease lives.
+            for fragment in client.load_fragments(some):
                 yield from reader.add(fragment)
         yield from reader.finish()
     finally:
         lease.release(ReleaseMode.RETURNED)
+
+
+def _read_together(ordered: list[FragmentReference]) -> Iterator[list[FragmentReference]]:
+    some: list[FragmentReference] = []
+    size_bytes = 0
+    for each in ordered:
+        size_bytes += each.metadata.payload.size_bytes
+        if some and (len(some) == _FRAGMENTS_PER_READ or size_bytes > _BYTES_PER_READ):
+            yield some
+            some, size_bytes = [], each.metadata.payload.size_bytes
+        some.append(each)
+    if some:
+        yield some
 
 
 def _place_of(reference: FragmentReference) -> tuple[str, str, int]:

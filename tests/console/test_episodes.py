@@ -120,6 +120,100 @@ def test_a_list_shows_what_fits_all_of_a_query(query: Query, found: list[int]) -
     assert found == [each.number for each in index.find(query)]
 
 
+@pytest.mark.parametrize(
+    ("query", "fits"),
+    [
+        # It was acted by versions 2 to 4: it fits a range that has one of them.
+        ({"version_min": 4}, True),
+        ({"version_min": 5}, False),
+        ({"version_max": 2}, True),
+        ({"version_max": 1}, False),
+        ({"version_min": 3, "version_max": 3}, True),
+        ({"version_min": 0, "version_max": 9}, True),
+        # Bounds of return (64) and length (64) belong to the range.
+        ({"return_min": 64.0, "return_max": 64.0}, True),
+        ({"return_min": 64.1}, False),
+        ({"return_max": 63.9}, False),
+        ({"length_min": 64, "length_max": 64}, True),
+        ({"length_min": 65}, False),
+        ({"length_max": 63}, False),
+    ],
+)
+def test_bounds_of_a_query_are_inclusive_and_versions_overlap(
+    query: dict[str, Any], fits: bool
+) -> None:
+    index = index_of(played(0, ends=(), version=2), played(1, first=False, version=4))
+
+    assert [1] * fits == [each.number for each in index.find(Query(**query))]
+
+
+def test_flags_of_integers_and_wide_numbers_are_taken_as_they_are_meant() -> None:
+    fragment = played(0, steps=4, ends=(1, 3))
+    fragment.terminated = fragment.terminated.astype(np.uint64)
+    fragment.truncated = np.zeros(4, np.int64)
+    fragment.reward = np.full(4, 1e300)
+    fragment.episode_id = np.full(4, 2**64 - 1, np.uint64)
+    index = index_of(fragment)
+
+    assert [("terminated", 2, math.inf, 2**64 - 1)] * 2 == [
+        (each.end, each.length, each.return_sum, each.episode_id)
+        for each in index.episodes.values()
+    ]
+    assert [] == histogram(index.episodes.values())
+
+
+@pytest.mark.parametrize("counted", [np.array(["x"] * 32), np.ones(32, np.complex64)])
+def test_a_return_that_is_no_number_is_not_taken(counted: Any) -> None:
+    (episode,) = index_of(played(0, extras={"episode_return": counted})).episodes.values()
+
+    assert 32.0 == episode.return_sum
+
+
+@pytest.mark.parametrize(
+    ("column", "label"),
+    [
+        (np.frombuffer(b"\xff\xff\xff\xff" * 32, "<U1"), "\ufffd"),
+        (np.array(["\ud800x"] * 32), "\ufffdx"),
+        (np.array(["\ud800x"] * 32).astype(">U2"), "\ufffdx"),
+        (np.array([b"\xffx"] * 32), "\ufffdx"),
+        (np.full(32, 7, np.uint64), "7"),
+        (np.full(32, 7.5), "default"),
+    ],
+)
+def test_a_task_is_valid_text_whatever_was_sent(column: Any, label: str) -> None:
+    (episode,) = index_of(played(0, extras={"task": column})).episodes.values()
+
+    assert label == episode.task
+
+
+@pytest.mark.parametrize("returns", [(1e308, -1e308), (0.0, 5e-324), (1.0, 1.0 + 2**-52)])
+def test_returns_that_no_bins_part_are_in_one_bin(returns: tuple[float, float]) -> None:
+    episodes = [*index_of(played(0), played(1, episode_id=1)).episodes.values()]
+    for each, value in zip(episodes, returns, strict=True):
+        each.return_sum = value
+
+    assert [{"from": min(returns), "to": max(returns), "count": 2}] == histogram(episodes)
+
+
+def test_workers_arrays_and_problems_of_one_buffer_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("breadbox_console.episodes.WORKERS_MAX", 3)
+    monkeypatch.setattr("breadbox_console.episodes.PATHS_MAX", 4)
+    obs = {f"sensor{at}": np.zeros((32, 2), np.float32) for at in range(9)}
+    index = index_of(*(played(0, worker_id=f"w{at}", obs=obs) for at in (0, 1, 2, 0, 3)))
+    for at in range(99):
+        index.note_problem("w3", f"problem {at}", 1.0)
+    index.note_problem("w3", "problem 0", 1.0)
+
+    # The third fragment of w0 was seen before: it is the one heard of longest ago.
+    assert ["w1", "w2", "w3"] == [*index.workers]
+    assert 4 == len(index.workers["w3"].still)
+    assert {"problem 0": 2} | {f"problem {at}": 1 for at in range(1, 8)} == index.workers[
+        "w3"
+    ].problems
+
+
 def test_the_bins_of_a_histogram_hold_every_episode_once() -> None:
     index = index_of(*(played(at, reward=float(at), episode_id=at) for at in range(10)))
     bins = histogram(index.episodes.values())

@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from typing import Any
 
+import numpy as np
 import pytest
 
 from breadbox.model.types import (
@@ -248,6 +249,50 @@ def test_a_worker_whose_array_stands_still_is_named_if_those_of_others_do_not(
     assert ["sent the same obs.camera in its latest 9 fragments, unlike others"] * len(named) == [
         problem for each in said for problem in each["problems"]
     ]
+
+
+@pytest.mark.parametrize(
+    ("means", "named"),
+    [
+        # Median 2.5, and a median distance of 1 from it: far is beyond 8.
+        ([1.0, 2.0, 3.0, 10.5], []),
+        ([1.0, 2.0, 3.0, 10.6], ["w3"]),
+        ([1.0, 2.0, 3.0, -100.0], ["w3"]),
+        # Three workers have no others to be unlike; equal ones say nothing of distance.
+        ([1.0, 2.0, 100.0], []),
+        ([1.0, 1.0, 1.0, 100.0], []),
+        ([1.0, 2.0, 3.0, np.inf], []),
+    ],
+)
+def test_a_worker_whose_returns_are_far_from_the_others_is_named(
+    means: list[float], named: list[str]
+) -> None:
+    index = EpisodeIndex(steps_max=9, age_s_max=9.0)
+    for at, mean in enumerate(means):
+        index.workers[f"w{at}"] = Worker(last_seen_at=100.0, returns=deque([mean - 1, mean + 1]))
+    said = describe_buffer(history_of(), index)["workers"]
+
+    assert named == [each["name"] for each in said if each["problems"]]
+    finite = {f"w{at}": mean if np.isfinite(mean) else None for at, mean in enumerate(means)}
+    assert finite == {each["name"]: each["mean_return"] for each in said}
+
+
+def test_the_mean_return_of_a_far_worker_and_the_others_are_said() -> None:
+    index = EpisodeIndex(steps_max=9, age_s_max=9.0)
+    for at, mean in enumerate((1.0, 2.0, 3.0, 100.0)):
+        index.workers[f"w{at}"] = Worker(last_seen_at=100.0, returns=deque([mean]))
+    said = describe_buffer(history_of(), index)
+
+    assert ["its mean return 100 is far from the others' 2.5"] == said["workers"][0]["problems"]
+
+
+def test_a_fragment_that_cannot_be_shown_is_said_at_its_worker() -> None:
+    index = EpisodeIndex(steps_max=9, age_s_max=9.0)
+    for _ in range(2):
+        index.note_problem("w0", "sent what cannot be read (why)", 100.0)
+    (said,) = describe_buffer(history_of(), index)["workers"]
+
+    assert ["sent what cannot be read (why), in 2 fragments"] == said["problems"]
 
 
 def test_workers_are_not_called_silent_while_the_server_cannot_be_asked() -> None:

@@ -3,10 +3,12 @@ and column, executing nothing and allocating nothing large.
 """
 
 import base64
+import io
 import json
 import os
 import pickle  # noqa: TID251 - makes hostile inputs
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from PIL import Image
 
 from breadbox_offline.decoding.arrow import columns_of
 from breadbox_offline.decoding.msgpack_codec import pack_message
@@ -27,6 +30,7 @@ from breadbox_offline.errors import (
     UnsupportedDatasetError,
 )
 from breadbox_offline.files.dataset import Dataset
+from breadbox_offline.files.readers import read_file
 from breadbox_offline.files.writers import write_episodes
 from breadbox_offline.limits import DataLimits
 from breadbox_offline.report import FindingKind
@@ -409,3 +413,106 @@ class TestHostileFiles:
         where = path if path.startswith("minari:") else str(tmp_path / path)
         with pytest.raises(UnsupportedDatasetError):
             list(Dataset(where).episodes())
+
+
+def pictures(count: int, *shape: int, seed: int = 0) -> np.ndarray:
+    """Frames of noise, so that a value that is moved or rounded shows."""
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
+
+
+def with_frames(episode_id: str, length: int, **leaves: tuple[int, ...]) -> Episode:
+    return Episode(
+        id=episode_id,
+        observations={name: pictures(length + 1, *shape) for name, shape in leaves.items()},
+        actions=np.arange(length),
+        rewards=np.arange(length, dtype=np.float32),
+        terminated=True,
+    )
+
+
+IMAGES = {"grey": (9, 8, 1), "colour": (8, 11, 3), "layers": (10, 8, 4)}
+NUMBERS = {"flat": (9, 8), "first": (4, 9, 8), "two": (8, 8, 2), "small": (7, 8, 3)}
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN"])
+def test_long_columns_of_text_are_read_in_every_encoding(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [np.random.default_rng(at).bytes(50).hex() for at in range(2000)]
+    table = pa.table({"said": texts})
+    parquet.write_table(table, path, use_dictionary=False, column_encoding={"said": encoding})
+    limits = DataLimits.within(1 << 26)
+    held = parquet.read_metadata(path).row_group(0).column(0)
+    assert held.num_values * held.total_uncompressed_size > limits.array_bytes_max
+
+    batches = read_file(path, limits=limits)
+    assert texts == [str(each) for batch in batches for each in batch.columns["said"]]
+
+
+class TestImages:
+    def test_frames_become_images_and_come_back_as_written(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.parquet"
+        written = [with_frames(name, 5, **IMAGES, **NUMBERS) for name in ("a", "b")]
+        write_episodes(written, path)
+        obs = parquet.read_schema(path).field("obs").type
+
+        assert digests(written) == digests(read(path)[0])
+        image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        assert [*IMAGES] == [each.name for each in obs if each.type == image]
+
+    def test_an_image_is_a_png_that_others_can_open(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.parquet"
+        episode = with_frames("a", 2, colour=(8, 11, 3))
+        episode = replace(episode, observations=episode.observations["colour"])
+        write_episodes([episode], path)
+        held = parquet.read_table(path).to_pylist()
+
+        opened = [np.asarray(Image.open(io.BytesIO(each["obs"]["bytes"]))) for each in held]
+        np.testing.assert_array_equal(episode.observations[:2], opened)
+        assert [None, None] == [each["obs"]["path"] for each in held]
+        # As data sets of Hugging Face name the columns that they show as images.
+        named = json.loads(parquet.read_schema(path).metadata[b"huggingface"])
+        assert {"_type": "Image"} == named["info"]["features"]["obs"]
+
+    def test_images_of_other_recorders_are_read_whatever_their_sizes_are(self) -> None:
+        frames = [pictures(1, 9, 8, 3)[0], pictures(1, 8, 8, 3)[0]]
+        held = pa.array([{"bytes": png(each), "path": "a.png"} for each in frames])
+        found = columns_of(pa.record_batch({"obs": held}))["obs"]
+
+        assert object == found.dtype
+        for frame, own in zip(frames, found, strict=True):
+            np.testing.assert_array_equal(frame, own)
+
+    def test_parts_of_an_episode_are_rows_of_one_and_count_once(self, tmp_path: Path) -> None:
+        whole = with_frames("a", 9, colour=(8, 8, 3))
+        parts = [whole.slice(*bounds) for bounds in ((0, 4), (4, 5), (5, 9))]
+        counts = write_episodes([*parts, toy_frames()], tmp_path / "a.parquet")
+
+        assert (2, 11) == (counts.episode_count, counts.step_count)
+        assert digests([whole, toy_frames()]) == digests(read(tmp_path / "a.parquet")[0])
+
+    def test_row_groups_are_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("breadbox_offline.files.writers.ROW_GROUP_BYTES", 4096)
+        path = tmp_path / "a.parquet"
+        written = [with_frames(f"a{at}", 20, flat=(9, 8)) for at in range(3)]
+        write_episodes(written, path)
+        file = parquet.read_metadata(path)
+        sizes = [file.row_group(at).num_rows for at in range(file.num_row_groups)]
+
+        assert digests(written) == digests(read(path)[0])
+        assert (60, True) == (sum(sizes), max(sizes) <= 4096 // 144)
+
+    def test_small_episodes_share_a_row_group(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.parquet"
+        write_episodes([toy_frames(f"b{at}") for at in range(9)], path)
+
+        assert 1 == parquet.read_metadata(path).num_row_groups
+
+
+def toy_frames(name: str = "b") -> Episode:
+    return with_frames(name, 2, colour=(8, 8, 3))
+
+
+def png(frame: np.ndarray) -> bytes:
+    written = io.BytesIO()
+    Image.fromarray(frame).save(written, "PNG")
+    return written.getvalue()

@@ -13,7 +13,7 @@ from breadbox.model.fragment import Fragment
 from breadbox.model.trees import leaves
 from breadbox.writing.fragmenter import EPISODE_COLUMNS, Fragmenter, Step
 from breadbox_offline.episodes.episode import Episode
-from breadbox_offline.errors import OfflineDataError
+from breadbox_offline.errors import EpisodeJoinError, OfflineDataError
 from breadbox_offline.service import FragmentCutter, FragmentReader
 from breadbox_offline.training.mixing import Apportioner
 from support.rllib_cases import make_toy_episode
@@ -55,6 +55,60 @@ def test_the_rules_of_a_fragment_hold() -> None:
     assert [False, False, True, False] == second.truncated.tolist()
     assert [False, False, False, True] == second.first.tolist()
     assert np.float32 == first.reward.dtype
+
+
+def test_parts_have_the_rows_and_ends_of_the_episodes_that_they_are_of() -> None:
+    episodes = [toy("a", 9), toy("b", 2, end="trunc"), toy("c", 6)]
+    fragments, _ = cut(episodes, 4)
+    reader = FragmentReader(yields_parts=True)
+    parts = [part for each in fragments for part in reader.add(each)] + [*reader.finish()]
+    joined: list[Episode] = []
+    for part in parts:
+        joined[-1:] = (
+            [joined[-1].join(part)]
+            if joined and joined[-1].leads_to(part)
+            else [
+                *joined[-1:],
+                part,
+            ]
+        )
+
+    assert [4, 4, 1, 2, 1, 4] == [len(each) for each in parts]
+    assert [each.content_digest() for each in fragments_to_episodes(fragments)] == [
+        each.content_digest() for each in joined
+    ]
+
+
+def test_parts_that_do_not_follow_each_other_are_refused_as_episodes_are() -> None:
+    fragments, _ = cut([toy("a", 8)], 4)
+    fragments[1].obs = fragments[1].obs + 1
+    reader = FragmentReader(yields_parts=True)
+    assert 1 == len([*reader.add(fragments[0])])
+    with pytest.raises(EpisodeJoinError, match="starts from another observation"):
+        list(reader.add(fragments[1]))
+
+
+def test_a_long_episode_of_many_fragments_is_joined_in_order() -> None:
+    episode = toy("a", 1000)
+    fragments, _ = cut([episode], 4)
+    (found,) = fragments_to_episodes(fragments)
+
+    np.testing.assert_array_equal(episode.observations, found.observations)
+    np.testing.assert_array_equal(episode.actions, found.actions)
+
+
+def test_bfloat16_comes_out_widened() -> None:
+    torch = pytest.importorskip("torch")
+    (fragment,), _ = cut([toy("a", 4)], 4)
+    fragment.obs = torch.full((4, 1), 1.5, dtype=torch.bfloat16)
+    fragment.next_obs = fragment.final_obs = torch.full((1,), 2.5, dtype=torch.bfloat16)
+    fragment.final_obs = fragment.final_obs[None]
+    fragment.reward = torch.full((4,), 0.5, dtype=torch.bfloat16)
+    (episode,) = fragments_to_episodes([fragment])
+
+    assert np.float32 == episode.observations.dtype
+    assert [1.5, 1.5, 1.5, 1.5, 2.5] == episode.observations[:, 0].tolist()
+    assert [0.5] * 4 == episode.rewards.tolist()
 
 
 def test_an_unfinished_episode_counts_as_truncated() -> None:

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -177,6 +178,80 @@ def short_rows_in_one_run(folder: Path) -> Path:
         pa.table({"obs": column}), folder / "a.parquet", compression="zstd", store_schema=False
     )
     return folder / "a.parquet"
+
+
+def steps_of(folder: Path, obs: pa.Array, **how: Any) -> Path:
+    """A file with rows of these observations, whose other columns are fine."""
+    count = len(obs)
+    columns = {
+        "obs": obs,
+        "new_obs": obs,
+        "actions": pa.array(np.zeros(count, np.int64)),
+        "rewards": pa.array(np.zeros(count)),
+        "terminateds": pa.array(np.ones(count, np.bool_)),
+        "eps_id": pa.array(["a"] * count),
+    }
+    path = folder / "a.parquet"
+    how = {"compression": "zstd", "write_statistics": False, "store_schema": False} | how
+    parquet.write_table(pa.table(columns), path, **how)
+    return path
+
+
+def shared(value: Any, count: int) -> pa.DictionaryArray:
+    """Rows that are all the same value, which is stored once."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([value]))
+
+
+def rows_of_one_text(folder: Path) -> Path:
+    """2,000 rows of the same 8 MB, in two kilobytes: each fits, and so does each read."""
+    return steps_of(folder, shared(b"x" * (1 << 23), 2000), dictionary_pagesize_limit=1 << 30)
+
+
+def lists_of_one_text(folder: Path) -> Path:
+    """500 rows of 4 times the same 8 MB."""
+    ends = pa.array(np.arange(0, 2001, 4, dtype=np.int32))
+    texts = pa.ListArray.from_arrays(ends, shared(b"x" * (1 << 23), 2000))
+    return steps_of(folder, texts, dictionary_pagesize_limit=1 << 30)
+
+
+def maps_of_one_text(folder: Path) -> Path:
+    """500 rows of 4 keys that lead to the same 8 MB."""
+    ends = pa.array(np.arange(0, 2001, 4, dtype=np.int32))
+    keys = pa.array([str(at % 4) for at in range(2000)])
+    texts = pa.MapArray.from_arrays(ends, keys, shared(b"x" * (1 << 23), 2000))
+    return steps_of(folder, texts, dictionary_pagesize_limit=1 << 30)
+
+
+def texts_that_begin_alike(folder: Path) -> Path:
+    """128 texts of which each repeats the first megabyte, and has a letter of its own."""
+    texts = pa.array([b"x" * (1 << 20) + bytes([65 + at % 26]) for at in range(128)])
+    encoding = dict.fromkeys(("obs", "new_obs"), "DELTA_BYTE_ARRAY")
+    return steps_of(folder, texts, use_dictionary=False, column_encoding=encoding)
+
+
+def image_of(width: int, height: int) -> bytes:
+    """A PNG of one colour, which is small."""
+    written = io.BytesIO()
+    Image.new("L", (width, height)).save(written, "PNG")
+    return written.getvalue()
+
+
+def images_of(data: bytes | None, count: int, path: str | None = None) -> pa.Array:
+    held = [{"bytes": data, "path": path}] * count
+    return pa.array(held, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+
+
+def many_pixels(folder: Path) -> Path:
+    """An image that states 65,500 by 65,500 pixels."""
+    data = bytearray(image_of(16, 16))
+    data[16:24] = (65_500).to_bytes(4, "big") * 2
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    return steps_of(folder, images_of(bytes(data), 1))
+
+
+def one_image_for_all_rows(folder: Path) -> Path:
+    """1,000 rows of the same image of 16 megapixels."""
+    return steps_of(folder, images_of(image_of(4000, 4000), 1000))
 
 
 def an_absent_row_of_a_huge_type(folder: Path) -> Path:
@@ -402,6 +477,31 @@ REFUSED: dict[str, tuple[Callable[[Path], Path | str], str]] = {
     "a row of 320 MB": (one_long_row, "a.parquet, column 'obs.list.element': row group 0 states"),
     "20 million equal rows": (rows_of_one_value, "bytes states 320000000 bytes"),
     "a million equal lists": (short_rows_in_one_run, "bytes states 168000000 bytes"),
+    "2,000 rows of one text": (rows_of_one_text, "bytes states 33386702377 bytes"),
+    "lists of one text": (lists_of_one_text, "bytes states 334"),
+    "maps of one text": (maps_of_one_text, "states"),
+    "texts that begin alike": (texts_that_begin_alike, "bytes states 2"),
+    "an image of 4 gigapixels in a row": (
+        many_pixels,
+        "column 'obs': holds an image that is no PNG or JPEG: Image size (4290250000 pixels)",
+    ),
+    "an image of 169 megapixels": (
+        lambda folder: steps_of(folder, images_of(image_of(13_000, 13_000), 1)),
+        "row 0, column 'obs': a row states 169000000",
+    ),
+    "one image for 1,000 rows": (one_image_for_all_rows, "states 320"),
+    "an image that is elsewhere": (
+        lambda folder: steps_of(folder, images_of(None, 1, "/etc/hostname")),
+        "column 'obs': holds an image without bytes; files that it names are not read",
+    ),
+    "an image that is none": (
+        lambda folder: steps_of(folder, images_of(b"GIF89a" + bytes(64), 1)),
+        "column 'obs': holds an image that is no PNG or JPEG",
+    ),
+    "an image that is cut off": (
+        lambda folder: steps_of(folder, images_of(image_of(64, 64)[:60], 1)),
+        "column 'obs': ",
+    ),
     "an absent row of 128 MiB": (
         an_absent_row_of_a_huge_type,
         "a.parquet, column 'obs': a row states 134217728",

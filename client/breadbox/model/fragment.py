@@ -132,7 +132,8 @@ class Fragment:
     @property
     def ended(self) -> NDArray[np.bool_]:
         """bool[T]; terminated or truncated."""
-        ended: NDArray[np.bool_] = self.terminated | self.truncated
+        # Flags may be integers of two types, of which numpy takes no bits together.
+        ended: NDArray[np.bool_] = np.logical_or(self.terminated, self.truncated)
         return ended
 
 

@@ -76,6 +76,11 @@ def as_leaf(array: NDArray[Any], name: str) -> Any:
     return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
 
 
+def as_numpy(leaf: Any) -> NDArray[Any]:
+    """Return a leaf of a fragment as a numpy array; of bfloat16, widened to float32."""
+    return leaf.float().numpy() if is_tensor(leaf) else np.asarray(leaf)
+
+
 def byte_view(array: NDArray[Any]) -> memoryview:
     """Return the memory of a C-contiguous array as bytes."""
     if array.ndim and array.size and array.dtype.kind in "uif" and array.dtype.isnative:

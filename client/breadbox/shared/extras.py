@@ -12,7 +12,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "rollout-worker": _WORKER,
     "learner": _LEARNER,
     "console": ("starlette", "uvicorn", "av", "PIL", "gymnasium", "msgpack", "pyarrow", "yaml"),
-    "offline": ("gymnasium", "msgpack", "pyarrow"),
+    "offline": ("gymnasium", "msgpack", "PIL", "pyarrow"),
     "demo": (*_SERVER, *_WORKER, *_LEARNER, "matplotlib"),
 }
 """Modules that each extra installs."""

@@ -11,6 +11,13 @@ from numpy.typing import NDArray
 
 from breadbox.model import trees
 from breadbox.model.trees import Tree
+from breadbox_offline.decoding.images import (
+    decode_frames,
+    encode_frames,
+    frames_bytes,
+    is_frames,
+    is_images,
+)
 from breadbox_offline.errors import OfflineDataError, placed
 from breadbox_offline.limits import DataLimits, check_bytes
 
@@ -70,6 +77,15 @@ def leaf_count(kind: pa.DataType) -> int:
     return max(1, branches)
 
 
+def expanded_bytes(batch: pa.RecordBatch) -> int:
+    """Return the bytes of a batch's values once decoded, counting shared ones once per row."""
+    total = 0
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        with placed(column=name):
+            total += _expanded_bytes(array)
+    return total
+
+
 def split_rows(batch: pa.RecordBatch, limits: DataLimits) -> Iterator[pa.RecordBatch]:
     """Split a batch into parts of about `batch_bytes`, counting shared values once per row."""
     yield from _split_rows(batch, 0, limits)
@@ -101,8 +117,14 @@ def _expanded_bytes(array: pa.Array) -> int:
     kind = array.type
     if isinstance(array, pa.ExtensionArray):
         return _expanded_bytes(array.storage)
+    if is_images(kind):
+        return frames_bytes(array)
     if pa.types.is_struct(kind):
         return sum(_expanded_bytes(array.field(index)) for index in range(kind.num_fields))
+    if pa.types.is_map(kind):
+        start, stop = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        inside = [each.slice(start, stop - start) for each in (array.keys, array.items)]
+        return 8 * len(array) + sum(map(_expanded_bytes, inside))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return 8 * len(array) + _expanded_bytes(array.flatten())
     if pa.types.is_dictionary(kind) and kind.value_type.num_fields == 0:
@@ -126,6 +148,10 @@ def _values(array: pa.Array) -> Any:
             return array.to_numpy_ndarray()
         return _values(array.storage)
     kind = array.type
+    if is_images(kind) and not array.null_count:
+        frames = decode_frames(array)
+        is_even = len({each.shape for each in frames}) == 1
+        return np.stack(frames) if is_even else _objects(frames)
     if pa.types.is_struct(kind):
         if array.null_count:
             return _objects(array.to_pylist())
@@ -212,10 +238,12 @@ def to_arrow(tree: Tree, count: int, path: str) -> pa.Array:
             metadata = {}
         return pa.StructArray.from_arrays(branches, fields=fields)
     try:
+        if is_frames(tree):
+            return encode_frames(tree)
         array = pa.array(np.ascontiguousarray(tree).reshape(-1))
         for size in reversed(tree.shape[1:]):
             array = pa.FixedSizeListArray.from_arrays(array, size)
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, ValueError) as error:
         raise OfflineDataError(
             f"{tree.dtype}{list(tree.shape[1:])} cannot be stored in a column of steps: {error}; "
             "--layout episodes, or .msgpack, takes it",

@@ -203,10 +203,9 @@ class Episode:
     def join(self, later: "Episode") -> "Episode":
         """Return this part and the one that follows it as one new episode; neither changes.
 
-        Raises EpisodeJoinError for another episode or agent, a gap, overlap or end between them,
-        different observations at the seam, or other columns.
+        Raises EpisodeJoinError as `check_follows`.
         """
-        self._check_follows(later)
+        self.check_follows(later)
         start = later.lookback
         infos, times = None, None
         if self.infos is not None or later.infos is not None:
@@ -239,7 +238,16 @@ class Episode:
             truncated=later.truncated,
         )
 
-    def _check_follows(self, later: "Episode") -> None:
+    def leads_to(self, later: "Episode") -> bool:
+        """Return True if the other begins where this part ends, by episode and timestep."""
+        return self.key == later.key and not self.is_done and later.t_started == self.t
+
+    def check_follows(self, later: "Episode") -> None:
+        """Raise EpisodeJoinError unless the other is the part that follows this one.
+
+        It is not after an end, a gap or an overlap, with another observation at the seam, or with
+        other columns.
+        """
         problem = None
         if self.key != later.key:
             problem = f"{later!r} is another episode"

@@ -13,7 +13,13 @@ import pyarrow.json as arrow_json
 import pyarrow.parquet as parquet
 
 from breadbox.payload.limits import EXPANSION_MAX
-from breadbox_offline.decoding.arrow import check_type, columns_of, leaf_count, split_rows
+from breadbox_offline.decoding.arrow import (
+    check_type,
+    columns_of,
+    expanded_bytes,
+    leaf_count,
+    split_rows,
+)
 from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError, placed
 from breadbox_offline.limits import DEFAULT_LIMITS, LIMIT_OPTION, DataLimits, check_bytes
 from breadbox_offline.rows.columns import row_count
@@ -77,11 +83,15 @@ def is_readable(path: Path) -> bool:
 
 
 def _read_parquet(path: Path, batch_rows: int, limits: DataLimits) -> Iterator[dict[str, Any]]:
+    file_bytes = path.stat().st_size
     with parquet.ParquetFile(path) as file:
-        shared, rows = _plan_parquet(file, path.stat().st_size, batch_rows, limits)
+        shared, rows = _plan_parquet(file, file_bytes, batch_rows, limits)
+    size_bytes = 0
     with parquet.ParquetFile(path, read_dictionary=shared) as file:
         for batch in file.iter_batches(batch_size=rows):
+            size_bytes += expanded_bytes(batch)
             for part in split_rows(batch, limits):
+                _check_file(file_bytes, size_bytes, limits)
                 yield columns_of(part)
 
 
@@ -95,26 +105,38 @@ def _plan_parquet(
         group = file.metadata.row_group(number)
         check_bytes(f"row group {number}", group.total_byte_size, limits.row_group_bytes_max)
         row_bytes = sum(each for each in fixed.values() if each is not None)
+        text_bytes = 0
         for index in range(group.num_columns):
             held, described = group.column(index), file.schema.column(index)
-            name = held.path_in_schema
+            name, stated_bytes = held.path_in_schema, held.total_uncompressed_size
             is_text = described.physical_type == "BYTE_ARRAY"
             width = described.length or _PHYSICAL_BYTES.get(described.physical_type, 8)
+            # Each value may repeat all of those before it. pyarrow reads none as shared ones.
+            is_delta = any(each.startswith("DELTA") for each in held.encodings)
+            repeats = is_text and is_delta
             top = next((each for each in fixed if f"{name}.".startswith(f"{each}.")), None)
             if top is None or fixed[top] is None:
                 # A single row may have all of the values.
+                each_bytes = stated_bytes if repeats else width
                 with placed(column=name):
                     check_bytes(
-                        f"row group {number}", held.num_values * width, limits.memory_bytes_max
+                        f"row group {number}", held.num_values * each_bytes, limits.memory_bytes_max
                     )
                 row_bytes += 8 + held.num_values * width // max(1, group.num_rows)
-            if is_text and held.num_values * held.total_uncompressed_size > limits.array_bytes_max:
+            if is_text:
+                text_bytes += stated_bytes if repeats else stated_bytes // max(1, group.num_rows)
+            if is_text and not is_delta and held.num_values * stated_bytes > limits.array_bytes_max:
                 shared.add(name)
         value_bytes += row_bytes * group.num_rows
-        batch_rows = max(1, min(batch_rows, limits.batch_bytes // max(1, row_bytes)))
-    limit_bytes = limits.batch_bytes + EXPANSION_MAX * file_bytes
-    check_bytes(f"a file of {file_bytes} bytes", value_bytes, limit_bytes)
+        rows = limits.batch_bytes // max(1, row_bytes + text_bytes)
+        batch_rows = max(1, min(batch_rows, rows))
+    _check_file(file_bytes, value_bytes, limits)
     return sorted(shared), batch_rows
+
+
+def _check_file(file_bytes: int, size_bytes: int, limits: DataLimits) -> None:
+    limit_bytes = limits.batch_bytes + EXPANSION_MAX * file_bytes
+    check_bytes(f"a file of {file_bytes} bytes", size_bytes, limit_bytes)
 
 
 _PHYSICAL_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}

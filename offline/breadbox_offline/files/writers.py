@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pyarrow.parquet as parquet
 from breadbox.model import trees
 from breadbox_offline.decoding.arrow import to_arrow
 from breadbox_offline.decoding.dtypes import RefusedError, plain_dtype
+from breadbox_offline.decoding.images import image_features
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.serialized import pack_episode
 from breadbox_offline.errors import OfflineDataError, SchemaError, UnsupportedDatasetError
@@ -35,8 +36,11 @@ def write_episodes(
 ) -> WrittenCounts:
     """Write episodes to one file, which gets its name once it is complete.
 
+    Frames, uint8[H, W, C] with 1, 3 or 4 channels, become columns of images in the layout `steps`.
+
     Args:
-        episodes: Any number; one is in memory at a time.
+        episodes: Any number; one is in memory at a time, and a row group. In the layout `steps`
+            each may be a part of one, followed by the next part.
         path: Ends with `.parquet` or `.msgpack`.
         layout: In a Parquet file, `steps` (a row is a step, readable by everything) or `episodes`
             (a row is a serialized episode, readable by RLlib 2.60 and by this package).
@@ -53,13 +57,15 @@ def write_episodes(
         path.parent.mkdir(parents=True, exist_ok=True)
         writer = open_writer(unfinished)
     episode_count = step_count = 0
+    before: Episode | None = None
     try:
         for episode in episodes:
             with _written_to(path):
                 _check_readable(episode)
                 writer.write(episode)
-            episode_count += 1
+            episode_count += before is None or not before.leads_to(episode)
             step_count += len(episode)
+            before = episode
         with _written_to(path):
             writer.close()
             unfinished.replace(path)
@@ -106,11 +112,16 @@ def _writer_of(path: Path, layout: str) -> "Callable[[Path], _ParquetWriter | _M
     )
 
 
+ROW_GROUP_BYTES: Final = 32 * 2**20
+"""Bytes of rows that are written together; encoding numbers takes several times as much memory."""
+
+
 class _ParquetWriter:
     def __init__(self, path: Path, table_of: Callable[[Episode], pa.Table]) -> None:
         self._path = path
         self._table_of = table_of
         self._writer: parquet.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
         self._is_closed = False
 
     def write(self, episode: Episode) -> None:
@@ -120,10 +131,14 @@ class _ParquetWriter:
         """Complete the file; idempotent. A file without episodes gets an empty column of items."""
         if not self._is_closed and self._writer is None:
             self._append(pa.table({ITEM: pa.array([], pa.binary())}))
-        self._is_closed = True
+        is_first, self._is_closed = not self._is_closed, True
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.close()
+            try:
+                if is_first and self._waiting:
+                    self._flush(writer)
+            finally:
+                writer.close()
 
     def _append(self, table: pa.Table) -> None:
         if self._writer is None:
@@ -133,12 +148,30 @@ class _ParquetWriter:
                 f"an episode has the columns {table.schema.names} of types {table.schema.types}; "
                 f"the first had {self._writer.schema.names} of {self._writer.schema.types}"
             )
-        self._writer.write_table(table)
+        self._waiting.append(table)
+        if sum(each.nbytes for each in self._waiting) >= ROW_GROUP_BYTES:
+            self._flush(self._writer)
+
+    def _flush(self, writer: parquet.ParquetWriter) -> None:
+        table = pa.concat_tables(self._waiting)
+        self._waiting.clear()
+        row_bytes = table.nbytes // max(1, len(table))
+        writer.write_table(table, row_group_size=max(1, ROW_GROUP_BYTES // max(1, row_bytes)))
 
 
 def _step_table(episode: Episode) -> pa.Table:
+    count = len(episode)
     columns = step_columns(episode)
-    return pa.table({name: to_arrow(tree, len(episode), name) for name, tree in columns.items()})
+    # Both columns of observations have nearly the same rows: each is converted once.
+    observations = to_arrow(episode.own_observations(), count + 1, Column.OBS)
+    made = {Column.OBS: observations.slice(0, count), Column.NEW_OBS: observations.slice(1, count)}
+    table = pa.table(
+        {
+            name: made[name] if name in made else to_arrow(tree, count, name)
+            for name, tree in columns.items()
+        }
+    )
+    return table.replace_schema_metadata(image_features(table.schema))
 
 
 def _item_table(episode: Episode) -> pa.Table:
