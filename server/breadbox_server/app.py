@@ -24,7 +24,7 @@ from breadbox_server import limits
 from breadbox_server.access.authorization import Gate, Role
 from breadbox_server.access.tls import server_credentials
 from breadbox_server.access.tokens import TokenFile
-from breadbox_server.base.clock import Clock, LoopClock
+from breadbox_server.base.clock import Clock, LoopBeat, LoopClock
 from breadbox_server.base.conversion import payload_of
 from breadbox_server.base.errors import StartError
 from breadbox_server.base.jobs import CLOSE_S_MAX, Jobs, with_time_limit
@@ -190,6 +190,9 @@ class _Steps:
         self.shutdown = Shutdown(self.server, self.leading, settings.drain_grace_s, on_end)
 
     def watch_callers(self, jobs: Jobs) -> None:
+        beat = LoopBeat()
+        self.metrics.loop_lag.set_function(lambda: beat.lag_s)
+        jobs.start(beat.run())
         jobs.start(run_on(self.traffic.run, "watching connections"))
         if tokens := self.tokens:
 

@@ -312,6 +312,10 @@ class Metrics:
             "Time for which journal or payload store have not answered the server",
             ["place"],
         )
+        self.loop_lag = gauge(
+            "breadbox_loop_lag_seconds",
+            "Time for which the event loop has held up everything; told by another thread",
+        )
         self.snapshots = counter("breadbox_journal_snapshots", "Snapshots attempted", ["outcome"])
         self.journal_replay = gauge(
             "breadbox_journal_replay_seconds",
