@@ -82,7 +82,7 @@ def test_more_calls_than_threads_end_at_their_deadlines_too(
 def test_a_slow_disk_is_no_silent_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of many files takes a while, and all of them longer than a silence may last."""
     store = open_store(f"file://{tmp_path}")
-    original = files_module._is_file
+    original = files_module._is_file  # noqa: SLF001 - made slow
 
     def slow(path: str, size_bytes: int) -> bool:
         time.sleep(0.02)
@@ -103,7 +103,7 @@ async def test_a_hung_confirmation_holds_up_no_loop_and_counts_once_the_disk_goe
     references = open_store(f"file://{tmp_path}").write_many([in_buffers(payload_of(10))])
     custodian = FileCustodian(str(tmp_path), unannounced_s=600.0, answer_s=SILENCE_S)
     with hung(str(tmp_path), monkeypatch):
-        confirming = asyncio.ensure_future(custodian.confirm(references))
+        confirming = asyncio.get_running_loop().create_task(custodian.confirm(references))
         turns = 0
         while not confirming.done():
             await asyncio.sleep(0.01)
@@ -122,7 +122,7 @@ async def test_in_memory_few_are_confirmed_by_the_loop_itself(
     references = open_store(f"file://{tmp_path}").write_many([in_buffers(payload_of(10))])
     custodian = FileCustodian(str(tmp_path), unannounced_s=600.0)
     threads: set[threading.Thread] = set()
-    original = files_module._is_file
+    original = files_module._is_file  # noqa: SLF001 - made slow
 
     def seen(path: str, size_bytes: int) -> bool:
         threads.add(threading.current_thread())

@@ -204,6 +204,7 @@ class TokenFile:
                 # Threads of its own: neither a store's disk nor this file's holds up the other.
                 await self._threads.run(self.refresh, Deadline(ANSWER_S).left_s)
             except HungError:
+                self._seen = None  # It is read again as soon as that ends, changed or not.
                 self._count_unusable("its disk does not answer")
             if self._entries != known:
                 on_change()
