@@ -95,4 +95,4 @@ async def test_a_job_that_fails_begins_anew_with_growing_pauses(
     await run_on(job, "looking")
     assert (5, [0.01, 0.02, 0.04, 0.08]) == (runs, pauses)
     # One line, not one an attempt.
-    assert 1 == caplog.text.count("looking failed as nobody foresaw, a bug")
+    assert 1 == caplog.text.count("looking failed unforeseen, which is a bug")

@@ -314,7 +314,7 @@ class Metrics:
         )
         self.loop_lag = gauge(
             "breadbox_loop_lag_seconds",
-            "Time for which the event loop has held up everything; told by another thread",
+            "Time for which the event loop has held up everything; read by another thread",
         )
         self.snapshots = counter("breadbox_journal_snapshots", "Snapshots attempted", ["outcome"])
         self.journal_replay = gauge(
