@@ -23,7 +23,9 @@ _told: Final = Throttle(monotonic, PAUSE_S_MAX)
 def _tell(what: str, error: Exception) -> None:
     words = _told.words((what, type(error)))
     if words is not None:
-        log.error("%s failed unforeseen, which is a bug%s; trying again", what, words, exc_info=error)
+        log.error(
+            "%s failed unforeseen, which is a bug%s; trying again", what, words, exc_info=error
+        )
 
 
 @contextmanager
