@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,14 +24,15 @@ from breadbox_server import limits
 from breadbox_server.access.authorization import Gate, Role
 from breadbox_server.access.tls import server_credentials
 from breadbox_server.access.tokens import TokenFile
-from breadbox_server.base.clock import Clock, LoopClock
+from breadbox_server.base.clock import Clock, LoopBeat, LoopClock
 from breadbox_server.base.conversion import payload_of
 from breadbox_server.base.errors import StartError
 from breadbox_server.base.jobs import CLOSE_S_MAX, Jobs, with_time_limit
+from breadbox_server.base.unforeseen import run_on
 from breadbox_server.driver import Driver, DriverLimits
 from breadbox_server.gateway.transfers import Gateway
 from breadbox_server.journal.journal_state import check_standby, open_journal_state
-from breadbox_server.journal.standby import Standby
+from breadbox_server.journal.standby import Standby, outlasting
 from breadbox_server.journal.storage.interface import JournalError
 from breadbox_server.maintenance.reconciliation import Reconciler
 from breadbox_server.maintenance.store_opening import hold_directory, open_store, store_needed
@@ -189,14 +190,17 @@ class _Steps:
         self.shutdown = Shutdown(self.server, self.leading, settings.drain_grace_s, on_end)
 
     def watch_callers(self, jobs: Jobs) -> None:
-        jobs.start(self.traffic.run())
+        beat = LoopBeat()
+        self.metrics.loop_lag.set_function(lambda: beat.lag_s)
+        jobs.start(beat.run())
+        jobs.start(run_on(self.traffic.run, "watching connections"))
         if tokens := self.tokens:
 
             def take_tokens() -> None:
                 self.metrics.know_tokens(tokens.names())
                 self.interceptor.recheck()
 
-            jobs.start(tokens.keep_fresh(take_tokens))
+            jobs.start(run_on(partial(tokens.keep_fresh, take_tokens), "reading tokens again"))
 
     async def open_journal(self, on_standby: Callable[[str], None]) -> None:
         """Build the core from its journal; a standby follows it here until it leads."""
@@ -213,12 +217,18 @@ class _Steps:
         self.journal = await self.opened.enter_async_context(
             open_journal_state(self.settings, rng, self.metrics, self.custodian, stand_by)
         )
+        await self._ask_store(self._take_custody)
+
+    async def _take_custody(self) -> None:
+        if self.journal.journal is not None:
+            # Confirm and delete on behalf of the journal from now on.
+            await self.custodian.take(self.journal.journal.custody)
+        if self.settings.deletes_orphans:
+            await self.custodian.forget_other_journals()
+
+    async def _ask_store(self, step: Callable[[], Awaitable[None]]) -> None:
         with store_needed(self.settings):
-            if self.journal.journal is not None:
-                # Confirm and delete on behalf of the journal from now on.
-                await self.custodian.take(self.journal.journal.custody)
-            if self.settings.deletes_orphans:
-                await self.custodian.forget_other_journals()
+            await (outlasting(step, "beginning to lead") if self.settings.is_standby else step())
 
     def build_driver(self, clock: Clock | None) -> None:
         settings, journal = self.settings, self.journal
@@ -300,15 +310,16 @@ class _Steps:
         self.driver.core.pump()
         incarnation, since = self._known_start
         has_watched = monotonic() - since >= WATCHED_S_MIN
-        with store_needed(self.settings):
-            await self.reconciler.begin(incarnation if has_watched else "")
+        await self._ask_store(partial(self.reconciler.begin, incarnation if has_watched else ""))
         await self.driver.turns.settled()
-        self.journal.note_settings()
+        note = partial(asyncio.to_thread, self.journal.note_settings)
+        await outlasting(note, "noting the settings beside the journal")
 
     async def lead(self, jobs: Jobs) -> None:
-        jobs.start(self.reconciler.run())
+        jobs.start(run_on(self.reconciler.run, "comparing buffers and store"))
         if self.journal.compaction is not None:
-            jobs.start(self.journal.compaction.run(self.driver.turns.lose))
+            run = partial(self.journal.compaction.run, self.driver.turns.lose)
+            jobs.start(run_on(run, "shortening the journal"))
         self.leading.begin(self.driver)
         jobs.start(self.driver.turns.watch_claim(self.leading.be_certain))
         if not self.settings.is_standby:

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from breadbox.cli.base import Bug
 from breadbox.cli.command import command
-from breadbox.cli.signals import stop_on_signals
+from breadbox.cli.signals import signals_in_thread
 from breadbox.shared.tasks import end_tasks
 from breadbox.stores import has_secret
 from breadbox.stores.disk import new_opener
@@ -43,7 +43,7 @@ def serve(settings: Settings) -> None:
     _allow_many_connections()
     ending = _Ending(settings.drain_grace_s + END_S_MAX)
     # Not the loop's own handlers: while it reads a journal back, or is stuck, it runs none.
-    with stop_on_signals(ending.on_signal, again=ending.on_signal):
+    with signals_in_thread(ending.on_signal):
         try:
             with asyncio.Runner(loop_factory=_new_loop) as runner:
                 runner.run(_serve_until_signal(settings, ending))
@@ -118,11 +118,12 @@ class _Ending:
             self._exit_at_once(int(self._is_asked))
         self._is_asked = True
         self._watch()
-        self._loop.call_soon_threadsafe(self.wanted.set)
+        with contextlib.suppress(RuntimeError):  # The loop has ended by itself meanwhile.
+            self._loop.call_soon_threadsafe(self.wanted.set)
 
     def begin(self) -> None:
-        self._forget_ready_file()
         self._watch()
+        self._forget_ready_file()
 
     def _watch(self) -> None:
         assert sys.__stderr__ is not None

@@ -115,7 +115,7 @@ def test_a_server_that_still_waits_for_its_store_ends_at_once_when_asked(tmp_pat
                 )
             try:
                 eventually_sync(
-                    lambda: _handles(process.pid, signal.SIGTERM), "its handler", within_s=60
+                    lambda: _takes(process.pid, signal.SIGTERM), "its thread", within_s=60
                 )
                 process.send_signal(signal.SIGTERM)
                 # Far below the 30 s for which it would wait for an answer.
@@ -127,8 +127,8 @@ def test_a_server_that_still_waits_for_its_store_ends_at_once_when_asked(tmp_pat
             os.kill(redis.pid, signal.SIGCONT)
 
 
-def _handles(pid: int, number: int) -> bool:
-    """Whether a process catches a signal."""
+def _takes(pid: int, number: int) -> bool:
+    """Whether a process leaves a signal to the thread that waits for it."""
     status = Path(f"/proc/{pid}/status").read_text()
-    (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigBlk:")]
     return bool(int(mask, 16) >> (number - 1) & 1)

@@ -1029,3 +1029,18 @@ async def _outcome(call: Awaitable[Any]) -> object:
         return await call
     except DomainError as error:
         return error
+
+
+async def test_whatever_a_journal_raises_is_an_outage_and_its_turn_is_written_after_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvloop raised a RuntimeError out of a connection that the other side hung up on."""
+    monkeypatch.setattr(turns, "RETRY_DELAY_S", 0.001)
+    async with journalled() as it:
+        it.journal.error = RuntimeError("the handler is closed")
+        appending = it.group.create_task(append(it.driver, BUFFER, [fragment(it, 0)]))
+        await eventually(lambda: "writing the journal failed" in caplog.text, "an outage")
+        assert not appending.done()
+        it.journal.error = None
+        await appending
+        assert 1 == len(it.journal.turns[-1])

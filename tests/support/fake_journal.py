@@ -20,6 +20,8 @@ class FakeJournal:
         self.turns: list[list[tuple[float, Any]]] = []
         self.snapshots: list[Any] = []
         self.is_down = False
+        self.error: Exception | None = None
+        """What it raises that no journal should."""
         self.is_lost = False
         self.is_taken = False
         self.is_full = False
@@ -49,6 +51,8 @@ class FakeJournal:
     ) -> bool:
         self.writing.set()
         await self.may_write.wait()
+        if self.error is not None:
+            raise self.error
         if self.is_down:
             raise JournalUnavailableError("the fake journal is down")
         if self.is_lost:
@@ -61,6 +65,8 @@ class FakeJournal:
         self.renewal_count += 1
         self.renewing.set()
         await self.may_renew.wait()
+        if self.error is not None:
+            raise self.error
         if self.is_down:
             raise JournalUnavailableError("the fake journal is down")
         if self.is_taken:

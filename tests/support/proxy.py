@@ -1,7 +1,9 @@
 """A TCP proxy that can fall silent and speak again, and send new connections elsewhere."""
 
 import contextlib
+import random
 import socket
+import struct
 import threading
 from types import TracebackType
 
@@ -26,6 +28,7 @@ class Proxy:
         self._speaks.set()
         self._has_ended = threading.Event()
         self._drops = False
+        self._hangs_up = False
         self._lock = threading.Lock()
         self._left: dict[bool, int | None] = {True: None, False: None}
         """Bytes still to pass on to the target (True) and from it (False); None: no bound."""
@@ -71,6 +74,14 @@ class Proxy:
                 return
         raise AssertionError("whoever connects is still answered")
 
+    def hang_up(self) -> None:
+        """End every connection, and new ones as soon as they were accepted, until it speaks.
+
+        As a balancer whose backend is away does: with a reset, at once, or after a moment.
+        """
+        self._hangs_up = True
+        self._break_connections()
+
     def pass_at_most(self, bytes_per_s: float) -> None:
         """Pass bytes on no faster than this from now on, each way."""
         self._bytes_per_s = bytes_per_s
@@ -88,6 +99,7 @@ class Proxy:
         """Pass on again what waits, or break every connection, as a host that was replaced does."""
         if with_reset:
             self._break_connections()
+        self._hangs_up = False
         self._speaks.set()
 
     def __enter__(self) -> "Proxy":
@@ -135,6 +147,10 @@ class Proxy:
     def _serve(self, outside: socket.socket) -> None:
         with outside:
             self._speaks.wait()
+            if self._hangs_up:
+                self._has_ended.wait(random.choice((0.0, 0.0005, 0.002)))
+                outside.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                return
             try:
                 inside = socket.create_connection(self.target, timeout=10)
             except OSError:

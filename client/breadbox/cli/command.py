@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from breadbox.cli.base import Unusable
 from breadbox.cli.settings import HIDDEN, SIZE, SettingField, Settings, fields_of
+from breadbox.model.paths import regular
 from breadbox.model.sizes import size_name
 
 S = TypeVar("S", bound=Settings)
@@ -141,7 +142,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         raise Unusable("--config needs the module 'yaml': pip install pyyaml") from error
     try:
-        with path.open(encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=regular) as file:
             if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
                 raise Unusable(
                     f"--config {path} cannot be used: others may write it; chmod o-w {path}"

@@ -16,6 +16,35 @@ def end_at_once(number: int) -> None:
 
 
 @contextmanager
+def signals_in_thread(
+    handle: Callable[[int], None], numbers: Sequence[int] = STOPPING
+) -> Iterator[None]:
+    """Call *handle* for each signal in a thread of its own: it comes whatever holds up this one.
+
+    For the main thread, before there are others: those made inside get no such signal either.
+    """
+    ended = threading.Event()
+
+    def take() -> None:
+        while True:
+            number = signal.sigwait(numbers)
+            if ended.is_set():
+                return
+            handle(number)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    thread = threading.Thread(target=take, name="signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.pthread_kill(thread.ident or 0, numbers[0])
+        thread.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def stop_on_signals(
     stop: Callable[[int], None] = lambda number: None,
     numbers: Sequence[int] = STOPPING,

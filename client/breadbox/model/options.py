@@ -5,12 +5,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
 
 from breadbox.model.errors import InvalidRequestError
+from breadbox.model.paths import read_regular
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # The library retries itself, because it knows which calls are safe to repeat.
@@ -77,7 +77,7 @@ def _read(name: str, path: str | os.PathLike[str] | None) -> bytes | None:
     if path is None:
         return None
     try:
-        return Path(path).read_bytes()
+        return read_regular(path)
     except OSError as error:
         raise InvalidRequestError(name, f"cannot be read: {error}") from error
 

@@ -84,7 +84,8 @@ def open_store(
             f"piece_size_bytes must be 0 or at least {PIECE_SIZE_BYTES_MIN}, not {piece_size_bytes}"
         )
     if parsed.kind == "file":
-        return FileStore(parsed.directory, must_exist=must_exist)
+        silence_s = (deadline or Deadline(SILENCE_S_DEFAULT)).silence_s
+        return FileStore(parsed.directory, silence_s=silence_s, must_exist=must_exist)
     # Imported here: redis-py takes long to load, and a directory store does not need it.
     from breadbox.stores.redis.factory import open_redis_store
 
@@ -102,7 +103,7 @@ def open_custodian(
     """Open the store at `url` for confirming and deleting; file:// sweeps after `unannounced_s`."""
     parsed = parse_store_url(url)
     if parsed.kind == "file":
-        return FileCustodian(parsed.directory, unannounced_s=unannounced_s)
+        return FileCustodian(parsed.directory, unannounced_s=unannounced_s, answer_s=answer_s)
     from breadbox.stores.redis.custodian import RedisCustodian
     from breadbox.stores.redis.factory import open_redis_async
 

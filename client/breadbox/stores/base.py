@@ -150,7 +150,7 @@ class PayloadStore(Protocol):
         """Delete payloads that were written but will not be announced; missing ones are fine."""
 
     def within(self, deadline: Deadline) -> "PayloadStore":
-        """Return the same store, for calls that end at a deadline (a directory keeps none)."""
+        """Return the same store, for calls that end at a deadline (in memory it keeps none)."""
 
     def close(self) -> None:
         """Close connections. Idempotent."""

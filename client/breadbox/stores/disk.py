@@ -124,6 +124,20 @@ def replace_text(path: Path, text: str) -> None:
             raise
 
 
+def can_hang(directory: str | Path) -> bool:
+    """Return False for a directory in memory: any other file system may never answer a call."""
+    device = os.stat(directory).st_dev
+    place = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return True
+    for fields in map(str.split, mounts):
+        if fields[2] == place:
+            return fields[fields.index("-") + 1] not in ("tmpfs", "ramfs")
+    return True
+
+
 MIB: Final = 2**20
 KEPT_SHARE: Final = 16
 """Inverse of the share of a small file system that payloads leave free."""

@@ -9,7 +9,6 @@ Both steps are renames within one file system, so a payload is seen whole or not
 `breadbox.stores.disk` says which users may read the files, and how much of a disk stays free.
 """
 
-import asyncio
 import errno
 import math
 import mmap
@@ -18,9 +17,10 @@ import stat
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from breadbox.model.errors import (
     PayloadCorruptError,
@@ -30,6 +30,7 @@ from breadbox.model.errors import (
     StoreUrlError,
 )
 from breadbox.model.types import PayloadReference
+from breadbox.shared.threads import CallThreads, HungError
 from breadbox.stores.base import (
     PRELUDE_BYTES,
     Confirmation,
@@ -44,14 +45,21 @@ from breadbox.stores.base import (
     check_sound,
 )
 from breadbox.stores.bulk import File, read_files
-from breadbox.stores.deadline import Deadline
-from breadbox.stores.disk import DiskRoom, check_private_directory, make_private_directory, opener
+from breadbox.stores.deadline import Deadline, current, in_force
+from breadbox.stores.disk import (
+    DiskRoom,
+    can_hang,
+    check_private_directory,
+    make_private_directory,
+    opener,
+)
 from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
 from breadbox.stores.reading import drop, head_bytes_of
 
 _DIRECTORIES: Final = 256
 _EPOCH_DIGITS: Final = 20
 _BUFFERS_PER_CALL: Final = 1024
+_BYTES_PER_CALL: Final = 32 * 2**20
 
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -144,22 +152,90 @@ class PayloadDirectory:
         raise PayloadMissingError(payload_id)
 
 
-class FileStore(PartsStore):
-    """A `PayloadStore` in a directory. See `breadbox.stores.base` for the contract."""
+P = ParamSpec("P")
+R = TypeVar("R")
+THREADS_MAX: Final = 8
+"""Calls of one store that may hang at a time; further ones wait for them, until their deadline."""
 
-    def __init__(self, directory: str, *, must_exist: bool = False) -> None:
-        super().__init__(math.inf)
+
+def _file_threads(directory: PayloadDirectory) -> CallThreads:
+    return CallThreads(f"files-{directory.root.name}", THREADS_MAX)
+
+
+def _within(deadline: Deadline, call: Callable[[], R]) -> Callable[[], R]:
+    def run() -> R:
+        with in_force(deadline):
+            return call()
+
+    return run
+
+
+def _heard() -> None:
+    """Note that the file system has answered, for a call that ends by silence, not slowness."""
+    if (deadline := current()) is not None:
+        deadline.heard(deadline.now())
+
+
+def _silent(directory: PayloadDirectory) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"the disk of {directory.root} did not answer in time", was_silent=True
+    )
+
+
+def _bounded(
+    method: Callable[Concatenate["FileStore", P], R],
+) -> Callable[Concatenate["FileStore", P], R]:
+    """Run a method of a store on a disk in a thread, which is left to itself at the deadline."""
+
+    @wraps(method)
+    def call(self: "FileStore", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.bounded(partial(method, self, *args, **kwargs))
+
+    return call
+
+
+class FileStore(PartsStore):
+    """A `PayloadStore` in a directory. See `breadbox.stores.base` for the contract.
+
+    A deadline holds on a disk, and there for all but the reading of a file that is open: the memory
+    that it fills is the caller's.
+    """
+
+    def __init__(
+        self, directory: str, *, silence_s: float = math.inf, must_exist: bool = False
+    ) -> None:
+        super().__init__(silence_s)
         self._directory = PayloadDirectory(directory)
         if must_exist:
             self._directory.check()
         else:
             self._directory.make()
+        self._threads = _file_threads(self._directory) if can_hang(directory) else None
+
+    def bounded(self, call: Callable[[], R]) -> R:
+        """Make a call of files within the deadline, if it could hang."""
+        deadline = self._begin()
+        if self._threads is None:
+            return call()
+        try:
+            return self._threads.call(_within(deadline, call), deadline.left_s)
+        except HungError:
+            raise _silent(self._directory) from None
+
+    @_bounded
+    def _reach(self, references: Sequence[PayloadReference]) -> None:
+        """See that the files can be read, where that may hang."""
+        if self._threads is not None:
+            for each in references:
+                with self._directory.open(each) as descriptor, _translated_errors():
+                    os.pread(descriptor, 1, 0)
+                _heard()
 
     def new_reference(self, size_bytes: int) -> PayloadReference:
         return PayloadReference(new_payload_id(), size_bytes)
 
+    @_bounded
     def write_parts(self, parts: Sequence[Part]) -> None:
-        self._begin()
         size_bytes = sum(len(buffer) for part in parts for buffer in part.buffers)
         _check_room(self._directory, size_bytes, len(parts))
         with _translated_errors():
@@ -167,21 +243,22 @@ class FileStore(PartsStore):
                 path = self._directory.unannounced_path(reference.payload_id)
                 _write(self._directory, reference, offset_bytes, buffers, path)
 
+    @_bounded
     def discard_parts(self, references: Sequence[PayloadReference]) -> None:
         with _translated_errors():
             for each in references:
                 with suppress(FileNotFoundError):
                     os.unlink(self._directory.hidden_path(each.payload_id))
-        self.delete_many(references)
+        _delete(self._directory, [each.payload_id for each in references])
 
     def read_parts(self, parts: Sequence[Part]) -> None:
-        self._begin()
+        self._reach([each.reference for each in parts])
         for reference, offset_bytes, buffers in parts:
             with self._directory.open(reference) as descriptor:
                 _read_fully(descriptor, buffers, offset_bytes, reference)
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
-        self._begin()
+        self._reach(references)
         check_sound(references)
         foreseen: list[tuple[int, Foreseen]] = []
         for position, reference in enumerate(references):
@@ -212,17 +289,20 @@ class FileStore(PartsStore):
             receiver.arrived(position, digests)
 
     def at_hand(self, references: Sequence[PayloadReference]) -> list[bytes] | None:
-        self._begin()
         if any(each.size_bytes > SMALL_BYTES_MAX for each in references):
             return None
         check_sound(references)
+        return self._read_small(references)
+
+    @_bounded
+    def _read_small(self, references: Sequence[PayloadReference]) -> list[bytes] | None:
         bodies = [bytearray(each.size_bytes) for each in references]
         places, pairs = self._directory.places, zip(references, bodies, strict=True)
         files = [File(places(each.payload_id), [memoryview(body)], ()) for each, body in pairs]
         return None if None in read_files(files) else [*map(bytes, bodies)]
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
-        self._begin()
+        self._reach(references)
         mapped = []
         for reference in references:
             with self._directory.open(reference) as descriptor, _translated_errors():
@@ -231,41 +311,59 @@ class FileStore(PartsStore):
             mapped.append(memoryview(mapping))
         return mapped
 
+    @_bounded
     def delete_many(self, references: Sequence[PayloadReference]) -> None:
-        self._begin()
         _delete(self._directory, [reference.payload_id for reference in references])
 
     def within(self, deadline: Deadline) -> Self:
-        del deadline
-        return self
+        return self if self._threads is None else super().within(deadline)
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
 AT_ONCE_PAYLOADS: Final = 8
-"""Payloads that are confirmed without another thread."""
+"""Payloads in memory that are confirmed without another thread."""
 
 
-def _in_thread(method: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+def _in_thread(
+    method: Callable[Concatenate["FileCustodian", P], R],
+) -> Callable[Concatenate["FileCustodian", P], Coroutine[Any, Any, R]]:
 
     @wraps(method)
-    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return await asyncio.to_thread(method, *args, **kwargs)
+    async def call(self: "FileCustodian", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self.in_thread(partial(method, self, *args, **kwargs))
 
     return call
 
 
 class FileCustodian:
-    """A `PayloadCustodian` in a directory. See `breadbox.stores.base` for the contract."""
+    """A `PayloadCustodian` in a directory. See `breadbox.stores.base` for the contract.
+
+    Silence of a disk ends a call after `answer_s`; what hangs goes on in a thread of this store.
+    """
 
     def __init__(
-        self, directory: str, *, unannounced_s: float, wall_clock: Callable[[], float] = time.time
+        self,
+        directory: str,
+        *,
+        unannounced_s: float,
+        answer_s: float = 5.0,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._directory = PayloadDirectory(directory)
         self._directory.make()
+        self._answer_s = answer_s
+        self._is_in_memory = not can_hang(directory)
+        self._threads = _file_threads(self._directory)
         self._unannounced_s = unannounced_s
         self._wall_clock = wall_clock
         self._custody: Custody | None = None
+
+    async def in_thread(self, call: Callable[[], R]) -> R:
+        """Make a call of files in a thread of this store."""
+        deadline = Deadline(self._answer_s)
+        try:
+            return await self._threads.run(_within(deadline, call), deadline.left_s)
+        except HungError:
+            raise _silent(self._directory) from None
 
     @_in_thread
     def take(self, custody: Custody) -> None:
@@ -289,10 +387,10 @@ class FileCustodian:
             os.stat(self._directory.unannounced)
 
     async def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
-        """Few are confirmed by the calling thread: a rename takes less than handing it over."""
-        if len(references) <= AT_ONCE_PAYLOADS:
-            return self._confirm(references)
-        return await asyncio.to_thread(self._confirm, references)
+        """Few in memory are confirmed by the calling thread: handing them over would take more."""
+        confirm = partial(self._confirm, references)
+        is_at_once = self._is_in_memory and len(references) <= AT_ONCE_PAYLOADS
+        return confirm() if is_at_once else await self.in_thread(confirm)
 
     def _confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
         self._check_custody()
@@ -343,6 +441,7 @@ class FileCustodian:
             if len(references) > _DIRECTORIES:
                 for number in range(_DIRECTORIES):
                     listed.update(os.listdir(self._directory.payloads / f"{number:02x}"))
+                    _heard()
             return [
                 each
                 for each in references
@@ -373,6 +472,7 @@ class FileCustodian:
         swept = 0
         with _translated_errors():
             for entry in os.scandir(self._directory.unannounced):
+                _heard()
                 try:
                     if entry.stat(follow_symlinks=False).st_mtime < oldest:
                         os.unlink(entry.path)
@@ -488,7 +588,8 @@ def _write(
             for first in range(0, len(buffers), _BUFFERS_PER_CALL):
                 rest = list(buffers[first : first + _BUFFERS_PER_CALL])
                 while rest:
-                    drop(rest, os.writev(descriptor, rest))
+                    drop(rest, os.writev(descriptor, _portion(rest)))
+                    _heard()
         finally:
             os.close(descriptor)
         if offset_bytes + sum(map(len, buffers)) == reference.size_bytes:
@@ -540,7 +641,16 @@ def _read_fully(
             drop(rest, count)
 
 
+def _portion(buffers: list[memoryview]) -> list[memoryview]:
+    """Return what one call of the system takes of buffers, for a disk to say that it goes on."""
+    if len(buffers[0]) > _BYTES_PER_CALL:
+        return [buffers[0][:_BYTES_PER_CALL]]
+    ends = accumulate(map(len, buffers))
+    return [each for each, end in zip(buffers, ends, strict=True) if end <= _BYTES_PER_CALL]
+
+
 def _is_file(path: str, size_bytes: int) -> bool:
+    _heard()
     seen = os.lstat(path)
     return seen.st_size == size_bytes and stat.S_ISREG(seen.st_mode)
 
@@ -548,6 +658,7 @@ def _is_file(path: str, size_bytes: int) -> bool:
 def _delete(directory: PayloadDirectory, payload_ids: Iterable[str]) -> None:
     with _translated_errors():
         for payload_id in payload_ids:
+            _heard()
             if not is_payload_id(payload_id):
                 continue
             for path in directory.places(payload_id):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from breadbox.model.errors import StoreUrlError
@@ -164,6 +165,9 @@ def _check_known_options(url: str, behind_hosts: str) -> None:
             )
         if not re.fullmatch(form, value):
             raise StoreUrlError(f"store URL {redact(url)!r} has no value that {name} can have")
+        if name.startswith("ssl_") and Path(value).is_fifo():
+            # redis-py would wait for its writer.
+            raise StoreUrlError(f"store URL {redact(url)!r} has {name} that is a pipe, not a file")
     if "ssl_keyfile" in dict(options) and "ssl_certfile" not in dict(options):
         raise StoreUrlError(f"store URL {redact(url)!r} has ssl_keyfile without ssl_certfile")
 

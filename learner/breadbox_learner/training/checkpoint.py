@@ -13,6 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from breadbox.model.errors import ReplayBufferError
+from breadbox.model.paths import read_regular
 from breadbox_learner.training.batching import EnvironmentSteps, EpisodeReturns
 from breadbox_learner.training.ppo import PpoUpdater
 from breadbox_learner.training.trainer import TrainerState
@@ -112,7 +113,7 @@ def restore(
 def read_policy_weights(path: Path) -> dict[str, NDArray[Any]]:
     """Return the policy's weights from a checkpoint, or from a safetensors file of weights."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise CheckpointError(str(path), f"cannot be read: {error.strerror}") from error
     try:

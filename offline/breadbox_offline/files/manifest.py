@@ -10,6 +10,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox.model.paths import regular
 from breadbox.model.trees import Tree, field_of, gather
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import OfflineDataError, named
@@ -38,7 +39,7 @@ def read_manifest(
 
 def _lines(manifest: Path) -> Iterator[bytes]:
     try:
-        with manifest.open("rb") as file:
+        with open(manifest, "rb", opener=regular) as file:
             while line := file.readline(_LINE_BYTES_MAX):
                 if line.strip():
                     yield line

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from breadbox.model import trees
+from breadbox.model.paths import read_regular
 from breadbox.model.trees import Tree
 from breadbox.shared.extras import how_to_install
 from breadbox_offline.episodes.episode import Episode
@@ -265,7 +266,7 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
     path = folder / "metadata.json"
     check_bytes("its metadata", path.stat().st_size, _METADATA_BYTES_MAX)
     with nested_at_most():
-        metadata = json.loads(path.read_bytes())
+        metadata = json.loads(read_regular(path))
     if not isinstance(metadata, dict):
         raise OfflineDataError("its metadata are no object")
     return metadata

@@ -78,8 +78,8 @@ def _reader_of(path: Path) -> _Reader | None:
 
 
 def is_readable(path: Path) -> bool:
-    """Return True if there is a reader for the file's suffix."""
-    return _reader_of(path) is not None
+    """Return True if there is a reader for the file's suffix, and it is no pipe, which waits."""
+    return _reader_of(path) is not None and not path.is_fifo()
 
 
 def _read_parquet(path: Path, batch_rows: int, limits: DataLimits) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from breadbox.model.errors import InvalidRequestError
+from breadbox.model.paths import read_regular
 from breadbox_policies import PolicyModule, make_policy, policy_names, set_policy_weights
 from breadbox_rollout.processes.host import PARTS_MAX
 
@@ -43,7 +44,7 @@ def policy_factory(
 def read_weights(path: Path) -> Mapping[str, NDArray[Any]]:
     """Read the weights of a policy from a safetensors file, or from a learner's checkpoint."""
     try:
-        held = safetensors.numpy.load_file(path)
+        held = safetensors.numpy.load(read_regular(path))
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise InvalidRequestError("weights_file", f"{path} cannot be read: {error}") from error
     # A checkpoint has them under "policy.", among others.

@@ -12,6 +12,7 @@ import yaml
 from breadbox.cli.base import Unusable
 from breadbox.cli.command import command
 from breadbox.cli.settings import Settings, of_one_call, setting
+from breadbox.model.paths import read_regular
 from breadbox.stores.disk import make_private_directory, new_opener, replace_text
 from breadbox_server.access.authorization import Role
 from breadbox_server.access.tokens import add_line, digest_of, new_token
@@ -102,7 +103,7 @@ def write_secrets(directory: Path, redis: str) -> list[Path]:
         write(STORE, urls["client"])
         options = {"store": "server", "client-store": "client", "viewer-store": "viewer"}
         write(CONFIG, yaml.safe_dump({name: urls[user] for name, user in options.items()}))
-    elif (better := _with_rights(users := (directory / ACL).read_text())) != users:
+    elif (better := _with_rights(users := read_regular(directory / ACL).decode())) != users:
         replace_text(directory / ACL, better)
         made.append(directory / ACL)
     for role in Role:

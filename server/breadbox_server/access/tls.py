@@ -2,17 +2,22 @@
 
 import logging
 import ssl
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
+from breadbox.model.paths import read_regular
+from breadbox.shared.threads import CallThreads, HungError
+from breadbox.stores.deadline import Deadline
 from breadbox_server.base.errors import StartError
 
 log = logging.getLogger(__name__)
+
+ANSWER_S: Final = 2.0
+"""Seconds for which a new connection waits for a look at the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +41,27 @@ def server_credentials(files: TlsFiles, on_failure: Callable[[], None]) -> grpc.
     except (OSError, ValueError) as error:
         raise StartError(f"TLS cannot be used: {error}") from error
     seen = _stamps(files)
-    lock = threading.Lock()
+    # One thread: looks do not overlap. It is not gRPC's, which a disk that hangs would keep.
+    threads = CallThreads("certificates", 1)
+
+    def renewed() -> Any:
+        nonlocal seen
+        if (stamps := _stamps(files)) == seen:
+            return None
+        seen = stamps
+        certificates = _read(files)
+        log.info("certificates were read again")
+        return certificates
 
     def fetch() -> Any:
         """Return the new certificates, or None if nothing changed; gRPC calls it in its threads."""
-        nonlocal seen
-        with lock:
-            if (stamps := _stamps(files)) == seen:
-                return None
-            seen = stamps
-            try:
-                renewed = _read(files)
-            except (OSError, ValueError) as error:
-                on_failure()
-                log.error("new certificates cannot be used, the old ones stay: %s", error)  # noqa: TRY400
-                return None
-            log.info("certificates were read again")
-            return renewed
+        try:
+            return threads.call(renewed, Deadline(ANSWER_S).left_s)
+        except (OSError, ValueError, HungError) as error:
+            on_failure()
+            why = error if str(error) else "their disk does not answer"
+            log.error("new certificates cannot be used, the old ones stay: %s", why)  # noqa: TRY400
+            return None
 
     return grpc.dynamic_ssl_server_credentials(
         first, fetch, require_client_authentication=files.client_ca_file is not None
@@ -61,7 +70,7 @@ def server_credentials(files: TlsFiles, on_failure: Callable[[], None]) -> grpc.
 
 def _paths(files: TlsFiles) -> list[Path]:
     optional = [files.client_ca_file] if files.client_ca_file else []
-    return [files.cert_file, files.key_file, *optional]
+    return [files.key_file, files.cert_file, *optional]
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -77,9 +86,7 @@ def _stamps(files: TlsFiles) -> list[tuple[int, int, int] | None]:
 
 
 def _read(files: TlsFiles) -> Any:
-    for path in _paths(files):
-        with path.open("rb"):
-            pass
+    key, certificate, *authorities = map(read_regular, _paths(files))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         # Do not prompt for a password on the terminal: refuse an encrypted key.
@@ -94,6 +101,6 @@ def _read(files: TlsFiles) -> Any:
         except ssl.SSLError as error:
             raise ValueError(f"{files.client_ca_file} holds no certificate") from error
     return grpc.ssl_server_certificate_configuration(
-        [(files.key_file.read_bytes(), files.cert_file.read_bytes())],
-        root_certificates=files.client_ca_file.read_bytes() if files.client_ca_file else None,
+        [(key, certificate)],
+        root_certificates=authorities[0] if authorities else None,
     )

@@ -28,7 +28,10 @@ import click
 from breadbox.cli.base import Unusable
 from breadbox.cli.command import command
 from breadbox.cli.settings import Settings, setting
+from breadbox.model.paths import read_regular, regular
 from breadbox.model.sizes import parse_size_bytes
+from breadbox.shared.threads import CallThreads, HungError
+from breadbox.stores.deadline import Deadline
 from breadbox.stores.disk import replace_text
 from breadbox_server.access.authorization import Caller, Quotas, Role
 from breadbox_server.base.errors import StartError
@@ -38,6 +41,8 @@ log = logging.getLogger(__name__)
 
 FILE_SIZE_BYTES_MAX: Final = 2**20
 RELOAD_PERIOD_S: Final = 1.0
+ANSWER_S: Final = 5.0
+"""Seconds that reading the file may take."""
 GRACE_S: Final = 300.0
 """Seconds for which the old tokens stay valid while the file cannot be used: time to fix it."""
 PREFIX: Final = "bbx_"
@@ -154,6 +159,7 @@ class TokenFile:
         self._path = path
         self._on_failure = on_failure
         self._clock = clock
+        self._threads = CallThreads("tokens", 1)
         self._seen = self._stamp()
         self._unusable_since: float | None = None
         self._was_empty = False
@@ -194,7 +200,12 @@ class TokenFile:
         while True:
             await asyncio.sleep(period_s)
             known = self._entries
-            self.refresh()
+            try:
+                # Threads of its own: neither a store's disk nor this file's holds up the other.
+                await self._threads.run(self.refresh, Deadline(ANSWER_S).left_s)
+            except HungError:
+                self._seen = None  # It is read again as soon as that ends, changed or not.
+                self._count_unusable("its disk does not answer")
             if self._entries != known:
                 on_change()
 
@@ -212,16 +223,7 @@ class TokenFile:
             entries = self._read()
         except (OSError, ValueError) as error:
             self._was_empty = False
-            self._on_failure()
-            if self._unusable_since is None:
-                self._unusable_since = self._clock()
-            log.error(  # noqa: TRY400 - the reason says it all
-                "%s cannot be used: %s; the old tokens stay for at most %.0f s",
-                self._path,
-                _reason(error),
-                GRACE_S,
-            )
-            self._end_grace()
+            self._count_unusable(_reason(error))
             return
         if not entries and not self._was_empty:
             self._was_empty = True
@@ -233,6 +235,16 @@ class TokenFile:
             log.info("%s was read again: %s", self._path, self.counts())
         else:
             log.warning("%s holds no token any more: all calls are refused", self._path)
+
+    def _count_unusable(self, why: str) -> None:
+        self._on_failure()
+        if self._unusable_since is None:
+            self._unusable_since = self._clock()
+        log.error(
+            "%s cannot be used: %s; the old tokens stay for at most %.0f s",
+            *(self._path, why, GRACE_S),
+        )
+        self._end_grace()
 
     def _end_grace(self) -> None:
         since = self._unusable_since
@@ -249,7 +261,7 @@ class TokenFile:
         return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
 
     def _read(self) -> tuple[TokenEntry, ...]:
-        with self._path.open("rb") as file:
+        with open(self._path, "rb", opener=regular) as file:
             if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
                 raise ValueError(f"others may write it; chmod o-w {self._path}")
             content = file.read(FILE_SIZE_BYTES_MAX + 1)
@@ -365,7 +377,7 @@ def add_line(path: Path, line: str, *, replaces: str = "") -> None:
 
 def _add_line(path: Path, line: str, replaces: str) -> None:
     try:
-        old = path.read_bytes().decode("ascii")
+        old = read_regular(path).decode("ascii")
     except FileNotFoundError:
         old = ""
     except UnicodeDecodeError:

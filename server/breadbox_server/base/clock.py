@@ -3,7 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
+
+BEAT_S: Final = 0.25
 
 
 class TimerHandle(Protocol):
@@ -40,3 +42,21 @@ class LoopClock:
     def call_at(self, when: float, callback: Callable[[], None]) -> TimerHandle:
         """Call once, at or soon after `when`."""
         return self._loop.call_at(when - self._offset_s, callback)
+
+
+class LoopBeat:
+    """How late the event loop is, for threads: what the loop itself says comes late, too."""
+
+    def __init__(self) -> None:
+        self._due_at = time.monotonic() + BEAT_S
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds for which the loop has held up what was due."""
+        return max(0.0, time.monotonic() - self._due_at)
+
+    async def run(self) -> None:
+        """Beat, for ever."""
+        while True:
+            self._due_at = time.monotonic() + BEAT_S
+            await asyncio.sleep(BEAT_S)

@@ -14,6 +14,7 @@ from time import monotonic, perf_counter, time
 from typing import Final, cast
 
 from breadbox.model.errors import StoreError, StoreUrlError
+from breadbox.shared.threads import CallThreads
 from breadbox.stores.base import PayloadCustodian
 from breadbox.stores.urls import parse_store_url
 from breadbox_server.base.errors import StartError
@@ -25,7 +26,7 @@ from breadbox_server.core.model.inputs import UpdateBuffer
 from breadbox_server.journal.compaction import SIZE_BYTES_MAX, Compaction
 from breadbox_server.journal.encoding.entries import limits_of_text, limits_to_text
 from breadbox_server.journal.recovery import Recovered, begin, recover, recover_while_written
-from breadbox_server.journal.standby import JournalFollower, Restore, Standby
+from breadbox_server.journal.standby import JournalFollower, Restore, Standby, outlasting
 from breadbox_server.journal.storage.claims import RENEW_S, Claim, Holder, epoch_after
 from breadbox_server.journal.storage.interface import (
     JournalArchive,
@@ -151,18 +152,27 @@ async def open_journal_state(
             standby = Standby(follower, metrics)
             await on_standby(standby)
             claim, found = await standby.lead(check)
-            recovered = found or _begin(archive, settings, rng)
+
+            async def complete() -> Recovered:
+                recovered = found or _begin(archive, settings, rng)
+                _apply_new_limits(archive, settings, recovered)
+                return recovered
+
+            recovered = await outlasting(complete, "beginning to lead")
         else:
             # Before the rest is read: another server could add to it meanwhile.
             claim = await _claim(archive, takes_over=settings.takes_over)
             recovered = _recover(archive, settings, rng, claim.epoch)
-        _apply_new_limits(archive, settings, recovered)
+            _apply_new_limits(archive, settings, recovered)
         writer = place.open_writer(claim, sync=settings.has_journal_sync)
     except BaseException as error:
         await close_heartbeats()
         archive.close()
         if isinstance(error, JournalError):
             raise _cannot_start(error) from error
+        if isinstance(error, StoreError):
+            problem = f"--store {settings.store_shown} cannot be used: {error}"
+            raise StartError(problem) from error
         raise
     journal = TurnJournal(
         *(writer, recovered.sequence, recovered.chain), grown_entries=recovered.entry_count
@@ -189,7 +199,9 @@ async def open_journal_state(
         await close_heartbeats()
         # The claim first: SQLite's lock goes with the archive.
         await with_time_limit(writer.close, CLOSE_S_MAX, "closing the journal")
-        archive.close()
+        # A thread that does not hold up the end: on a disk this may hang.
+        close = partial(CallThreads("journal-end", 1).run, archive.close, lambda: inf)
+        await with_time_limit(close, CLOSE_S_MAX, "closing the journal's files")
 
 
 async def _check_store(
@@ -203,10 +215,7 @@ async def _check_store(
     noted = archive.read_note(_STORE_NOTE)
     if settings.accepts_store or noted in ("", settings.store_shown):
         return
-    try:
-        is_known = archive.identity() in await custodian.journals()
-    except StoreError as error:
-        raise StartError(f"--store {settings.store_shown} cannot be used: {error}") from error
+    is_known = archive.identity() in await custodian.journals()
     if is_known or not archive.is_begun():
         return
     buffers = recover_while_written(archive).buffers

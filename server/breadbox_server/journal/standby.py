@@ -11,10 +11,13 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from math import inf
 from time import monotonic
-from typing import Final
+from typing import Final, TypeVar
 
+from breadbox.model.errors import StoreError, StoreUnavailableError
 from breadbox.shared.outages import OutageLog
+from breadbox.stores.base import StoreTakenError
 from breadbox_server.base.errors import StandbyError
+from breadbox_server.base.unforeseen import unforeseen_as
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.journal.recovery import Recovered, Replay, recover
@@ -43,6 +46,9 @@ expire in an outage, and a Redis that lost something needs the server that knows
 WARM_LAG_S_MAX: Final = 5.0
 """Further behind than this a standby would have to read for a while before it leads."""
 
+_KNOWN: Final = (JournalError, StoreError, MemoryError)
+
+T = TypeVar("T")
 Restore = Callable[[Iterable[BufferSnapshot]], BufferSet]
 
 
@@ -193,6 +199,22 @@ class JournalFollower:
         return recover(self._view, self._restore)
 
 
+async def outlasting(step: Callable[[], Awaitable[T]], what: str) -> T:
+    """Take a step of a server that has the lead already; wait while journal or store are away."""
+    outage = OutageLog(log, what)
+    while True:
+        try:
+            answer = await step()
+        except StoreTakenError:
+            raise
+        except (JournalUnavailableError, StoreUnavailableError) as error:
+            outage.failed(error)
+            await asyncio.sleep(RETRY_S)
+        else:
+            outage.succeeded()
+            return answer
+
+
 class Standby:
     """Follows a journal until it leads."""
 
@@ -232,26 +254,40 @@ class Standby:
         holder = Holder.of_this_process()
         while True:
             wait_s = await self._follow()
-            if wait_s and await asyncio.to_thread(self._follower.may_claim):
+            if wait_s:
                 try:
-                    await check()
-                    claim = await asyncio.to_thread(self._follower.claim, holder)
-                    if claim is not None:
-                        recovered = await asyncio.to_thread(self._follower.recover)
-                        self._metrics.standby_lag_turns.set(0)
-                        self._metrics.standby_lag.set(0)
-                        return claim, recovered
-                except JournalUnavailableError as error:
+                    with unforeseen_as(JournalUnavailableError, _KNOWN, "taking the lead"):
+                        if found := await self._take_lead(holder, check):
+                            return found
+                except (JournalUnavailableError, StoreUnavailableError) as error:
                     self._outage.failed(error)
                     wait_s = RETRY_S
             await asyncio.sleep(wait_s)
 
+    async def _take_lead(
+        self, holder: Holder, check: Callable[[], Awaitable[None]]
+    ) -> tuple[Claim, Recovered | None] | None:
+        leader = self._follower.leader
+        # An outage may have come between this server's claim and what it had to read then.
+        is_ours = leader is not None and leader.token == holder.token
+        if not (is_ours or await asyncio.to_thread(self._follower.may_claim)):
+            return None
+        await check()
+        claim = await asyncio.to_thread(self._follower.claim, holder)
+        if claim is None:
+            return None
+        recovered = await asyncio.to_thread(self._follower.recover)
+        self._metrics.standby_lag_turns.set(0)
+        self._metrics.standby_lag.set(0)
+        return claim, recovered
+
     async def _follow(self) -> float:
         wait_s = 0.0
         try:
-            if not await asyncio.to_thread(self._follower.step):
-                # No later than the leader's heartbeat expires.
-                wait_s = min(LOOK_PERIOD_S, self._follower.left_s or LOOK_PERIOD_S)
+            with unforeseen_as(JournalUnavailableError, _KNOWN, "following the journal"):
+                if not await asyncio.to_thread(self._follower.step):
+                    # No later than the leader's heartbeat expires.
+                    wait_s = min(LOOK_PERIOD_S, self._follower.left_s or LOOK_PERIOD_S)
             self._outage.succeeded()
         except (JournalUnavailableError, JournalDamagedError) as error:
             # A leader that lives begins a damaged journal again from its memory.

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from breadbox.model.errors import StoreUnavailableError
 from breadbox.shared.outages import OutageLog
 from breadbox_server.base.errors import JOURNAL
+from breadbox_server.base.unforeseen import unforeseen_as
 from breadbox_server.core.model.entries import Entry
 from breadbox_server.core.model.ids import PayloadId
 from breadbox_server.core.snapshot import BufferSnapshot
@@ -247,7 +248,8 @@ class Turns:
         """
         async with self._call:
             asked_at = asyncio.get_running_loop().time()
-            yield
+            with unforeseen_as(JournalUnavailableError, (JournalError,), "a call of the journal"):
+                yield
             if not self._may_be_replaced(asked_at):
                 self._be_certain(asked_at)
 

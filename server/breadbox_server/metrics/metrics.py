@@ -20,11 +20,12 @@ from prometheus_client import (
     Summary,
 )
 
-from breadbox.model.errors import StoreUnavailableError
+from breadbox.model.errors import ReplayBufferError, StoreUnavailableError
 from breadbox.shared.outages import OutageLog
 from breadbox.stores.base import StoreUsage
 from breadbox.v1.replay_buffer_service_pb2 import EpisodeReport
 from breadbox_server.base.errors import JOURNAL, PAYLOAD_STORE
+from breadbox_server.base.unforeseen import unforeseen_as
 from breadbox_server.core.model.description import BufferDescription, SubscriptionDescription
 from breadbox_server.core.model.events import (
     ChunksEvicted,
@@ -311,6 +312,10 @@ class Metrics:
             "Time for which journal or payload store have not answered the server",
             ["place"],
         )
+        self.loop_lag = gauge(
+            "breadbox_loop_lag_seconds",
+            "Time for which the event loop has held up everything; read by another thread",
+        )
         self.snapshots = counter("breadbox_journal_snapshots", "Snapshots attempted", ["outcome"])
         self.journal_replay = gauge(
             "breadbox_journal_replay_seconds",
@@ -478,10 +483,11 @@ class Metrics:
 
     @contextmanager
     def store_trip(self, operation: str) -> Iterator[None]:
-        """Time one operation of the store, and count it if it fails."""
+        """Time one operation of the store, and count it if it fails; see `unforeseen_as`."""
         started = perf_counter()
         try:
-            yield
+            with unforeseen_as(StoreUnavailableError, (ReplayBufferError,), f"store: {operation}"):
+                yield
         except Exception as error:
             self.store_errors.labels(operation).inc()
             if isinstance(error, StoreUnavailableError) and error.answer:

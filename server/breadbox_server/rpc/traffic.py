@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import grpc
 
+from breadbox.shared.outages import OutageLog
 from breadbox_server.base.errors import ServerBusyError
 from breadbox_server.base.memory import trim_heap
 from breadbox_server.limits import (
@@ -218,6 +219,7 @@ class Traffic:
         """To be hung up on, and why."""
         self._wake = asyncio.Event()
         self._told_until = 0.0
+        self._outage = OutageLog(log, "looking at connections")
         self._untaken = UntakenReplies(self._loop.time, partial(self._hang_up, reason="untaken"))
         self._given_back_bytes = 0
         """`released_bytes` when memory was last given back to the system."""
@@ -365,7 +367,12 @@ class Traffic:
 
     async def _look_around(self) -> None:
         """Let those that have asked for nothing yet make room, when the house is almost full."""
-        peers = await asyncio.to_thread(self._connections.peers)
+        try:
+            peers = await asyncio.to_thread(self._connections.peers)
+        except OSError as error:
+            self._outage.failed(error)
+            return
+        self._outage.succeeded()
         self._metrics.connections.set(len(peers))
         self._useful &= peers
         idle = peers - self._useful
@@ -394,7 +401,11 @@ class Traffic:
             ", ".join(f"{count} for {reason}" for reason, count in reasons.items()),
             next(iter(unwanted)),
         )
-        await asyncio.to_thread(self._connections.close, unwanted)
+        try:
+            await asyncio.to_thread(self._connections.close, unwanted)
+        except OSError as error:
+            self._outage.failed(error)
+            self._unwanted = unwanted | self._unwanted
 
 
 def own_name(peer: str) -> str:

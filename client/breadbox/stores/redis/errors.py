@@ -11,8 +11,14 @@ import redis
 
 from breadbox.model.errors import StoreError, StoreFullError, StoreUnavailableError
 
-REDIS_ERRORS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
-"""What redis-py raises when Redis is away or refuses; with a cluster, also a class of its own."""
+REDIS_ERRORS: Final = (
+    redis.RedisError,
+    redis.exceptions.RedisClusterException,
+    OSError,
+    RuntimeError,
+)
+"""What redis-py raises when Redis is away or refuses; with a cluster, also a class of its own.
+RuntimeError is uvloop's, for a connection that the other side ended while it was being made."""
 
 
 _IN_SCRIPT: Final = re.compile(r"^Error running script .*?: -|\.? script: [0-9a-f]{40}, on .*$")

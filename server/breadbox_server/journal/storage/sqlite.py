@@ -11,14 +11,12 @@ stand in the database too and are checked with each turn: a lock can be deleted,
 restored from a copy.
 """
 
-import asyncio
 import fcntl
 import logging
 import os
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -27,7 +25,10 @@ from uuid import UUID
 
 import xxhash
 
+from breadbox.shared.threads import CallThreads, HungError
+from breadbox.stores.deadline import Deadline
 from breadbox.stores.disk import (
+    can_hang,
     check_private,
     make_private_directory,
     new_opener,
@@ -67,6 +68,10 @@ LOG_PAGES_MAX: Final = 1000
 """Pages in the write-ahead log after which they are moved into the database: SQLite's own bound."""
 PAGE_BYTES: Final = 4096
 READ_TURNS: Final = 500
+ANSWER_S: Final = 5.0
+"""Seconds that a disk may take for a turn,"""
+BEGIN_S: Final = 300.0
+"""and for a snapshot."""
 WAIT_S: Final = 5.0
 """How long SQLite waits for a lock that nobody should hold."""
 _END: Final = struct.Struct("<4sIQ16s")
@@ -229,7 +234,8 @@ class SqliteWriter:
     """A `JournalWriter` in a directory; the claim's lock stays with its archive.
 
     `sync`: a turn must survive the machine, not only the process: each commit then reaches the
-    disk, in a thread. Without it a commit takes tens of microseconds.
+    disk. Without it a commit in memory takes tens of microseconds; all others have a thread, in
+    which a disk may keep silent for `ANSWER_S`.
     """
 
     carries_payloads = False
@@ -238,23 +244,25 @@ class SqliteWriter:
     def __init__(self, directory: Path, claim: Claim, *, sync: bool) -> None:
         self._directory = directory
         self.claim = claim
-        self._thread = ThreadPoolExecutor(1, "journal") if sync else None
+        self._sync = sync
+        self._thread = CallThreads("journal", 1) if sync or can_hang(directory) else None
         self._reserve = Reserve(directory)
         self._connection = self._reserve.with_room(self._connect)
         self._file = _identity(directory / FILE_NAME)
         self._end = self._open_end()
         self._reserve.refill()
+        self._has_room = self._reserve.has_room()
 
     def _connect(self) -> sqlite3.Connection:
-        connection = _connect(self._directory, sync=self._thread is not None)
+        connection = _connect(self._directory, sync=self._sync)
         if self._thread is None:
             # On the loop nobody is answered while it waits: the turn is tried again instead.
             connection.execute("PRAGMA busy_timeout = 0")
         return connection
 
     def has_room(self) -> bool:
-        """See JournalWriter: while most of the reserve is there."""
-        return self._reserve.has_room()
+        """See JournalWriter: while most of the reserve is there, which a disk says with a turn."""
+        return self._reserve.has_room() if self._thread is None else self._has_room
 
     async def append(
         self, sequence: int, data: bytes, payloads: Mapping[PayloadId, bytes] = NO_PAYLOADS
@@ -269,6 +277,7 @@ class SqliteWriter:
         if _identity(self._directory / FILE_NAME) != self._file:
             # The rows went into a file that nobody will ever find again.
             raise JournalLostError(f"{self._directory / FILE_NAME} was deleted or replaced")
+        self._has_room = self._reserve.has_room()
 
     def _insert(self, sequence: int, data: bytes) -> None:
         with _translated_errors(), self._connection:
@@ -291,7 +300,7 @@ class SqliteWriter:
     def _write_end(self, sequence: int) -> None:
         """Leave word of the newest turn; in place, and after the turn itself."""
         with _translated_errors():
-            os.pwrite(self._end, _end_record(sequence, is_synced=self._thread is not None), 0)
+            os.pwrite(self._end, _end_record(sequence, is_synced=self._sync), 0)
 
     def _check_repeat(self, sequence: int, data: bytes) -> None:
         (row,) = self._connection.execute(
@@ -331,6 +340,7 @@ class SqliteWriter:
             raise JournalLostError(
                 f"{self._directory / FILE_NAME} lacks its snapshot, or turns right after it"
             )
+        self._has_room = self._reserve.has_room()
 
     async def begin_again(
         self,
@@ -341,7 +351,8 @@ class SqliteWriter:
     ) -> None:
         assert not payloads
         # In the thread, so that the connection is not closed under a trim.
-        await self._run(self._begin_again, sequence, snapshot, notes)
+        begin = partial(self._begin_again, sequence, snapshot, notes)
+        await self._run(begin, within_s=BEGIN_S)
 
     def _begin_again(self, sequence: int, snapshot: bytes, notes: Mapping[str, str]) -> None:
         self._connection.close()
@@ -366,11 +377,19 @@ class SqliteWriter:
         self._reserve.with_room(partial(_write_beginning, self._connection, claim, notes))
         self.claim = claim
 
-    async def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def _run(
+        self, work: Callable[..., Any], *arguments: Any, within_s: float = ANSWER_S
+    ) -> Any:
+        """Do work on the journal; what a disk holds up goes on, and the next waits for it."""
         if self._thread is None:
             return work(*arguments)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, work, *arguments)
+        deadline = Deadline(within_s)
+        try:
+            return await self._thread.run(partial(work, *arguments), deadline.left_s)
+        except HungError:
+            raise JournalUnavailableError(
+                f"the disk of {self._directory} did not answer in time"
+            ) from None
 
     async def trim(self, up_to: int) -> bool:
         """See JournalWriter. What is lost or another server's is left as it is."""
@@ -401,8 +420,10 @@ class SqliteWriter:
             return len(turns) == TRIM_TURNS or size_bytes >= TRIM_SIZE_BYTES
 
     async def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=True)
+        with suppress(JournalUnavailableError):
+            await self._run(self._close)
+
+    def _close(self) -> None:
         self._connection.close()
         if self._end >= 0:
             os.close(self._end)
