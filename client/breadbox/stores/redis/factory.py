@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from redis.retry import Retry
 from breadbox.model.errors import StoreUrlError
 from breadbox.stores.deadline import Deadline, current, in_force
 from breadbox.stores.redis.errors import NoTlsError, translated_errors
+from breadbox.stores.redis.failover import leaving_replicas, leaving_replicas_async
 from breadbox.stores.redis.store import PIECE_SIZE_BYTES_DEFAULT, RedisStore
 from breadbox.stores.urls import StoreUrl, parse_redis_url, redact
 
@@ -67,6 +68,7 @@ def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
     with _url_errors(parsed):
         if parsed.kind == "cluster":
             return _cluster_client(redis.asyncio, parsed, options)
+        options["redis_connect_func"] = _greet_async
         options["max_connections"] = _CONNECTIONS_MAX
         # A loop that many wait for: the caller tries again what does not come back soon. Silence
         # has taken the time of an answer already.
@@ -81,6 +83,7 @@ def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
         pool: Any = client.connection_pool
         if issubclass(pool.connection_class, redis.asyncio.SSLConnection):
             pool.connection_class = _explaining_tls(pool.connection_class)
+        pool.connection_class = leaving_replicas_async(pool.connection_class)
         _check_known_options(pool)
         return client
 
@@ -104,12 +107,29 @@ _OPTIONS: Final[dict[str, Any]] = {
     "socket_timeout": _SOCKET_TIMEOUT_S,
     "socket_connect_timeout": CONNECT_S_MAX,
     "health_check_interval": _HEALTH_CHECK_S,
-    "client_name": "breadbox",
 }
+_LABEL: Final = ("CLIENT", "SETNAME", "breadbox")
+"""For people who look at Redis. A user, or a service, without CLIENT does without it."""
+
+
+def _greet(connection: Any) -> None:
+    connection.on_connect()
+    if not connection.client_name:
+        with suppress(redis.ResponseError):
+            connection.send_command(*_LABEL)
+            connection.read_response()
+
+
+async def _greet_async(connection: Any) -> None:
+    await connection.on_connect()
+    if not connection.client_name:
+        with suppress(redis.ResponseError):
+            await connection.send_command(*_LABEL)
+            await connection.read_response()
 
 
 def _blocking_client(parsed: StoreUrl, retry: Retry) -> Any:
-    options = _OPTIONS | {"retry": retry}
+    options = _OPTIONS | {"retry": retry, "redis_connect_func": _greet}
     if parsed.kind == "sentinel":
         return _sentinel_client(redis, parsed, options)
     with _url_errors(parsed):
@@ -176,6 +196,8 @@ def _sentinel_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> 
         for each in (client, *sentinel.sentinels):
             pool = each.connection_pool
             pool.connection_class = keeping_deadline(pool.connection_class)
+    leaving = leaving_replicas if module is redis else leaving_replicas_async
+    client.connection_pool.connection_class = leaving(client.connection_pool.connection_class)
     _close_together(client, sentinel.sentinels)
     return client
 
@@ -206,7 +228,8 @@ class BoundedPool(redis.ConnectionPool):
     """A pool of connections that keep to the deadline in force."""
 
     def __init__(self, connection_class: Any = redis.connection.Connection, **options: Any) -> None:
-        super().__init__(connection_class=keeping_deadline(connection_class), **options)
+        bounded = keeping_deadline(connection_class)
+        super().__init__(connection_class=leaving_replicas(bounded), **options)
 
 
 @cache

@@ -1,0 +1,65 @@
+"""Leave a Redis that answers that it is not the one to ask: another may have its name by now.
+
+Redis keeps the connections of clients when it becomes a replica, so each of a pool would go on to
+refuse writes, or to read what is old. After one such answer, all of a pool connect anew before
+their next use, which resolves the name again.
+"""
+
+from typing import Any
+
+import redis
+
+from breadbox.stores.redis.errors import is_elsewhere
+
+
+class _Doubt:
+    count = 0
+    """Answers of connections that were made since the previous one."""
+
+
+def leaving_replicas(connection_class: Any) -> Any:
+    """Return a kind of connection for one pool of redis-py's blocking client."""
+    doubt = _Doubt()
+
+    class Leaving(connection_class):  # type: ignore[misc]
+        doubts = 0
+
+        def connect(self, *arguments: Any, **options: Any) -> Any:
+            if self.doubts < doubt.count:
+                self.disconnect()
+                self.doubts = doubt.count
+            return super().connect(*arguments, **options)
+
+        def read_response(self, *arguments: Any, **options: Any) -> Any:
+            try:
+                return super().read_response(*arguments, **options)
+            except redis.RedisError as error:
+                if is_elsewhere(error) and self.doubts == doubt.count:
+                    doubt.count += 1
+                raise
+
+    return Leaving
+
+
+def leaving_replicas_async(connection_class: Any) -> Any:
+    """Return a kind of connection for one pool of redis-py's asyncio client."""
+    doubt = _Doubt()
+
+    class Leaving(connection_class):  # type: ignore[misc]
+        doubts = 0
+
+        async def connect(self, *arguments: Any, **options: Any) -> Any:
+            if self.doubts < doubt.count:
+                await self.disconnect()
+                self.doubts = doubt.count
+            return await super().connect(*arguments, **options)
+
+        async def read_response(self, *arguments: Any, **options: Any) -> Any:
+            try:
+                return await super().read_response(*arguments, **options)
+            except redis.RedisError as error:
+                if is_elsewhere(error) and self.doubts == doubt.count:
+                    doubt.count += 1
+                raise
+
+    return Leaving
