@@ -16,20 +16,21 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from breadbox.shared.loopback import loopback_host
 from breadbox_server.rpc.health import REASON_KEY, WARM_KEY
 
 PROBE_S = 4.0
 """Seconds for one probe; below the 10 s of the images' health checks."""
 ALIVE: Final = "--alive"
 READY: Final = "--ready"
-ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}
+ANY_ADDRESS = {"0.0.0.0": loopback_host(), "[::]": "[::1]", "": loopback_host()}
 
 
 def local_address(environment: Mapping[str, str]) -> str:
     """Return the address at which the server with these variables is reached on its own machine."""
     if path := environment.get("BREADBOX_LOCAL_SOCKET"):
         return f"unix:{path}"
-    host, _, port = environment.get("BREADBOX_LISTEN", "127.0.0.1:50051").rpartition(":")
+    host, _, port = environment.get("BREADBOX_LISTEN", f"{loopback_host()}:50051").rpartition(":")
     return f"{ANY_ADDRESS.get(host, host)}:{port}"
 
 
