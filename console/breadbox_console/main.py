@@ -101,8 +101,9 @@ def console(settings: ConsoleSettings) -> None:
         click.echo(f"console: {'https' if is_secure else 'http'}://{shown}:{port}/")
         server = uvicorn.Server(config)
         app.state.is_ending = lambda: server.should_exit
-        # uvicorn ends in order by a signal and then raises it again, which is to change nothing.
-        with stop_on_signals():
+        # uvicorn ends in order by a signal and then raises it again, which changes nothing; ours is
+        # for a signal that comes before uvicorn listens to them.
+        with stop_on_signals(lambda _: setattr(server, "should_exit", True)):
             server.run(sockets=[listening])
 
 

@@ -107,7 +107,7 @@ def test_a_server_that_moved_under_its_name_is_found_before_a_call_gives_up(
     assert "found ['default']\n" == done.stdout, done.stderr
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 def test_everything_that_starts_on_this_machine_starts_where_its_loopback_has_ipv6_alone(
     tmp_path: Path,
 ) -> None:
@@ -154,7 +154,7 @@ def test_everything_that_starts_on_this_machine_starts_where_its_loopback_has_ip
             each.wait(30)
     """)
     command = with_ipv6_alone(sys.executable, "-c", script, str(tmp_path))
-    done = run_or_skip(command, environment=_environment(), within_s=150)
+    done = run_or_skip(command, environment=_environment(), within_s=220)
     assert done.stdout.splitlines() == [
         "local_server [::1]",
         "aio.local_server [::1]",

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
@@ -68,7 +68,6 @@ def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
     with _url_errors(parsed):
         if parsed.kind == "cluster":
             return _cluster_client(redis.asyncio, parsed, options)
-        options["redis_connect_func"] = _greet_async
         options["max_connections"] = _CONNECTIONS_MAX
         # A loop that many wait for: the caller tries again what does not come back soon. Silence
         # has taken the time of an answer already.
@@ -108,28 +107,10 @@ _OPTIONS: Final[dict[str, Any]] = {
     "socket_connect_timeout": CONNECT_S_MAX,
     "health_check_interval": _HEALTH_CHECK_S,
 }
-_LABEL: Final = ("CLIENT", "SETNAME", "breadbox")
-"""For people who look at Redis. A user, or a service, without CLIENT does without it."""
-
-
-def _greet(connection: Any) -> None:
-    connection.on_connect()
-    if not connection.client_name:
-        with suppress(redis.ResponseError):
-            connection.send_command(*_LABEL)
-            connection.read_response()
-
-
-async def _greet_async(connection: Any) -> None:
-    await connection.on_connect()
-    if not connection.client_name:
-        with suppress(redis.ResponseError):
-            await connection.send_command(*_LABEL)
-            await connection.read_response()
 
 
 def _blocking_client(parsed: StoreUrl, retry: Retry) -> Any:
-    options = _OPTIONS | {"retry": retry, "redis_connect_func": _greet}
+    options = _OPTIONS | {"retry": retry}
     if parsed.kind == "sentinel":
         return _sentinel_client(redis, parsed, options)
     with _url_errors(parsed):
