@@ -55,7 +55,7 @@ async def test_the_attempt_after_a_silent_one_goes_on_a_fresh_connection(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_client_that_never_retries_is_silent_once(kind: str, balancer: Proxy) -> None:
-    options = {"deadline_s": SILENCE_S, "reconnect_s": 0.0}
+    options: dict[str, Any] = {"deadline_s": SILENCE_S, "reconnect_s": 0.0}
     async with make_caller(kind, balancer.address, **options) as caller:
         await caller.call("list_buffers")
         balancer.forget_connections()

@@ -10,7 +10,7 @@ _HOSTS: Final = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 @cache
 def loopback_host() -> str:
-    """Return "127.0.0.1", or "[::1]" on a machine whose loopback has IPv6 alone."""
+    """Return "127.0.0.1", or "[::1]" on a machine with an IPv6 loopback alone."""
     for family, host in _HOSTS:
         with suppress(OSError), socket.socket(family) as probe:
             probe.bind((host, 0))

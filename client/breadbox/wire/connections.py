@@ -11,7 +11,7 @@ class Connections(Generic[T]):
     """One connection to each address, for calls in many threads; hashable by identity.
 
     A balancer may have forgotten a connection, which is then silent for as long as gRPC believes
-    in it. Calls after a silent one get another connection; those in progress keep theirs.
+    in it. Calls after a silent one get another connection; calls in progress keep theirs.
     """
 
     def __init__(self, addresses: Iterable[str], open_one: Callable[[str, bool], T]) -> None:

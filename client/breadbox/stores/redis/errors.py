@@ -24,7 +24,7 @@ _ELSEWHERE_KINDS: Final = (
     *(redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError),
     *(redis.exceptions.ClusterDownError, redis.exceptions.BusyLoadingError),
 )
-"""Of these redis-py takes the first word away."""
+"""Answers that redis-py shortens by their first word."""
 
 _COMMAND: Final = re.compile(r"(?:run the|unknown command) ['`]([\w|]+)['`]", re.IGNORECASE)
 

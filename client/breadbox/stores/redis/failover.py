@@ -14,7 +14,7 @@ import redis
 from breadbox.stores.redis.errors import is_elsewhere
 
 _LABEL: Final = ("CLIENT", "SETNAME", "breadbox")
-"""For people who look at Redis. A user, or a service, without CLIENT does without it."""
+"""For the operators of Redis. A user, or a service, without CLIENT does without it."""
 
 
 class _Doubt:
