@@ -21,6 +21,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Also gRPC's and urllib's own clients of the tests call what runs here themselves.
+for _name in ("no_proxy", "NO_PROXY"):
+    os.environ[_name] = ",".join(
+        filter(None, (os.environ.get(_name), "localhost,127.0.0.1,127.0.0.2,127.0.0.3,::1"))
+    )
 
 settings.register_profile(
     "ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]

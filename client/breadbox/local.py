@@ -17,6 +17,7 @@ from breadbox.model.errors import UnavailableError
 from breadbox.model.types import FullPolicy, LeaseExpiryPolicy, SchemaPolicy
 from breadbox.shared.child_processes import owned_environment
 from breadbox.shared.extras import how_to_install, missing_module
+from breadbox.shared.loopback import loopback_host
 
 if TYPE_CHECKING:
     from breadbox.client import Client
@@ -105,7 +106,7 @@ class ServerProcess:
     def launch(self) -> float:
         """Start the server without waiting; return the monotonic time by which it must be ready."""
         self._ready_file.unlink(missing_ok=True)
-        listen = self.address or "127.0.0.1:0"
+        listen = self.address or f"{loopback_host()}:0"
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -204,7 +205,7 @@ def start_server(
     server = ServerProcess(
         [
             *("--store", store or f"file://{folder / 'store'}"),
-            *("--metrics-listen", "127.0.0.1:0", *options),
+            *("--metrics-listen", f"{loopback_host()}:0", *options),
         ],
         folder=folder,
         environment={**_clean_environment(), **(environment or {})},

@@ -13,12 +13,13 @@ from breadbox.cli.command import command
 from breadbox.cli.connection import Connection
 from breadbox.cli.settings import setting
 from breadbox.cli.signals import stop_on_signals
+from breadbox.shared.loopback import loopback_host
 
 
 class ConsoleSettings(Connection):
     """Where pages are served, and how much the console remembers."""
 
-    listen: str = setting("127.0.0.1:8400", option="console_listen")
+    listen: str = setting(f"{loopback_host()}:8400", option="console_listen")
     """HOST:PORT of the pages."""
     hosts: str = setting("", option="console_hosts")
     """Names, with commas, under which browsers reach it, if it listens beyond this host."""
@@ -102,8 +103,9 @@ def console(settings: ConsoleSettings) -> None:
         click.echo(f"console: {'https' if is_secure else 'http'}://{shown}:{port}/")
         server = uvicorn.Server(config)
         app.state.is_ending = lambda: server.should_exit
-        # uvicorn ends in order by a signal and then raises it again, which is to change nothing.
-        with stop_on_signals():
+        # uvicorn ends in order by a signal and then raises it again, which changes nothing; ours is
+        # for a signal that comes before uvicorn listens to them.
+        with stop_on_signals(lambda _: setattr(server, "should_exit", True)):
             server.run(sockets=[listening])
 
 

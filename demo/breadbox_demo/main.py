@@ -21,6 +21,7 @@ from breadbox.local import memory_folder
 from breadbox.model.errors import ReplayBufferError
 from breadbox.model.paths import naming
 from breadbox.shared.extras import missing_module
+from breadbox.shared.loopback import loopback_host
 from breadbox_demo.processes import ProcessGroup
 from breadbox_demo.screen import ProgressLog, Screen, write_report
 
@@ -118,8 +119,9 @@ class Demo:
     def _run(self, processes: ProcessGroup, store: Path) -> int:
         options, environment = self._options, _child_environment()
         ready = self._run_dir / "server.address"
+        free = f"{loopback_host()}:0"
         serve = [
-            *("serve", "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"),
+            *("serve", "--listen", free, "--metrics-listen", free),
             # Ephemeral, because the server clears the memory even if this process is killed.
             *("--store", f"file://{store}", "--ephemeral", "--ready-file", str(ready)),
             *("--seed", str(options.seed)),
@@ -143,7 +145,7 @@ class Demo:
     def _open_console(
         self, processes: ProcessGroup, address: str, environment: dict[str, str]
     ) -> None:
-        arguments = ("console", "--server", address, "--console-listen", "127.0.0.1:0")
+        arguments = ("console", "--server", address, "--console-listen", f"{loopback_host()}:0")
         processes.start("console", arguments, environment)
         give_up_at = time.monotonic() + START_LIMIT_S
         while not (lines := processes.last_lines("console", 1)):

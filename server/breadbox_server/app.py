@@ -49,6 +49,7 @@ from breadbox_server.rpc.listening import (
     check_free,
     connections_max,
     server_options,
+    shown_host,
 )
 from breadbox_server.rpc.service import ReplayBufferService
 from breadbox_server.rpc.traffic import Traffic
@@ -159,7 +160,7 @@ class _Steps:
             host, port = address
             check_free(host, port, "--metrics-listen")
             bound = self.opened.enter_context(metrics_served(host, port, self.metrics.registry))
-            self.metrics_address = f"{host}:{bound}"
+            self.metrics_address = f"{shown_host(host)}:{bound}"
 
     async def open_store(self, custodian: PayloadCustodian | None, leftovers: ExitStack) -> None:
         self.opened.enter_context(hold_directory(self.settings, leftovers))

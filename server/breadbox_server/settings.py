@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from breadbox.cli.logs import LogSettings
 from breadbox.cli.settings import Bytes, setting
 from breadbox.model.presets import PRESETS, Preset
+from breadbox.shared.loopback import loopback_host
 from breadbox.stores import has_secret, redact
 from breadbox.stores.urls import GATEWAY_URL, STORE_URLS
 from breadbox_server.access.authorization import Role
@@ -53,7 +54,7 @@ class Settings(LogSettings):
 
     presets = PRESETS
 
-    listen: str = setting("127.0.0.1:50051", metavar="HOST:PORT")
+    listen: str = setting(f"{loopback_host()}:50051", metavar="HOST:PORT")
     """Where to answer calls: HOST:PORT, [IPV6]:PORT or unix:PATH; port 0 takes a free one."""
     store: str = setting(
         "",

@@ -1,6 +1,11 @@
 """docker-compose.yml and what stands beside it, without an engine."""
 
+import os
 import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +226,25 @@ def test_a_restarted_learner_goes_on_with_a_run_of_its_own() -> None:
         assert "true" == learner["environment"]["BREADBOX_RESUME"], name
         (volume,) = [each for each in learner["volumes"] if "/secrets/" not in each]
         assert learner["environment"]["BREADBOX_RUN_DIR"].startswith(volume.partition(":")[2]), name
+
+
+def test_the_health_check_of_the_console_passes_the_proxy_by_that_docker_injects() -> None:
+    command = services()["console"]["healthcheck"]["test"]
+    assert command[:3] == ["CMD", "python", "-c"]
+
+    class Session(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/api/session" else 404)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Session) as console:
+        thread = threading.Thread(target=console.serve_forever)
+        thread.start()
+        code = command[3].replace("8400", str(console.server_port))
+        proxies = dict.fromkeys(("http_proxy", "HTTP_PROXY"), "http://127.0.0.1:1")
+        healthy = subprocess.call([sys.executable, "-c", code], env={**os.environ, **proxies})
+        sick_code = code.replace("/api/session", "/api/other")
+        sick = subprocess.call([sys.executable, "-c", sick_code], env=dict(os.environ))
+        console.shutdown()
+        thread.join()
+    assert (healthy, sick) == (0, 1)

@@ -29,6 +29,8 @@ class Proxy:
         self._has_ended = threading.Event()
         self._drops = False
         self._hangs_up = False
+        self._era = 0
+        """Grows as connections are forgotten; those of an earlier one pass nothing on."""
         self._lock = threading.Lock()
         self._left: dict[bool, int | None] = {True: None, False: None}
         """Bytes still to pass on to the target (True) and from it (False); None: no bound."""
@@ -49,6 +51,13 @@ class Proxy:
     def fall_silent(self) -> None:
         """Pass nothing on until told to. What is on its way may still arrive."""
         self._speaks.clear()
+
+    def forget_connections(self) -> None:
+        """Drop all that comes on the connections of now and tell nobody; new ones are as any.
+
+        As a balancer does that lost its table of connections, or dropped them as idle.
+        """
+        self._era += 1
 
     def fall_silent_after(self, size_bytes: int, *, to_target: bool) -> None:
         """Pass nothing on in either direction once so many bytes more went in the one given."""
@@ -162,18 +171,23 @@ class Proxy:
                     self._pairs.add(pair)
                 if self._has_ended.is_set():
                     _shut(pair)
+                era = self._era
                 back = threading.Thread(
-                    target=self._pass_on, args=(inside, outside, False), daemon=True
+                    target=self._pass_on, args=(inside, outside, False, era), daemon=True
                 )
                 back.start()
-                self._pass_on(outside, inside, True)
+                self._pass_on(outside, inside, True, era)
                 back.join()
                 with self._lock:
                     self._pairs.discard(pair)
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, to_target: bool) -> None:
+    def _pass_on(
+        self, source: socket.socket, sink: socket.socket, to_target: bool, era: int
+    ) -> None:
         with contextlib.suppress(OSError):
             while received := source.recv(_CHUNK_BYTES):
+                if era < self._era:
+                    continue
                 self._has_ended.wait(self._latency_s)
                 self._speaks.wait()
                 allowed = self._allowed(len(received), to_target)
@@ -184,7 +198,8 @@ class Proxy:
                     self.fall_silent()
                     self._speaks.wait()
                     sink.sendall(received[allowed:])
-        _shut((source, sink))
+        if era == self._era or self._has_ended.is_set():
+            _shut((source, sink))
 
     def _allowed(self, size_bytes: int, to_target: bool) -> int:
         with self._lock:

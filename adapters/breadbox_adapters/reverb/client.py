@@ -13,6 +13,7 @@ from uuid import uuid4
 import breadbox.client
 from breadbox.local import ServerOptions, own_server
 from breadbox.model.errors import DeadlineExceededError, UnavailableError
+from breadbox.shared.loopback import loopback_host
 from breadbox_adapters.reverb.checkpointers import DefaultCheckpointer
 from breadbox_adapters.reverb.items import (
     ReplaySample,
@@ -233,7 +234,7 @@ class Server:
         with ExitStack() as started:
             self._server = started.enter_context(own_server(ServerOptions(**options)))  # type: ignore[typeddict-item]
             if port is not None:
-                self._server.address = f"127.0.0.1:{port}"
+                self._server.address = f"{loopback_host()}:{port}"
             self._server.start()
             client = started.enter_context(connect(self._server.address, {}))
             create_tables(client, tables)

@@ -21,9 +21,14 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # be busy.
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # A cut cable becomes UNAVAILABLE after at most 40 s, also while a fetch blocks in silence.
+    # A connection that died in silence becomes UNAVAILABLE after at most 40 s, also while a fetch
+    # blocks. gRPC waits for the longer of its two timeouts of a ping.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    # A restarted server may have another address. gRPC resolves the name again when a connection
+    # ends, but by default only once in 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # Metadata only: 4096 fragments are about 1 MiB. The bound protects from a broken peer.
     ("grpc.max_send_message_length", 16 * 2**20),
     ("grpc.max_receive_message_length", 64 * 2**20),
@@ -34,14 +39,12 @@ _SEVERAL_OPTIONS: Final = (
         "grpc.service_config",
         '{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}',
     ),
-    # A restarted server may have another address. gRPC resolves the name again when a connection
-    # ends, but by default only once in 30 s.
-    ("grpc.dns_min_time_between_resolutions_ms", 1000),
 )
 _STANDBY_OPTIONS: Final = (
     # With another server to call, leave a server that hangs or is cut off within 15 s.
     ("grpc.keepalive_time_ms", 12_000),
     ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.min_reconnect_backoff_ms", 2_000),
 )
 _SEVERAL: Final = ("dns:", "ipv4:", "ipv6:")
@@ -121,6 +124,10 @@ class ClientOptions:
         if not self.buffer:
             raise InvalidRequestError("buffer", "must not be empty")
 
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """Read the certificates, or return None for an unencrypted connection."""
+        return None if self.tls is None else self.tls.credentials()
+
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
         """Return the gRPC metadata of every call, or None without a token."""
         token = self.token or ""
@@ -134,9 +141,17 @@ class ClientOptions:
         return (("authorization", f"Bearer {token}"),) if token else None
 
 
-def channel_options(address: str, *, is_one_of_many: bool) -> tuple[tuple[str, Any], ...]:
-    """Return gRPC's options of a channel to an address, alone or one of several."""
+def channel_options(
+    address: str, *, is_one_of_many: bool = False, is_shared: bool = True
+) -> tuple[tuple[str, Any], ...]:
+    """Return gRPC's options of a channel to an address, alone or one of several.
+
+    `is_shared`: it may use the connection that another channel of this process has there.
+    """
     named = dict[str, Any](CHANNEL_OPTIONS)
+    # Containers are given `http_proxy` for the web, which no server here is behind.
+    named["grpc.enable_http_proxy"] = int("grpc_proxy" in os.environ)
+    named["grpc.use_local_subchannel_pool"] = int(not is_shared)
     if address.startswith(_SEVERAL):
         named.update(_SEVERAL_OPTIONS)
     if address.startswith(_SEVERAL) or is_one_of_many:
@@ -146,16 +161,16 @@ def channel_options(address: str, *, is_one_of_many: bool) -> tuple[tuple[str, A
 
 def open_channel(
     address: str,
-    options: ClientOptions,
+    credentials: grpc.ChannelCredentials | None,
     *,
     is_one_of_many: bool = False,
-    more: tuple[tuple[str, int], ...] = (),
+    is_shared: bool = True,
 ) -> grpc.Channel:
-    """Open a channel to one address, encrypted if the options have certificates."""
-    arguments = (*channel_options(address, is_one_of_many=is_one_of_many), *more)
-    if options.tls is None:
+    """Open a channel to one address, encrypted with credentials; see `channel_options`."""
+    arguments = channel_options(address, is_one_of_many=is_one_of_many, is_shared=is_shared)
+    if credentials is None:
         return grpc.insecure_channel(address, options=arguments)
-    return grpc.secure_channel(address, options.tls.credentials(), options=arguments)
+    return grpc.secure_channel(address, credentials, options=arguments)
 
 
 def split_addresses(text: str) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from breadbox.stores.reading import Range, read
 from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+from breadbox.wire.connections import Connections
 from breadbox.wire.route import Route
 from breadbox.wire.status import from_rpc_error
 
@@ -52,10 +53,12 @@ class GatewayStore(AbstractStore):
         self._route = route
         self._options = options
         self._metadata = options.metadata()
-        is_one_of_many = len(route.addresses) > 1
-        self._lines = [
-            _Line(address, options, is_one_of_many=is_one_of_many) for address in route.addresses
-        ]
+        self._is_one_of_many = len(route.addresses) > 1
+        credentials = options.credentials()
+        self._lines = Connections(
+            route.addresses,
+            lambda address, _: _Line(address, credentials, is_one_of_many=self._is_one_of_many),
+        )
         self._watch = _Watch()
 
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
@@ -86,7 +89,7 @@ class GatewayStore(AbstractStore):
                 line.discard_payloads(request, timeout=deadline.left_s(), metadata=self._metadata)
 
     def _close(self) -> None:
-        for line in self._lines:
+        for line in self._lines.end():
             line.channel.close()
         self._watch.close()
 
@@ -106,21 +109,23 @@ class GatewayStore(AbstractStore):
     def _line(self) -> Iterator["_Line"]:
         """Yield the server to call, and turn gRPC's errors into a store's."""
         place = self._route.place
-        line = self._lines[place]
+        line = self._lines.take(place)
         try:
             yield line
         except grpc.RpcError as error:
             if self._closed.is_set():
                 raise ClosedError("the payload store is closed") from error
             encrypted = self._options.tls is not None
-            is_one_of_many = len(self._lines) > 1
             translated = from_rpc_error(
-                error, line.address, encrypted=encrypted, is_one_of_many=is_one_of_many
+                error, line.address, encrypted=encrypted, is_one_of_many=self._is_one_of_many
             )
             self._route.failed(place, translated)
+            if isinstance(translated, DeadlineExceededError):
+                self._lines.replace(place, line)
             raise _as_of_store(translated) from error
         except StoreUnavailableError as error:  # It was silent.
             self._route.failed(place, error)
+            self._lines.replace(place, line)
             raise
         except grpc.FutureCancelledError as error:
             raise ClosedError("the payload store is closed") from error
@@ -128,16 +133,18 @@ class GatewayStore(AbstractStore):
             if not self._closed.is_set():
                 raise
             raise ClosedError("the payload store is closed") from error
+        finally:
+            if self._lines.give_back(line):
+                line.channel.close()
 
 
 class _Line:
-    def __init__(self, address: str, options: ClientOptions, *, is_one_of_many: bool) -> None:
+    def __init__(
+        self, address: str, credentials: grpc.ChannelCredentials | None, *, is_one_of_many: bool
+    ) -> None:
         self.address = address
-        # Not the connection that others of this process have to the same address.
         self.channel = open_channel(
-            *(address, options),
-            is_one_of_many=is_one_of_many,
-            more=(("grpc.use_local_subchannel_pool", 1),),
+            address, credentials, is_one_of_many=is_one_of_many, is_shared=False
         )
         self.discard_payloads = ReplayBufferServiceStub(self.channel).DiscardPayloads
         # Not the stub's: what carries payload bytes is packed here.

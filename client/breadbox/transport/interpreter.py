@@ -1,12 +1,13 @@
 """Run operations in the calling thread; see `breadbox.operations.operations`."""
 
 import threading
-from contextlib import suppress
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import grpc
 
-from breadbox.model.errors import ClosedError, ReplayBufferError
+from breadbox.model.errors import ClosedError, DeadlineExceededError, ReplayBufferError
 from breadbox.model.options import open_channel
 from breadbox.operations.operations import (
     Concurrently,
@@ -21,11 +22,15 @@ from breadbox.shared.process_bound import ProcessBound
 from breadbox.transport.background import BackgroundRunner
 from breadbox.transport.background import BackgroundTask as BackgroundTask
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+from breadbox.wire.connections import Connections
 
 T = TypeVar("T")
 
-_CALL_ERRORS: Final = (grpc.RpcError, grpc.FutureCancelledError, ValueError)
-"""Errors that gRPC raises for a call; `ValueError` on a closed channel."""
+
+class _Line:
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.stub = ReplayBufferServiceStub(channel)
 
 
 class Interpreter(ProcessBound):
@@ -35,11 +40,18 @@ class Interpreter(ProcessBound):
         self.context = context
         self._closed = threading.Event()
         addresses = context.route.addresses
-        self._channels = [
-            open_channel(each, context.options, is_one_of_many=len(addresses) > 1)
-            for each in addresses
-        ]
-        self._stubs = [ReplayBufferServiceStub(channel) for channel in self._channels]
+        credentials = context.options.credentials()
+
+        def open_line(address: str, is_another: bool) -> _Line:
+            return _Line(
+                open_channel(
+                    *(address, credentials),
+                    is_one_of_many=len(addresses) > 1,
+                    is_shared=not is_another,
+                )
+            )
+
+        self._lines = Connections(addresses, open_line)
         self._metadata = context.options.metadata()
         self._background = BackgroundRunner(self._perform, context.now)
 
@@ -55,8 +67,8 @@ class Interpreter(ProcessBound):
         self._closed.set()
         if not self._is_here:
             return
-        for channel in self._channels:
-            channel.close()
+        for line in self._lines.end():
+            line.channel.close()
         self._background.close()
         self.context.slot.close()
 
@@ -90,12 +102,8 @@ class Interpreter(ProcessBound):
     def _perform(self, effect: Effect) -> Any:
         match effect:
             case Invoke(call=call, timeout_s=timeout_s):
-                place = self.context.route.place
-                method = getattr(self._stubs[place], call.method)
-                try:
+                with self._line(call.method) as method:
                     response = method(call.request, timeout=timeout_s, metadata=self._metadata)
-                except _CALL_ERRORS as error:
-                    raise self._translated(error, call.method, place) from error
                 return call.decode(response)
             case Sleep(duration_s=duration_s):
                 return self._sleep(duration_s)
@@ -105,30 +113,39 @@ class Interpreter(ProcessBound):
                 return self._perform_concurrently(invoke, blocking)
 
     def _perform_concurrently(self, invoke: Invoke, blocking: RunBlocking) -> Any:
-        call, place = invoke.call, self.context.route.place
-        method = getattr(self._stubs[place], call.method)
-        try:
+        call = invoke.call
+        with self._line(call.method) as method:
             future = method.future(call.request, timeout=invoke.timeout_s, metadata=self._metadata)
-        except _CALL_ERRORS as error:
-            raise self._translated(error, call.method, place) from error
-        try:
-            with suppress(ReplayBufferError):
-                blocking.function(blocking.deadline)
-        except BaseException:
-            future.cancel()
-            raise
-        try:
+            try:
+                with suppress(ReplayBufferError):
+                    blocking.function(blocking.deadline)
+            except BaseException:
+                future.cancel()
+                raise
             response = future.result()
-        except _CALL_ERRORS as error:
-            raise self._translated(error, call.method, place) from error
         return call.decode(response)
 
-    def _translated(self, error: Exception, method: str, place: int) -> ReplayBufferError:
-        if not isinstance(error, grpc.RpcError):  # The channel is closed.
-            return ClosedError(f"{method}: {error}")
-        if self.closed:
-            return ClosedError(f"{method}: the client was closed")
-        return self.context.failed_call(place, error)
+    @contextmanager
+    def _line(self, method: str) -> Iterator[Any]:
+        """Yield a method of the server to call, and translate the errors of gRPC."""
+        place = self.context.route.place
+        line = self._lines.take(place)
+        try:
+            yield getattr(line.stub, method)
+        except grpc.RpcError as error:
+            if self.closed:
+                raise ClosedError(f"{method}: the client was closed") from error
+            translated = self.context.failed_call(place, error)
+            if isinstance(translated, DeadlineExceededError):
+                self._lines.replace(place, line)
+            raise translated from error
+        except (grpc.FutureCancelledError, ValueError) as error:  # Of a closed channel.
+            if not self.closed:
+                raise
+            raise ClosedError(f"{method}: {error}") from error
+        finally:
+            if self._lines.give_back(line):
+                line.channel.close()
 
     def _sleep(self, duration_s: float) -> None:
         if self._closed.wait(duration_s):

@@ -16,20 +16,21 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from breadbox.shared.loopback import loopback_host
 from breadbox_server.rpc.health import REASON_KEY, WARM_KEY
 
 PROBE_S = 4.0
 """Seconds for one probe; below the 10 s of the images' health checks."""
 ALIVE: Final = "--alive"
 READY: Final = "--ready"
-ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}
+ANY_ADDRESS = {"0.0.0.0": loopback_host(), "[::]": "[::1]", "": loopback_host()}
 
 
 def local_address(environment: Mapping[str, str]) -> str:
     """Return the address at which the server with these variables is reached on its own machine."""
     if path := environment.get("BREADBOX_LOCAL_SOCKET"):
         return f"unix:{path}"
-    host, _, port = environment.get("BREADBOX_LISTEN", "127.0.0.1:50051").rpartition(":")
+    host, _, port = environment.get("BREADBOX_LISTEN", f"{loopback_host()}:50051").rpartition(":")
     return f"{ANY_ADDRESS.get(host, host)}:{port}"
 
 
@@ -40,7 +41,8 @@ def probe(address: str, within_s: float = PROBE_S) -> tuple[str, str]:
 
 
 def _ask(address: str, within_s: float) -> tuple[str, dict[str, str]]:
-    with grpc.insecure_channel(address) as channel:
+    # The server is beside the probe, even where `http_proxy` names a way to the web.
+    with grpc.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),)) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         reply, call = check.with_call(
             health_pb2.HealthCheckRequest(), timeout=within_s, wait_for_ready=True

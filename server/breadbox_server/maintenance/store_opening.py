@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from breadbox.model.errors import StoreError, StoreUrlError
+from breadbox.model.errors import StoreError, StoreUnavailableError, StoreUrlError
 from breadbox.stores import open_custodian
 from breadbox.stores.base import PayloadCustodian
 from breadbox.stores.disk import MIB, UnsafePathError, make_private_directory, opener
@@ -93,10 +93,7 @@ async def open_store(
     except StoreError as error:
         if custodian is not None:
             await custodian.close()
-        raise StartError(
-            f"--store {settings.store_shown} does not answer: {error}; "
-            "start it, or give another URL, with user and password if it needs them"
-        ) from error
+        raise StartError(f"--store {settings.store_shown} {_why_not(error)}") from error
     try:
         with store_needed(settings):
             return (
@@ -107,6 +104,18 @@ async def open_store(
     except BaseException:
         await custodian.close()
         raise
+
+
+def _why_not(error: StoreError) -> str:
+    answer = error.answer if isinstance(error, StoreUnavailableError) else ""
+    if "loading" in answer.lower():
+        return f"is not ready: {answer}; start this server once Redis has read its data"
+    if answer:
+        return f"refuses: {answer}; give a primary's URL, and a user with the rights of SECURITY.md"
+    return (
+        f"does not answer: {error}; "
+        "start it, or give another URL, with user and password if it needs them"
+    )
 
 
 async def _concerns(settings: Settings, custodian: PayloadCustodian) -> list[str]:

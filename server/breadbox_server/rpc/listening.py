@@ -1,6 +1,7 @@
 """The gRPC server's options and addresses, which are found to be free, then taken; connections."""
 
 import contextlib
+import errno
 import fcntl
 import ipaddress
 import logging
@@ -50,6 +51,8 @@ def server_options(connections_max: int) -> tuple[tuple[str, int], ...]:
         ("grpc.max_connection_age_grace_ms", _ms(limits.AGE_GRACE_S)),
         ("grpc.keepalive_time_ms", _ms(limits.KEEPALIVE_S)),
         ("grpc.keepalive_timeout_ms", _ms(limits.KEEPALIVE_ANSWER_S)),
+        # gRPC waits for the longer of its two timeouts of a ping.
+        ("grpc.http2.ping_timeout_ms", _ms(limits.KEEPALIVE_ANSWER_S)),
         # gRPC's default would hang up on clients that ping while a fetch blocks.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", _ms(limits.PING_INTERVAL_S_MIN)),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -140,8 +143,12 @@ def bind(
         bound_port = 0
     if bound_port == 0:
         raise StartError(f"--listen {listen} cannot be used; choose another address")
-    shown_host = f"[{host}]" if ":" in host else host
-    return f"{shown_host}:{bound_port}"
+    return f"{shown_host(host)}:{bound_port}"
+
+
+def shown_host(host: str) -> str:
+    """Return a host as it stands before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def check_free(host: str, port: int, option: str) -> None:
@@ -158,9 +165,12 @@ def check_free(host: str, port: int, option: str) -> None:
         try:
             probe.bind(address)
         except OSError as error:
+            remedy = "stop what runs there or choose another port (0 takes a free one)"
+            if error.errno == errno.EADDRNOTAVAIL:
+                remedy = "give an address of this machine"
             raise StartError(
-                f"{option} {host}:{port} cannot be used: {os.strerror(error.errno or 0)}; "
-                "stop what runs there or choose another port (0 takes a free one)"
+                f"{option} {shown_host(host)}:{port} cannot be used: "
+                f"{os.strerror(error.errno or 0)}; {remedy}"
             ) from error
 
 

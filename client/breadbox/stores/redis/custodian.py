@@ -65,12 +65,15 @@ end
 """
 )
 _TAKE: Final = _OURS + "return '1'"
+_PRIMARY: Final = "redis.call('HDEL', KEYS[1], '')"
+"""Changes nothing, and a replica refuses it: what that lacks may be on its way to it."""
 _LENGTHS: Final = (
     _OURS
-    + """
+    + f"""
 local function differs(key, expected)
   local length = redis.pcall('STRLEN', key)
   if length == expected then return nil end
+  {_PRIMARY}
   if redis.call('EXISTS', key) == 0 then return '0' end
   return '2'
 end
@@ -117,17 +120,20 @@ return '1'
 """
 )
 """A full Redis refuses the first SET, before anything is written."""
-_EXISTS: Final = _LOOP % "redis.call('EXISTS', key)"
+_EXISTS: Final = f"if ARGV[1] then {_PRIMARY} end\n" + _LOOP % "redis.call('EXISTS', key)"
 _UNLINK: Final = _OURS + _LOOP % "redis.call('UNLINK', key)"
 _UNLINK_ALONE: Final = _ALONE + _LOOP % "redis.call('UNLINK', key)"
 """One reply with a "1" or "0" per key: parsing one for each would cost the loop most."""
-_EXISTS_BY_ID: Final = """
+_EXISTS_BY_ID: Final = (
+    f"{_PRIMARY}\n"
+    + """
 local flags = {}
 for id in string.gmatch(ARGV[1], '%x+') do
   flags[#flags + 1] = redis.call('EXISTS', 'breadbox:{' .. id .. '}:0')
 end
 return table.concat(flags)
 """
+)
 """For payloads of one piece, ids joined by spaces: one argument, for a quick restart."""
 _CONFIRMATIONS: Final = {b"": Confirmation.MISSING} | {
     str(each.value).encode(): each for each in Confirmation
@@ -250,7 +256,7 @@ class RedisCustodian:
             pipeline = self._pipeline()
             for at in range(0, len(single), _KEYS_PER_SCRIPT):
                 ids = " ".join([each.payload_id for each in single[at : at + _KEYS_PER_SCRIPT]])
-                pipeline.eval(_EXISTS_BY_ID, 0, ids)
+                pipeline.eval(_EXISTS_BY_ID, 1, JOURNALS_KEY, ids)
             with _answers():
                 flags = b"".join(await pipeline.execute())
             missing = [each for each, flag in zip(single, flags, strict=True) if flag != _THERE]

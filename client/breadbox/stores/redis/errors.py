@@ -23,6 +23,17 @@ RuntimeError is uvloop's, for a connection that the other side ended while it wa
 
 _IN_SCRIPT: Final = re.compile(r"^Error running script .*?: -|\.? script: [0-9a-f]{40}, on .*$")
 
+_ELSEWHERE: Final = re.compile(
+    r"(^|: -?)(READONLY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|LOADING|UNBLOCKED)\b"
+)
+_ELSEWHERE_KINDS: Final = (
+    *(redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError),
+    *(redis.exceptions.ClusterDownError, redis.exceptions.BusyLoadingError),
+)
+"""Answers that redis-py shortens by their first word."""
+
+_COMMAND: Final = re.compile(r"(?:run the|unknown command) ['`]([\w|]+)['`]", re.IGNORECASE)
+
 _ANSWER_LENGTH: Final = 400
 
 
@@ -47,7 +58,7 @@ def translated_errors() -> Iterator[None]:
         yield
     except redis.exceptions.OutOfMemoryError as error:
         raise StoreFullError("the Redis payload store is at its maxmemory") from error
-    except redis.exceptions.ResponseError as error:
+    except (redis.exceptions.ResponseError, redis.exceptions.BusyLoadingError) as error:
         # Before version 7 a script that finds Redis full fails as any other does.
         if "OOM command not allowed" in str(error):
             raise StoreFullError("the Redis payload store is at its maxmemory") from error
@@ -71,11 +82,21 @@ def translated_errors() -> Iterator[None]:
         raise StoreUnavailableError(f"the Redis payload store failed: {describe(error)}") from error
 
 
+def is_elsewhere(error: BaseException) -> bool:
+    """Return True if Redis answers that it is not the one to ask, or not yet."""
+    return isinstance(error, _ELSEWHERE_KINDS) or _ELSEWHERE.search(str(error)) is not None
+
+
 def shortened(error: BaseException) -> str:
     """Return Redis' refusal, cut to fit a line, without the script's line or the user's name."""
-    if isinstance(error, redis.exceptions.NoPermissionError):
-        return "NOPERM, the user lacks a right"
-    return _IN_SCRIPT.sub("", str(error)).rstrip(".")[:_ANSWER_LENGTH]
+    text = str(error)
+    command = _COMMAND.search(text)
+    if isinstance(error, redis.exceptions.NoPermissionError) or text.startswith("NOPERM "):
+        right = f" (+{command[1].lower()})" if command else ""
+        return f"NOPERM, the user lacks a right{right}"
+    if command:
+        return f"it has no command {command[1].upper()}"
+    return _IN_SCRIPT.sub("", text).rstrip(".")[:_ANSWER_LENGTH]
 
 
 def describe(error: BaseException) -> str:
@@ -88,7 +109,7 @@ def describe(error: BaseException) -> str:
 def raise_reply_error(line: bytes) -> None:
     """Raise what an error reply, given without its leading "-", means to us."""
     code = line.split(b" ", 1)[0].decode("ascii", "replace")
-    text = line[:_ANSWER_LENGTH].decode("utf-8", "replace")
+    text = shortened(Exception(line.decode("utf-8", "replace")))
     if code == "OOM":
         raise StoreFullError("the Redis payload store is at its maxmemory")
     if code in ("MOVED", "ASK"):

@@ -19,6 +19,7 @@ from redis.retry import Retry
 from breadbox.model.errors import StoreUrlError
 from breadbox.stores.deadline import Deadline, current, in_force
 from breadbox.stores.redis.errors import NoTlsError, translated_errors
+from breadbox.stores.redis.failover import leaving_replicas, leaving_replicas_async
 from breadbox.stores.redis.store import PIECE_SIZE_BYTES_DEFAULT, RedisStore
 from breadbox.stores.urls import StoreUrl, parse_redis_url, redact
 
@@ -81,6 +82,7 @@ def open_redis_async(url: str, *, answer_s: float = 5.0) -> Any:
         pool: Any = client.connection_pool
         if issubclass(pool.connection_class, redis.asyncio.SSLConnection):
             pool.connection_class = _explaining_tls(pool.connection_class)
+        pool.connection_class = leaving_replicas_async(pool.connection_class)
         _check_known_options(pool)
         return client
 
@@ -104,7 +106,6 @@ _OPTIONS: Final[dict[str, Any]] = {
     "socket_timeout": _SOCKET_TIMEOUT_S,
     "socket_connect_timeout": CONNECT_S_MAX,
     "health_check_interval": _HEALTH_CHECK_S,
-    "client_name": "breadbox",
 }
 
 
@@ -176,6 +177,8 @@ def _sentinel_client(module: Any, parsed: StoreUrl, options: dict[str, Any]) -> 
         for each in (client, *sentinel.sentinels):
             pool = each.connection_pool
             pool.connection_class = keeping_deadline(pool.connection_class)
+    leaving = leaving_replicas if module is redis else leaving_replicas_async
+    client.connection_pool.connection_class = leaving(client.connection_pool.connection_class)
     _close_together(client, sentinel.sentinels)
     return client
 
@@ -206,7 +209,8 @@ class BoundedPool(redis.ConnectionPool):
     """A pool of connections that keep to the deadline in force."""
 
     def __init__(self, connection_class: Any = redis.connection.Connection, **options: Any) -> None:
-        super().__init__(connection_class=keeping_deadline(connection_class), **options)
+        bounded = keeping_deadline(connection_class)
+        super().__init__(connection_class=leaving_replicas(bounded), **options)
 
 
 @cache

@@ -145,6 +145,10 @@ class RedisStore(PartsStore):
                     # For the caller the same as a node that is away: asking later helps.
                     raise StoreUnavailableError(f"keys are on the move: {error}") from error
                 self._refresh(deadline)
+            except PayloadMissingError:
+                # A Redis that has become a replica may lack what the new primary has.
+                if attempt > 1:
+                    raise
             except StoreUnavailableError as error:
                 if attempt == _ATTEMPTS_MAX or error.was_silent:
                     self._doubted.set()

@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import redis
 
-from breadbox.model.errors import PayloadCorruptError, StoreUnavailableError
+from breadbox.model.errors import PayloadCorruptError, PayloadMissingError, StoreUnavailableError
 from breadbox.stores import bulk
 from breadbox.stores.base import UnforeseenError
 from breadbox.stores.deadline import LOOK_S, Deadline, in_force
 from breadbox.stores.reading import drop
-from breadbox.stores.redis.errors import raise_reply_error, translated_errors
+from breadbox.stores.redis.errors import is_elsewhere, raise_reply_error, translated_errors
 
 _BUFFERS_PER_CALL: Final = 1024
 
@@ -67,8 +67,10 @@ def borrowed_wire(
             with wire.reporting():
                 yield wire
             wire.give_back()
-        except BaseException:
+        except BaseException as error:
             connection.disconnect()
+            if isinstance(error, PayloadMissingError) or is_elsewhere(error):
+                pool.disconnect(inuse_connections=False)
             raise
         finally:
             pool.release(connection)

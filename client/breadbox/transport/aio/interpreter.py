@@ -10,8 +10,13 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
-from breadbox.model.errors import ClosedError, ReplayBufferError, StoreUnavailableError
-from breadbox.model.options import ClientOptions, channel_options
+from breadbox.model.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    ReplayBufferError,
+    StoreUnavailableError,
+)
+from breadbox.model.options import channel_options
 from breadbox.operations import calls
 from breadbox.operations.operations import (
     Concurrently,
@@ -26,6 +31,7 @@ from breadbox.shared.process_bound import ProcessBound
 from breadbox.shared.tasks import end_tasks
 from breadbox.stores.deadline import Deadline
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+from breadbox.wire.connections import Connections
 
 T = TypeVar("T")
 
@@ -33,14 +39,10 @@ THREADS_MAX = 16
 """Most threads of one client that move payloads: as many as a store has connections."""
 
 
-def open_channel(
-    address: str, options: ClientOptions, *, is_one_of_many: bool = False
-) -> grpc.aio.Channel:
-    """Open a channel to one address, encrypted if the options have certificates."""
-    arguments = channel_options(address, is_one_of_many=is_one_of_many)
-    if options.tls is None:
-        return grpc.aio.insecure_channel(address, options=arguments)
-    return grpc.aio.secure_channel(address, options.tls.credentials(), options=arguments)
+class _Line:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.stub = ReplayBufferServiceStub(channel)
 
 
 async def _in_thread(threads: Executor, function: Callable[[Deadline], T], deadline: Deadline) -> T:
@@ -84,11 +86,17 @@ class Interpreter(ProcessBound):
         # Threads of its own: a silent store must not block the loop's default executor.
         self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="breadbox-aio")
         addresses = context.route.addresses
-        self._channels = [
-            open_channel(each, context.options, is_one_of_many=len(addresses) > 1)
-            for each in addresses
-        ]
-        self._stubs = [ReplayBufferServiceStub(channel) for channel in self._channels]
+        credentials = context.options.credentials()
+
+        def open_line(address: str, is_another: bool) -> _Line:
+            arguments = channel_options(
+                address, is_one_of_many=len(addresses) > 1, is_shared=not is_another
+            )
+            if credentials is None:
+                return _Line(grpc.aio.insecure_channel(address, options=arguments))
+            return _Line(grpc.aio.secure_channel(address, credentials, options=arguments))
+
+        self._lines = Connections(addresses, open_line)
         self._metadata = context.options.metadata()
         self._kept: set[asyncio.Task[None]] = set()
         self.closed = False
@@ -101,8 +109,8 @@ class Interpreter(ProcessBound):
         try:
             await end_tasks(self._kept)
         finally:
-            for channel in self._channels:
-                await channel.close()
+            for line in self._lines.end():
+                await line.channel.close()
             self.context.slot.close()
             self._threads.shutdown(wait=False)
 
@@ -165,11 +173,15 @@ class Interpreter(ProcessBound):
 
     async def _send(self, call: calls.Call[Any], timeout_s: float) -> Any:
         place = self.context.route.place
-        method = getattr(self._stubs[place], call.method)
+        line = self._lines.take(place)
+        method = getattr(line.stub, call.method)
         try:
             return await method(call.request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise self.context.failed_call(place, error) from error
+            translated = self.context.failed_call(place, error)
+            if isinstance(translated, DeadlineExceededError):
+                self._lines.replace(place, line)
+            raise translated from error
         except grpc.aio.UsageError as error:  # What gRPC raises on a closed channel.
             raise ClosedError(f"{call.method}: {error}") from error
         except asyncio.CancelledError:
@@ -178,3 +190,6 @@ class Interpreter(ProcessBound):
             if self.closed and (task is None or not task.cancelling()):
                 raise ClosedError(f"{call.method}: the client was closed") from None
             raise
+        finally:
+            if self._lines.give_back(line):
+                await line.channel.close()

@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, Final
 
-from redis.exceptions import ResponseError
+from redis.exceptions import BusyLoadingError, ResponseError
 
 from breadbox.stores.keys import JOURNALS_KEY, piece_key
 from breadbox.stores.redis.errors import REDIS_ERRORS, kept_cancellation, shortened
@@ -551,7 +551,7 @@ class _translated_errors:  # noqa: N801 - a context manager that reads as a func
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ResponseError):
+        if isinstance(error, ResponseError | BusyLoadingError):
             answer = shortened(error)
             raise JournalUnavailableError(
                 f"the journal in Redis cannot be used: {answer}", answer=answer

@@ -1,0 +1,18 @@
+"""The loopback address of this machine."""
+
+import socket
+from contextlib import suppress
+from functools import cache
+from typing import Final
+
+_HOSTS: Final = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
+
+
+@cache
+def loopback_host() -> str:
+    """Return "127.0.0.1", or "[::1]" on a machine with an IPv6 loopback alone."""
+    for family, host in _HOSTS:
+        with suppress(OSError), socket.socket(family) as probe:
+            probe.bind((host, 0))
+            return f"[{host}]" if ":" in host else host
+    return _HOSTS[0][1]
