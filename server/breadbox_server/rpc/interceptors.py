@@ -26,6 +26,7 @@ from breadbox_server.access.authorization import (
     caller_name,
     calls_as,
     check_request,
+    used_buffer,
 )
 from breadbox_server.admission.precedence import Precedence
 from breadbox_server.base.errors import PermissionDeniedError, StandbyError
@@ -34,6 +35,7 @@ from breadbox_server.gateway.transfers import READERS
 from breadbox_server.limits import PARTS_MAX, UNTAKEN_SMALL_BYTES
 from breadbox_server.metrics.clients import ClientCensus, role_of_call
 from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.reading.uses import Uses
 from breadbox_server.rpc.status import NOT_DONE, DeadlineNearError, reply_budget_s, status_of
 from breadbox_server.rpc.traffic import Call, PendingReply, Traffic
 
@@ -113,6 +115,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._held: Callable[[], DomainError] | None = None
         """Gives what refuses every call of the service, or None while they are let in."""
         self._precedence: Precedence | None = None
+        self._uses: Uses | None = None
         self._known: dict[str, MaybeHandler] = {}
         self._running: set[Call] = set()
 
@@ -127,10 +130,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if self._held is not None and method in _METHODS:
             raise self._held()
 
-    def serve(self, outage: Callable[[], Exception | None], precedence: Precedence) -> None:
+    def serve(
+        self, outage: Callable[[], Exception | None], precedence: Precedence, uses: Uses
+    ) -> None:
         """Let calls in from now on, and ask `outage` what does not answer the server."""
         self._outage = outage
         self._precedence = precedence
+        self._uses = uses
         self._held = None
 
     def recheck(self) -> None:
@@ -287,6 +293,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         precedence = self._precedence if call.method in LEARNERS else None
         if precedence is not None:
             precedence.begin()
+        buffer, uses = used_buffer(caller, call.method, request), self._uses
+        if buffer and uses is not None:
+            uses.begin(buffer)
         try:
             async with limit:
                 return await behaviour(request, context)
@@ -298,6 +307,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._running.discard(call)
             if precedence is not None:
                 precedence.end()
+            if buffer and uses is not None:
+                uses.end(buffer)
 
     def _told(self, path: str, answer: Answer) -> Behaviour:
         method = path.rpartition("/")[2]

@@ -507,7 +507,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         outage = self._driver.outage()
         for buffer in buffers:
             is_held = bool(buffer.state.waiter_count or buffer.state.lease_count)
-            idle_s = self._driver.reading.idle_s(BufferName(buffer.name), is_held=is_held)
+            idle_s = 0.0 if is_held else self._driver.uses.idle_s(BufferName(buffer.name))
             buffer.state.idle_duration.CopyFrom(convert.to_duration(idle_s))
             buffer.state.outage = "" if outage is None else str(outage)
             buffer.state.hold = self._driver.appends.hold()
