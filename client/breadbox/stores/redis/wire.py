@@ -178,11 +178,12 @@ class Wire:
         wanted = [*wanted[:1], *(b"\r\n" + frame for frame in wanted[1:]), b"\r\n"]
         frames = [memoryview(bytearray(frame)) for frame in wanted]
         size_bytes = sum(map(len, chain(frames, *values)))
+        digests = bulk.new_digests(blocks)
         done = 0
         while True:
             before = done
             number = self._socket.fileno()
-            done, digests = bulk.receive(number, frames, values, blocks, done, questions)
+            done = bulk.receive(number, frames, values, blocks, done, questions, digests)
             questions = [each for each in questions if each.after_bytes > done]
             # Compared also where nothing comes: an error is shorter than a value.
             if frames != wanted:
