@@ -202,6 +202,9 @@ class Metrics:
             ["method"],
             buckets=RPC_BUCKETS_S,
         )
+        self.looks_waiting = gauge(
+            "breadbox_looks_waiting", "Calls that only look and wait for their turn"
+        )
         self.calls = gauge("breadbox_calls", "Calls in progress")
         self.messages_arriving = gauge(
             "breadbox_messages_arriving", "Calls that still receive their request"

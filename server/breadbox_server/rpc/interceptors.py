@@ -22,12 +22,14 @@ from breadbox_server.access.authorization import (
     SERVICE,
     Caller,
     Gate,
+    Role,
     bearer_token,
     caller_name,
     calls_as,
     check_request,
     used_buffer,
 )
+from breadbox_server.admission.looks import Looks
 from breadbox_server.admission.precedence import Precedence
 from breadbox_server.base.errors import PermissionDeniedError, StandbyError
 from breadbox_server.core.model.errors import DomainError, InvalidArgumentError
@@ -68,6 +70,9 @@ LEARNERS: Final = frozenset(
     )
 )
 """Methods of learners, which go before appends."""
+
+_LOOKS: Final = frozenset(SERVICE + name for name in ("ListBuffers", "GetBuffer", "GetStoreConfig"))
+"""Methods that only look; so do reads that say so, and every call of a viewer."""
 
 LARGE: Final = frozenset(
     SERVICE + name
@@ -115,6 +120,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._held: Callable[[], DomainError] | None = None
         """Gives what refuses every call of the service, or None while they are let in."""
         self._precedence: Precedence | None = None
+        self._looks = Looks()
+        metrics.looks_waiting.set_function(lambda: float(len(self._looks)))
         self._uses: Uses | None = None
         self._known: dict[str, MaybeHandler] = {}
         self._running: set[Call] = set()
@@ -290,7 +297,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._census.seen(context.peer(), role)
         self._running.add(call)
         # Not before its message is there and its caller known: headers alone hold up nobody.
-        precedence = self._precedence if call.method in LEARNERS else None
+        is_viewer, looks = caller.role is Role.VIEWER, self._looks
+        is_look = is_viewer or call.method in _LOOKS or getattr(request, "is_look", False)
+        if not is_look:
+            looks.worked()
+        precedence = self._precedence if call.method in LEARNERS and not is_viewer else None
         if precedence is not None:
             precedence.begin()
         buffer, uses = used_buffer(caller, call.method, request), self._uses
@@ -298,7 +309,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             uses.begin(buffer)
         try:
             async with limit:
-                return await behaviour(request, context)
+                if not is_look:
+                    return await behaviour(request, context)
+                await looks.turn(caller.name or call.peer)
+                began_at = perf_counter()
+                answer = await behaviour(request, context)
+                if not hasattr(request, "max_wait"):
+                    looks.took(perf_counter() - began_at)
+                return answer
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -1,0 +1,81 @@
+"""Calls that only look take turns: each token's oldest in rotation, and slowly while others work.
+
+A look costs the loop about as much as an append, and its caller may send any number. So while calls
+come that do work, a pause follows each look that is about twice as long: all looks together take a
+third of the loop. One token's looks wait behind each other, and others' not behind them. A look
+without its turn ends at its deadline.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from math import inf
+from typing import Final
+
+from breadbox_server.limits import LOOK_PAUSE_S
+
+COST_S_MAX: Final = 0.05
+"""Longest time of a look that the pause after it grows with: more is a wait for the journal."""
+BURST_S: Final = 0.1
+"""Unused pauses that looks may leave out."""
+ABOUT_S: Final = 1.0
+"""Seconds after a call that does work in which the next is expected."""
+
+
+class Looks:
+    """Say when calls that only look may be answered. For the loop's thread only."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        """Looks without a turn, by holder; the holder whose turn is next comes first."""
+        self._next_at = -inf
+        self._worked_at = -inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def worked(self) -> None:
+        """Note a call that does work."""
+        self._worked_at = self._loop.time()
+
+    async def turn(self, holder: str) -> None:
+        """Return when a look of this token, or connection, may be answered."""
+        if not self._waiting and self._loop.time() >= self._next_at:
+            self._pause(LOOK_PAUSE_S)
+            return
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.setdefault(holder, deque()).append(turn)
+        self._set_timer()
+        await turn
+
+    def took(self, cost_s: float) -> None:
+        """Note how long the answer to a look took."""
+        self._pause(2 * min(cost_s, COST_S_MAX))
+
+    def _pause(self, pause_s: float) -> None:
+        now = self._loop.time()
+        if now < self._worked_at + ABOUT_S:
+            self._next_at = max(self._next_at, now - BURST_S) + pause_s
+
+    def _set_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._next_at, self._step)
+
+    def _step(self) -> None:
+        self._timer = None
+        if self._give_turn():
+            self._pause(LOOK_PAUSE_S)
+        if self._waiting:
+            self._set_timer()
+
+    def _give_turn(self) -> bool:
+        while self._waiting:
+            holder, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[holder] = turns
+            if not turn.done():  # As it is once its call has ended.
+                turn.set_result(None)
+                return True
+        return False
