@@ -17,10 +17,10 @@ from support.fragments import vector_fragment
 from support.server_process import plain_environment
 from support.token_files import write_tokens
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 LOOKS = 1600
-WATCHED_S = 3.0
+WATCHED_S = 2.0
 ROUNDS_MAX = 3
 """Other work of this machine may come and go between the two rates of a round."""
 LOOK_S_MAX = 1.0

@@ -4,15 +4,23 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, Final
 
 import grpc
 
 from breadbox_server.base.errors import StartError
 
 log = logging.getLogger(__name__)
+
+_DATE_CODES: Final = (9, 10)
+"""OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+AGAIN_S: Final = 60.0
+"""Seconds until refused certificates are read again: one that was not valid yet may be now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +36,30 @@ class TlsFiles:
 def server_credentials(files: TlsFiles, on_failure: Callable[[], None]) -> grpc.ServerCredentials:
     """Return credentials that follow their files: a renewed certificate needs no restart.
 
-    Each new connection checks the files. Unusable ones leave the old in use, and `on_failure` is
-    called, from any thread. Raises StartError if they cannot be used at the start.
+    Each new connection checks the files. Unusable ones, and certificates that are not valid now,
+    leave the old in use, and `on_failure` is called, from any thread; they are read again when they
+    change, and each minute. Raises StartError if they cannot be used at the start.
     """
     try:
         first = _read(files)
     except (OSError, ValueError) as error:
         raise StartError(f"TLS cannot be used: {error}") from error
-    seen = _stamps(files)
+    seen, again_at = _stamps(files), inf
     lock = threading.Lock()
 
     def fetch() -> Any:
         """Return the new certificates, or None if nothing changed; gRPC calls it in its threads."""
-        nonlocal seen
+        nonlocal seen, again_at
         with lock:
-            if (stamps := _stamps(files)) == seen:
+            stamps = _stamps(files)
+            if stamps == seen and monotonic() < again_at:
                 return None
-            seen = stamps
+            seen, again_at = stamps, inf
             try:
-                renewed = _read(files)
+                renewed = _read(files, must_be_valid=True)
             except (OSError, ValueError) as error:
                 on_failure()
+                again_at = monotonic() + AGAIN_S
                 log.error("new certificates cannot be used, the old ones stay: %s", error)  # noqa: TRY400
                 return None
             log.info("certificates were read again")
@@ -76,7 +87,7 @@ def _stamps(files: TlsFiles) -> list[tuple[int, int, int] | None]:
     return [_stamp(path) for path in _paths(files)]
 
 
-def _read(files: TlsFiles) -> Any:
+def _read(files: TlsFiles, *, must_be_valid: bool = False) -> Any:
     for path in _paths(files):
         with path.open("rb"):
             pass
@@ -93,7 +104,28 @@ def _read(files: TlsFiles) -> Any:
             context.load_verify_locations(files.client_ca_file)
         except ssl.SSLError as error:
             raise ValueError(f"{files.client_ca_file} holds no certificate") from error
+    if must_be_valid:
+        _check_valid(context, files.cert_file)
     return grpc.ssl_server_certificate_configuration(
         [(files.key_file.read_bytes(), files.cert_file.read_bytes())],
         root_certificates=files.client_ca_file.read_bytes() if files.client_ca_file else None,
     )
+
+
+def _check_valid(context: ssl.SSLContext, cert_file: Path) -> None:
+    """Raise ValueError for a certificate that has expired or is not valid yet, by a handshake."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # Trust the certificate itself.
+    trusting.load_verify_locations(cert_file)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(to_client, to_server)
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    try:
+        for side in (client, server, client):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLError as error:
+        # Other problems are for clients to judge.
+        if getattr(error, "verify_code", 0) in _DATE_CODES:
+            raise ValueError(f"{cert_file}: {error.verify_message}") from error  # type: ignore[attr-defined]

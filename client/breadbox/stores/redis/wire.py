@@ -32,6 +32,8 @@ _LOOKAHEAD_BYTES: Final = 64 * 1024
 _LINE_AHEAD_BYTES: Final = 128
 """The same behind a large value."""
 
+_LENGTH_DIGITS_MAX: Final = 12
+
 _LINE_BYTES_MAX: Final = 16 * 1024
 
 _JOIN_BYTES: Final = 16 * 1024
@@ -136,10 +138,14 @@ class Wire:
             raise_reply_error(line[1:])
         if line[:1] != b"$":
             raise _unexpected(line)
-        length = int(line[1:])
+        number = line[1:]
+        is_there = number != b"-1"
+        if is_there and not (number.isdigit() and len(number) <= _LENGTH_DIGITS_MAX):
+            raise _unexpected(line)
+        length = int(number) if is_there else 0
         self._is_large = length >= _LOOKAHEAD_BYTES
-        self._reply_left = max(0, length)
-        return None if length < 0 else length
+        self._reply_left = length
+        return length if is_there else None
 
     def receive_into(self, destination: memoryview) -> None:
         """Fill `destination` with the next bytes of a bulk reply."""
