@@ -1,4 +1,4 @@
-"""One that looks without end, as a process of its own: `python -m hostile.onlooker ADDRESS CALL COUNT`.
+"""A viewer that looks without end, as a process: `python -m hostile.onlooker ADDRESS CALL COUNT`.
 
 It keeps so many calls in flight, with the token in BREADBOX_TOKEN, and ends on SIGTERM.
 """
@@ -36,7 +36,8 @@ async def main(address: str, method: str, count: int) -> None:
             stub = ReplayBufferServiceStub(grpc.aio.insecure_channel(address, options))
             for _ in range(first, min(count, first + OF_CONNECTION)):
                 looks.create_task(look(stub, method, metadata))
-        print("looking", flush=True)
+        sys.stdout.write("looking\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

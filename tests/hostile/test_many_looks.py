@@ -105,8 +105,9 @@ def test_another_team_keeps_half_of_its_rate_beside_looks_without_end(
                 began = time.monotonic()
                 honest.get_buffer()
                 look_s = time.monotonic() - began
-            print(
+            sys.stdout.write(
                 f"{method}: {quiet:.0f}/s quiet, {attacked:.0f}/s attacked, a look {look_s:.3f} s"
+                + "\n"
             )
             if attacked >= SHARE_MIN * quiet and look_s < LOOK_S_MAX:
                 break

@@ -92,10 +92,10 @@ def waiting_calls(it: Served) -> int:
 
 @pytest.mark.parametrize("method", WAITS)
 async def test_a_buffer_is_in_use_while_a_call_waits_and_idle_from_its_end_on(method: str) -> None:
-    async with served() as it:
+    async with served() as it, asyncio.TaskGroup() as tasks:
         await it.start()
         fields = WAITS[method] | {"max_wait": Duration(seconds=50)}
-        waiting = asyncio.create_task(call(it, method, **fields))
+        waiting = tasks.create_task(call(it, method, **fields))
         await eventually(lambda: waiting_calls(it) == 1)
         it.clock.advance(40.0)
         assert 0.0 == await idle_s(it)
@@ -107,13 +107,12 @@ async def test_a_buffer_is_in_use_while_a_call_waits_and_idle_from_its_end_on(me
 
 async def test_a_buffer_is_in_use_while_an_append_waits_for_room() -> None:
     config = BufferConfig(capacity_chunks=1, full_policy=FullPolicy.BLOCK)
-    async with served(config) as it:
+    async with served(config) as it, asyncio.TaskGroup() as tasks:
         await it.start()
         append = partial(call, it, "AppendFragments")
         await append(fragments=[it.metadata(0)])
-        waiting = asyncio.create_task(
-            append(fragments=[it.metadata(1)], max_wait=Duration(seconds=50))
-        )
+        wait = Duration(seconds=50)
+        waiting = tasks.create_task(append(fragments=[it.metadata(1)], max_wait=wait))
         await eventually(lambda: waiting_calls(it) == 1)
         it.clock.advance(40.0)
         assert 0.0 == await idle_s(it)

@@ -230,6 +230,14 @@ def test_a_signal_ends_a_load_from_a_connection_that_drips(
 
     wire = Wire(SimpleNamespace(_sock=ours), Deadline(60.0))
     value = memoryview(bytearray(100_000))
+
+    def load() -> None:
+        if is_compiled:
+            wire.receive_values([[value]], [], [])
+        else:
+            assert wire.bulk_length() == len(value)
+            wire.receive_into(value)
+
     previous = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     began = time.monotonic()
@@ -238,11 +246,7 @@ def test_a_signal_ends_a_load_from_a_connection_that_drips(
             dripping(theirs, b"$100000\r\n" + bytes(100_000), 100),
             pytest.raises(InterruptedByTestError),
         ):
-            if is_compiled:
-                wire.receive_values([[value]], [], [])
-            else:
-                assert wire.bulk_length() == len(value)
-                wire.receive_into(value)
+            load()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)

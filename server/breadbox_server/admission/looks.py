@@ -13,6 +13,8 @@ from typing import Final
 
 from breadbox_server.limits import LOOK_PAUSE_S
 
+COST_FACTOR: Final = 4
+"""Seconds of the pause for each second that a handler takes, which is about half of a look."""
 COST_S_MAX: Final = 0.05
 """Longest time of a look that the pause after it grows with: more is a wait for the journal."""
 BURST_S: Final = 0.1
@@ -27,7 +29,7 @@ class Looks:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """Looks without a turn, by holder; the holder whose turn is next comes first."""
+        """Looks without a turn, by holder, in the order of the next turns."""
         self._next_at = -inf
         self._worked_at = -inf
         self._timer: asyncio.TimerHandle | None = None
@@ -51,7 +53,7 @@ class Looks:
 
     def took(self, cost_s: float) -> None:
         """Note how long the answer to a look took."""
-        self._pause(2 * min(cost_s, COST_S_MAX))
+        self._pause(COST_FACTOR * min(cost_s, COST_S_MAX))
 
     def _pause(self, pause_s: float) -> None:
         now = self._loop.time()
