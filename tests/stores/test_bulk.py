@@ -258,11 +258,14 @@ def test_many_files_are_read_by_short_calls(
 ) -> None:
     """As many as take longer than one call: 20,000 files of 3 blocks."""
     (tmp_path / "whole").write_bytes(b"w" * 4096)
-    calls = []
+    calls: list[int] = []
     library = bulk._library  # noqa: SLF001 - counted
-    counting = SimpleNamespace(
-        read_files=lambda *arguments: calls.append(arguments[0]) or library.read_files(*arguments)
-    )
+
+    def read(first: int, *arguments: object) -> int:
+        calls.append(first)
+        return int(library.read_files(first, *arguments))
+
+    counting = SimpleNamespace(read_files=read)
     monkeypatch.setattr(bulk, "_library", counting)
     one = file_of(tmp_path / "whole", 4096)
     found = read_files([one] * 60_000)

@@ -1,8 +1,8 @@
 """Calls that only look take turns: each token's oldest in rotation, and slowly while others work.
 
 A look costs the loop about as much as an append, and its caller may send any number. So while calls
-come that do work, a pause follows each look that is about twice as long: all looks together take a
-third of the loop. One token's looks wait behind each other, and others' not behind them. A look
+come that do work, a pause of about twice its time follows each look, and a longer one if the loop
+is late: all looks together take a third of the loop at most. One token's looks wait behind each other, and others' not behind them. A look
 without its turn ends at its deadline.
 """
 
@@ -16,7 +16,7 @@ from breadbox_server.limits import LOOK_PAUSE_S
 COST_FACTOR: Final = 4
 """Seconds of the pause for each second that a handler takes, which is about half of a look."""
 COST_S_MAX: Final = 0.05
-"""Longest time of a look that the pause after it grows with: more is a wait for the journal."""
+"""Longest time of a look, or lateness of the loop, that a pause grows with."""
 BURST_S: Final = 0.1
 """Unused pauses that looks may leave out."""
 ABOUT_S: Final = 1.0
@@ -62,12 +62,15 @@ class Looks:
 
     def _set_timer(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_at(self._next_at, self._step)
+            due_at = max(self._next_at, self._loop.time())
+            self._timer = self._loop.call_at(due_at, self._step, due_at)
 
-    def _step(self) -> None:
+    def _step(self, due_at: float) -> None:
         self._timer = None
+        # A loop that comes late has more to do: on a slow machine a look takes longer, too.
+        late_s = min(self._loop.time() - due_at, COST_S_MAX)
         if self._give_turn():
-            self._pause(LOOK_PAUSE_S)
+            self._pause(LOOK_PAUSE_S + late_s)
         if self._waiting:
             self._set_timer()
 

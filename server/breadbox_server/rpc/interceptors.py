@@ -314,7 +314,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 await looks.turn(caller.name or call.peer)
                 began_at = perf_counter()
                 answer = await behaviour(request, context)
-                if not hasattr(request, "max_wait"):
+                if call.method in _LOOKS:  # Others wait for news, or for their caller.
                     looks.took(perf_counter() - began_at)
                 return answer
         except TimeoutError:
