@@ -2,8 +2,8 @@
 
 A look costs the loop about as much as an append, and its caller may send any number. So while calls
 come that do work, a pause of about twice its time follows each look, and a longer one if the loop
-is late: all looks together take a third of the loop at most. One token's looks wait behind each other, and others' not behind them. A look
-without its turn ends at its deadline.
+is late: all looks together take a third of the loop at most. One token's looks wait behind each
+other, and others' not behind them. A look without its turn ends at its deadline.
 """
 
 import asyncio
