@@ -97,7 +97,7 @@ def test_another_team_keeps_half_of_its_rate_beside_looks_without_end(
             with onlooker(server.address, method, page):
                 # Looks are answered without a pause until others work.
                 eventually_sync(
-                    lambda: ours.work() and in_flight(server.metrics_url) > 0.9 * LOOKS,
+                    lambda: ours.work() > 0 and in_flight(server.metrics_url) > 0.9 * LOOKS,
                     "the attack's calls in flight",
                     within_s=60.0,
                 )

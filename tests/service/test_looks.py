@@ -12,11 +12,14 @@ from support.eventually import eventually
 from support.served import served
 
 
+PAUSE_S = 0.05
+
+
 @pytest.fixture(autouse=True)
 def _long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses that no burst leaves out, and that are long beside a slow machine's passes."""
     monkeypatch.setattr(admission, "BURST_S", 0.0)
-    monkeypatch.setattr(admission, "LOOK_PAUSE_S", 0.05)
+    monkeypatch.setattr(admission, "LOOK_PAUSE_S", PAUSE_S)
 
 
 async def served_in_order(looks: Looks, holders: str) -> str:
@@ -46,11 +49,11 @@ async def test_looks_wait_only_while_others_work() -> None:
     looks = Looks()
     began = loop.time()
     await served_in_order(looks, "a" * 100)
-    assert loop.time() - began < 100 * admission.LOOK_PAUSE_S
+    assert loop.time() - began < 100 * PAUSE_S
     looks.worked()
     began = loop.time()
     await served_in_order(looks, "a" * 5)
-    assert loop.time() - began >= 3.9 * admission.LOOK_PAUSE_S
+    assert loop.time() - began >= 3.9 * PAUSE_S
 
 
 async def test_a_pause_grows_with_the_cost_of_a_look() -> None:

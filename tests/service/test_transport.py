@@ -181,7 +181,7 @@ async def test_renewed_files_that_cannot_be_used_leave_the_old_certificate(
 )
 async def test_a_renewed_certificate_that_is_not_valid_now_leaves_the_old_one(
     authority: Authority,
-    dates: dict[str, datetime.timedelta],
+    dates: dict[str, Any],
     said: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
