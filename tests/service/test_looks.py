@@ -11,7 +11,6 @@ from breadbox_server.admission.looks import Looks
 from support.eventually import eventually
 from support.served import served
 
-
 PAUSE_S = 0.05
 
 
