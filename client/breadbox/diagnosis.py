@@ -184,8 +184,8 @@ def _hold(seen: _Seen) -> _Judgement | None:
         f"The server asks producers to wait: {seen.state.hold}.",
         [
             "Producers continue by themselves as soon as the server has caught up.",
-            "If that does not last, the server's machine lacks CPU or room; its log and its "
-            "metrics (breadbox_journal_replay_seconds, breadbox_pending_deletions) say which.",
+            "If that lasts, the payload store is full, or the server's machine lacks CPU: its log "
+            "and metrics (breadbox_journal_replay_seconds, breadbox_pending_deletions) say which.",
         ],
     )
 

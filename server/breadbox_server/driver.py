@@ -62,6 +62,7 @@ from breadbox_server.reading.fetches import Fetches
 from breadbox_server.reading.inline_bodies import InlineBodies
 from breadbox_server.reading.read_leases import ReadLeases
 from breadbox_server.reading.reads import Reads
+from breadbox_server.reading.uses import Uses
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +141,7 @@ class Driver:
             waiting_max=limits.append_waiting_max,
             inline_size_bytes_max=limits.inline_size_bytes_max,
         )
+        self.uses = Uses(clock, buffers.__contains__)
         self.fetches = Fetches(self.core, self.appends.queue.precedence)
         self.chunk_events = ChunkEvents()
         self.bodies = InlineBodies(
@@ -156,6 +158,7 @@ class Driver:
                 delete=self.deletions.put,
                 leases_max=limits.read_leases_max,
                 kept_bytes_max=limits.read_kept_bytes_max,
+                uses=self.uses,
             ),
             metrics=metrics,
             watchers_max=limits.watchers_max,
@@ -183,8 +186,8 @@ class Driver:
             self.core.apply_now(command)
         self._ending[buffer] = seen
         self.turns.when_settled(partial(self._has_ended, buffer))
-        self.core.forget(buffer)
         self.reading.forget(buffer)
+        self.uses.forget(buffer)
         self.chunk_events.forget(buffer)
         self._metrics.forget_buffer(buffer)
         await self.turns.settled()
@@ -201,7 +204,9 @@ class Driver:
         """Extend a lease of a fetch or of a reader; return its new expiry."""
         if self.reading.leases.knows(command.buffer, command.lease_id):
             return self.reading.leases.renew(command.lease_id, command.lease_s)
-        return await self.core.apply(command)
+        expires_at = await self.core.apply(command)
+        self.uses.note(command.buffer)
+        return expires_at
 
     async def release(self, command: ReleaseLease, unreadable: tuple[PayloadId, ...] = ()) -> None:
         """End a lease; drop first what is lost of it, in at most `RETURN_CHECK_S`.
@@ -217,6 +222,7 @@ class Driver:
             await self._report_unreadable(command, unreadable)
         # In one step with the report, so that no other report of this lease can come between.
         await self.core.apply(command)
+        self.uses.note(command.buffer)
 
     async def _report_unreadable(
         self, command: ReleaseLease, payload_ids: tuple[PayloadId, ...]

@@ -64,6 +64,9 @@ CALLS_MAX: Final = 32_768
 """Calls in progress; above the sum of watchers and waiters that one server is meant to hold."""
 CALLS_OF_TOKEN_MAX: Final = CALLS_MAX // 2
 CALLS_RESERVED: Final = 1024
+LOOK_PAUSE_S: Final = 0.002
+"""Shortest pause between two calls that only look, while others work: about twice what receiving
+and answering a call costs besides its handler."""
 ARRIVALS_MAX: Final = 128
 ARRIVAL_S: Final = 10.0
 UNASKED_MAX: Final = 1000
@@ -306,6 +309,15 @@ LIMITS: Final = (
         TOKEN,
         "SERVER_BUSY, but for those that the next places are kept for",
         metric="breadbox_calls_refused_total",
+    ),
+    Limit(
+        "pause between calls that only look, while others work",
+        LOOK_PAUSE_S,
+        SERVER,
+        "wait until their deadline; each token, or connection, has its turn; all calls of a viewer "
+        "are such",
+        unit="s",
+        metric="breadbox_looks_waiting",
     ),
     Limit(
         "calls that nobody has looked at yet",

@@ -705,6 +705,25 @@ def test_a_store_that_stays_full_is_back_pressure(store: RecordingStore) -> None
     assert 5.0 == world.clock.now
 
 
+@pytest.mark.parametrize(("limit", "waits"), [(0, True), (99, False), (1_000, True)])
+def test_a_payload_larger_than_the_whole_store_is_refused_with_both_sizes(
+    store: RecordingStore, limit: int, waits: bool
+) -> None:
+    world = OperationWorld(ClientOptions(append_wait_s=5.0), store=store)
+    full = errors.StoreFullError("maxmemory", 1.0)
+    full.payload_bytes = 100
+    store.failures = [full] * 100
+    config = StoreConfig("file:///s", 600.0, 0, "0.1.0", payload_size_bytes_max=limit)
+    world.will("GetStoreConfig", *[config] * 9)
+    with pytest.raises(errors.ReplayBufferError) as caught:
+        append(world)
+    if waits:
+        assert (errors.BackpressureError, 5.0) == (type(caught.value), world.clock.now)
+    else:
+        assert (errors.InvalidRequestError, 0.0) == (type(caught.value), world.clock.now)
+        assert "has 100 bytes, but the payload store takes at most 99 in all" in str(caught.value)
+
+
 def test_a_store_that_went_away_is_waited_for(store: RecordingStore) -> None:
     world = OperationWorld(store=store)
     store.failures = [errors.StoreUnavailableError("restarting")] * 3

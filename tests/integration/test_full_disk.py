@@ -189,14 +189,37 @@ def test_a_disk_that_stays_full_is_told_and_everything_goes_on_when_it_is_not(wo
 
 
 @pytest.mark.parametrize("disk", [600], indirect=True)
-def test_inodes_that_run_out_are_back_pressure_like_bytes(world: World) -> None:
-    world.fragment_bytes = 100
+def test_a_buffer_that_evicts_goes_on_where_inodes_run_out_before_bytes(world: World) -> None:
+    world.fragment_bytes = 5000  # Larger than what is inline.
     world.produce()
+    assert (600 - 256) // 2 == world.client.get_buffer().config.capacity_chunks
+    world.await_appended(1200)
+    world.server.kill()
+    world.server.start()
+    assert 50 == world.consume(50)
+    world.await_appended(2400)
+    assert [] == world.errors
+
+
+@pytest.mark.parametrize("disk", [600], indirect=True)
+def test_inodes_that_others_take_are_back_pressure_and_said(world: World) -> None:
+    world.fragment_bytes = 5000
+    world.produce()
+    world.await_appended(100)
+    theirs = [world.disk / f"theirs-{number}" for number in range(600)]
+    with suppress(OSError):
+        for path in theirs:
+            path.touch()
+    eventually_sync(lambda: "inodes are taken of" in world.client.get_buffer().state.hold)
     eventually_sync(world.is_stalled, "the producer waiting", within_s=60.0)
     assert 50 == world.consume(50)
     world.server.kill()
     world.server.start()
     assert 50 == world.consume(50)
+    for path in theirs:
+        path.unlink(missing_ok=True)
+    world.await_appended(world.appended + 200)
+    assert "" == world.client.get_buffer().state.hold
     assert [] == world.errors
 
 

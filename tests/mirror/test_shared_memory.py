@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from breadbox.mirror import StepMemory
+from breadbox.mirror.memory import ATTEMPTS
 from breadbox.mirror.sharing.shared_memory import (
     HEAD_BYTES,
     Head,
@@ -20,7 +21,7 @@ from breadbox.mirror.sharing.shared_memory import (
     SharedStepStorage,
     make_file,
 )
-from breadbox.model.errors import InvalidRequestError
+from breadbox.model.errors import InvalidRequestError, UnavailableError
 from breadbox.shared.child_processes import child_environment
 from mirror.shared_writer import filled
 from mirror.told_steps import STEPS, problems_of, told_fragment
@@ -102,7 +103,14 @@ with holdings.changed, holdings.held_up():
 """
 
 
-def test_nothing_is_let_go_of_while_another_process_holds_it_up() -> None:
+CLOSER = HOLDER.replace(
+    "held_up():", "held_up():\n    __import__('os').close(__import__('os').dup(int(sys.argv[1])))"
+)
+
+
+@pytest.mark.parametrize("script", [HOLDER, CLOSER], ids=["held", "closed-elsewhere"])
+def test_nothing_is_let_go_of_while_another_process_holds_it_up(script: str) -> None:
+    """Also where that process closes another descriptor of the memory meanwhile."""
     descriptor = make_file()
     memory, is_let_go = SharedMemory(descriptor), threading.Event()
 
@@ -112,7 +120,7 @@ def test_nothing_is_let_go_of_while_another_process_holds_it_up() -> None:
 
     thread = threading.Thread(target=let_go)
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(descriptor)],
+        [sys.executable, "-c", script, str(descriptor)],
         env=child_environment(),
         pass_fds=[descriptor],
         stdin=subprocess.PIPE,
@@ -128,6 +136,43 @@ def test_nothing_is_let_go_of_while_another_process_holds_it_up() -> None:
         thread.join(60)
     os.close(descriptor)
     assert (False, True) == (was_early, is_let_go.is_set())
+
+
+def test_a_draw_by_force_is_copied_again_until_its_steps_are_known_to_be_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A writer that is stopped midway leaves an older head, of steps that it writes over."""
+    memory = StepMemory(8, seed=1)
+    memory.extend(vector_fragment(0))
+    held = memory._held  # noqa: SLF001 - what another process may fill
+    looks, torn_until, refresh = 0, 0, held.refresh
+
+    def refreshed() -> Callable[[int], bool]:
+        nonlocal looks
+        looks += 1
+        number, still_has = looks, refresh()
+        return lambda step: number > torn_until and still_has(step)
+
+    monkeypatch.setattr(held, "refresh", refreshed)
+    torn_until = ATTEMPTS + 3
+    assert 2 == len(memory.sample(2).reward)
+    assert ATTEMPTS + 4 == looks
+    torn_until = 10**9
+    with pytest.raises(UnavailableError, match="stopped in the middle"):
+        memory.sample(2)
+    # Nothing is left locked.
+    torn_until = 0
+    memory.extend(vector_fragment(1))
+
+
+def test_a_look_up_by_force_is_repeated_until_it_is_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = StepMemory(8, seed=1)
+    memory.extend(vector_fragment(0))
+    held = memory._held  # noqa: SLF001 - what another process may fill
+    steady = iter([False] * (ATTEMPTS + 3))
+    monkeypatch.setattr(held, "is_steady", lambda: next(steady, True))
+    assert 4 == memory._look_up(lambda: held.index.high)  # noqa: SLF001
+    assert [] == [*steady]
 
 
 def test_a_draw_is_tried_again_once_an_episode_has_gone_although_its_own_steps_are_there() -> None:

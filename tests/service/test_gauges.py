@@ -2,6 +2,7 @@
 
 import pytest
 
+from breadbox.stores.base import StoreUsage
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.metrics.metrics import WaitingFor, waiting_for
@@ -22,6 +23,35 @@ async def test_the_store_is_asked_how_full_it_is() -> None:
         await eventually(lambda: gauge(world, "store_limit_bytes") == 10_000)
 
     assert 0 == gauge(world, "store_used_bytes")
+
+
+@pytest.mark.parametrize(
+    ("usage", "hold"),
+    [
+        (StoreUsage(9, 10, 5), ""),
+        (StoreUsage(10, 10, 5), "the payload store has no room: 10 bytes are taken of 10"),
+        (StoreUsage(10, 0, 5), ""),
+        (
+            StoreUsage(1, 10, 5, used_file_count=7, limit_file_count=7),
+            "the payload store has no room: 7 inodes are taken of 7",
+        ),
+    ],
+)
+async def test_a_store_without_room_is_shown_as_what_producers_wait_for(
+    usage: StoreUsage, hold: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def told() -> StoreUsage:
+        return usage
+
+    async with served() as world:
+        monkeypatch.setattr(world.custodian, "usage", told)
+        await eventually(lambda: world.server.driver.store_watch.usage == usage)
+        assert hold == (await world.buffer()).state.hold
+        await eventually(lambda: gauge(world, "store_used_files") == usage.used_file_count)
+        config = await world.stub.GetStoreConfig(pb.GetStoreConfigRequest())
+
+    assert usage.limit_file_count == gauge(world, "store_limit_files")
+    assert usage.limit_bytes == config.payload_size_bytes_max
 
 
 async def test_a_store_that_is_away_does_not_stop_the_housekeeping() -> None:

@@ -15,6 +15,7 @@ from breadbox_server.core.model.ids import BufferName, PayloadId
 from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.reading import reads as passages
 from breadbox_server.reading.read_leases import ReadLeases
+from breadbox_server.reading.uses import Uses
 from breadbox_server.reading.watchers import FEW, GATHER_S_MAX
 from breadbox_server.rpc import service
 from support.eventually import eventually
@@ -298,12 +299,14 @@ async def test_readers_keep_no_more_bytes_than_may_be() -> None:
 
 
 def test_a_lease_beyond_all_that_may_live_ends_the_oldest_of_who_has_most() -> None:
+    clock = ManualTimers()
     leases = ReadLeases(
-        ManualTimers(),
+        clock,
         metrics=Metrics(CollectorRegistry()),
         delete=lambda _: None,
         leases_max=4,
         kept_bytes_max=0,
+        uses=Uses(clock, lambda _: False),
     )
     of_b = [leases.take(DEFAULT, [], 1.0, "b")]
     of_a = [leases.take(DEFAULT, [], 60.0, "a") for _ in range(3)]

@@ -13,12 +13,13 @@ from breadbox.aio import connect
 from breadbox.model.errors import TlsError, UnauthenticatedError, UnavailableError
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
+from breadbox_server.access import tls
 from breadbox_server.access.authorization import Role
 from breadbox_server.access.tls import TlsFiles
 from breadbox_server.base.errors import StartError
 from breadbox_server.rpc.listening import check_exposure
 from breadbox_server.settings import Settings
-from support.certificates import Authority, Signed
+from support.certificates import DAY, Authority, Signed
 from support.served import CALL_S, code_of, empty_request, served
 from support.token_files import write_token_file
 
@@ -164,6 +165,50 @@ async def test_renewed_files_that_cannot_be_used_leave_the_old_certificate(
     signed = authority.sign("server")
     async with served(tls=files(signed)) as world:
         signed.cert_file.write_text("half of a certifi")
+
+        assert await lists_buffers(world.server.address, trusting(authority))
+        assert 1 == world.server.metrics.registry.get_sample_value(
+            "breadbox_credential_reload_failures_total"
+        )
+
+
+@pytest.mark.parametrize(
+    ("dates", "said"),
+    [
+        ({"valid": EXPIRED}, "certificate has expired"),
+        ({"begins": DAY, "valid": 2 * DAY}, "certificate is not yet valid"),
+    ],
+)
+async def test_a_renewed_certificate_that_is_not_valid_now_leaves_the_old_one(
+    authority: Authority,
+    dates: dict[str, Any],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with served(tls=files(authority.sign("server"))) as world:
+        authority.sign("server", **dates)
+        for _ in range(2):  # It is said once, not by each connection.
+            assert await lists_buffers(world.server.address, trusting(authority))
+        assert 1 == world.server.metrics.registry.get_sample_value(
+            "breadbox_credential_reload_failures_total"
+        )
+        assert said in caplog.text
+        monkeypatch.setattr(tls, "AGAIN_S", 0.0)
+        authority.sign("server", **dates)
+        for failures in (2, 3):  # Read again after a while: it may be valid then.
+            assert await lists_buffers(world.server.address, trusting(authority))
+            assert failures == world.server.metrics.registry.get_sample_value(
+                "breadbox_credential_reload_failures_total"
+            )
+
+
+async def test_a_renewed_certificate_that_is_not_for_its_key_leaves_the_old_one(
+    authority: Authority,
+) -> None:
+    signed = authority.sign("server")
+    async with served(tls=files(signed)) as world:
+        signed.cert_file.write_bytes(authority.sign("other").cert_file.read_bytes())
 
         assert await lists_buffers(world.server.address, trusting(authority))
         assert 1 == world.server.metrics.registry.get_sample_value(

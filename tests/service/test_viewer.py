@@ -53,6 +53,15 @@ async def test_a_viewer_reads_by_a_cursor_and_ends_its_read(tmp_path: Path) -> N
     assert (2, 0) == (state.chunk_count, state.counters["uses"])
 
 
+async def test_no_call_of_a_viewer_goes_before_appends(tmp_path: Path) -> None:
+    async with looked_at(tmp_path) as (world, callers):
+        read = await world.stub.ReadFragments(pb.ReadFragmentsRequest(), **callers["one"])
+        release = pb.ReleaseLeaseRequest(lease_id=read.lease.lease_id, mode=CONSUMED)
+        await world.stub.ReleaseLease(release, **callers["one"])
+
+        assert not world.server.driver.appends.queue.precedence.has_learners
+
+
 async def test_a_viewer_ends_neither_a_learners_lease_nor_another_viewers(tmp_path: Path) -> None:
     async with looked_at(tmp_path) as (world, callers):
         fetch = pb.FetchFragmentsRequest(request_id="r", fragment_count=1)

@@ -2,22 +2,28 @@
 
 import os
 import random
+import signal
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import xxhash
 
 from breadbox.stores import bulk
-from breadbox.stores.bulk import File, Question, read_files, receive
+from breadbox.stores.bulk import File, Question, new_digests, read_files, receive
+from breadbox.stores.deadline import Deadline
+from breadbox.stores.redis.wire import Wire
 from support.compiler import needs_compiler
 
 pytestmark = needs_compiler
 
+NONE = new_digests([])
 GONE = "/nonexistent/payload"
 
 
@@ -105,9 +111,9 @@ def test_blocks_of_any_cut_are_digested(
         stream += body[a:b] + frame
     sender = threading.Thread(target=theirs.sendall, args=(stream,))
     sender.start()
-    done = 0
+    done, found = 0, new_digests(blocks)
     while done < len(stream):
-        done, found = receive(ours.fileno(), frames, values, blocks, done, [])
+        done = receive(ours.fileno(), frames, values, blocks, done, [], found)
     sender.join()
     assert body == bytes(whole)
     assert sent == [bytes(frame) for frame in frames]
@@ -121,13 +127,13 @@ def test_questions_are_sent_when_enough_was_answered(
     values = [memory_of(30)]
     frames = [memoryview(b"")] * 2
     questions = [Question(0, b"first"), Question(10, b"second"), Question(30, b"last")]
-    done, _ = receive(ours.fileno(), frames, values, [], 0, questions)
+    done = receive(ours.fileno(), frames, values, [], 0, questions, NONE)
     assert (0, b"first") == (done, theirs.recv(100))
     theirs.sendall(b"a" * 20)
-    done, _ = receive(ours.fileno(), frames, values, [], 0, questions[1:])
+    done = receive(ours.fileno(), frames, values, [], 0, questions[1:], NONE)
     assert (20, b"second") == (done, theirs.recv(100))
     theirs.sendall(b"b" * 20)
-    done, _ = receive(ours.fileno(), frames, values, [], 20, questions[2:])
+    done = receive(ours.fileno(), frames, values, [], 20, questions[2:], NONE)
     assert (30, b"last") == (done, theirs.recv(100))
     assert b"a" * 20 + b"b" * 10 == joined(values[0])
     assert b"b" * 10 == ours.recv(100)
@@ -150,10 +156,123 @@ def test_nothing_is_waited_for_that_was_not_asked_for(
     answering.start()
     questions = [Question(0, b"question"), Question(10, b"question")]
     began = time.monotonic()
-    done, _ = receive(ours.fileno(), [memoryview(b"")] * 2, values, [], 0, questions)
+    done = receive(ours.fileno(), [memoryview(b"")] * 2, values, [], 0, questions, NONE)
     answering.join()
     assert done == 30
     assert time.monotonic() - began < 10
+
+
+@contextmanager
+def dripping(theirs: socket.socket, stream: bytes, step_bytes: int) -> Iterator[None]:
+    """Send a little of a stream 50 times a second until the block ends."""
+    ends = threading.Event()
+
+    def drip() -> None:
+        for at in range(0, len(stream), step_bytes):
+            theirs.sendall(stream[at : at + step_bytes])
+            if ends.wait(0.02):
+                return
+
+    sending = threading.Thread(target=drip)
+    sending.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        sending.join()
+
+
+def test_bytes_that_drip_are_received_by_short_calls_with_the_same_digests(
+    connection: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = connection
+    body = random.Random(7).randbytes(10_000)
+    values, blocks = [memory_of(len(body))], [(0, 3333), (3333, 3333), (3333, 10_000)]
+    found, done, calls, longest_s = new_digests(blocks), 0, 0, 0.0
+    with dripping(theirs, body, 200):
+        while done < len(body):
+            began = time.monotonic()
+            done = receive(ours.fileno(), [memoryview(b"")] * 2, values, blocks, done, [], found)
+            longest_s = max(longest_s, time.monotonic() - began)
+            calls += 1
+    assert body == joined(values[0])
+    assert [xxhash.xxh3_64_intdigest(body[start:end]) for start, end in blocks] == [*found]
+    assert calls > 3
+    assert longest_s < 5
+
+
+def test_digests_of_earlier_calls_are_not_made_again(
+    connection: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = connection
+    values, blocks, found = [memory_of(20)], [(0, 10), (10, 20)], new_digests([(0, 10), (10, 20)])
+    theirs.sendall(b"a" * 10)
+    done = receive(ours.fileno(), [memoryview(b"")] * 2, values, blocks, 0, [], found)
+    assert (10, xxhash.xxh3_64_intdigest(b"a" * 10)) == (done, found[0])
+    found[0] = 1
+    theirs.sendall(b"b" * 10)
+    receive(ours.fileno(), [memoryview(b"")] * 2, values, blocks, done, [], found)
+    assert [1, xxhash.xxh3_64_intdigest(b"b" * 10)] == [*found]
+
+
+class InterruptedByTestError(Exception):
+    """What the signal's handler raises, as Python does for Ctrl-C."""
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_signal_ends_a_load_from_a_connection_that_drips(
+    connection: tuple[socket.socket, socket.socket], is_compiled: bool
+) -> None:
+    ours, theirs = connection
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedByTestError
+
+    wire = Wire(SimpleNamespace(_sock=ours), Deadline(60.0))
+    value = memoryview(bytearray(100_000))
+
+    def load() -> None:
+        if is_compiled:
+            wire.receive_values([[value]], [], [])
+        else:
+            assert wire.bulk_length() == len(value)
+            wire.receive_into(value)
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    began = time.monotonic()
+    try:
+        with (
+            dripping(theirs, b"$100000\r\n" + bytes(100_000), 100),
+            pytest.raises(InterruptedByTestError),
+        ):
+            load()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert time.monotonic() - began < 10, "all of it takes 20 s"
+
+
+def test_many_files_are_read_by_short_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as take longer than one call: 20,000 files of 3 blocks."""
+    (tmp_path / "whole").write_bytes(b"w" * 4096)
+    calls: list[int] = []
+    library = bulk._library  # noqa: SLF001 - counted
+
+    def read(first: int, *arguments: object) -> int:
+        calls.append(first)
+        return int(library.read_files(first, *arguments))
+
+    counting = SimpleNamespace(read_files=read)
+    monkeypatch.setattr(bulk, "_library", counting)
+    one = file_of(tmp_path / "whole", 4096)
+    found = read_files([one] * 60_000)
+    assert [digests_of(one)] * 60_000 == found
+    assert [0] == calls[:1]
+    assert sorted(set(calls)) == calls
+    assert len(calls) > 1
 
 
 def test_an_end_of_the_connection_is_an_error(
@@ -164,9 +283,9 @@ def test_an_end_of_the_connection_is_an_error(
     theirs.sendall(b"x" * 10)
     theirs.close()
     with pytest.raises(ConnectionResetError):
-        receive(ours.fileno(), frames, [memory_of(30)], [], 0, [])
+        receive(ours.fileno(), frames, [memory_of(30)], [], 0, [], NONE)
     with pytest.raises(BrokenPipeError):
-        receive(ours.fileno(), frames, [memory_of(30)], [], 0, [Question(0, b"question")])
+        receive(ours.fileno(), frames, [memory_of(30)], [], 0, [Question(0, b"question")], NONE)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from breadbox.model.errors import PayloadCorruptError, StoreUnavailableError
+from breadbox.stores.base import UnforeseenError
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.redis.wire import Wire, borrowed_wire
 from support.redis_server import RedisServer
@@ -86,6 +87,26 @@ def test_a_value_longer_than_it_says_is_noticed_at_its_end() -> None:
     wire.receive_into(memoryview(bytearray(wire.bulk_length() or 0)))
     with pytest.raises(PayloadCorruptError, match="not as long as it says"):
         wire.end_bulk()
+
+
+@pytest.mark.parametrize(
+    "length", ["abc", "", " 3", "1_0", "+3", "-2", "3.0", "9" * 13, "9" * 5000, "\u0663"]
+)
+def test_a_length_that_is_no_number_is_the_stores_error(length: str) -> None:
+    said = b"$" + length.encode() + b"\r\nabc\r\n"
+    wire = Wire(Connection(ScriptedSocket(said)), Deadline(10.0))
+    with pytest.raises(StoreUnavailableError, match="does not speak like Redis"):
+        wire.bulk_length()
+
+
+def test_a_length_that_is_no_number_is_unforeseen_to_the_compiled_receiver() -> None:
+    """So that all is read again, and the store's error raised."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wire = Wire(Connection(ours), Deadline(5.0))
+        theirs.sendall(b"$abc\r\n" + bytes(100) + b"\r\n")
+        with pytest.raises(UnforeseenError):
+            wire.receive_values([[memoryview(bytearray(100))]], [], [])
 
 
 def test_a_server_that_says_nothing_is_given_up_at_the_deadline() -> None:

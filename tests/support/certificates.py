@@ -29,7 +29,7 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"test {name}")])
         certificate = (
-            self._builder(self._name, DAY)
+            self._builder(self._name, DAY, -2 * DAY)
             .public_key(self._key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .sign(self._key, hashes.SHA256())
@@ -38,18 +38,24 @@ class Authority:
         self.ca_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def sign(
-        self, name: str, *, valid: datetime.timedelta = DAY, host: str = "127.0.0.1"
+        self,
+        name: str,
+        *,
+        valid: datetime.timedelta = DAY,
+        host: str = "127.0.0.1",
+        begins: datetime.timedelta = -2 * DAY,
     ) -> Signed:
         """Sign a certificate for a server at `host`, or for a client.
 
         Of several, names or IP addresses, with commas, it is for each.
-        A negative `valid` makes one that expired so long ago.
+        A negative `valid` makes one that expired so long ago, a positive `begins` one that is not
+        valid yet.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         certificate = (
-            self._builder(subject, valid)
+            self._builder(subject, valid, begins)
             .public_key(key.public_key())
             .add_extension(
                 x509.SubjectAlternativeName([_named(each) for each in host.split(",")]),
@@ -69,14 +75,16 @@ class Authority:
         signed.cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         return signed
 
-    def _builder(self, subject: x509.Name, valid: datetime.timedelta) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, valid: datetime.timedelta, begins: datetime.timedelta
+    ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - 2 * DAY)
+            .not_valid_before(now + begins)
             .not_valid_after(now + valid)
         )
 

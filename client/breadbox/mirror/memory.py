@@ -5,8 +5,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
@@ -24,7 +24,7 @@ from breadbox.mirror.drawing import (
 from breadbox.mirror.storage.index import NONE, Numbers
 from breadbox.mirror.storage.rings import Memory
 from breadbox.mirror.storage.step_storage import FilledStepStorage, StepStorage
-from breadbox.model.errors import InvalidRequestError, WaitElapsedError
+from breadbox.model.errors import InvalidRequestError, UnavailableError, WaitElapsedError
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.types import Device
 from breadbox.transport.prefetch import prefetched
@@ -35,6 +35,9 @@ WAIT_PERIOD_S: Final = 30.0
 """Seconds between two lines of the log about a wait that goes on."""
 ATTEMPTS: Final = 4
 """Attempts at a draw or look-up before the writer of the memory is blocked for it."""
+FORCED_ATTEMPTS: Final = 50
+"""Attempts with the writer blocked: it may have been stopped in the middle of a change, for which
+each waits for 0.2 s."""
 Result = TypeVar("Result")
 
 
@@ -211,37 +214,45 @@ class StepMemory:
         """Choose steps under the lock and copy them; repeat if they were removed meanwhile."""
         held = self._held
         self._raise_failure()  # In a forked process the lock may be held for ever.
-        for _ in range(ATTEMPTS):
-            with self._changed:
-                still_has = held.refresh()
-                self._check_steps()
-                try:
-                    steps, copy = choose()
-                except (InvalidRequestError, AssertionError, IndexError, ValueError):
-                    # Another process may have overwritten what it read.
-                    if held.is_steady():
-                        raise
-                    continue
-            copied = copy()
-            if not len(steps) or still_has(int(steps.min())):
-                return copied
-        with self._changed, held.held_up():
-            held.refresh()
-            self._check_steps()
-            _, copy = choose()
-            return copy()
+        for attempt in self._attempts():
+            with attempt:
+                with self._changed:
+                    still_has = held.refresh()
+                    self._check_steps()
+                    try:
+                        steps, copy = choose()
+                    except (InvalidRequestError, AssertionError, IndexError, ValueError):
+                        # Another process may have overwritten what it read.
+                        if held.is_steady():
+                            raise
+                        continue
+                copied = copy()
+                # Also by force: of a writer that was stopped midway only an older head is known.
+                if not len(steps) or still_has(int(steps.min())):
+                    return copied
+        raise _stopped_midway()
 
     def _look_up(self, look: Callable[[], Result]) -> Result:
         """Look something up under the lock; repeat if steps were removed meanwhile."""
         held = self._held
-        for _ in range(ATTEMPTS):
-            held.refresh()
-            found = look()
-            if held.is_steady():
-                return found
-        with held.held_up():
-            held.refresh()
-            return look()
+        for attempt in self._attempts():
+            with attempt:
+                held.refresh()
+                found = look()
+                if held.is_steady():
+                    return found
+        raise _stopped_midway()
+
+    def _attempts(self) -> Iterator[AbstractContextManager[None]]:
+        """Yield a context for each attempt; in the later ones no step is removed."""
+        yield from itertools.repeat(nullcontext(), ATTEMPTS)
+        for _ in range(FORCED_ATTEMPTS):
+            yield self._by_force()
+
+    @contextmanager
+    def _by_force(self) -> Iterator[None]:
+        with self._changed, self._held.held_up():
+            yield
 
     def _check_steps(self) -> None:
         self._raise_failure()
@@ -694,3 +705,9 @@ def check_whole(name: str, value: object, least: int, most: int | None = None) -
 def _check_number(name: str, value: object, least: float, most: float) -> None:
     if not isinstance(value, int | float | np.number) or not least <= value <= most:
         raise InvalidRequestError(name, f"must be from {least} to {most}, got {value!r}")
+
+
+def _stopped_midway() -> UnavailableError:
+    return UnavailableError(
+        "the process that fills the mirror was stopped in the middle of a change: let it continue"
+    )

@@ -227,6 +227,8 @@ class StoreFullError(StoreError):
         super().__init__(f"{what}; try again in {retry_delay_s:.2f} s")
         self.what = what
         self.retry_delay_s = retry_delay_s
+        self.payload_bytes = 0
+        """Size of the largest payload that found no room, or 0 if unknown."""
 
 
 class PayloadMissingError(StoreError):

@@ -320,7 +320,7 @@ class BufferState:
     """Which of journal and payload store does not answer the server, and for how long, or empty if
     both do. While it is not empty, the other fields may describe changes that are not durable."""
     hold: str = ""
-    """Why the server answers BYTES_FULL although the buffer has room, or empty if it does not."""
+    """Why producers wait although the buffer has room, or empty if they need not."""
     quarantined: tuple[QuarantinedFragment, ...] = ()
     """The latest fragments that readers could not read, oldest first; at most 16."""
     retained_chunk_count: int = 0
@@ -418,6 +418,8 @@ class StoreConfig:
     store_concerns: tuple[str, ...] = ()
     """Settings of the store under which it may lose payloads, each with its remedy, as the server
     found them at its start."""
+    payload_size_bytes_max: int = 0
+    """Bytes that the store takes in all: a larger payload can never be written. 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -477,7 +477,8 @@ def retrying_store(
 ) -> Operation[T]:
     """Run a function that moves payloads; wait while the store is unreachable or full.
 
-    Raises StoreUnavailableError after `reconnect_s`, BackpressureError after `append_wait_s`.
+    Raises StoreUnavailableError after `reconnect_s`, BackpressureError after `append_wait_s`, and
+    InvalidRequestError immediately for a payload that is larger than the whole store.
     `failed` is the error and time of an earlier attempt.
     """
     outage = RetryBudget(context.policy, context.rng)
@@ -496,8 +497,10 @@ def retrying_store(
         except errors.StoreFullError as error:
             outage.answered()
             context.outages.succeeded(_MOVING)
+            if full_since is None:
+                full_since = context.now()
+                yield from _check_fits(context, error)
             now = context.now()
-            full_since = now if full_since is None else full_since
             left_s = full_since + context.options.append_wait_s - now
             if left_s <= 0:
                 raise errors.BackpressureError(error.what, error.retry_delay_s) from error
@@ -505,6 +508,20 @@ def retrying_store(
         else:
             context.outages.succeeded(_MOVING)
             return result
+
+
+def _check_fits(context: Context, full: errors.StoreFullError) -> Operation[None]:
+    """Raise InvalidRequestError if a payload without room is larger than the whole store."""
+    if not full.payload_bytes:
+        return
+    config = yield from _store_config(context, is_doubted=True)
+    if 0 < config.payload_size_bytes_max < full.payload_bytes:
+        raise errors.InvalidRequestError(
+            "payload",
+            f"has {full.payload_bytes} bytes, but the payload store takes at most "
+            f"{config.payload_size_bytes_max} in all; write less at a time, or give the store more "
+            "room (Redis' maxmemory, a larger file system, docker run --shm-size)",
+        ) from full
 
 
 def _spread_s(context: Context, delay_s: float) -> float:

@@ -8,13 +8,22 @@
 #include <stdint.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #define STEP_BYTES ((uint64_t)512 * 1024) /* of one system call */
 #define STEP_PIECES 64
 #define PATHS 3
+#define CALL_MS 100 /* after which a call returns, so that Python handles signals such as Ctrl-C */
 
 typedef uint64_t (*digest_function)(const void *, size_t);
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
 
 struct piece {
     uint64_t address, size;
@@ -31,7 +40,7 @@ struct memory {
     const struct block *blocks; /* in the same order */
     uint64_t block_count;
     uint64_t *digests; /* one for each block */
-    digest_function digest;
+    digest_function digest; /* or NULL: they are digested already */
     uint64_t filled, counted; /* bytes that are there */
     uint64_t piece, offset;   /* where the next byte goes */
     uint64_t block;           /* the next to digest */
@@ -55,6 +64,8 @@ static void advance(struct memory *memory, uint64_t count)
         const struct block *block = &memory->blocks[memory->block];
         if (block->end > memory->counted)
             break;
+        if (!memory->digest)
+            continue;
         const struct piece *piece = &memory->pieces[memory->first];
         for (; block->start >= memory->before + piece->counted; piece++, memory->first++)
             memory->before += piece->counted;
@@ -96,8 +107,8 @@ struct question {
 };
 
 /* Receive what is left, from `filled` bytes on, and send each question in its time. Returns bytes
- * that are there: less than all if nothing came for as long as the socket's options say. Or an
- * error, less than 0. */
+ * that are there: less than all if nothing came for as long as the socket's options say, or after
+ * CALL_MS. Or an error, less than 0. Digests of earlier bytes stay as they are. */
 int64_t receive(int descriptor, const struct piece *pieces, uint64_t piece_count,
                 const struct block *blocks, uint64_t block_count, uint64_t *digests,
                 digest_function digest, uint64_t filled, const struct question *question,
@@ -108,17 +119,19 @@ int64_t receive(int descriptor, const struct piece *pieces, uint64_t piece_count
                             .blocks = blocks,
                             .block_count = block_count,
                             .digests = digests,
-                            .digest = digest};
+                            .digest = filled ? NULL : digest};
+    int64_t ends_at_ms = now_ms() + CALL_MS;
     int flags = fcntl(descriptor, F_GETFL), error = 0;
     if (flags < 0 || fcntl(descriptor, F_SETFL, flags & ~O_NONBLOCK) < 0)
         return -errno;
     advance(&memory, filled);
+    memory.digest = digest;
     while (!error) {
         for (; question_count && question->after <= memory.filled; question++, question_count--)
             if (send(descriptor, question->bytes, question->size, MSG_NOSIGNAL) !=
                 (ssize_t)question->size)
                 error = EPIPE;
-        if (error || memory.piece == piece_count)
+        if (error || memory.piece == piece_count || now_ms() >= ends_at_ms)
             break;
         /* What is behind the next question's place was perhaps not asked for. */
         uint64_t asked = question_count ? question->after - memory.filled : STEP_BYTES;
@@ -146,23 +159,29 @@ static bool is_read(const char *const *paths, struct memory *memory)
     return is_whole;
 }
 
-/* Read files, each the first of its paths that opens, into memory of exactly their lengths. */
-void read_files(uint64_t file_count, const char *const *paths, const struct piece *pieces,
+/* Read files, each the first of its paths that opens, into memory of exactly their lengths, from
+ * `first` on. Returns the next one to read: after CALL_MS perhaps not the last. */
+uint64_t read_files(uint64_t first, uint64_t file_count, const char *const *paths, const struct piece *pieces,
                 const uint64_t *piece_counts, const struct block *blocks,
                 const uint64_t *block_counts, uint64_t *digests, digest_function digest,
                 bool *are_whole)
 {
+    int64_t ends_at_ms = now_ms() + CALL_MS;
     for (uint64_t i = 0; i < file_count; i++) {
+        if (i > first && now_ms() >= ends_at_ms)
+            return i;
         struct memory memory = {.pieces = pieces,
                                 .piece_count = piece_counts[i],
                                 .blocks = blocks,
                                 .block_count = block_counts[i],
                                 .digests = digests,
                                 .digest = digest};
-        are_whole[i] = is_read(paths, &memory);
+        if (i >= first)
+            are_whole[i] = is_read(paths, &memory);
         paths += PATHS;
         pieces += piece_counts[i];
         blocks += block_counts[i];
         digests += block_counts[i];
     }
+    return file_count;
 }

@@ -8,7 +8,8 @@ expires), and *confirmed* once the server has admitted its fragment (it stays un
 import copy
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import repeat
@@ -18,6 +19,7 @@ from breadbox.model.errors import (
     ClosedError,
     PayloadCorruptError,
     StoreError,
+    StoreFullError,
     StoreUnavailableError,
 )
 from breadbox.model.types import PayloadReference
@@ -39,7 +41,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """How full a store is."""
+    """How full a store is. Counts of files are 0 where it has no bound on their number."""
 
     used_bytes: int
     """Bytes of everything in the store, also of other programs."""
@@ -47,6 +49,11 @@ class StoreUsage:
     """Where it refuses to take more; 0: it has no limit of its own."""
     capacity_bytes_max: int
     """What buffers can be promised of it: it needs room for more than payloads. 0: no limit."""
+    used_file_count: int = 0
+    limit_file_count: int = 0
+    """Files after which it refuses to take more."""
+    capacity_file_count_max: int = 0
+    """Payloads that buffers can be promised."""
 
 
 class StoreTakenError(StoreUnavailableError):
@@ -258,6 +265,16 @@ def check_sound(references: Iterable[PayloadReference]) -> None:
             raise PayloadCorruptError(f"a payload reference is out of bounds: {reference}")
 
 
+@contextmanager
+def largest_noted(payloads: Sequence[Sequence[memoryview]]) -> Iterator[None]:
+    """Note in a StoreFullError of the block how large the largest payload is."""
+    try:
+        yield
+    except StoreFullError as error:
+        error.payload_bytes = max(sum(map(len, buffers)) for buffers in payloads)
+        raise
+
+
 class AbstractStore:
     """A store that is open until it is closed, and whose calls have a deadline."""
 
@@ -302,7 +319,8 @@ class PartsStore(AbstractStore, PayloadStore, PayloadParts):
         bounded = self.within(self._begin())
         references = [self.new_reference(sum(map(len, buffers))) for buffers in payloads]
         try:
-            bounded.write_parts([Part(*each) for each in zip(references, repeat(0), payloads)])
+            with largest_noted(payloads):
+                bounded.write_parts([Part(*each) for each in zip(references, repeat(0), payloads)])
         except BaseException:
             try:
                 bounded.discard_parts(references)

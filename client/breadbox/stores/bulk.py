@@ -47,8 +47,8 @@ def _compiled() -> tuple[Any, Any]:
     except (ImportError, AttributeError, OSError):
         return None, None
     pointer, count = ctypes.c_void_p, ctypes.c_uint64
-    library.read_files.argtypes = (count, *[pointer] * 8)
-    library.read_files.restype = None
+    library.read_files.argtypes = (count, count, *[pointer] * 8)
+    library.read_files.restype = count
     library.receive.argtypes = (
         ctypes.c_int, pointer, count, pointer, count, pointer, pointer, count, pointer, count
     )  # fmt: skip
@@ -77,13 +77,14 @@ def read_files(files: Sequence[File]) -> Sequence[Sequence[int] | None]:
     block_counts = array("Q", [len(file.blocks) for file in files])
     digests = array("Q", bytes(4 * len(blocks) + 8))
     are_whole = array("b", bytes(len(files) + 1))
-    _library.read_files(
-        len(files),
-        paths,
-        *map(_address, (pieces, piece_counts, blocks, block_counts, digests)),
-        _digest,
-        _address(are_whole),
-    )
+    done = 0
+    while done < len(files):
+        done = _library.read_files(
+            *(done, len(files), paths),
+            *map(_address, (pieces, piece_counts, blocks, block_counts, digests)),
+            _digest,
+            _address(are_whole),
+        )
     rest = iter(digests)
     found = [[*islice(rest, count)] for count in block_counts]
     return [each if is_whole else None for each, is_whole in zip(found, are_whole, strict=False)]
@@ -96,18 +97,18 @@ def receive(
     blocks: Blocks,
     received_bytes: int,
     questions: Sequence[Question],
-) -> tuple[int, Sequence[int]]:
+    digests: "array[int]",
+) -> int:
     """Receive what is left of values and the frames around them, and send questions in their time.
 
-    Blocks are counted over the values. Returns bytes received so far, fewer than all if nothing
-    came within the socket's own timeout; and the XXH3-64 of the blocks, which is any number for
-    those that are not whole.
+    Blocks are counted over the values. `digests`, of `new_digests`, get the XXH3-64 of those that
+    are whole. Returns bytes received so far: fewer than all if nothing came within the socket's own
+    timeout, or after 0.1 s, so that Python handles signals.
     """
     pieces = _pieces(frames[:1], is_counted=False)
     for value, frame in zip(values, frames[1:], strict=True):
         pieces += _pieces(value) + _pieces([frame], is_counted=False)
     bounds = array("Q", chain.from_iterable(blocks))
-    digests = array("Q", bytes(8 * len(blocks) + 8))
     asked = array("Q")
     for after_bytes, command in questions:
         size_bytes = len(command)
@@ -132,7 +133,12 @@ def receive(
     )
     if done < 0:
         raise OSError(-done, os.strerror(-done))
-    return done, digests[: len(blocks)]
+    return int(done)
+
+
+def new_digests(blocks: Blocks) -> "array[int]":
+    """Return room for the digests of blocks."""
+    return array("Q", bytes(8 * len(blocks)))
 
 
 def _pieces(memory: Sequence[memoryview], *, is_counted: bool = True) -> "array[int]":

@@ -490,6 +490,9 @@ class FileCustodian:
             used_bytes=room.size_bytes - room.free_bytes,
             limit_bytes=room.size_bytes - room.kept_bytes,
             capacity_bytes_max=room.capacity_bytes_max,
+            used_file_count=room.inode_count - room.free_inode_count,
+            limit_file_count=room.inode_count - room.kept_inode_count,
+            capacity_file_count_max=max(0, room.inode_count - _DIRECTORIES) // 2,
         )
 
     @_in_thread

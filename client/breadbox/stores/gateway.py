@@ -21,7 +21,13 @@ from breadbox.model.errors import (
 )
 from breadbox.model.options import ClientOptions, open_channel
 from breadbox.model.types import PayloadReference
-from breadbox.stores.base import AbstractStore, Foreseen, PayloadReceiver, check_sound
+from breadbox.stores.base import (
+    AbstractStore,
+    Foreseen,
+    PayloadReceiver,
+    check_sound,
+    largest_noted,
+)
 from breadbox.stores.deadline import LOOK_S, Deadline
 from breadbox.stores.frames import pack, unpack_read
 from breadbox.stores.keys import cut
@@ -64,8 +70,9 @@ class GatewayStore(AbstractStore):
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
         deadline = self._begin()
         references: list[PayloadReference] = []
-        for first in range(0, len(payloads), _PAYLOADS_MAX):
-            references += self._write(payloads[first : first + _PAYLOADS_MAX], deadline)
+        with largest_noted(payloads):
+            for first in range(0, len(payloads), _PAYLOADS_MAX):
+                references += self._write(payloads[first : first + _PAYLOADS_MAX], deadline)
         return references
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:

@@ -437,7 +437,7 @@ class GetStoreConfigRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStoreConfigResponse(_message.Message):
-    __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version", "server_time", "inline_size_bytes_max", "journal_epoch", "store_concerns")
+    __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version", "server_time", "inline_size_bytes_max", "journal_epoch", "store_concerns", "payload_size_bytes_max")
     STORE_URL_FIELD_NUMBER: _ClassVar[int]
     UNANNOUNCED_DURATION_FIELD_NUMBER: _ClassVar[int]
     PIECE_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -446,6 +446,7 @@ class GetStoreConfigResponse(_message.Message):
     INLINE_SIZE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_EPOCH_FIELD_NUMBER: _ClassVar[int]
     STORE_CONCERNS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_SIZE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     store_url: str
     unannounced_duration: _duration_pb2.Duration
     piece_size_bytes: int
@@ -454,7 +455,8 @@ class GetStoreConfigResponse(_message.Message):
     inline_size_bytes_max: int
     journal_epoch: int
     store_concerns: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, store_url: _Optional[str] = ..., unannounced_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., piece_size_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., server_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., inline_size_bytes_max: _Optional[int] = ..., journal_epoch: _Optional[int] = ..., store_concerns: _Optional[_Iterable[str]] = ...) -> None: ...
+    payload_size_bytes_max: int
+    def __init__(self, store_url: _Optional[str] = ..., unannounced_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., piece_size_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., server_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., inline_size_bytes_max: _Optional[int] = ..., journal_epoch: _Optional[int] = ..., store_concerns: _Optional[_Iterable[str]] = ..., payload_size_bytes_max: _Optional[int] = ...) -> None: ...
 
 class ReportEpisodesRequest(_message.Message):
     __slots__ = ("buffer", "episodes")

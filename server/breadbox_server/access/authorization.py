@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from breadbox_server.base.conversion import DEFAULT_BUFFER_NAME
+from breadbox_server.base.conversion import DEFAULT_BUFFER_NAME, buffer_name
 from breadbox_server.base.errors import PermissionDeniedError, UnauthenticatedError
+from breadbox_server.core.model.ids import BufferName
 from breadbox_server.limits import TOKEN_LENGTH_MAX
 
 SERVICE: Final = "/breadbox.v1.ReplayBufferService/"
@@ -157,6 +158,9 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
     )
     for method in methods
 }
+_NO_USES: Final = frozenset(
+    SERVICE + method for method in ("GetBuffer", "DeleteBuffer", "RenewLease", "ReleaseLease")
+)
 PUBLIC_METHODS: Final = frozenset({HEALTH + "Check", HEALTH + "Watch", HEALTH + "List"})
 """Calls without a token: probes of load balancers and containers have none, and learn one bit."""
 
@@ -216,6 +220,18 @@ def _not_for(
         f"token {caller.name!r}",
         f"use {kind} {named[:NAME_SHOWN_MAX]!r}; it is for {', '.join(patterns)}",
     )
+
+
+def used_buffer(caller: Caller, method: str, request: Any) -> BufferName:
+    """Return the buffer that a call uses, or "" for a look, and for a renewal or end of a lease.
+
+    A lease uses its buffer while it lives, unless a look took it.
+    """
+    rule = RULES.get(method)
+    is_look = caller.role is Role.VIEWER or getattr(request, "is_look", False)
+    if rule is None or not rule.buffer or is_look or method in _NO_USES:
+        return BufferName("")
+    return buffer_name(getattr(request, rule.buffer))
 
 
 def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:

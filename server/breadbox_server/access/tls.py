@@ -3,8 +3,11 @@
 import logging
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 import grpc
@@ -18,6 +21,10 @@ log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 2.0
 """Seconds for which a new connection waits for a look at the files."""
+_DATE_CODES: Final = (9, 10)
+"""OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+AGAIN_S: Final = 60.0
+"""Seconds until refused certificates are read again: one that was not valid yet may be now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +40,27 @@ class TlsFiles:
 def server_credentials(files: TlsFiles, on_failure: Callable[[], None]) -> grpc.ServerCredentials:
     """Return credentials that follow their files: a renewed certificate needs no restart.
 
-    Each new connection checks the files. Unusable ones leave the old in use, and `on_failure` is
-    called, from any thread. Raises StartError if they cannot be used at the start.
+    Each new connection checks the files. Unusable ones, and certificates that are not valid now,
+    leave the old in use, and `on_failure` is called, from any thread; they are read again when they
+    change, and each minute. Raises StartError if they cannot be used at the start.
     """
     try:
         first = _read(files)
     except (OSError, ValueError) as error:
         raise StartError(f"TLS cannot be used: {error}") from error
-    seen = _stamps(files)
+    seen, again_at = _stamps(files), inf
     # One thread: looks do not overlap. It is not gRPC's, which a disk that hangs would keep.
     threads = CallThreads("certificates", 1)
 
     def renewed() -> Any:
-        nonlocal seen
-        if (stamps := _stamps(files)) == seen:
+        nonlocal seen, again_at
+        stamps = _stamps(files)
+        if stamps == seen and monotonic() < again_at:
             return None
-        seen = stamps
-        certificates = _read(files)
+        # Refused ones are read again after a while.
+        seen, again_at = stamps, monotonic() + AGAIN_S
+        certificates = _read(files, must_be_valid=True)
+        again_at = inf
         log.info("certificates were read again")
         return certificates
 
@@ -85,7 +96,7 @@ def _stamps(files: TlsFiles) -> list[tuple[int, int, int] | None]:
     return [_stamp(path) for path in _paths(files)]
 
 
-def _read(files: TlsFiles) -> Any:
+def _read(files: TlsFiles, *, must_be_valid: bool = False) -> Any:
     key, certificate, *authorities = map(read_regular, _paths(files))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -100,7 +111,28 @@ def _read(files: TlsFiles) -> Any:
             context.load_verify_locations(files.client_ca_file)
         except ssl.SSLError as error:
             raise ValueError(f"{files.client_ca_file} holds no certificate") from error
+    if must_be_valid:
+        _check_valid(context, files.cert_file)
     return grpc.ssl_server_certificate_configuration(
         [(key, certificate)],
         root_certificates=authorities[0] if authorities else None,
     )
+
+
+def _check_valid(context: ssl.SSLContext, cert_file: Path) -> None:
+    """Raise ValueError for a certificate that has expired or is not valid yet, by a handshake."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname = False
+    trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # Trust the certificate itself.
+    trusting.load_verify_locations(cert_file)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting.wrap_bio(to_client, to_server)
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    try:
+        for side in (client, server, client):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLError as error:
+        # Other problems are for clients to judge.
+        if getattr(error, "verify_code", 0) in _DATE_CODES:
+            raise ValueError(f"{cert_file}: {error.verify_message}") from error  # type: ignore[attr-defined]

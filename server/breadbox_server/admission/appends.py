@@ -99,7 +99,6 @@ class Appends:
         try:
             async with core.durable_refusals():
                 session = core.buffers[buffer].model.session_id
-                core.use(buffer)
                 charge = self.quotas.charge(caller, buffer, session, fragments)
                 if schemas:
                     self._tell_schemas(buffer, session, fragments, schemas)

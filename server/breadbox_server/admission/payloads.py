@@ -10,7 +10,7 @@ from typing import Final
 
 from breadbox.model.errors import StoreError
 from breadbox.shared.outages import OutageLog
-from breadbox.stores.base import PayloadCustodian
+from breadbox.stores.base import PayloadCustodian, StoreUsage
 from breadbox_server.base.clock import Clock
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.core.model.ids import PayloadId
@@ -239,8 +239,20 @@ class StoreWatch:
         self._custodian = custodian
         self._clock = clock
         self._metrics = metrics
+        self.usage = StoreUsage(0, 0, 0)
+        """How full the store was when it last answered."""
         self._silent_since: float | None = None
         """Time on the loop's clock since when the store owes an answer, or None."""
+
+    def hold(self) -> str:
+        """Return why the store takes no more payloads, as of its last answer, or ""."""
+        for used, limit, unit in (
+            (self.usage.used_bytes, self.usage.limit_bytes, "bytes"),
+            (self.usage.used_file_count, self.usage.limit_file_count, "inodes"),
+        ):
+            if used >= limit > 0:
+                return f"the payload store has no room: {used} {unit} are taken of {limit}"
+        return ""
 
     @property
     def away_s(self) -> float:
@@ -278,7 +290,8 @@ class StoreWatch:
             self._silent_since = asyncio.get_running_loop().time()
         try:
             with self._metrics.store_trip("usage"):
-                self._metrics.set_store_usage(await self._custodian.usage())
+                self.usage = await self._custodian.usage()
+            self._metrics.set_store_usage(self.usage)
             self._silent_since = None
         except StoreError:
             # Counted as a store error; a call that needs the store gets the error itself.

@@ -221,7 +221,8 @@ class Quotas:
                     if caller.may_append_as(fragment.worker_id):
                         self._charge_with(account, fragment.payload)
         if more_bytes > limit:
-            raise QuotaExceededError(caller.name, "bytes_held_max", limit)
+            more = f" with the {more_bytes} of this call alone"
+            raise QuotaExceededError(caller.name, "bytes_held_max", limit, more)
         taken_bytes = account.held_bytes + account.pending_bytes + unannounced_bytes
         if taken_bytes + more_bytes > limit:
             raise QuotaFullError(caller.name, "bytes_held_max", limit)

@@ -47,9 +47,9 @@ class QuotaFullError(DomainError):
 class QuotaExceededError(DomainError):
     """The request exceeds the token's quota, and waiting does not help."""
 
-    def __init__(self, token: str, quota: str, limit: float) -> None:
+    def __init__(self, token: str, quota: str, limit: float, more: str = "") -> None:
         super().__init__(
-            f"token {token!r} would exceed its {quota} of {limit:g}; "
+            f"token {token!r} would exceed its {quota} of {limit:g}{more}; "
             f"its line in the server's token file sets {quota}"
         )
         self.token = token

@@ -112,6 +112,10 @@ class BufferSet:
         """List the buffers, sorted by name."""
         return tuple(sorted(self._buffers))
 
+    def __contains__(self, name: BufferName) -> bool:
+        """Return True if there is a buffer of this name."""
+        return name in self._buffers
+
     def __getitem__(self, name: BufferName) -> ReplayBuffer:
         """Return a buffer to look at, as the last input left it; inputs go to `apply`."""
         buffer = self._buffers.get(name)

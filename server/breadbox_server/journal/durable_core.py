@@ -65,9 +65,6 @@ class DurableCore:
         self._timer: TimerHandle | None = None
         self._timer_at: float | None = None
         self._is_draining = False
-        self._used_at: dict[BufferName, float] = {}
-        """When a call last used a buffer; it is missing for those that none has used yet."""
-        self._started_at = clock.now()
         self.undurable_models = 0
         self.turns = Turns(journal, metrics=metrics, on_lost=self._snapshot, on_settled=self.pump)
 
@@ -82,12 +79,9 @@ class DurableCore:
     def apply_now(self, command: Input[Answer]) -> Answer:
         """Give the core one input and carry out, or queue, what comes of it."""
         try:
-            answer = self.decide(command)
+            return self.decide(command)
         finally:
             self.pump()
-        if buffer := getattr(command, "buffer", None):
-            self.use(buffer)
-        return answer
 
     def decide(self, command: Input[Answer]) -> Answer:
         """Give the core one input of several; `pump` after the last is the caller's to call."""
@@ -106,14 +100,6 @@ class DurableCore:
         except DomainError:
             await self.turns.known()
             raise
-
-    def use(self, buffer: BufferName) -> None:
-        """Take note that a call uses a buffer now."""
-        self._used_at[buffer] = self.clock.now()
-
-    def forget(self, buffer: BufferName) -> None:
-        """Forget when a buffer that was deleted was used."""
-        self._used_at.pop(buffer, None)
 
     def describe(self, buffer: BufferName) -> BufferDescription:
         """Return limits, gauges and counters of a buffer; see `BufferSet.describe`."""
@@ -140,10 +126,6 @@ class DurableCore:
     def when_settled(self, effect: Callable[[], None]) -> None:
         """Call an effect once everything decided so far is durable; see `Turns.when_settled`."""
         self.turns.when_settled(effect)
-
-    def unused_s(self, buffer: BufferName) -> float:
-        """Return the seconds since a call last used a buffer, which may be deleted meanwhile."""
-        return self.clock.now() - self._used_at.get(buffer, self._started_at)
 
     def remaining_s(self, expires_at: float) -> float:
         """Return the seconds from now to an instant of the core, at least 0."""

@@ -82,7 +82,7 @@ async def open_store(
     """Open the payload store, or use the given one; check that it answers, or close it.
 
     Returns the store, warnings about how store or journal may lose data, and the settings
-    with `capacity_bytes` lowered to what the store can hold.
+    with `capacity_bytes` and `capacity_chunks` lowered to what the store can hold.
     """
     try:
         if custodian is None:
@@ -136,6 +136,7 @@ async def _concerns(settings: Settings, custodian: PayloadCustodian) -> list[str
 
 async def _fitted(settings: Settings, custodian: PayloadCustodian) -> Settings:
     usage = await custodian.usage()
+    settings = _fitted_to_files(settings, usage.capacity_file_count_max)
     fitting = usage.capacity_bytes_max
     if not fitting or settings.capacity_bytes <= fitting:
         return settings
@@ -148,3 +149,17 @@ async def _fitted(settings: Settings, custodian: PayloadCustodian) -> Settings:
         fitting / MIB,
     )
     return settings.model_copy(update={"capacity_bytes": fitting})
+
+
+def _fitted_to_files(settings: Settings, file_count_max: int) -> Settings:
+    """Lower `capacity_chunks`: a file system may lack inodes before it lacks bytes."""
+    fitting = max(1, file_count_max // settings.fragments_per_chunk)
+    if not file_count_max or settings.capacity_chunks <= fitting:
+        return settings
+    log.warning(
+        "--capacity-chunks is %d, and half of the store's inodes are for payloads: buffers hold %d "
+        "chunks; for more, give it a file system with more inodes",
+        settings.capacity_chunks,
+        fitting,
+    )
+    return settings.model_copy(update={"capacity_chunks": fitting})

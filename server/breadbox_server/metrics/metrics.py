@@ -203,6 +203,9 @@ class Metrics:
             ["method"],
             buckets=RPC_BUCKETS_S,
         )
+        self.looks_waiting = gauge(
+            "breadbox_looks_waiting", "Calls that only look and wait for their turn"
+        )
         self.calls = gauge("breadbox_calls", "Calls in progress")
         self.messages_arriving = gauge(
             "breadbox_messages_arriving", "Calls that still receive their request"
@@ -237,6 +240,13 @@ class Metrics:
         self.store_limit = gauge(
             "breadbox_store_limit_bytes",
             "Where the payload store refuses to take more; 0: it has no limit of its own",
+        )
+        self.store_used_files = gauge(
+            "breadbox_store_used_files", "Inodes taken where payloads are files"
+        )
+        self.store_limit_files = gauge(
+            "breadbox_store_limit_files",
+            "Inodes at which the payload store refuses to take more; 0: it has no such limit",
         )
         self.gateway_bytes = counter(
             "breadbox_gateway_bytes",
@@ -426,6 +436,8 @@ class Metrics:
         """Set the gauges of the payload store's size and limit."""
         self.store_used.set(usage.used_bytes)
         self.store_limit.set(usage.limit_bytes)
+        self.store_used_files.set(usage.used_file_count)
+        self.store_limit_files.set(usage.limit_file_count)
 
     def count_read(self, buffer: str, chunk_count: int, skipped_count: int) -> None:
         """Count the chunks that a reader with a cursor got and skipped."""

@@ -24,6 +24,7 @@ from breadbox_server.core.model.ids import BufferName, LeaseId, PayloadId
 from breadbox_server.core.model.inputs import Payload
 from breadbox_server.core.model.lazy_heap import LazyHeap
 from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.reading.uses import Uses
 
 LEASE_ID_BYTES: Final = 16
 RELEASED_REMEMBERED_MAX: Final = 4096
@@ -39,6 +40,7 @@ class ReadLease(NamedTuple):
     buffer: BufferName
     holder: str
     payload_ids: tuple[PayloadId, ...]
+    is_look: bool
 
 
 @dataclass(slots=True)
@@ -61,10 +63,12 @@ class ReadLeases:
         delete: Callable[[Sequence[Payload]], None],
         leases_max: int,
         kept_bytes_max: int,
+        uses: Uses,
     ) -> None:
         self._clock = clock
         self._metrics = metrics
         self._delete = delete
+        self._uses = uses
         self._leases_max = leases_max
         self._kept_bytes_max = kept_bytes_max
         self._leases: dict[LeaseId, ReadLease] = {}
@@ -103,9 +107,15 @@ class ReadLeases:
         return pinned is not None and pinned.buffer == buffer
 
     def take(
-        self, buffer: BufferName, payloads: Iterable[Payload], lease_s: float, holder: str
+        self,
+        buffer: BufferName,
+        payloads: Iterable[Payload],
+        lease_s: float,
+        holder: str,
+        *,
+        is_look: bool = False,
     ) -> ReadLease:
-        """Lease payloads that are read; `holder`: see `Caller.holder`."""
+        """Lease payloads that are read; `holder`: see `Caller.holder`. A look uses no buffer."""
         while len(self._leases) >= self._leases_max:
             self._end_oldest_of_largest(
                 Counter({of: len(has) for of, has in self._leases_of.items()})
@@ -113,12 +123,14 @@ class ReadLeases:
         lease_id = LeaseId(secrets.token_hex(LEASE_ID_BYTES))
         payload_ids = tuple([each.payload_id for each in payloads])
         expires_at = self._clock.now() + lease_s
-        lease = ReadLease(lease_id, expires_at, lease_s, buffer, holder, payload_ids)
+        lease = ReadLease(lease_id, expires_at, lease_s, buffer, holder, payload_ids, is_look)
         for payload_id in payload_ids:
             pinned = self._pinned.get(payload_id)
             if pinned is None:
                 pinned = self._pinned[payload_id] = _Pinned(buffer)
             pinned.leases[holder] += 1
+        if not is_look:
+            self._uses.begin(buffer)
         self._enter(lease)
         return lease
 
@@ -199,6 +211,8 @@ class ReadLeases:
             del self._leases_of[holder]
         self._by_expiry.compact(len(self._leases))
         self._metrics.read_leases_ended.labels(end).inc()
+        if not lease.is_look:
+            self._uses.end(lease.buffer)
         due = []
         for payload_id in lease.payload_ids:
             pinned = self._pinned[payload_id]

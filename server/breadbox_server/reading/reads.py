@@ -139,14 +139,12 @@ class Reads:
         until = self._core.clock.now() + wait_s
         async with self._core.durable_refusals():
             state = self._core.buffers[buffer].model
-        self._core.use(buffer)
         # Again after a change that is none to this caller.
         while not differs(state) and (left_s := until - self._core.clock.now()) > 0:
             self._core.check_serving()
             await self._watchers.wait(buffer, left_s, caller.holder(buffer))
             async with self._core.durable_refusals():
                 state = self._core.buffers[buffer].model
-            self._core.use(buffer)
         await self._core.turns.settled()
         return differs(state), state
 
@@ -163,7 +161,7 @@ class Reads:
     ) -> ReadResult:
         """Return the chunks after a cursor, under a lease; wait `wait_s` at most for news (B16).
 
-        `is_look`: it is no use of the buffer, see `idle_s`.
+        `is_look`: its lease is no use of the buffer, see `Uses`.
         """
         self._core.check_serving()
         until = self._core.clock.now() + wait_s
@@ -172,8 +170,6 @@ class Reads:
         while True:
             async with self._core.durable_refusals():
                 cached = self._cached_read(buffer, spec)
-            if not is_look:
-                self._core.use(buffer)
             found = cached.found
             is_news = (
                 found.chunk_count > 0
@@ -189,7 +185,7 @@ class Reads:
                     break
                 self._readers.wake_in_time(buffer)
             has_waited = True
-            await self._readers.wait(buffer, left_s, caller.holder(buffer), is_look=is_look)
+            await self._readers.wait(buffer, left_s, caller.holder(buffer))
             self._core.check_serving()
         bytes_max = min(inline_bytes_max, INLINE_REPLY_BYTES_MAX)
         absent: list[int] = []
@@ -202,7 +198,8 @@ class Reads:
         lease = None
         if not reply.is_whole:
             lease = self.leases.take(
-                buffer, cached.payloads, lease_s or found.lease_s, caller.holder(buffer)
+                *(buffer, cached.payloads, lease_s or found.lease_s, caller.holder(buffer)),
+                is_look=is_look,
             )
         try:
             await self._core.turns.settled()
@@ -267,12 +264,6 @@ class Reads:
         """Let all that wait for news of a buffer look again: its model has changed."""
         self._watchers.wake(buffer)
         self._readers.wake(buffer)
-
-    def idle_s(self, buffer: BufferName, *, is_held: bool) -> float:
-        """Return the seconds since a call used a buffer; 0 while one waits, or `is_held`."""
-        if is_held or self._watchers.is_used(buffer) or self._readers.is_used(buffer):
-            return 0.0
-        return self._core.unused_s(buffer)
 
     def forget(self, buffer: BufferName) -> None:
         """Let go of a deleted buffer; callers that wait for news of it are answered."""

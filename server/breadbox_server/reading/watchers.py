@@ -23,8 +23,7 @@ class Watchers:
     def __init__(self, clock: Clock, limit: int) -> None:
         self._clock = clock
         self._limit = limit
-        self._of: dict[BufferName, dict[asyncio.Future[None], bool]] = {}
-        """Waits by buffer, and whether each is only a look."""
+        self._of: dict[BufferName, dict[asyncio.Future[None], None]] = {}
         self._of_holder: dict[str, dict[asyncio.Future[None], None]] = {}
         """Waits by holder, the longest first."""
         self._count = 0
@@ -39,13 +38,7 @@ class Watchers:
         """Return the buffers that a caller waits for news of."""
         return self._of
 
-    def is_used(self, buffer: BufferName) -> bool:
-        """Return True if a caller waits for news of a buffer and does not only look at it."""
-        return not all(self._of.get(buffer, {}).values())
-
-    async def wait(
-        self, buffer: BufferName, wait_s: float, holder: str, *, is_look: bool = False
-    ) -> None:
+    async def wait(self, buffer: BufferName, wait_s: float, holder: str) -> None:
         """Return once the buffer's callers are woken, or after `wait_s`.
 
         WatchersFullError: no place, or another caller took this one's; or the error of `turn_away`.
@@ -53,7 +46,7 @@ class Watchers:
         if self._count >= self._limit:
             self._make_room(holder)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._of.setdefault(buffer, {})[future] = is_look
+        self._of.setdefault(buffer, {})[future] = None
         self._of_holder.setdefault(holder, {})[future] = None
         self._count += 1
         timer = self._clock.call_at(self._clock.now() + wait_s, partial(_wake, future))

@@ -22,11 +22,14 @@ from breadbox_server.access.authorization import (
     SERVICE,
     Caller,
     Gate,
+    Role,
     bearer_token,
     caller_name,
     calls_as,
     check_request,
+    used_buffer,
 )
+from breadbox_server.admission.looks import Looks
 from breadbox_server.admission.precedence import Precedence
 from breadbox_server.base.errors import PermissionDeniedError, StandbyError
 from breadbox_server.core.model.errors import DomainError, InvalidArgumentError
@@ -34,6 +37,7 @@ from breadbox_server.gateway.transfers import READERS
 from breadbox_server.limits import PARTS_MAX, UNTAKEN_SMALL_BYTES
 from breadbox_server.metrics.clients import ClientCensus, role_of_call
 from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.reading.uses import Uses
 from breadbox_server.rpc.status import NOT_DONE, DeadlineNearError, reply_budget_s, status_of
 from breadbox_server.rpc.traffic import Call, PendingReply, Traffic
 
@@ -66,6 +70,9 @@ LEARNERS: Final = frozenset(
     )
 )
 """Methods of learners, which go before appends."""
+
+_LOOKS: Final = frozenset(SERVICE + name for name in ("ListBuffers", "GetBuffer", "GetStoreConfig"))
+"""Methods that only look; so do reads that say so, and every call of a viewer."""
 
 LARGE: Final = frozenset(
     SERVICE + name
@@ -113,6 +120,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._held: Callable[[], DomainError] | None = None
         """Gives what refuses every call of the service, or None while they are let in."""
         self._precedence: Precedence | None = None
+        self._looks = Looks()
+        metrics.looks_waiting.set_function(lambda: float(len(self._looks)))
+        self._uses: Uses | None = None
         self._known: dict[str, MaybeHandler] = {}
         self._running: set[Call] = set()
 
@@ -127,10 +137,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if self._held is not None and method in _METHODS:
             raise self._held()
 
-    def serve(self, outage: Callable[[], Exception | None], precedence: Precedence) -> None:
+    def serve(
+        self, outage: Callable[[], Exception | None], precedence: Precedence, uses: Uses
+    ) -> None:
         """Let calls in from now on, and ask `outage` what does not answer the server."""
         self._outage = outage
         self._precedence = precedence
+        self._uses = uses
         self._held = None
 
     def recheck(self) -> None:
@@ -284,12 +297,26 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._census.seen(context.peer(), role)
         self._running.add(call)
         # Not before its message is there and its caller known: headers alone hold up nobody.
-        precedence = self._precedence if call.method in LEARNERS else None
+        is_viewer, looks = caller.role is Role.VIEWER, self._looks
+        is_look = is_viewer or call.method in _LOOKS or getattr(request, "is_look", False)
+        if not is_look:
+            looks.worked()
+        precedence = self._precedence if call.method in LEARNERS and not is_viewer else None
         if precedence is not None:
             precedence.begin()
+        buffer, uses = used_buffer(caller, call.method, request), self._uses
+        if buffer and uses is not None:
+            uses.begin(buffer)
         try:
             async with limit:
-                return await behaviour(request, context)
+                if not is_look:
+                    return await behaviour(request, context)
+                await looks.turn(caller.name or call.peer)
+                began_at = perf_counter()
+                answer = await behaviour(request, context)
+                if call.method in _LOOKS:  # Others wait for news, or for their caller.
+                    looks.took(perf_counter() - began_at)
+                return answer
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -298,6 +325,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._running.discard(call)
             if precedence is not None:
                 precedence.end()
+            if buffer and uses is not None:
+                uses.end(buffer)
 
     def _told(self, path: str, answer: Answer) -> Behaviour:
         method = path.rpartition("/")[2]

@@ -447,6 +447,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             server_time=server_time,
             journal_epoch=self._journal_epoch(),
             store_concerns=self._concerns,
+            payload_size_bytes_max=self._driver.store_watch.usage.limit_bytes,
         )
 
     async def ReportEpisodes(
@@ -507,10 +508,10 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         outage = self._driver.outage()
         for buffer in buffers:
             is_held = bool(buffer.state.waiter_count or buffer.state.lease_count)
-            idle_s = self._driver.reading.idle_s(BufferName(buffer.name), is_held=is_held)
+            idle_s = 0.0 if is_held else self._driver.uses.idle_s(BufferName(buffer.name))
             buffer.state.idle_duration.CopyFrom(convert.to_duration(idle_s))
             buffer.state.outage = "" if outage is None else str(outage)
-            buffer.state.hold = self._driver.appends.hold()
+            buffer.state.hold = self._driver.appends.hold() or self._driver.store_watch.hold()
 
     def _lease(self, lease_id: LeaseId, expires_at: float) -> pb.Lease:
         remaining_s = self._driver.core.remaining_s(expires_at)

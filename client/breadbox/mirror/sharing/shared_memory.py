@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import struct
 import threading
 import time
 import weakref
@@ -48,6 +49,8 @@ _ODD_S_MAX: Final = 0.2
 _POLL_S: Final = 0.002
 _BYTE: Final = np.dtype(np.uint8)
 _UNREAD: Final = -2
+_WHOLE_FILE: Final = struct.Struct("hhqqi")
+"""The kernel's `struct flock`: kind, whence, start, length (0: all), process."""
 
 
 class RingHead(NamedTuple):
@@ -104,6 +107,20 @@ def make_file() -> int:
     return descriptor
 
 
+@contextlib.contextmanager
+def _locked(descriptor: int, kind: int) -> Iterator[None]:
+    """Lock the file inside the block, by an opening of its own.
+
+    A lock of the process would end when any descriptor of the file is closed in it.
+    """
+    own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(own, fcntl.F_OFD_SETLKW, _WHOLE_FILE.pack(kind, os.SEEK_SET, 0, 0, 0))
+        yield
+    finally:
+        os.close(own)
+
+
 class SharedMemory(Memory):
     """The memory as its writer uses it; the descriptor, from `make_file`, stays open."""
 
@@ -127,11 +144,8 @@ class SharedMemory(Memory):
 
     @contextlib.contextmanager
     def letting_go(self) -> Iterator[None]:
-        fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-        try:
+        with _locked(self._descriptor, fcntl.F_WRLCK):
             yield
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def forget(self) -> None:
         """See `Memory.forget`; readers that still use the arrays find zeros."""
@@ -383,11 +397,8 @@ class SharedStepStorage(StepStorage):
 
     @contextlib.contextmanager
     def held_up(self) -> Iterator[None]:
-        fcntl.lockf(self._descriptor, fcntl.LOCK_SH)
-        try:
+        with _locked(self._descriptor, fcntl.F_RDLCK):
             yield
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def wait_for(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
         over_at = time.monotonic() + timeout_s

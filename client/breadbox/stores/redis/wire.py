@@ -32,6 +32,8 @@ _LOOKAHEAD_BYTES: Final = 64 * 1024
 _LINE_AHEAD_BYTES: Final = 128
 """The same behind a large value."""
 
+_LENGTH_DIGITS_MAX: Final = 12
+
 _LINE_BYTES_MAX: Final = 16 * 1024
 
 _JOIN_BYTES: Final = 16 * 1024
@@ -138,10 +140,14 @@ class Wire:
             raise_reply_error(line[1:])
         if line[:1] != b"$":
             raise _unexpected(line)
-        length = int(line[1:])
+        number = line[1:]
+        is_there = number != b"-1"
+        if is_there and not (number.isdigit() and len(number) <= _LENGTH_DIGITS_MAX):
+            raise _unexpected(line)
+        length = int(number) if is_there else 0
         self._is_large = length >= _LOOKAHEAD_BYTES
-        self._reply_left = max(0, length)
-        return None if length < 0 else length
+        self._reply_left = length
+        return length if is_there else None
 
     def receive_into(self, destination: memoryview) -> None:
         """Fill `destination` with the next bytes of a bulk reply."""
@@ -180,11 +186,12 @@ class Wire:
         wanted = [*wanted[:1], *(b"\r\n" + frame for frame in wanted[1:]), b"\r\n"]
         frames = [memoryview(bytearray(frame)) for frame in wanted]
         size_bytes = sum(map(len, chain(frames, *values)))
+        digests = bulk.new_digests(blocks)
         done = 0
         while True:
             before = done
             number = self._socket.fileno()
-            done, digests = bulk.receive(number, frames, values, blocks, done, questions)
+            done = bulk.receive(number, frames, values, blocks, done, questions, digests)
             questions = [each for each in questions if each.after_bytes > done]
             # Compared also where nothing comes: an error is shorter than a value.
             if frames != wanted:
