@@ -17,7 +17,7 @@ def deletions_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def servers_end_at_rest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def servers_end_at_rest(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Driver]]:
     """Every count of callers, queue and hold of a test's servers is back at 0 in the end."""
     drivers: list[Driver] = []
     make = Driver.__init__
@@ -27,5 +27,5 @@ def servers_end_at_rest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         drivers.append(self)
 
     monkeypatch.setattr(Driver, "__init__", noted)
-    yield
+    yield drivers
     assert [{} for _ in drivers] == [left_over(each) for each in drivers]
