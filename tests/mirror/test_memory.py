@@ -289,7 +289,7 @@ def test_burn_in_and_length_are_together_at_most_65_536() -> None:
     assert (1, 65_536) == memory.sample_sequences(1, length=65_533, burn_in=3).mask.shape
     assert (1, 65_536) == memory.sample_sequences(1, length=1, burn_in=65_535).mask.shape
     for burn_in, length in ((4, 65_533), (65_536, 1), (-1, 5), (0, 0), (0, 65_537)):
-        with pytest.raises(InvalidRequestError, match="burn_in|length"):
+        with pytest.raises(InvalidRequestError, match=r"burn_in|length"):
             memory.sample_sequences(1, length=length, burn_in=burn_in)
 
 

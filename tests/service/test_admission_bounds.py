@@ -30,6 +30,7 @@ from breadbox_server.core.model.inputs import (
 )
 from breadbox_server.metrics.metrics import Metrics
 from support.driven import BUFFER, Driven, driven
+from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
 from support.manual_timers import ManualTimers
 from support.metadata import make_fragment, make_payload, written_fragment
@@ -89,9 +90,7 @@ async def test_of_more_kept_positions_than_there_may_be_the_oldest_is_given_up(
             await producers.waiting(name)
         it.clock.advance(WAIT_S)
         await it.settle()
-        calls = {
-            name: await producers.waiting(name) for name in ("third", "oldest", "second")
-        }
+        calls = {name: await producers.waiting(name) for name in ("third", "oldest", "second")}
         done = []
         for _ in calls:
             await it.consume(1)
@@ -189,8 +188,7 @@ async def test_appends_that_wait_are_looked_at_again_once_deletions_have_caught_
         await it.settle()
         assert not waiting.done()
         it.custodian.is_down = False
-        while len(it.driver.deletions):
-            await asyncio.sleep(0.01)
+        await eventually(lambda: not len(it.driver.deletions))
         it.clock.advance(HOLD_S)
         await it.settle()
         assert [ADMITTED] == await waiting

@@ -171,6 +171,6 @@ async def test_every_counter_says_what_happened() -> None:
         # Those of seven chunks, and of the fragment that was given up.
         await eventually(lambda: len(it.custodian.deleted) == 8)
         life.note(8, "payloads_deleted_total")
-        await eventually(lambda: not it.server.driver.deletions._leaving)
+        await eventually(lambda: not len(it.server.driver.deletions))
         got = counted(it)
     assert dict(sorted(life.tally.items())) == dict(sorted(got.items()))

@@ -51,7 +51,7 @@ async def test_a_fetch_that_is_cancelled_as_it_is_refused_is_cancelled() -> None
     async with driven() as it:
         fetching = asyncio.get_running_loop().create_task(it.fetch(1, wait_s=60.0))
         await it.settle()
-        (caller_id,) = it.driver.fetches._callers
+        (caller_id,) = it.driver.fetches._callers  # noqa: SLF001 - its future
         it.driver.fetches.wake(FetchRefused(BUFFER, caller_id, BufferNotFoundError(BUFFER)))
         fetching.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -155,7 +155,7 @@ def test_arrivals_are_bounded_and_then_known_half_as_well(monkeypatch: pytest.Mo
     arrivals = Arrivals()
     for number in range(5):
         arrivals.note(number, float(number))
-    assert ([0, 2, 4], [0.0, 2.0, 4.0]) == (arrivals._newest, arrivals._times)
+    assert [8.0, 6.0, 6.0, 4.0] == [arrivals.lag_s(cursor, 8.0) for cursor in (-1, 0, 1, 2)]
 
 
 async def test_a_read_that_does_not_become_durable_leaves_no_lease(
@@ -194,7 +194,8 @@ async def test_replies_that_are_kept_for_others_are_bounded(
             found = await it.driver.reading.read(
                 BUFFER, ReadSpec(after=after), wait_s=0, lease_s=None
             )
-            counts.append((found.found.chunk_count, len(it.driver.reading._cached)))
+            cached = it.driver.reading._cached  # noqa: SLF001 - nobody sees it
+            counts.append((found.found.chunk_count, len(cached)))
         assert [(4, 1), (3, 2), (2, 1), (1, 2)] == counts
 
 
@@ -225,7 +226,7 @@ async def test_a_caller_that_is_woken_already_gives_its_place_and_hears_its_news
     watchers.wake(BUFFER)
     late = watchers.wait(BUFFER, 60.0, "small")
     late.send(None)
-    assert [None, None] == await asyncio.gather(*tasks)
+    assert [None, None] == [await each for each in tasks]
     assert 1 == len(watchers)
     late.close()
     assert 0 == len(watchers)
@@ -236,7 +237,7 @@ async def test_a_wake_that_was_put_off_finds_that_all_have_gone() -> None:
     watchers = Watchers(clock, 100)
     first = await waiting(watchers, "many", FEW + 1)
     watchers.wake_in_time(BUFFER)
-    await asyncio.gather(*first)
+    await asyncio.wait(first)
     again = await waiting(watchers, "many", 1)
     watchers.wake_in_time(BUFFER)
     again[0].cancel()
@@ -250,4 +251,4 @@ async def test_callers_that_are_woken_already_are_not_turned_away() -> None:
     tasks = await waiting(watchers, "reader", 2)
     watchers.wake(BUFFER)
     watchers.turn_away(StoreUnavailableError("ends"))
-    assert [None, None] == await asyncio.gather(*tasks)
+    assert [None, None] == [await each for each in tasks]
