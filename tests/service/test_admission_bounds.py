@@ -11,9 +11,14 @@ from prometheus_client import CollectorRegistry
 from breadbox.model.errors import StoreUnavailableError
 from breadbox.model.types import PayloadReference
 from breadbox.stores.base import Confirmation
-from breadbox_server.admission import append_queue
+from breadbox_server.admission import append_queue, payloads
 from breadbox_server.admission.append_queue import HOLD_S, AppendQueue
-from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads, UnownedPayloads
+from breadbox_server.admission.payloads import (
+    SWEEP_PERIOD_S,
+    DeletionQueue,
+    RecentPayloads,
+    UnownedPayloads,
+)
 from breadbox_server.base.errors import PayloadSizeError
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
 from breadbox_server.core.model.errors import BufferNotFoundError
@@ -23,11 +28,13 @@ from breadbox_server.core.model.inputs import (
     Appended,
     CreateBuffer,
     DeleteBuffer,
+    Fragment,
     Payload,
     PublishModel,
     StartSession,
     UpdateBuffer,
 )
+from breadbox_server.core.model.schemas import SchemaArray
 from breadbox_server.metrics.metrics import Metrics
 from support.driven import BUFFER, Driven, driven
 from support.eventually import eventually
@@ -107,6 +114,7 @@ async def test_a_wait_that_is_over_while_its_turn_is_decided_ends_with_the_turn(
         await producers.send("fill", 0, 1)
         first = await producers.waiting("first")
         behind = await producers.waiting("behind", wait_s=9 * WAIT_S)
+        it.custodian.confirming.clear()
         it.custodian.may_confirm.clear()
         await it.consume(1)
         await it.custodian.confirming.wait()
@@ -141,17 +149,60 @@ async def test_a_late_append_that_may_wait_joins_behind_one_whose_room_is_being_
         assert [ADMITTED] == await late
 
 
-async def test_fragments_behind_the_one_that_comes_too_early_are_looked_at_again() -> None:
-    """The first of an append closes no chunk and passes; the second one would take a place."""
-    pairs = replace(ONE, fragments_per_chunk=2)
-    async with driven(pairs) as it:
+def sized(it: Driven, worker: str, index: int, size_bytes: int) -> Fragment:
+    payload = make_payload(size_bytes)
+    it.custodian.unannounced.add(payload.payload_id)
+    return make_fragment(worker, index, session_id="run", payload=payload)
+
+
+async def test_an_append_that_would_take_the_bytes_of_one_that_waits_joins_behind_it() -> None:
+    bytes_alone = BufferConfig(capacity_bytes=1000, full_policy=FullPolicy.BLOCK, uses_max=1)
+    async with driven(bytes_alone) as it:
         producers = Producers(it)
-        await producers.send("fill", 0, 1, 2)
-        waiting = producers.send("fill", 3, wait_s=WAIT_S)
+        await producers.send_these([sized(it, "fill", 0, 500)])
+        large = producers.send_these([sized(it, "large", 0, 900)], wait_s=WAIT_S)
         await it.settle()
-        assert [ADMITTED, BUFFER_FULL] == await producers.send("other", 0, 1)
-        await it.consume(2)
-        assert [ADMITTED] == await waiting
+        small = producers.send_these([sized(it, "small", 0, 200)], wait_s=WAIT_S)
+        await it.settle()
+        assert not small.done()
+        await it.consume(1)
+        assert [ADMITTED] == await large
+        assert not small.done()
+        await it.consume(1)
+        assert [ADMITTED] == await small
+
+
+async def test_schemas_of_other_fragments_than_those_that_come_are_not_declared() -> None:
+    schema = (SchemaArray("obs", "<f4", (3,)),)
+    async with driven() as it:
+        fragment = replace(written_fragment(it.custodian, 0, "run"), schema_hash=7)
+        unknown = Appended(AdmissionOutcome.SCHEMA_UNKNOWN)
+        assert [unknown] == await Producers(it).send_these([fragment], schemas={8: schema})
+        assert [ADMITTED] == await Producers(it).send_these([fragment], schemas={7: schema})
+
+
+async def test_payloads_that_were_never_announced_are_swept_each_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Swept(FakeCustodian):
+        sweeps = 0
+
+        async def sweep_unannounced(self) -> int:
+            self.sweeps += 1
+            return 3
+
+    monkeypatch.setattr(payloads, "PERIOD_S", 0.0)
+    caplog.set_level("INFO")
+    custodian = Swept()
+    async with driven(custodian=custodian) as it:
+        await it.settle()
+        assert 0 == custodian.sweeps
+        it.clock.advance(SWEEP_PERIOD_S)
+        await it.settle()
+        it.clock.advance(SWEEP_PERIOD_S - 1)
+        await it.settle()
+    assert 1 == custodian.sweeps
+    assert "deleted 3 payloads that were never announced" in caplog.text
 
 
 # The store ----------------------------------------------------------------------------------------
@@ -185,6 +236,8 @@ async def test_appends_that_wait_are_looked_at_again_once_deletions_have_caught_
         await it.consume(1)
         await it.settle()
         it.clock.advance(HOLD_S)
+        await it.settle()
+        it.driver.appends.queue.look_again()
         await it.settle()
         assert not waiting.done()
         it.custodian.is_down = False

@@ -196,10 +196,9 @@ class RoomQueue:
         return None
 
     def leave(self, waiter: PendingAppend, kept_until: float | None = None) -> None:
-        """Let an append go; its position is kept for a while, or not at all. Idempotent."""
+        """Let an append go that has a position, which is kept for a while, or not at all."""
         place, waiter.place = waiter.place, None
-        if place is None:
-            return
+        assert place is not None, "an append leaves once"
         if kept_until is None:
             del self._places[place]
             return
