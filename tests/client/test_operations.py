@@ -697,6 +697,31 @@ def test_a_store_that_is_full_is_waited_for(store: RecordingStore) -> None:
     assert 3.0 <= world.clock.now <= 6.0
 
 
+def refuse_for_room(world: OperationWorld, store: RecordingStore) -> None:
+    world.will("AppendFragments", reply(FULL, retry_delay_s=1.0), reply(ADMITTED))
+
+
+def refuse_a_payload(world: OperationWorld, store: RecordingStore) -> None:
+    store.failures = [errors.StoreFullError("maxmemory", 1.0)]
+    world.will("AppendFragments", reply(ADMITTED))
+
+
+@pytest.mark.parametrize("refuse", [refuse_for_room, refuse_a_payload])
+def test_producers_that_are_asked_to_wait_together_come_again_at_other_times(
+    store: RecordingStore, refuse: Callable[[OperationWorld, RecordingStore], None]
+) -> None:
+    waits_s = []
+    for seed in range(50):
+        world = OperationWorld(store=store)
+        world.context.rng.seed(seed)
+        refuse(world, store)
+        assert [ADMITTED] == append(world)
+        waits_s.append(world.clock.now)
+    assert 50 == len(set(waits_s))
+    assert 1.0 <= min(waits_s) < 1.1
+    assert 1.9 < max(waits_s) <= 2.0
+
+
 def test_a_store_that_stays_full_is_back_pressure(store: RecordingStore) -> None:
     world = OperationWorld(ClientOptions(append_wait_s=5.0), store=store)
     store.failures = [errors.StoreFullError("maxmemory", 1.0)] * 100

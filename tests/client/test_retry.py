@@ -83,6 +83,29 @@ def test_a_hint_is_waited_for_at_least() -> None:
     assert 3.0 <= delay_s <= 3.1
 
 
+def test_no_two_callers_that_are_asked_to_wait_come_again_together() -> None:
+    """What is asked for is waited for, and up to the first backoff more, another time for each."""
+    full = errors.BackpressureError("full", 3.0)
+    delays_s = []
+    for seed in range(200):
+        budget = RetryBudget(RetryPolicy(backpressure_s_max=10.0), random.Random(seed))
+        delay_s = budget.delay_s_after(full, now=0.0)
+        assert delay_s is not None
+        delays_s.append(delay_s)
+    assert 200 == len(set(delays_s))
+    assert 3.0 <= min(delays_s) < 3.01
+    assert 3.09 < max(delays_s) <= 3.1
+
+
+def test_no_two_callers_of_a_server_that_is_away_come_again_together() -> None:
+    waits: list[set[float | None]] = [set(), set(), set()]
+    for seed in range(100):
+        budget = RetryBudget(POLICY, random.Random(seed))
+        for each in waits:
+            each.add(budget.delay_s_after(AWAY, now=0.0))
+    assert [100, 100, 100] == [len(each) for each in waits]
+
+
 def test_no_patience_means_one_attempt() -> None:
     budget = RetryBudget(RetryPolicy(elapsed_s_max=0.0), random.Random(0))
     assert None is budget.delay_s_after(AWAY, now=5.0)

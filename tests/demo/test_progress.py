@@ -33,6 +33,7 @@ def test_a_value_that_a_record_lacks_is_nan_in_its_column_and_skipped_by_latest(
     assert 9.5 == column[0]
     assert math.isnan(column[1])
     assert 9.5 == log.latest("return_mean_100")
+    assert 2.0 == log.latest("update"), "the newest of several"
     assert None is log.latest("loss")
 
 
@@ -51,3 +52,11 @@ def test_rate_is_taken_over_the_window_only() -> None:
     meter.add(11.0, 1000)
     meter.add(12.0, 1000)
     assert 0.0 == meter.per_second, "the burst is more than five seconds ago"
+
+
+def test_rate_is_that_of_the_last_seconds_while_a_counter_grows() -> None:
+    """Samples may be longer apart than the window: two of them are always kept."""
+    meter = RateMeter(window_s=5.0)
+    for now, count in ((0.0, 0), (10.0, 1000), (20.0, 1100)):
+        meter.add(now, count)
+    assert 10.0 == meter.per_second

@@ -29,7 +29,7 @@ from breadbox.model.types import (
 from breadbox.payload import describe_arrays
 from breadbox.reading.batches import Batch, Stack, load_batch
 from breadbox_learner.spaces import Spaces
-from breadbox_learner.training.fitting import Fitting, expected_rows
+from breadbox_learner.training.fitting import WARNINGS_MAX, Fitting, Misfit, expected_rows
 from breadbox_learner.training.source import (
     FAILED_LOADS_MAX,
     FetchedBatch,
@@ -39,6 +39,7 @@ from breadbox_learner.training.source import (
 )
 from support.clock import ManualClock
 from support.fake_store import FakeStore
+from support.references import references
 from support.rich_fragments import STEPS, plain_fragment, stored
 
 
@@ -569,3 +570,14 @@ def test_choices_of_any_dtype_are_judged_from_their_start(dtype: Any) -> None:
     spaces = Spaces(gymnasium.spaces.Box(-9, 9, (3,)), space)
     batch = load_batch(store, references, device="cpu")
     assert {2, 3} == set(Fitting(expected_rows(spaces, None), spaces).faulty(batch))
+
+
+def test_kinds_of_misfits_are_logged_up_to_a_bound_and_all_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fitting = Fitting()
+    (reference,) = references(1)
+    for number in range(2 * WARNINGS_MAX):
+        for _ in range(2):
+            fitting.leave_out(reference, Misfit(f"extras.{number}", "numbers", "text"))
+    assert (4 * WARNINGS_MAX, WARNINGS_MAX) == (fitting.misfit_count, len(caplog.records))

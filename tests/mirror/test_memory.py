@@ -272,6 +272,27 @@ def test_sequences_are_those_of_a_naive_list(seed: int) -> None:
             assert not batch.ended[row, count:].any()
 
 
+@pytest.mark.parametrize(("burn_in", "length"), [(0, 4), (1, 1), (3, 5), (7, 2)])
+def test_burn_in_comes_before_the_steps_to_learn_from_and_adds_to_them(
+    burn_in: int, length: int
+) -> None:
+    memory = StepMemory(100, seed=0)
+    memory.extend(vector_fragment(step_count=40))
+    batch = memory.sample_sequences(8, length=length, burn_in=burn_in)
+    assert (8, burn_in + length) == batch.mask.shape == batch.handle.shape
+    assert [True] * burn_in + [False] * length == batch.is_burn_in.tolist()
+
+
+def test_burn_in_and_length_are_together_at_most_65_536() -> None:
+    memory = StepMemory(100, seed=0)
+    memory.extend(vector_fragment(step_count=10))
+    assert (1, 65_536) == memory.sample_sequences(1, length=65_533, burn_in=3).mask.shape
+    assert (1, 65_536) == memory.sample_sequences(1, length=1, burn_in=65_535).mask.shape
+    for burn_in, length in ((4, 65_533), (65_536, 1), (-1, 5), (0, 0), (0, 65_537)):
+        with pytest.raises(InvalidRequestError, match=r"burn_in|length"):
+            memory.sample_sequences(1, length=length, burn_in=burn_in)
+
+
 def test_sequences_begin_where_the_recurrent_state_is_known() -> None:
     memory = StepMemory(64, seed=2)
     for index in range(12):

@@ -18,6 +18,7 @@ from breadbox.model.errors import (
     WaitElapsedError,
 )
 from breadbox.model.types import BufferConfig, FragmentRead
+from breadbox.operations.cursor_reads import LoadedRead
 from mirror.fake_feed import FakeFeed
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
@@ -120,6 +121,27 @@ def test_it_goes_on_after_an_outage(feed: FakeFeed, mirror: ReplayMirror) -> Non
     feed.append(*(vector_fragment(index) for index in range(1, 4)))
     mirror.wait_until(16, timeout_s=10)
     assert [0, 1, 2, 3] == shown(mirror)[::4]
+
+
+def test_after_an_outage_it_is_not_behind_for_reads_that_it_gave_up(
+    feed: FakeFeed, mirror: ReplayMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One had arrived when adding the one before failed; it is read again."""
+    reader: Any = mirror._source  # noqa: SLF001 - the moment is between two of its steps
+    take_in, failures = reader._take_in, [UnavailableError("away")]  # noqa: SLF001
+
+    def fails_once(read: LoadedRead) -> None:
+        if failures:
+            feed.append(vector_fragment(1))
+            arrived = reader._arrived  # noqa: SLF001
+            eventually_sync(lambda: len(arrived) == 2, "the next read has arrived")
+            raise failures.pop()
+        take_in(read)
+
+    monkeypatch.setattr(reader, "_take_in", fails_once)
+    feed.append(vector_fragment(0))
+    mirror.wait_until(8, timeout_s=10)
+    eventually_sync(lambda: mirror.lag_s == 0.0, "it is up to date", within_s=10.0)
 
 
 def test_a_server_that_counts_chunks_anew_in_its_next_session_uses_no_handle_again(

@@ -122,6 +122,26 @@ def test_reports_that_a_server_asks_to_wait_with_are_sent_later_and_in_their_ord
     assert [] == caplog.records
 
 
+def test_several_reports_that_are_refused_together_stay_in_their_order() -> None:
+    class RefusesOnce(FakeService):
+        was_asked = False
+
+        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+            if not self.was_asked:
+                self.was_asked = True
+                raise BackpressureError("a quota is full", 0.01)
+            super().report_episodes(episodes)
+
+    service = RefusesOnce()
+    reporter = EpisodeReporter(service)
+    sent = [report_of(f"task {number}") for number in range(4)]
+    for report in sent:
+        reporter.put(report)
+    reporter.start()
+    reporter.close(60.0)
+    assert sent == service.reports
+
+
 def test_a_worker_that_ends_waits_for_its_grace_with_reports_that_nobody_takes() -> None:
     class Full(FakeService):
         def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:

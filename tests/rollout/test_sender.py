@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,15 @@ def test_every_outcome_is_counted_by_its_name() -> None:
         bench.service.answer = lambda _: [AppendResult(outcome) for outcome in outcomes]
         bench.put(*[fragment_of(index) for index in range(3)])
         assert {"admitted": 1, "stale": 1, "duplicate": 1} == bench.finish()
+
+
+@pytest.mark.parametrize(("oldest", "reason"), [(1, "admitted"), (0, "stale_before_upload")])
+def test_a_fragment_is_as_stale_as_its_oldest_step(oldest: int, reason: str) -> None:
+    """As for the server: its newest step may be of the current version."""
+    with bench_of() as bench:
+        bench.model = Model("s", 3, None, 2)
+        bench.put(replace(fragment_of(0, version=oldest), model_version_max=3))
+        assert {reason: 1} == bench.finish()
 
 
 def test_two_workers_of_one_name_are_noticed(caplog: pytest.LogCaptureFixture) -> None:

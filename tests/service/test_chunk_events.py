@@ -5,9 +5,12 @@ import pytest
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.events import ChunksEvicted, EvictionReason
-from breadbox_server.core.model.ids import BufferName
+from breadbox_server.core.model.ids import BufferName, SessionId
+from breadbox_server.core.model.inputs import CreateBuffer, DeleteBuffer, StartSession
 from breadbox_server.reading import chunk_events
 from breadbox_server.reading.chunk_events import ChunkEvents
+from support.driven import BUFFER, driven
+from support.metadata import written_fragment
 from support.served import CALL_S, Served, served
 
 ONE = BufferName("one")
@@ -103,3 +106,16 @@ def test_a_later_servers_numbers_are_higher() -> None:
     second.note([evicted(1)], 1.0)
 
     assert first.after(ONE, 0)[0].number <= second.after(ONE, 0)[0].number
+
+
+async def test_a_buffer_of_a_deleted_ones_name_has_none_of_its_events() -> None:
+    async with driven() as it:
+        for _ in range(2):
+            await it.driver.appends.append(BUFFER, [written_fragment(it.custodian, 0, "run")])
+            await it.consume(1)
+            kinds = {each.kind for each in it.driver.chunk_events.after(BUFFER, 0)}
+            assert {"granted", "consumed", "evicted_used_up"} == kinds
+            await it.driver.delete_buffer(DeleteBuffer(BUFFER))
+            assert [] == it.driver.chunk_events.after(BUFFER, 0)
+            await it.driver.core.apply(CreateBuffer(BUFFER, BufferConfig()))
+            await it.driver.core.apply(StartSession(BUFFER, SessionId("run")))

@@ -4,8 +4,10 @@ import pytest
 
 from breadbox.stores.base import StoreUsage
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox_server.admission import payloads
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.metrics.metrics import WaitingFor, waiting_for
+from support.driven import driven
 from support.eventually import eventually
 from support.served import Served, served, span
 
@@ -62,6 +64,20 @@ async def test_a_store_that_is_away_does_not_stop_the_housekeeping() -> None:
             lambda: bool(gauge(world, "store_errors_total", operation="usage")), within_s=10
         )
         await world.buffer()
+
+
+async def test_a_store_that_answers_again_is_no_longer_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(payloads, "PERIOD_S", 0.0)
+    async with driven() as it:
+        watch = it.driver.store_watch
+        it.custodian.is_down = True
+        await eventually(lambda: watch.away_s > 0.0)
+        it.custodian.is_down = False
+        await eventually(lambda: watch.away_s == 0.0)
+        await it.settle()
+        assert 0.0 == watch.away_s
 
 
 async def test_what_a_fetch_waits_for_is_told_step_by_step() -> None:

@@ -179,9 +179,6 @@ class RoomQueue:
         self.burst = 1
         """Appends that may try for room at a time; one more for each that found it."""
 
-    def __len__(self) -> int:
-        return len(self._places) - len(self._kept)
-
     @property
     def is_empty(self) -> bool:
         """Return True if nothing waits and no position is kept."""
@@ -199,10 +196,9 @@ class RoomQueue:
         return None
 
     def leave(self, waiter: PendingAppend, kept_until: float | None = None) -> None:
-        """Let an append go; its position is kept for a while, or not at all. Idempotent."""
+        """Let an append go that has a position, which is kept for a while, or not at all."""
         place, waiter.place = waiter.place, None
-        if place is None:
-            return
+        assert place is not None, "an append leaves once"
         if kept_until is None:
             del self._places[place]
             return
@@ -519,13 +515,13 @@ class AppendQueue:
         return True
 
     def _end_turn(self, pending: PendingAppend) -> None:
-        if (queue := self._queues.get(pending.buffer)) is not None:
-            last = None if pending.error else pending.results[-1]
-            must_come_again = last is not None and last.outcome.asks_to_wait
-            if not must_come_again:
-                queue.burst = min(queue.burst + 1, SLICE_FRAGMENTS)
-            self._leave_queue(pending, keeps_place=must_come_again)
-            self._looks_again = True
+        queue = self._queues[pending.buffer]
+        last = None if pending.error else pending.results[-1]
+        must_come_again = last is not None and last.outcome.asks_to_wait
+        if not must_come_again:
+            queue.burst = min(queue.burst + 1, SLICE_FRAGMENTS)
+        self._leave_queue(pending, keeps_place=must_come_again)
+        self._looks_again = True
 
     def _supersede(self, former: PendingAppend) -> None:
         self._end_wait(former)
@@ -559,9 +555,9 @@ class AppendQueue:
         self._waiting_inline_bytes += change * pending.inline_bytes
 
     def _end_wait(self, pending: PendingAppend) -> None:
+        assert pending.timer is not None, "every wait has a timer"
         self._count_waiting(pending, -1)
-        if pending.timer is not None:
-            pending.timer.cancel()
+        pending.timer.cancel()
 
     def _comes_too_early(self, pending: PendingAppend, fragment: Fragment) -> bool:
         """Return True if a fragment would take an earlier append's room; the append then waits."""

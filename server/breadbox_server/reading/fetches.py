@@ -76,19 +76,15 @@ class Fetches:
 
     def wake(self, event: FetchGranted | FetchRefused | WaitElapsed) -> None:
         """Wake the fetch that waits for an outcome, which is durable."""
-        match event:
-            case FetchGranted() | WaitElapsed():
-                future = self._callers.get(event.caller_id)
-                if future is None or future.done():
-                    self._give_back(event)
-                else:
-                    future.set_result(event)
-            case FetchRefused(caller_id=caller_id, error=error):
-                future = self._callers.get(caller_id)
-                if future is not None and not future.done():
-                    future.set_exception(error)
+        future = self._callers.get(event.caller_id)
+        if future is None or future.done():
+            self._give_back(event)
+        elif isinstance(event, FetchRefused):
+            future.set_exception(event.error)
+        else:
+            future.set_result(event)
 
-    def _give_back(self, outcome: FetchGranted | WaitElapsed) -> None:
+    def _give_back(self, outcome: FetchGranted | FetchRefused | WaitElapsed) -> None:
         if isinstance(outcome, FetchGranted):
             self._apply_if_buffer_lives(UndeliveredGrant(outcome.buffer, outcome.lease_id))
 
