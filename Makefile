@@ -56,8 +56,8 @@ test-integration: $(VENV)/.ready  ## Real processes, real Redis
 test-containers: $(VENV)/.ready  ## Build, start, drive and stop the containers
 	$(BIN)/python -m pytest tests/containers -m containers $(ARGS)
 
-test-peers: $(VENV)/.peers  ## Other projects' own code on Breadbox; pip fetches their packages
-	$(BIN)/python -m pytest tests/peers -m peers $(ARGS)
+test-peers: $(VENV)/.ready  ## Other projects' own code on Breadbox; pip fetches their packages
+	$(BIN)/python -m pytest tests/peers tests/rollout -m peers $(ARGS)
 
 test-dist: $(VENV)/.ready  ## The demo of an installed wheel, in an empty folder
 	$(BIN)/python -m pytest tests/dist -m dist $(ARGS)
@@ -169,11 +169,6 @@ freshness: $(VENV)/.ready  ## What the age of data does to learning; hours (ARGS
 
 smoke: $(VENV)/.ready  ## Does each target still run? Those that no test runs, as small as can be; minutes
 	$(BIN)/python scripts/smoke.py $(ARGS)
-
-# Whatever torch is there stays: these take any.
-$(VENV)/.peers: pyproject.toml $(VENV)/.ready
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[sb3,torchrl]"
-	touch $@
 
 $(VENV)/.release: pyproject.toml $(VENV)/.ready
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[release]"

@@ -14,7 +14,7 @@ import breadbox
 from breadbox.stores import bulk
 from support.compiler import needs_compiler
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
