@@ -130,7 +130,7 @@ def _figures(
     if "scale" in sections:
         yield from scale_rows(
             rounds=(1, 5, 15)[size],
-            seconds=(0.3, 2.0, 8.0)[size],
+            seconds=(1.0, 2.0, 8.0)[size],
             directory=out,
             docs=_HERE.parent / "docs" if publish else None,
         )

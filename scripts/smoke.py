@@ -20,6 +20,12 @@ LIMIT_S = 300.0
 _COLLECTED = "ARGS=--collect-only -q"
 """For targets whose tests others run: that they are found."""
 
+_SECTIONS = (
+    *("payload", "service", "overload", "reading", "gateway", "rollout", "learner", "mirror"),
+    *("recovery", "takeover", "offline", "scale"),
+)
+"""Of `make bench`, without the core, which has a target of its own."""
+
 SMALLEST: tuple[tuple[str, ...], ...] = (
     ("help",),
     ("demo", "ARGS=--target-return 12 --time-limit 100 --workers 1 --out build/smoke/runs"),
@@ -38,11 +44,7 @@ SMALLEST: tuple[tuple[str, ...], ...] = (
     ("fuzz", "ARGS=--seconds 12 --seed 1 --out build/smoke/fuzz"),
     ("simulate", "ARGS=--seeds 4"),
     ("crowd", "ARGS=--small build/smoke"),
-    ("bench", "ARGS=--once --out build/smoke"),
-    *(
-        ("bench", f"ARGS=--once --only {section} --out build/smoke")
-        for section in ("recovery", "takeover", "offline", "scale")
-    ),
+    *(("bench", f"ARGS=--once --only {section} --out build/smoke") for section in _SECTIONS),
     ("bench-core", "ARGS=--once --out build/smoke/core.json"),
     ("bench-peers", "ARGS=--once --out build/smoke"),
     ("freshness", "ARGS=--seeds 1 --steps-max 1 --out build/smoke/freshness.csv"),
