@@ -711,6 +711,8 @@ def test_without_a_server_samples_are_drawn_and_adding_says_where_it_was_looked_
         ours.close()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_the_process_of_the_page_ends_quietly_and_soon_after_training(
     server: ServerProcess,
 ) -> None:
@@ -946,6 +948,8 @@ while True:
 """
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_dqn_trains_on_steps_of_remote_actors_alone(server: ServerProcess) -> None:
     env = make_vec_env("CartPole-v1", seed=0)
     learner = DQN(
