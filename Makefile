@@ -9,6 +9,7 @@ SIDE_BY_SIDE ?= -n 4 --dist loadfile --no-loadscope-reorder
 ELSEWHERE = not containers and not peers and not dist
 # Many tests start processes of their own: each would compile every module again.
 export PYTHONDONTWRITEBYTECODE =
+RELEASED ?= protos/released.binpb
 IMAGES ?= breadbox/server:local breadbox/rollout-worker:local breadbox/learner:local
 # The plugin of Docker where it is installed, else the older program of its own.
 COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
@@ -16,7 +17,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: attacks docs verify-reference reference help setup demo test test-long test-quick test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos verify-coverage \
-  verify-spelling verify-blocking blocking verify-limits limits verify-dead verify-words protos released-protos simulate crowd scaling fuzz bench bench-core bench-peers chaos crossings endings learn-check dist lock sbom up env down clean
+  verify-spelling verify-blocking blocking verify-limits limits verify-dead verify-words protos released-protos simulate crowd scaling fuzz bench bench-core bench-peers chaos crossings endings learn-check freshness smoke dist lock sbom up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -56,8 +57,8 @@ test-integration: $(VENV)/.ready  ## Real processes, real Redis
 test-containers: $(VENV)/.ready  ## Build, start, drive and stop the containers
 	$(BIN)/python -m pytest tests/containers -m containers $(ARGS)
 
-test-peers: $(VENV)/.peers  ## Other projects' own code on Breadbox; pip fetches their packages
-	$(BIN)/python -m pytest tests/peers -m peers $(ARGS)
+test-peers: $(VENV)/.ready  ## Other projects' own code on Breadbox; pip fetches their packages
+	$(BIN)/python -m pytest tests/peers tests/rollout -m peers $(ARGS)
 
 test-dist: $(VENV)/.ready  ## The demo of an installed wheel, in an empty folder
 	$(BIN)/python -m pytest tests/dist -m dist $(ARGS)
@@ -98,7 +99,7 @@ verify-reference: $(VENV)/.ready
 verify-protos: $(VENV)/.ready
 	$(BIN)/python scripts/gen_protos.py --check
 	$(BIN)/buf lint protos
-	$(BIN)/buf breaking protos --against protos/released.binpb
+	$(BIN)/buf breaking protos --against $(RELEASED)
 
 verify-blocking: $(VENV)/.ready
 	$(BIN)/python scripts/gen_blocking.py --check
@@ -128,7 +129,7 @@ blocking: $(VENV)/.ready  ## Write the blocking client from the asyncio client
 	$(BIN)/python scripts/gen_blocking.py
 
 released-protos: $(VENV)/.ready  ## At a release: the contract that later ones are held to
-	$(BIN)/buf build protos --exclude-source-info -o protos/released.binpb
+	$(BIN)/buf build protos --exclude-source-info -o $(RELEASED)
 
 chaos: $(VENV)/.ready  ## Kill, stop, cut off and replace at random, and balance the ledgers (ARGS="--seconds 120 --seed 7")
 	$(BIN)/python tests/chaos/run.py $(ARGS)
@@ -164,10 +165,11 @@ bench-peers: $(VENV)/.ready  ## Reverb, TransferQueue, pickles in Redis and a ba
 learn-check: $(VENV)/.ready  ## Does the reference PPO learn? Every task, three seeds; minutes
 	$(BIN)/python -m bench.learn_check $(ARGS)
 
-# Whatever torch is there stays: these take any.
-$(VENV)/.peers: pyproject.toml $(VENV)/.ready
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[sb3,torchrl]"
-	touch $@
+freshness: $(VENV)/.ready  ## What the age of data does to learning; hours (ARGS="--seeds 1")
+	$(BIN)/python -m bench.freshness run $(ARGS)
+
+smoke: $(VENV)/.ready  ## Does each target still run? Those that no test runs, as small as can be; minutes
+	$(BIN)/python scripts/smoke.py $(ARGS)
 
 $(VENV)/.release: pyproject.toml $(VENV)/.ready
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[release]"

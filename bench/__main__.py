@@ -35,6 +35,7 @@ _SECTIONS_BY_NAME = ("recovery", "takeover", "offline", "scale")
 
 @click.command()
 @click.option("--quick", is_flag=True, help="The same rows with fewer rounds: two minutes.")
+@click.option("--once", is_flag=True, help="Each row once and small, to see that it runs.")
 @click.option("--only", type=click.Choice(_SECTIONS + _SECTIONS_BY_NAME), help="One section only.")
 @click.option(
     "--all",
@@ -57,6 +58,7 @@ _SECTIONS_BY_NAME = ("recovery", "takeover", "offline", "scale")
 @click.option("--publish", is_flag=True, help="Write docs/scaling.md's table; --only scale.")
 def main(
     quick: bool,
+    once: bool,
     only: str | None,
     is_all: bool,
     out: Path,
@@ -71,7 +73,8 @@ def main(
     sections = {only} if only else {*_SECTIONS, *(_SECTIONS_BY_NAME if is_all else ())}
     console = Console(width=None if sys.stdout.isatty() else 160)
     figures = []
-    for figure in _figures(quick, sections, rllib_python, out, publish):
+    size = 0 if once else 1 if quick else 2
+    for figure in _figures(size, sections, rllib_python, out, publish):
         console.print(f"{figure.workload}: {figure.name}: {figure.value:,.2f} {figure.unit}")
         figures.append(figure)
     report.show(figures, console)
@@ -82,55 +85,62 @@ def main(
 
 
 def _figures(
-    quick: bool, sections: Set[str], rllib_python: str | None, out: Path, publish: bool
+    size: int, sections: Set[str], rllib_python: str | None, out: Path, publish: bool
 ) -> Iterator[Figure]:
+    """Measure; `size` is 0 with `--once`, 1 with `--quick`, else 2, and picks one of three."""
     if "payload" in sections:
-        yield from payload_rows(rounds=5 if quick else 25)
-        yield from beside_rows(rounds=3 if quick else 9)
+        yield from payload_rows(rounds=(1, 5, 25)[size])
+        yield from beside_rows(rounds=(1, 3, 9)[size])
     if "service" in sections:
         yield from service_rows(
-            rounds=3 if quick else 10,
-            chunk_count=20_000 if quick else 100_000,
-            wake_count=100 if quick else 500,
+            rounds=(1, 3, 10)[size],
+            chunk_count=(2_000, 20_000, 100_000)[size],
+            wake_count=(5, 100, 500)[size],
         )
     if "overload" in sections:
-        yield from overload_rows(rounds=3 if quick else 9, seconds=1.0 if quick else 2.0)
+        yield from overload_rows(rounds=(1, 3, 9)[size], seconds=(0.2, 1.0, 2.0)[size])
     if "reading" in sections:
-        yield from reading_rows(rounds=3 if quick else 9)
+        yield from reading_rows(rounds=(1, 3, 9)[size])
     if "gateway" in sections:
-        yield from gateway_rows(rounds=5 if quick else 25)
+        yield from gateway_rows(rounds=(1, 5, 25)[size])
     if "recovery" in sections:
         yield from recovery_rows(
-            fragment_count=20_000 if quick else 100_000, rounds=3 if quick else 5
+            fragment_count=(1_000, 20_000, 100_000)[size], rounds=(1, 3, 5)[size]
         )
     if "takeover" in sections:
-        yield from takeover_rows(fragment_count=20_000 if quick else 100_000, rounds=10)
+        yield from takeover_rows(
+            fragment_count=(1_000, 20_000, 100_000)[size], rounds=(1, 10, 10)[size]
+        )
     if "rollout" in sections:
-        yield from rollout_rows(rounds=12 if quick else 40)
+        yield from rollout_rows(rounds=(1, 12, 40)[size])
     if "learner" in sections:
-        yield from learner_rows(batches=20 if quick else 40)
+        yield from learner_rows(batches=(5, 20, 40)[size])
     if "mirror" in sections:
         yield from mirror_rows(
-            rounds=15 if quick else 50, frame_steps=10_000, lag_count=200 if quick else 1_000
+            rounds=(1, 15, 50)[size],
+            frame_steps=(200, 10_000, 10_000)[size],
+            lag_count=(5, 200, 1_000)[size],
         )
     if "offline" in sections:
         yield from offline_rows(
-            rounds=5 if quick else 15, row_count=10_000, rllib_python=rllib_python
+            rounds=(1, 5, 15)[size],
+            row_count=(500, 10_000, 10_000)[size],
+            rllib_python=rllib_python,
         )
     if "scale" in sections:
         yield from scale_rows(
-            rounds=5 if quick else 15,
-            seconds=2.0 if quick else 8.0,
+            rounds=(1, 5, 15)[size],
+            seconds=(1.0, 2.0, 8.0)[size],
             directory=out,
             docs=_HERE.parent / "docs" if publish else None,
         )
     if "core" in sections:
-        yield from _core_figures(quick)
+        yield from _core_figures(("--once", "--quick", "")[size])
 
 
-def _core_figures(quick: bool) -> Iterator[Figure]:
+def _core_figures(option: str) -> Iterator[Figure]:
     """The core alone, by bench/core.py: cost at the largest size against 1,000 chunks."""
-    command = [sys.executable, str(_HERE / "core.py"), *(["--quick"] if quick else [])]
+    command = [sys.executable, str(_HERE / "core.py"), *([option] if option else [])]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     rows = json.loads((_HERE / "out" / "core.json").read_text())
     sizes = [row["size"] for row in rows if row.get("ratio") is not None]

@@ -220,6 +220,7 @@ def show(rows: list[Row], console: Console) -> None:
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Up to 100,000 chunks and fewer rounds.")
+@click.option("--once", is_flag=True, help="The two smallest sizes, one round of each.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -227,13 +228,17 @@ def show(rows: list[Row], console: Console) -> None:
     show_default="bench/out/core.json",
     help="Where the figures go.",
 )
-def main(quick: bool, out: Path) -> None:
+def main(quick: bool, once: bool, out: Path) -> None:
     """Measure the core: append, fetch and publish by chunks held, and memory per fragment."""
-    sizes = SIZES[:-1] if quick else SIZES
+    sizes = SIZES[:2] if once else SIZES[:-1] if quick else SIZES
+    rounds = 1 if once else 7 if quick else 15
     # A process of its own for each: memory must not be read where something was freed before.
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
-        memory = [processes.submit(measure_memory, size).result() for size in sizes[2:]]
-        rows = processes.submit(measure_costs, sizes, 7 if quick else 15).result()
+        memory = [
+            processes.submit(measure_memory, size).result()
+            for size in (sizes[1:] if once else sizes[2:])
+        ]
+        rows = processes.submit(measure_costs, sizes, rounds).result()
     rows.extend(memory)
     show(rows, Console())
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -407,8 +407,8 @@ def with_tables(text: str, rows: Iterable[Mapping[str, str]]) -> str:
     return f"{before}{BEGIN}\n{tables(rows)}\n{END}{after}"
 
 
-def _train(planned: tuple[Cell, int]) -> dict[str, Any]:
-    return train(*planned)
+def _train(steps_max: int, planned: tuple[Cell, int]) -> dict[str, Any]:
+    return train(*planned, steps_max=steps_max)
 
 
 @click.group()
@@ -419,8 +419,9 @@ def main() -> None:
 @main.command("run")
 @click.option("--seeds", default=10, show_default=True, type=click.IntRange(1))
 @click.option("--processes", default=2, show_default=True, type=click.IntRange(1))
+@click.option("--steps-max", default=STEPS_MAX, show_default=True, type=click.IntRange(1))
 @click.option("--out", default=DATA, type=click.Path(path_type=Path))
-def run_command(seeds: int, processes: int, out: Path) -> None:
+def run_command(seeds: int, processes: int, steps_max: int, out: Path) -> None:
     """Run what is not written yet, seed by seed, so that every setting has as many runs."""
     done = {_key(row) for row in read(out)}
     planned = [(cell, seed) for seed in range(seeds) for cell in cells()]
@@ -431,7 +432,7 @@ def run_command(seeds: int, processes: int, out: Path) -> None:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if is_new:
             writer.writeheader()
-        for row in pool.imap_unordered(_train, planned):
+        for row in pool.imap_unordered(partial(_train, steps_max), planned):
             writer.writerow(row)
             file.flush()
 

@@ -45,8 +45,18 @@ DOCS = Path(__file__).parents[1] / "docs" / "images"
 @click.option("--seeds", default="0,1,2", show_default=True, help="Comma between.")
 @click.option("--only", default="*", show_default=True, help="Tasks of this name; * is anything.")
 @click.option("--limit-s", default=900.0, show_default=True, help="Seconds per run.")
+@click.option("--target-return", type=float, help="Instead of each task's own.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/learn-check"))
-def main(seeds: str, only: str, limit_s: float, out: Path) -> None:
+@click.option(
+    "--docs",
+    type=click.Path(path_type=Path),
+    default=DOCS,
+    show_default="docs/images",
+    help="Gets the picture and the figures.",
+)
+def main(
+    seeds: str, only: str, limit_s: float, target_return: float | None, out: Path, docs: Path
+) -> None:
     """Run every task under every seed; exit status 1 if one misses its target.
 
     The picture also shows earlier runs whose records are still in *out*.
@@ -55,16 +65,17 @@ def main(seeds: str, only: str, limit_s: float, out: Path) -> None:
     for task in TASKS:
         for seed in (int(text) for text in seeds.split(",")):
             if fnmatch.fnmatch(task, only):
-                finished = run_locally(planned(task, seed, limit_s), out)
+                finished = run_locally(planned(task, seed, limit_s, target_return), out)
                 missed |= finished.exit_status != 0
                 print(summary(task, seed, finished.records), flush=True)
-    draw({task: curves(task, out) for task in TASKS})
+    draw({task: curves(task, out) for task in TASKS}, docs)
     sys.exit(1 if missed else 0)
 
 
-def planned(task: str, seed: int, limit_s: float) -> LocalRun:
-    """The run of a task under a seed."""
-    target, both, learn, serve = TASKS[task]
+def planned(task: str, seed: int, limit_s: float, target_return: float | None = None) -> LocalRun:
+    """The run of a task under a seed, to the task's own target or another one."""
+    own_target, both, learn, serve = TASKS[task]
+    target = own_target if target_return is None else target_return
     return LocalRun(
         name=run_name(task, seed),
         learn=(*both, *learn, "--target-return", str(target)),
@@ -107,14 +118,14 @@ def summary(task: str, seed: int, records: list[dict[str, Any]]) -> str:
     )
 
 
-def draw(found: dict[str, dict[int, list[dict[str, Any]]]]) -> None:
+def draw(found: dict[str, dict[int, list[dict[str, Any]]]], docs: Path) -> None:
     """Draw mean return over steps, one panel per task, one line per seed; keep the figures."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    DOCS.mkdir(parents=True, exist_ok=True)
+    docs.mkdir(parents=True, exist_ok=True)
     figure, panels = plt.subplots(
         1, len(found), figsize=(6 * len(found), 4), layout="constrained", squeeze=False
     )
@@ -133,9 +144,9 @@ def draw(found: dict[str, dict[int, list[dict[str, Any]]]]) -> None:
         axes.grid(visible=True, alpha=0.3)
         if runs:
             axes.legend(frameon=False)
-    figure.savefig(DOCS / "learn-check.png", dpi=110)
+    figure.savefig(docs / "learn-check.png", dpi=110)
     plt.close(figure)
-    (DOCS / "learn-check.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (docs / "learn-check.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

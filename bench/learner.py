@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from breadbox.loader import FragmentLoader
 from breadbox.model.types import FragmentReference
 from breadbox.reading.batches import Batch
 from breadbox.reading.loading import LoaderOptions
+from breadbox.stores import bulk
 
 BATCH_SIZE = 2
 """Fragments of a batch: 40 MiB."""
@@ -38,7 +40,7 @@ def learner_rows(*, batches: int) -> Iterator[Figure]:
         client.append_many([next(fragments) for _ in range(HELD_FRAGMENTS)])
         with client.fetch(fragment_count=HELD_FRAGMENTS, max_wait_s=10) as lease:
             references = list(lease.references)
-            yield _copies_row(client, references)
+            yield copies_row(client, references)
             yield _waiting_row(client, references, batches=batches)
 
 
@@ -103,9 +105,13 @@ class _Counter:
 
 @contextmanager
 def _counted_receives() -> Iterator[_Counter]:
-    """Count what this process receives from sockets, by where it is put."""
+    """Count the bytes of payloads that this process receives from sockets, by where they are put.
+
+    Compiled loads receive by a call of their own, into memory that they are given at once.
+    """
     counter = _Counter()
     whole, scattered = socket.socket.recv_into, socket.socket.recvmsg_into
+    compiled = bulk.receive
 
     def recv_into(self: socket.socket, buffer: Any, *arguments: Any) -> int:
         count = whole(self, buffer, *arguments)
@@ -120,15 +126,30 @@ def _counted_receives() -> Iterator[_Counter]:
             left -= min(left, len(buffer))
         return result
 
+    def receive(
+        descriptor: int,
+        frames: Sequence[memoryview],
+        values: Sequence[Sequence[memoryview]],
+        blocks: bulk.Blocks,
+        received_bytes: int,
+        questions: Sequence[bulk.Question],
+    ) -> tuple[int, Sequence[int]]:
+        if not received_bytes:
+            for part in chain.from_iterable(values):
+                counter.note(part, len(part))
+        return compiled(descriptor, frames, values, blocks, received_bytes, questions)
+
+    bulk.receive = receive
     socket.socket.recv_into = recv_into  # type: ignore[assignment,method-assign]
     socket.socket.recvmsg_into = recvmsg_into  # type: ignore[assignment,method-assign]
     try:
         yield counter
     finally:
         del socket.socket.recv_into, socket.socket.recvmsg_into
+        bulk.receive = compiled
 
 
-def _copies_row(client: breadbox.Client, references: Sequence[FragmentReference]) -> Figure:
+def copies_row(client: breadbox.Client, references: Sequence[FragmentReference]) -> Figure:
     """Copies of each payload byte between the socket and the stacked batch.
 
     A byte that the kernel puts into its place in the batch was copied once; one that was received
@@ -143,6 +164,8 @@ def _copies_row(client: breadbox.Client, references: Sequence[FragmentReference]
         if array is not None
     ]
     total = sum(count for _, count in counter.received)
+    if total < sum(size for _, size in places):
+        raise RuntimeError("the batch was received by a call that is not counted here")
     in_place = sum(
         count
         for address, count in counter.received

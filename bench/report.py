@@ -91,7 +91,7 @@ def _draw(figures: Sequence[Figure], path: Path) -> None:
         bars |= figure.peers
         for offset, (name, value) in enumerate(bars.items()):
             height = position + 0.25 * offset
-            colour = "#b5651d" if name == "ours" else f"{0.45 + 0.2 * offset:.2f}"
+            colour = "#b5651d" if name == "ours" else f"{0.45 + 0.45 * offset / len(bars):.2f}"
             axes.barh(height, value, height=0.22, color=colour)
             axes.text(value, height, f" {name} {value:.2f}", va="center", fontsize=8)
     axes.set_yticks(

@@ -10,8 +10,8 @@ Torch computes with one thread here, and in every process that a test starts: th
 processes, each as many as there are cores, wait for each other by spinning, and a small network
 then took three times the time of the processor that it needs.
 
-Several processes that share the files begin with those that start servers, workers and learners,
-since a file that takes minutes and is begun last is waited for alone.
+Several processes that share the files begin with those that start servers, workers and learners, or
+compute for long, since a file that takes minutes and is begun last is waited for alone.
 """
 
 import logging
@@ -41,9 +41,17 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+LONG_TIMEOUT_S = 300
+"""Of a test that is long by nature, unless it says so itself."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
     if hasattr(config, "workerinput"):
-        slow = {item.path for item in items if item.get_closest_marker("integration")}
+        kinds = ("integration", "slow")
+        slow = {item.path for item in items if any(map(item.get_closest_marker, kinds))}
         items.sort(key=lambda item: item.path not in slow)
 
 

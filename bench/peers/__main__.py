@@ -6,6 +6,7 @@ its own, below bench/out. Who cannot be installed is skipped, and the table says
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import click
 import psutil
 
 from bench.peers import page
-from bench.peers.contenders import CONTENDERS, NoContestError, Running, installed
+from bench.peers.contenders import CONTENDERS, Contender, NoContestError, Running, installed
 from bench.peers.rounds import Arrays, Others, play
 from bench.peers.rows import ROWS
 from bench.report import machine, write_into
@@ -28,6 +29,9 @@ _DOCS = _ROOT / "docs"
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Fewer and shorter rounds: a quarter of an hour.")
+@click.option(
+    "--once", is_flag=True, help="One short round of what needs nothing installed: does it run?"
+)
 @click.option("--publish", is_flag=True, help="Write README.md, page and picture below docs/, too.")
 @click.option("--last", is_flag=True, help="Measure nothing: show the last run.")
 @click.option(
@@ -37,7 +41,7 @@ _DOCS = _ROOT / "docs"
     show_default="bench/out",
     help="Gets peers.json with all rounds, peers.md, peers.png, and the environments of peers.",
 )
-def main(quick: bool, publish: bool, last: bool, out: Path) -> None:
+def main(quick: bool, once: bool, publish: bool, last: bool, out: Path) -> None:
     """Measure Breadbox and its peers on the same fragments, row by row, in turns."""
     out.mkdir(parents=True, exist_ok=True)
     raw = out / "peers.json"
@@ -45,7 +49,11 @@ def main(quick: bool, publish: bool, last: bool, out: Path) -> None:
         report = page.Report.from_json(json.loads(raw.read_text()))
     else:
         report = _measure(
-            out, rounds=9 if quick else 15, seconds=0.3 if quick else 0.6, quick=quick
+            out,
+            [each for each in CONTENDERS if not (once and each.requirement)],
+            rounds=1 if once else 9 if quick else 15,
+            seconds=0.02 if once else 0.3 if quick else 0.6,
+            limit_s=0.0 if once else 600.0 if quick else 2400.0,
         )
         raw.write_text(json.dumps(report.as_json(), indent=1) + "\n")
     (out / "peers.md").write_text(page.tables(report))
@@ -61,10 +69,12 @@ def main(quick: bool, publish: bool, last: bool, out: Path) -> None:
         print(f"published: README.md, {_DOCS / 'performance.md'}, {images / 'peers.png'} and .json")
 
 
-def _measure(out: Path, *, rounds: int, seconds: float, quick: bool) -> page.Report:
+def _measure(
+    out: Path, contenders: Sequence[Contender], *, rounds: int, seconds: float, limit_s: float
+) -> page.Report:
     versions, absent, running = {}, {}, {}
     with ExitStack() as stack:
-        for contender in CONTENDERS:
+        for contender in contenders:
             try:
                 version = installed(contender, out)
                 running[contender.name] = Running(contender, out)
@@ -83,7 +93,7 @@ def _measure(out: Path, *, rounds: int, seconds: float, quick: bool) -> page.Rep
                 workload_arrays(),
                 rounds=rounds,
                 seconds=seconds,
-                limit_s=600.0 if quick else 2400.0,
+                limit_s=limit_s,
                 tell=_tell,
             )
         own_s = _used_s(running) - before_s

@@ -14,7 +14,7 @@ from support.console import browser, console, film, opened, played
 from support.redis_server import RedisServer
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(120)]
 
 FRAGMENTS, WORKERS = 100_000, 500
 

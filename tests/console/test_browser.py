@@ -17,7 +17,7 @@ from support.eventually import eventually_sync
 from support.server_process import ServerProcess
 from support.token_files import write_tokens
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(120)]
 
 NARROW = {"width": 400, "height": 800}
 HOSTILE = "<img src=x onerror=window.hacked=1>\u202egnp.exe"

@@ -21,7 +21,7 @@ from support.console import console, film, played
 from support.eventually import eventually_sync
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(120)]
 
 EPISODES = 8
 

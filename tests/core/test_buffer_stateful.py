@@ -24,7 +24,7 @@ SETTINGS = settings(
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 WALK_COUNT = 24
 WALK_LENGTH = 1000
 

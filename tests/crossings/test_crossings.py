@@ -44,6 +44,7 @@ def test_the_sample_holds_most_pairs_and_every_value() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(120)
 def test_the_server_refuses_a_standby_beside_a_directory(tmp_path: Path) -> None:
     server = ServerProcess(
         *("--store", f"file://{tmp_path / 'store'}", "--standby"), log=tmp_path / "log"

@@ -18,7 +18,7 @@ from support.fragments import vector_fragment
 from support.server_process import ServerProcess
 from support.tiers import long_but
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 
 async def test_a_task_that_is_cancelled_takes_its_append_out_of_the_line(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from bench.peers.rows import ROWS, Row
 from bench.peers.side import Order
 from bench.report import machine, marks, write_into
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 ONE = Row("append one at a time", "append", "small")
 BATCH = Row("a batch of 2", "batch", "small", 2)
@@ -246,6 +246,7 @@ def test_a_peer_that_does_not_start_says_why_and_one_that_hangs_is_ended(tmp_pat
     assert {} == running.cpu_s()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["breadbox", "breadbox_redis", "pickled", "bare"])
 def test_who_needs_nothing_installed_does_every_row_with_real_processes(
     module: str, tmp_path: Path

@@ -15,7 +15,7 @@ from support.eventually import eventually_sync
 from support.fragments import large_fragment, vector_fragment
 from support.redis_server import RedisServer
 
-pytestmark = [pytest.mark.integration, pytest.mark.chaos]
+pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

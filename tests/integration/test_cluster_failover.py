@@ -19,7 +19,7 @@ from support.fragments import vector_fragment
 from support.redis_cluster import RedisCluster
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.integration, pytest.mark.chaos]
+pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(120)]
 
 BEFORE_KILL = 60
 AFTER_KILL = 120

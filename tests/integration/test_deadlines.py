@@ -41,7 +41,7 @@ from support.server_process import ServerProcess
 from support.tiers import LONG
 from support.tls_proxy import TlsProxy, make_certificate
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 DEADLINE_S = 1.5
 RECONNECT_S = 1.0

@@ -31,7 +31,7 @@ from support.server_process import plain_environment
 from support.store_contract import in_buffers, payload_of, read_back
 from support.token_files import write_token_file, write_tokens
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 PASSWORD = "nobody-but-the-server"
 MIB = 2**20

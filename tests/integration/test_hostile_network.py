@@ -18,7 +18,7 @@ import breadbox
 from support.eventually import eventually_sync
 from support.server_process import ServerProcess
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 CONNECTIONS = 10_000
 DESCRIPTORS_SPARE = 500

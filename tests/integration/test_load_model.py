@@ -18,7 +18,7 @@ from breadbox.testing import ServerProcess, start_server
 from support.callers import KINDS, make_caller
 from support.redis_server import RedisServer
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 LOADS = 12
 

@@ -21,7 +21,7 @@ from breadbox.shared import extras
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_OF_A_SERVER_OF_ONES_OWN = {

@@ -31,7 +31,7 @@ from support.redis_server import RedisServer
 from support.served import info_of
 from support.server_process import ServerProcess, plain_environment
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 CALL_S = 3.0
 

@@ -15,7 +15,7 @@ from breadbox.cli.main import COMMANDS, load_command
 from breadbox.model.fragment import Fragment
 from breadbox.testing import start_server
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

@@ -19,7 +19,7 @@ from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 from support.server_process import ServerProcess, plain_environment
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 WAIT_S = 120.0
 ADMITTED = AdmissionOutcome.ADMITTED

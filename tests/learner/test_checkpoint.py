@@ -179,6 +179,7 @@ for number in range(1_000_000):
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(120)
 def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     """Three writers, killed while they write without pause: the file is one version, all of it."""
     folder = RunFolder(tmp_path)

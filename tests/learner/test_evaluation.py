@@ -212,6 +212,7 @@ def marks(update: int) -> dict[str, float | int | str | None]:
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(120)
 def test_the_process_plays_what_one_would_play_oneself(
     make_evaluator: Callable[[EvaluationTask], Evaluator],
 ) -> None:
@@ -232,6 +233,7 @@ def test_the_process_plays_what_one_would_play_oneself(
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(120)
 def test_what_fails_is_told_and_the_next_one_tries_again(
     make_evaluator: Callable[[EvaluationTask], Evaluator],
     caplog: pytest.LogCaptureFixture,
@@ -251,6 +253,7 @@ def test_what_fails_is_told_and_the_next_one_tries_again(
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(120)
 def test_one_that_hangs_delays_nobody_and_goes_with_the_run(
     make_evaluator: Callable[[EvaluationTask], Evaluator], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -329,6 +332,7 @@ def test_evaluations_of_cartpole_rise_and_are_recorded_over_environment_steps(
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(120)
 def test_an_evaluation_that_hangs_stalls_neither_training_nor_its_end(tmp_path: Path) -> None:
     with start_server() as server, feeding(server.address) as _:
         clean = {n: v for n, v in os.environ.items() if not n.startswith("BREADBOX_")}

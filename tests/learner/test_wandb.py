@@ -91,6 +91,7 @@ def test_the_package_takes_evaluations_and_loses_no_record_for_them(offline: Pat
 
 @needs_wandb
 @pytest.mark.integration
+@pytest.mark.timeout(120)
 def test_a_learner_logs_what_it_writes_to_its_folder(tmp_path: Path) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("BREADBOX_")}
     with start_server() as server, feeding(server.address):

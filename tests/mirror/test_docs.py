@@ -13,7 +13,7 @@ from mirror.goals import goal_fragments
 from support.documents import BLOCKS
 from support.fragments import vector_fragment
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 PAGE = "docs/mirror.md"
 

@@ -30,7 +30,7 @@ from peers.packages import environment, environment_beside
 from support.documents import BLOCKS
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.peers, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,8 @@ def beside_cleanrl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.peers
+@pytest.mark.timeout(300)
 def test_a_script_runs_with_the_packages_that_cleanrl_requires(
     server: ServerProcess, beside_cleanrl: Path
 ) -> None:
@@ -97,6 +99,8 @@ def test_a_script_runs_with_the_packages_that_cleanrl_requires(
     assert [[4000, 4], [4000, 1], [4000, 4], [4000, 1], [4000, 1]] == seen["shapes"]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_dqn_script_learns_with_its_buffer_exchanged(server: ServerProcess) -> None:
     seed, steps = 1, 9_000
     random.seed(seed)
@@ -305,6 +309,8 @@ def test_priorities_choose_and_weights_make_up_for_it(server: ServerProcess) -> 
     rb.close()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_rainbow_script_learns_with_its_buffer_exchanged(server: ServerProcess) -> None:
     seed, steps, gamma, n_step = 2, 7_000, 0.99, 3
     np.random.seed(seed)

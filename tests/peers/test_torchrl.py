@@ -1,6 +1,6 @@
 """TorchRL's own collectors and losses on Breadbox.
 
-Needs its package and all that it imports, the extra `torchrl`: `make test-peers` installs it.
+Needs its package and all that it imports, the extra `torchrl`: `make setup` installs it.
 """
 
 import pickle  # noqa: TID251 - what collectors send a buffer by
@@ -38,8 +38,7 @@ from support.documents import BLOCKS  # noqa: E402
 from support.eventually import eventually_sync  # noqa: E402
 
 pytestmark = [
-    pytest.mark.peers,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(120),
     # TorchRL's own, of things that its next releases change.
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:torchrl", "ignore::UserWarning:tensordict"),
@@ -106,6 +105,30 @@ def test_steps_come_back_as_they_were_extended(client: breadbox.Client) -> None:
         assert torch.equal(torch.ones(64), info["priority_weight"])
         assert torch.equal(steps(3)["observation"], buffer[:3]["observation"])
         assert torch.equal(steps(20)[19]["action"], buffer[-1]["action"])
+
+
+@pytest.mark.parametrize("left_out", [None, "terminated", "truncated"])
+def test_a_time_limit_ends_an_episode_and_is_no_terminal_state(
+    client: breadbox.Client, left_out: str | None
+) -> None:
+    """Also where steps say it by `done` and one of the two."""
+    given = steps(10)
+    ended = {name: torch.zeros(10, 1, dtype=torch.bool) for name in ("terminated", "truncated")}
+    ended["truncated"][4] = ended["terminated"][9] = True
+    for name, flags in ended.items():
+        given["next", name] = flags
+    if left_out is not None:
+        del given["next", left_out]
+    with BreadboxReplayBuffer(client, batch_size=100, seed=1) as buffer:
+        buffer.extend(given)
+        sample = buffer.sample()
+    found = {
+        int(number): tuple(bool(sample["next", name][row]) for name in ("terminated", "truncated"))
+        for row, number in enumerate(sample["log", "number"])
+    }
+    assert {number: (number == 9, number == 4) for number in range(10)} == found
+    done = sample["next", "terminated"] | sample["next", "truncated"]
+    assert torch.equal(done, sample["next", "done"])
 
 
 def test_what_extend_returns_and_samples_have_are_indexes(client: breadbox.Client) -> None:

@@ -16,7 +16,7 @@ import yaml
 
 from peers.packages import INSTALL_LIMIT_S, give_up
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

@@ -1,6 +1,7 @@
 """Environments of several agents: a row of fragments for each, with one policy or several."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from breadbox_rollout.environments.arrays import GroupArrays, create_arrays
 from breadbox_rollout.environments.environments import EnvSpec
 from breadbox_rollout.processes.pool import AgentRows, EnvironmentStartError
 from breadbox_rollout.sending.models import ModelWatcher
+from peers.packages import install
 from support.eventually import eventually_sync
 from support.rollout_service import FakeService
 from support.rollout_worker import Rollout, running_worker
@@ -297,9 +299,21 @@ def check_positions(service: FakeService) -> None:
         np.testing.assert_allclose(moved, following[:, 2:4], atol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def mpe2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Environments of PettingZoo, for this process and those that it starts."""
+    folder = tmp_path_factory.mktemp("packages")
+    needed = ("mpe2==1.1.1", "pettingzoo==1.27.0", "pygame==2.6.1")
+    with pytest.MonkeyPatch.context() as patch:
+        for requirement in needed:
+            patch.syspath_prepend(install(requirement, folder))
+        yield
+
+
 @pytest.mark.peers
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("mpe2")
 def test_agents_of_a_pettingzoo_environment_share_a_policy() -> None:
-    pytest.importorskip("mpe2", reason="needs mpe2 (PettingZoo) from PyPI: pip install mpe2")
     service = FakeService()
     service.publish("s", 0)
     spec = EnvSpec(name="mpe2.simple_spread_v3:parallel_env", options={"max_cycles": 25})
@@ -311,8 +325,9 @@ def test_agents_of_a_pettingzoo_environment_share_a_policy() -> None:
 
 
 @pytest.mark.peers
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("mpe2")
 def test_hunters_and_prey_of_a_pettingzoo_environment_have_policies_of_their_own() -> None:
-    pytest.importorskip("mpe2", reason="needs mpe2 (PettingZoo) from PyPI: pip install mpe2")
     hunters, prey = FakeService(), FakeService()
     for service in (hunters, prey):
         service.publish("s", 0)

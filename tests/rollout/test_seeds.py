@@ -78,6 +78,7 @@ def data_of(tmp_path: Path, *starts: tuple[Run, tuple[str, ...]]) -> list[set[st
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(120)
 @pytest.mark.long
 def test_two_workers_of_the_defaults_make_different_data(tmp_path: Path) -> None:
     """120 of 120 fragments of two workers were the same bytes."""
@@ -86,6 +87,7 @@ def test_two_workers_of_the_defaults_make_different_data(tmp_path: Path) -> None
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(120)
 def test_a_given_seed_is_another_for_each_name_and_the_same_for_the_same(tmp_path: Path) -> None:
     named = ("--seed", "7", "--worker-name")
     one, again, other = data_of(

@@ -25,7 +25,7 @@ from support.scripted_parallel import BLUE_ACTIONS
 from support.server_process import ServerProcess, plain_environment
 from support.token_files import line_of, write_tokens
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 WAIT_S = 120.0
 

@@ -414,9 +414,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--costs", type=Path, help="scale.json of bench/scale.py")
     parser.add_argument("--publish", action="store_true", help="write docs/scaling.md, too")
+    parser.add_argument("--small", action="store_true", help="the two smallest cases alone")
     options = parser.parse_args()
     costs = Costs(**json.loads(options.costs.read_text())) if options.costs else Costs()
     crowds = [replace(crowd, costs=costs) for crowd in CASES]
+    if options.small:
+        crowds = crowds[:2]
     results = []
     with ProcessPoolExecutor() as processes:
         for played in processes.map(partial(play, seed=options.seed), crowds):

@@ -26,7 +26,7 @@ from support.redis_cluster import Node, RedisCluster
 from support.server_process import ServerProcess
 from support.store_contract import HEAD_BYTES, RangeReceiver, read_back
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 PIECE_BYTES = 64 * 1024
 PAYLOAD_BYTES = 3 * PIECE_BYTES + 100

@@ -30,7 +30,7 @@ from support.store_contract import (
     read_back,
 )
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

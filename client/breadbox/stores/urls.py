@@ -159,8 +159,10 @@ def _check_known_options(url: str, behind_hosts: str) -> None:
     for name, value in options:
         form = _REDIS_OPTIONS.get(name)
         if form is None:
+            # Behind an @ that was cut, a password may stand in an option's name.
+            shown = _HIDDEN if "@" in name else name
             raise StoreUrlError(
-                f"store URL {redact(url)!r} has the option {name!r}; there are "
+                f"store URL {redact(url)!r} has the option {shown!r}; there are "
                 f"{', '.join(_REDIS_OPTIONS)}"
             )
         if not re.fullmatch(form, value):
