@@ -38,7 +38,7 @@ ADDRESS = "localhost:50051"
 ELSEWHERE = {
     "tests/integration/test_readme.py": {
         "README.md#learner": "test_the_learner_lines_fetch_batches_from_a_running_server",
-        "README.md#producer": "test_the_producer_lines_append_every_fragment",
+        "README.md#producer": "test_the_producer_lines_append_every_step",
         "docs/rollout.md#worker": "test_the_worker_of_ones_own_has_every_fragment_admitted",
         "docs/rollout.md#policy": "test_the_policy_of_ones_own_acts_and_learns",
     },
