@@ -354,8 +354,10 @@ def test_a_learner_that_cannot_write_its_records_ends_no_other_run(
     with breadbox.connect(server.address) as client:
         client.start_session("precious")
         done = subprocess.run(
-            [sys.executable, "-c", program, "learn", "--server", server.address]
-            + ["--run-dir", str(tmp_path)],
+            [
+                *(sys.executable, "-c", program, "learn"),
+                *("--server", server.address, "--run-dir", str(tmp_path)),
+            ],
             capture_output=True,
             text=True,
             timeout=60,

@@ -104,8 +104,8 @@ def _check_variables(fields: Mapping[str, SettingField]) -> None:
         if meant := get_close_matches(rest, known, n=1, cutoff=SIMILAR_MIN):
             path = click.get_current_context().command_path
             raise Unusable(
-                f"the variable {name} is unknown; did you mean {PREFIX}{meant[0]}? Correct or unset "
-                f"it; see '{path} --help'"
+                f"the variable {name} is unknown; did you mean {PREFIX}{meant[0]}? Correct it or "
+                f"unset it; see '{path} --help'"
             )
 
 

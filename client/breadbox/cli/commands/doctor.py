@@ -321,8 +321,10 @@ def _store(client: breadbox.Client, store_url: str) -> Finding:
     )
     if per_s < STORE_BYTES_PER_S_MIN:
         remedy = (
-            "Slow: put the store nearer, or on shared memory (file:///dev/shm/...), or compress "
-            'with codecs="lz4".'
+            "Slow, although it is shared memory: this host is busy."
+            if store_url.startswith("file:///dev/shm/")
+            else "Slow: put the store nearer, or on shared memory (file:///dev/shm/...), or "
+            'compress with codecs="lz4".'
         )
         return Finding("store", Verdict.WARNING, detail, remedy)
     return Finding("store", Verdict.GOOD, detail)
