@@ -143,7 +143,7 @@ def run_method(place: str, client: breadbox.Client) -> None:
     with ExitStack() as opened:
         makers: dict[str, Callable[[], Any]] = {
             "evaluator": lambda: client.create_subscription("evaluator"),
-            "grant": lambda: client.fetch_fragments(4),
+            "grant": lambda: client.service.fetch_fragments(4),
             "lease": lambda: client.fetch(4),
             "loader": lambda: FragmentLoader(client.load_batch),
             "writer": lambda: opened.enter_context(breadbox.StepWriter(client)),
