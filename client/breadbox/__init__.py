@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from breadbox import aio as aio
+    from breadbox import errors as errors
     from breadbox import types as types
     from breadbox.client import Client as Client
     from breadbox.client import connect as connect
     from breadbox.local import ServerOptions as ServerOptions
     from breadbox.local import local_server as local_server
-    from breadbox.model import errors as errors
     from breadbox.model.errors import ReplayBufferError as ReplayBufferError
     from breadbox.model.errors import WaitElapsedError as WaitElapsedError
     from breadbox.model.fragment import Fragment as Fragment
@@ -64,7 +64,7 @@ _HOMES = {
         LeaseExpiryPolicy MinimumChunks ReleaseMode SampleToInsertRatio SchemaPolicy
     """,
 }
-_MODULES = {"aio": "breadbox.aio", "errors": "breadbox.model.errors", "types": "breadbox.types"}
+_MODULES = ("aio", "errors", "mirror", "testing", "types")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 _MOVED = """
     AppendReply AppendResult AppenderCounts ArrayType Autoreset Batch BufferDescription BufferState
@@ -74,14 +74,14 @@ _MOVED = """
 """
 """Names that are in `breadbox.types` since 0.1."""
 
-__all__ = ["__version__", *sorted(_MODULES), *sorted(_HOME_OF)]  # noqa: PLE0604 - all are strings
+__all__ = ["__version__", *_MODULES, *sorted(_HOME_OF)]  # noqa: PLE0604 - all are strings
 
 
 def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
     if name in _MODULES:
-        return import_module(_MODULES[name])
+        return import_module(f"breadbox.{name}")
     if name in _MOVED.split():
         from warnings import warn
 

@@ -1,10 +1,13 @@
 """What users can rely on: names, and what they cost. A change here is for the changelog."""
 
+import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -44,6 +47,8 @@ PUBLIC = [
     "errors",
     "fragment_of",
     "local_server",
+    "mirror",
+    "testing",
     "true_next_obs",
     "types",
 ]
@@ -260,3 +265,53 @@ def test_importing_the_package_imports_no_dependency() -> None:
     code = "import sys, breadbox; print({'grpc', 'numpy', 'redis'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ("set()\n", "") == (done.stdout, done.stderr)
+
+
+SHOWN = {
+    "breadbox.mirror": ["Prioritised", "ReplayMirror", "SequenceBatch", "StepMemory"],
+    "breadbox.testing": ["start_server"],
+    "breadbox.writing.advantages": ["estimate_advantages", "find_successors"],
+    "breadbox_adapters.cleanrl": ["ReplayBuffer"],
+    "breadbox_adapters.minestudio": ["ReplayBufferInterface"],
+    "breadbox_adapters.sb3": [
+        *("BreadboxHerReplayBuffer", "BreadboxNStepReplayBuffer", "BreadboxReplayBuffer"),
+    ],
+    "breadbox_adapters.torchrl": ["BreadboxReplayBuffer"],
+    "breadbox_learner.training.dataset": ["FragmentDataset"],
+    "breadbox_offline": [
+        *("BufferMixer", "Dataset", "FindingKind", "FindingPolicy", "OfflinePreLearner"),
+        *("PreLearnerConfig", "StepSampling", "ValidationPolicy"),
+    ],
+    "breadbox_offline.training.cloning": ["CloningConfig", "clone_policy"],
+    "breadbox_offline.training.stages": ["make_returns_to_go"],
+    "breadbox_policies": [
+        *("ActResult", "Evaluation", "PolicyModule", "make_policy", "policy_weights"),
+    ],
+    "breadbox_rollout.acting.generator": ["EpisodeGenerator", "GeneratorOptions"],
+    "breadbox_rollout.acting.inference": ["Inference"],
+    "breadbox_rollout.environments.environments": ["EnvSpec"],
+}
+"""Names outside `breadbox` that README, docs and examples import: part of the promise, too."""
+
+
+def test_every_name_that_documents_import_is_promised() -> None:
+    root = Path(__file__).resolve().parents[2]
+    pages = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "examples").glob("*")]
+    found: dict[str, set[str]] = {}
+    for page in pages:
+        for module, names in re.findall(
+            r"from (breadbox[_.][\w.]+) import ([\w, ]+)", page.read_text()
+        ):
+            found.setdefault(module, set()).update(re.findall(r"\w+", names))
+    assert SHOWN == {module: sorted(found[module]) for module in sorted(found)}
+
+
+@pytest.mark.parametrize("module", SHOWN)
+def test_every_promised_name_is_there_and_says_what_it_is(module: str) -> None:
+    found = importlib.import_module(module)
+    assert [] == [name for name in SHOWN[module] if not inspect.getdoc(getattr(found, name))]
+
+
+def test_modules_of_the_promise_can_be_imported_as_such() -> None:
+    for name in ("errors", "types", "testing", "mirror", "aio"):
+        assert importlib.import_module(f"breadbox.{name}") is getattr(breadbox, name)
