@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
@@ -123,6 +124,13 @@ def with_fragments(place: str, runner: Callable[..., Any] = run) -> None:
         runner(place, client.address, **names)
     finally:
         server.__exit__(None, None, None)
+
+
+def run_producer(place: str, address: str, **names: Any) -> None:
+    """Run a block that makes a fragment, in the session of a buffer, and append it."""
+    session = names["client"].start_session("made")
+    fragment = run(place, address, np=np, session=session, **names)["fragment"]
+    assert "admitted" == names["client"].append(fragment).outcome.value
 
 
 def run_method(place: str, client: breadbox.Client) -> None:
@@ -254,6 +262,22 @@ def run_step_writer() -> None:
         assert 1 == client.get_buffer().state.counters["fragments_admitted"]
 
 
+def run_resume() -> None:
+    """Run, and again as a learner that was started anew: it goes on in its session, above it."""
+    place = "docs/save-and-resume.md#resume"
+    with breadbox.local_server(uses_max=100, staleness_max=100) as client:
+        first = ThreadPoolExecutor().submit(run, place, client.address)
+        session = client.watch_model(max_wait_s=60)
+        assert session is not None
+        client.append_many(
+            [vector_fragment(index, session_id=session.session_id) for index in range(8)]
+        )
+        assert 3 == first.result(60)["version"]
+        resumed = run(place, client.address)
+        assert 6 == resumed["version"] == client.get_buffer().model_version
+        assert session.session_id == resumed["state"].session_id
+
+
 def run_mirror() -> None:
     server, client = fed(64)
     try:
@@ -316,6 +340,7 @@ HERE: dict[str, Callable[[], None]] = {
     "docs/offline.md#stages": run_offline,
     "docs/offline.md#mixer": run_mixer,
     "docs/rollout.md#generator": run_generator,
+    "docs/save-and-resume.md#resume": run_resume,
     "docs/rollout.md#dict": run_dict_observations,
     "docs/which-read.md#priorities": lambda: with_fragments("docs/which-read.md#priorities"),
     **{
@@ -327,6 +352,14 @@ HERE: dict[str, Callable[[], None]] = {
     },
     "docs/minestudio.md#switch": lambda: with_fragments("docs/minestudio.md#switch"),
     "docs/minestudio.md#loading": lambda: with_fragments("docs/minestudio.md#loading"),
+    "client/breadbox/errors.py#1": partial(run, "client/breadbox/errors.py#1"),
+    "client/breadbox/types.py#1": partial(run, "client/breadbox/types.py#1"),
+    "client/breadbox/model/fragment.py#fragment_of": lambda: with_fragments(
+        "client/breadbox/model/fragment.py#fragment_of", run_producer
+    ),
+    "client/breadbox/service.py#Service": lambda: with_fragments(
+        "client/breadbox/service.py#Service"
+    ),
     "client/breadbox/__init__.py#1": lambda: with_fragments("client/breadbox/__init__.py#1"),
     "client/breadbox/aio/__init__.py#1": lambda: with_fragments(
         "client/breadbox/aio/__init__.py#1", run_async
@@ -368,6 +401,7 @@ HERE: dict[str, Callable[[], None]] = {
 CLASSES = {
     "client/breadbox/client.py": "Client",
     "client/breadbox/lease.py": "Lease",
+    "client/breadbox/service.py": "Service",
     "client/breadbox/loader.py": "FragmentLoader",
     "client/breadbox/operations/leasing.py": "Granted",
     "client/breadbox/mirror/memory.py": "StepMemory",
