@@ -227,10 +227,10 @@ def _learn(client: breadbox.Client, order: Order, name: str, start: float, tally
     into: Batch | None = None
     schedule = _Schedule(start, order.seconds, order.per_second, 0.5)
     while (due := schedule.next()) is not None:
-        grant = client.fetch_fragments(order.group, max_wait_s=10.0)
+        grant = client.service.fetch_fragments(order.group, max_wait_s=10.0)
         fetched_at = time.perf_counter()
         into = load_batch(client.store, grant.fragments, into=into)
-        client.release_lease(grant.lease_id, breadbox.ReleaseMode.CONSUMED)
+        client.service.release_lease(grant.lease_id, breadbox.ReleaseMode.CONSUMED)
         if schedule.counts(due):
             tally.latencies_ms.append((fetched_at - due) * 1000)
             tally.counts[0] += len(grant.fragments)

@@ -3,6 +3,7 @@
 import socket
 import statistics
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -133,11 +134,12 @@ def _counted_receives() -> Iterator[_Counter]:
         blocks: bulk.Blocks,
         received_bytes: int,
         questions: Sequence[bulk.Question],
-    ) -> tuple[int, Sequence[int]]:
+        digests: "array[int]",
+    ) -> int:
         if not received_bytes:
             for part in chain.from_iterable(values):
                 counter.note(part, len(part))
-        return compiled(descriptor, frames, values, blocks, received_bytes, questions)
+        return compiled(descriptor, frames, values, blocks, received_bytes, questions, digests)
 
     bulk.receive = receive
     socket.socket.recv_into = recv_into  # type: ignore[assignment,method-assign]

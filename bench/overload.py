@@ -118,9 +118,9 @@ def _batches_per_second(client: breadbox.Client, seconds: float) -> float:
     into: Batch | None = None
     took_s: list[float] = []
     while (began_at := time.perf_counter()) < until:
-        grant = client.fetch_fragments(_BATCH, max_wait_s=10.0)
+        grant = client.service.fetch_fragments(_BATCH, max_wait_s=10.0)
         into = load_batch(client.store, grant.fragments, into=into)
-        client.release_lease(grant.lease_id, breadbox.ReleaseMode.CONSUMED)
+        client.service.release_lease(grant.lease_id, breadbox.ReleaseMode.CONSUMED)
         took_s.append(time.perf_counter() - began_at)
     return 1 / statistics.median(took_s)
 

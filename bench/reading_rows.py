@@ -49,13 +49,13 @@ def _read_row(*, rounds: int) -> Figure:
 
         def read(number: int) -> None:
             after = number * _READ % (_CAPACITY - _READ) - 1
-            found = client.read_fragments(after, chunk_count_max=_READ)
+            found = client.service.read_fragments(after, chunk_count_max=_READ)
             assert len(found.fragments) == _READ
             assert found.lease_id is None  # They are small, and came along.
 
         def fetch(_: int) -> None:
-            grant = client.fetch_fragments(_READ, max_wait_s=10.0)
-            client.release_lease(grant.lease_id)
+            grant = client.service.fetch_fragments(_READ, max_wait_s=10.0)
+            client.service.release_lease(grant.lease_id)
 
         spent = _spent_s(server, {"read": read, "fetch": fetch}, rounds=rounds, count=100)
     return Figure(
@@ -90,7 +90,7 @@ async def _tail_row(*, rounds: int) -> Figure:
                             if name == "calls":
                                 async with asyncio.TaskGroup() as group:
                                     for client in clients:
-                                        group.create_task(client.get_store_config())
+                                        group.create_task(client.service.get_store_config())
                             else:
                                 await clients[0].append(next(successive))
                                 latest += 1

@@ -70,7 +70,7 @@ def _takeovers(
             standby = stack.enter_context(breadbox_server(store_url, *options))
             _wait_until(partial(_is_current, standby.address))
             with breadbox.connect(f"{leader.address},{standby.address}") as client:
-                assert len(client.fetch_fragments(1, max_wait_s=10.0).fragments) == 1
+                assert len(client.service.fetch_fragments(1, max_wait_s=10.0).fragments) == 1
                 # As one that has stood by for a while, at any time between two signs of life.
                 time.sleep(WATCHED_S_MIN + random.uniform(0.0, RENEW_S))
                 killed_at = time.perf_counter()
@@ -79,7 +79,7 @@ def _takeovers(
                     leader.freeze()
                     _hide_holder(store_url)
                 leader.kill()
-                assert len(client.fetch_fragments(1, max_wait_s=10.0).fragments) == 1
+                assert len(client.service.fetch_fragments(1, max_wait_s=10.0).fragments) == 1
                 yield time.perf_counter() - killed_at
                 assert fragment_count == client.get_buffer().state.chunk_count
             leader = standby
@@ -213,7 +213,7 @@ def _restart(store_url: str, fragment_count: int) -> _Restart:
 def _first_answer(client: breadbox.Client, fragment_count: int) -> None:
     """One answered call: a fetch where there is something to fetch."""
     if fragment_count:
-        assert len(client.fetch_fragments(1, max_wait_s=10.0).fragments) == 1
+        assert len(client.service.fetch_fragments(1, max_wait_s=10.0).fragments) == 1
     else:
         client.get_buffer()
 

@@ -142,10 +142,10 @@ def _fetch_rows(*, chunk_count: int, fetch_count: int) -> Iterator[Figure]:
         seconds = []
         for number in range(fetch_count):
             start = time.perf_counter()
-            grant = client.fetch_fragments(_FETCH, max_wait_s=10.0)
+            grant = client.service.fetch_fragments(_FETCH, max_wait_s=10.0)
             seconds.append(time.perf_counter() - start)
             assert len(grant.fragments) == _FETCH, number
-            client.release_lease(grant.lease_id, breadbox.ReleaseMode.CONSUMED)
+            client.service.release_lease(grant.lease_id, breadbox.ReleaseMode.CONSUMED)
     yield Figure(
         name=f"fetch of {_FETCH} fragments from {chunk_count:,} chunks, one caller",
         workload="vector",
@@ -201,16 +201,16 @@ def _wake_latencies_ms(server: Server, wake_count: int) -> list[float]:
             while not appending.get_buffer().state.waiter_count:
                 time.sleep(0.001)
             sent_at = time.perf_counter()
-            appending.append_fragments([announced])
+            appending.service.append_fragments([announced])
             fetcher.join(timeout=30.0)
             latencies_ms.append((returned_at[0] - sent_at) * 1000)
     return latencies_ms
 
 
 def _fetch_once(client: breadbox.Client, returned_at: list[float]) -> None:
-    grant = client.fetch_fragments(1, max_wait_s=30.0)
+    grant = client.service.fetch_fragments(1, max_wait_s=30.0)
     returned_at.append(time.perf_counter())
-    client.release_lease(grant.lease_id, breadbox.ReleaseMode.CONSUMED)
+    client.service.release_lease(grant.lease_id, breadbox.ReleaseMode.CONSUMED)
 
 
 def _written(client: breadbox.Client, fragment_index: int) -> FragmentMetadata:

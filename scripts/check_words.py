@@ -26,6 +26,7 @@ PLACES = [
         "policies",
         "demo",
         "console",
+        "protos",
     ),
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs"),
 ]
@@ -58,7 +59,7 @@ def lines() -> Iterator[tuple[str, int, str]]:
     command = ["git", "ls-files", "--", *PLACES]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in listed.split():
-        if name.endswith((".py", ".md")) and not any(part in name for part in GENERATED):
+        if name.endswith((".py", ".md", ".proto")) and not any(part in name for part in GENERATED):
             for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
                 yield name, number, line
 

@@ -55,14 +55,42 @@ TOOLS = {
         "breadbox.writing.advantages.find_successors",
         "breadbox_learner.training.dataset.FragmentDataset",
     ],
+    "The mirror: steps in the memory of a learner": [
+        "breadbox.mirror.ReplayMirror",
+        "breadbox.mirror.StepMemory",
+        "breadbox.mirror.Prioritised",
+        "breadbox.mirror.StepBatch",
+        "breadbox.mirror.SequenceBatch",
+    ],
+    "Adapters": [
+        "breadbox_adapters.sb3",
+        "breadbox_adapters.cleanrl",
+        "breadbox_adapters.torchrl.BreadboxReplayBuffer",
+        "breadbox_adapters.minestudio.ReplayBufferInterface",
+    ],
+    "Recorded episodes": [
+        "breadbox_offline.Dataset",
+        "breadbox_offline.OfflinePreLearner",
+        "breadbox_offline.BufferMixer",
+    ],
+    "Errors": ["breadbox.model.errors"],
 }
 """What is documented beside `breadbox` itself, by heading."""
 
 FIRST = {
-    "Calls": ["connect", "local_server", "Client", "Lease", "Appender"],
-    "Data": ["Fragment", "Batch"],
+    "Calls": ["connect", "local_server", "Client", "Lease", "Appender", "StepWriter"],
+    "Data": ["Fragment", "fragment_of", "Batch"],
+    "Raw calls": ["Service"],
 }
 """What of `breadbox` stands before the rest, by heading."""
+
+IN_TYPES = {
+    name: home
+    for home, name in re.findall(
+        r"^from ([\w.]+) import (\w+)", Path(str(breadbox.types.__file__)).read_text(), re.MULTILINE
+    )
+}
+"""Modules that define the names of `breadbox.types`."""
 
 NOTEBOOK = "examples/quickstart.ipynb"
 NOTEBOOK_PAGE = "quickstart.md"
@@ -116,17 +144,20 @@ def title_of(file: File) -> str:
 
 def python_page() -> str:
     """What `import breadbox` gives, but for modules: what one calls first, then types."""
-    lines = ["# Python", "", "Everything is in `breadbox`: `breadbox.Client`.", ""]
+    intro = "What one calls is in `breadbox`, types for annotations are in `breadbox.types`."
+    lines = ["# Python", "", intro, ""]
     first = {name for names in FIRST.values() for name in names}
-    rest = sorted(set(breadbox.__all__) - first - {"__version__", "aio", "errors"})
-    for title, names in {**FIRST, "Values": rest}.items():
+    values = sorted(set(breadbox._HOME_OF) - first)  # noqa: SLF001 - its names that are no modules
+    types = sorted(set(IN_TYPES) - first)
+    for title, names in {**FIRST, "Values": values, "Types": types}.items():
         lines += [f"## {title}", "", *(block(home_of(name), level=3) for name in names)]
     return "\n".join(lines)
 
 
 def home_of(name: str) -> str:
-    """Where a name of `breadbox` is defined."""
-    return f"breadbox.{breadbox._HOME_OF[name]}.{name}"  # noqa: SLF001 - where each name is loaded from
+    """Where a name of `breadbox`, or of `breadbox.types`, is defined."""
+    home = breadbox._HOME_OF.get(name)  # noqa: SLF001 - where each name is loaded from
+    return f"{IN_TYPES[name] if home is None else f'breadbox.{home}'}.{name}"
 
 
 def asyncio_page() -> str:

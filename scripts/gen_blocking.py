@@ -20,7 +20,7 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "client" / "breadbox"
-PAIRS = {f"aio/{name}.py": f"{name}.py" for name in ("client", "lease", "loader")}
+PAIRS = {f"aio/{name}.py": f"{name}.py" for name in ("client", "lease", "loader", "service")}
 
 HEADER = "# Code: breadbox/{source}, made by scripts/gen_blocking.py. Docstrings: written here.\n"
 
@@ -41,7 +41,7 @@ PATTERNS = {
     r"\bawait (?=\w)": "",
     r"AsyncGenerator\[(.+), None\]": r"Generator[\1, None, None]",
     r"Awaitable\[([\w.]+)\]": r"\1",
-    r"\bAwaitable, ": "",
+    r"\bAwaitable, |^    Awaitable,\n": "",
     r"\"Entering\[(\w+)\]\"": r'"\1"',
     r"\bEntering\((.+)\)$": r"\1",
     r"    def open_store\(self\)": "    @property\n    def store(self)",

@@ -133,7 +133,7 @@ def write_tokens(client: breadbox.Client) -> None:
     after: dict[int, Any] = {}
     for one, next_one in pairwise(ids):
         after.setdefault(int(one), []).append(int(next_one))
-    client.publish_model("run", 1, buffer="tokens")
+    client.service.publish_model("run", 1, buffer="tokens")
     for index in range(6):
         token, tokens, log_probs = int(rng.choice(ids)), [], []
         for _ in range(128):

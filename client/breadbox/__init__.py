@@ -11,6 +11,8 @@ with breadbox.connect("localhost:50051") as client:
             ...
 ```
 
+What one calls is here; types for annotations are in `breadbox.types`, errors in `breadbox.errors`.
+
 `breadbox.aio` is the same for asyncio. Names are imported when they are first used, so that a
 command line that only prints its help does not pay for gRPC and numpy.
 """
@@ -20,96 +22,72 @@ if TYPE_CHECKING:
     from typing import Any
 
     from breadbox import aio as aio
+    from breadbox import errors as errors
+    from breadbox import types as types
     from breadbox.client import Client as Client
     from breadbox.client import connect as connect
-    from breadbox.lease import Lease as Lease
     from breadbox.local import ServerOptions as ServerOptions
     from breadbox.local import local_server as local_server
-    from breadbox.model import errors as errors
     from breadbox.model.errors import ReplayBufferError as ReplayBufferError
     from breadbox.model.errors import WaitElapsedError as WaitElapsedError
     from breadbox.model.fragment import Fragment as Fragment
-    from breadbox.model.fragment import Tree as Tree
+    from breadbox.model.fragment import fragment_of as fragment_of
     from breadbox.model.options import Tls as Tls
     from breadbox.model.types import AdmissionOutcome as AdmissionOutcome
-    from breadbox.model.types import AppendReply as AppendReply
-    from breadbox.model.types import AppendResult as AppendResult
-    from breadbox.model.types import ArrayType as ArrayType
     from breadbox.model.types import BufferConfig as BufferConfig
-    from breadbox.model.types import BufferDescription as BufferDescription
-    from breadbox.model.types import BufferState as BufferState
-    from breadbox.model.types import ChunkEvent as ChunkEvent
-    from breadbox.model.types import Device as Device
     from breadbox.model.types import EpisodeEnd as EpisodeEnd
     from breadbox.model.types import EpisodeReport as EpisodeReport
     from breadbox.model.types import FragmentMetadata as FragmentMetadata
-    from breadbox.model.types import FragmentRead as FragmentRead
-    from breadbox.model.types import FragmentReference as FragmentReference
     from breadbox.model.types import FullPolicy as FullPolicy
     from breadbox.model.types import LeaseExpiryPolicy as LeaseExpiryPolicy
-    from breadbox.model.types import LeaseGrant as LeaseGrant
     from breadbox.model.types import MinimumChunks as MinimumChunks
-    from breadbox.model.types import ModelState as ModelState
-    from breadbox.model.types import PayloadReference as PayloadReference
-    from breadbox.model.types import PrioritiesReply as PrioritiesReply
-    from breadbox.model.types import PublishReply as PublishReply
-    from breadbox.model.types import QuarantinedFragment as QuarantinedFragment
     from breadbox.model.types import ReleaseMode as ReleaseMode
     from breadbox.model.types import SampleToInsertRatio as SampleToInsertRatio
     from breadbox.model.types import SchemaPolicy as SchemaPolicy
-    from breadbox.model.types import StoreConfig as StoreConfig
-    from breadbox.model.types import Subscription as Subscription
-    from breadbox.model.types import TorchDevice as TorchDevice
-    from breadbox.operations.cursor_reads import LoadedRead as LoadedRead
-    from breadbox.reading.batches import Batch as Batch
-    from breadbox.reading.batches import Stack as Stack
-    from breadbox.reading.loading import LoaderKeywords as LoaderKeywords
-    from breadbox.reading.loading import LoaderOptions as LoaderOptions
-    from breadbox.stores import PayloadStore as PayloadStore
     from breadbox.writing.appender import Appender as Appender
-    from breadbox.writing.appender import AppenderCounts as AppenderCounts
     from breadbox.writing.appender import AppenderOptions as AppenderOptions
-    from breadbox.writing.autoreset import Autoreset as Autoreset
-    from breadbox.writing.step_writer import StepClient as StepClient
-    from breadbox.writing.step_writer import StepCounts as StepCounts
     from breadbox.writing.step_writer import StepWriter as StepWriter
     from breadbox.writing.step_writer import true_next_obs as true_next_obs
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "writing.appender": "Appender AppenderCounts AppenderOptions",
-    "reading.batches": "Batch Stack",
+    "writing.appender": "Appender AppenderOptions",
     "client": "Client connect",
     "model.errors": "ReplayBufferError WaitElapsedError",
-    "model.fragment": "Fragment Tree",
-    "lease": "Lease",
-    "reading.loading": "LoaderKeywords LoaderOptions",
+    "model.fragment": "Fragment fragment_of",
     "local": "ServerOptions local_server",
     "model.options": "Tls",
-    "writing.autoreset": "Autoreset",
-    "writing.step_writer": "StepClient StepCounts StepWriter true_next_obs",
-    "operations.cursor_reads": "LoadedRead",
-    "stores": "PayloadStore",
+    "writing.step_writer": "StepWriter true_next_obs",
     "model.types": """
-        AdmissionOutcome AppendReply AppendResult ArrayType BufferConfig BufferDescription
-        BufferState ChunkEvent Device EpisodeEnd EpisodeReport FragmentMetadata FragmentRead
-        FragmentReference FullPolicy LeaseExpiryPolicy LeaseGrant MinimumChunks ModelState
-        PayloadReference PrioritiesReply PublishReply QuarantinedFragment ReleaseMode
-        SampleToInsertRatio SchemaPolicy StoreConfig Subscription TorchDevice
+        AdmissionOutcome BufferConfig EpisodeEnd EpisodeReport FragmentMetadata FullPolicy
+        LeaseExpiryPolicy MinimumChunks ReleaseMode SampleToInsertRatio SchemaPolicy
     """,
 }
-_MODULES = {"aio": "breadbox.aio", "errors": "breadbox.model.errors"}
+_MODULES = ("aio", "errors", "mirror", "testing", "types")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+_MOVED = """
+    AppendReply AppendResult AppenderCounts ArrayType Autoreset Batch BufferDescription BufferState
+    ChunkEvent Device FragmentRead FragmentReference Lease LeaseGrant LoadedRead LoaderKeywords
+    LoaderOptions ModelState PayloadReference PayloadStore PrioritiesReply PublishReply
+    QuarantinedFragment Stack StepClient StepCounts StoreConfig Subscription TorchDevice Tree
+"""
+"""Names that are in `breadbox.types` since 0.1."""
 
-__all__ = ["__version__", "aio", "errors", *sorted(_HOME_OF)]  # noqa: PLE0604 - all are strings
+__all__ = ["__version__", *_MODULES, *sorted(_HOME_OF)]  # noqa: PLE0604 - all are strings
 
 
 def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
     if name in _MODULES:
-        return import_module(_MODULES[name])
+        return import_module(f"breadbox.{name}")
+    if name in _MOVED.split():
+        from warnings import warn
+
+        text = f"breadbox.{name} is breadbox.types.{name}; the old name goes with the next version"
+        warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(import_module("breadbox.types"), name)
     if name not in _HOME_OF:
         raise AttributeError(f"module 'breadbox' has no attribute {name!r}")
     value = getattr(import_module(f"breadbox.{_HOME_OF[name]}"), name)

@@ -4,7 +4,14 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from uuid import uuid4
 
@@ -12,12 +19,14 @@ from numpy.typing import NDArray
 
 from breadbox.lease import Lease
 from breadbox.model import types
+from breadbox.model.errors import WaitElapsedError
 from breadbox.model.fragment import Fragment
+from breadbox.model.moved import moved
 from breadbox.model.options import ClientOptions, Tls, check_addresses
-from breadbox.model.types import ReleaseMode
 from breadbox.operations import calls, operations
 from breadbox.operations.cursor_reads import LoadedRead, Tail
 from breadbox.reading.batches import Batch, Stack
+from breadbox.service import Service
 from breadbox.shared.outages import Outages
 from breadbox.shared.process_bound import ProcessBound
 from breadbox.stores.base import PayloadStore
@@ -132,6 +141,7 @@ class Client(ProcessBound):
             slot=operations.StoreSlot(store),
         )
         self._interpreter = Interpreter(self._context)
+        self.service = Service(self._interpreter)
 
     # Life --------------------------------------------------------------------------------------
 
@@ -184,6 +194,11 @@ class Client(ProcessBound):
         state = " closed" if self.closed else ""
         return f"<breadbox.Client of {self.address}, buffer {self.buffer!r}{state}>"
 
+    if not TYPE_CHECKING:  # Type checkers are to find old names.
+
+        def __getattr__(self, name: str) -> Any:
+            return moved(self, name)
+
     def _invoke(self, call: calls.Call[T]) -> T:
         return self._interpreter.run(operations.invoke(self._context, call))
 
@@ -226,33 +241,6 @@ class Client(ProcessBound):
         Does nothing if the session is not current.
         """
         self._invoke(calls.end_session(buffer or self.buffer, session_id))
-
-    def publish_model(
-        self,
-        session_id: str,
-        model_version: int,
-        weights: types.PayloadReference | None = None,
-        *,
-        buffer: str | None = None,
-    ) -> types.PublishReply:
-        """Publish a version, with weights that are written already; `publish` writes them, too.
-
-        ```python
-        reply = client.publish_model(session.session_id, model_version=1)
-        print(reply.evicted_chunk_count)
-        ```
-
-        Without `weights`, a reference, the version has none. Publishing the current version again
-        changes nothing, so a retry is safe. Returns the version, and how many chunks became stale
-        by it and were evicted.
-
-        Raises:
-            SessionEndedError: The session is not current.
-            VersionRegressedError: The version is lower than the current one.
-            PayloadMissingError: The store does not have the weights.
-        """
-        call = calls.publish_model(buffer or self.buffer, session_id, model_version, weights)
-        return self._invoke(call)
 
     def publish(
         self,
@@ -330,40 +318,7 @@ class Client(ProcessBound):
             operations.load_model(self._context, buffer or self.buffer, newer_than, max_wait_s)
         )
 
-    def load_weights(self, reference: types.PayloadReference) -> dict[str, Any]:
-        """Read the published weights of a reference: numpy array by name. Actors call `load_model`.
-
-        ```python
-        state = client.watch_model(max_wait_s=30)
-        weights = client.load_weights(state.weights)
-        ```
-
-        Raises:
-            PayloadMissingError: The weights are gone: the server keeps those of the latest two
-                versions.
-        """
-        return self._interpreter.run(operations.load_weights(self._context, reference))
-
     # Writing fragments -------------------------------------------------------------------------
-
-    def append_fragments(
-        self, fragments: Sequence[types.FragmentMetadata], *, buffer: str | None = None
-    ) -> types.AppendReply:
-        """Announce up to 4096 fragments with written payloads; `append_many` also writes them.
-
-        ```python
-        (payload,) = client.store.write_many([[memoryview(packed)]])  # As docs/payload-format.md.
-        metadata = breadbox.FragmentMetadata("w1", 0, session.session_id, 0, 0, payload, 5)
-        print(client.append_fragments([metadata]).results[0].outcome)
-        ```
-
-        Does not wait for room: results BUFFER_FULL and BYTES_FULL ask the caller to retry. Returns
-        one result per fragment, in order, with session, version and append credit.
-
-        Raises:
-            LimitExceededError: The session has as many workers as the buffer allows.
-        """
-        return self._invoke(calls.append_fragments(buffer or self.buffer, fragments))
 
     def append(
         self,
@@ -441,62 +396,10 @@ class Client(ProcessBound):
 
     # Reading fragments -------------------------------------------------------------------------
 
-    def fetch_fragments(
-        self,
-        fragment_count: int,
-        max_wait_s: float = 0.0,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        request_id: str | None = None,
-        lease_s: float | None = None,
-        buffer: str | None = None,
-    ) -> types.LeaseGrant:
-        """Fetch fragments under a lease that the caller renews and releases; see `fetch`.
-
-        ```python
-        grant = client.fetch_fragments(fragment_count=2, max_wait_s=30)
-        batch = client.load_batch(grant.fragments)
-        client.release_lease(grant.lease_id)
-        ```
-
-        Blocks until the buffer has them, for at most `max_wait_s`. Fetches are served in the order
-        of their arrival. Returns the lease, and the fragments of this rank in draw order.
-
-        Args:
-            fragment_count: Fragments for all ranks together; a multiple of
-                fragments_per_chunk * world_size.
-            max_wait_s: Seconds to wait for fragments; 0: do not wait.
-            rank: Rank of this learner, from 0.
-            world_size: Number of learners that share the fetch.
-            request_id: Name of the fetch, the same for all ranks and for a retry, or None for a
-                random one.
-            lease_s: Seconds until the lease expires, or None for the buffer's `lease_s`.
-            buffer: The buffer's name, or None for the client's buffer.
-
-        Raises:
-            WaitElapsedError: The wait is over; nothing was taken. The message names what is
-                missing.
-            RequestMismatchError: The request_id was used with another size.
-            LeaseExpiredError: The request_id was granted before, and its lease has ended.
-            BackpressureError: Too many fetches wait already.
-        """
-        request = calls.FetchRequest(
-            fragment_count=fragment_count,
-            max_wait_s=max_wait_s,
-            rank=rank,
-            world_size=world_size,
-            request_id=request_id,
-            lease_s=lease_s,
-        )
-        return self._interpreter.run(
-            operations.fetch(self._context, buffer or self.buffer, request)
-        )
-
     def fetch(
         self,
         fragment_count: int,
-        max_wait_s: float = 0.0,
+        max_wait_s: float | None = None,
         *,
         rank: int = 0,
         world_size: int = 1,
@@ -511,9 +414,30 @@ class Client(ProcessBound):
             for batch in lease.batches(batch_size=8): ...
         ```
 
-        Args, blocking and Raises: as `fetch_fragments`.
+        Blocks until the buffer has the fragments, for at most `max_wait_s`, or for as long as it
+        takes if that is None. Fetches are served in the order of their arrival. The lease has the
+        fragments of this rank in draw order.
+
+        Args:
+            fragment_count: Fragments for all ranks together; a multiple of
+                fragments_per_chunk * world_size.
+            max_wait_s: Seconds to wait for fragments, 0 to not wait, or None to wait until they are
+                there.
+            rank: Rank of this learner, from 0.
+            world_size: Number of learners that share the fetch.
+            request_id: Name of the fetch, the same for all ranks and for a retry, or None for a
+                random one.
+            lease_s: Seconds until the lease expires, or None for the buffer's `lease_s`.
+            buffer: The buffer's name, or None for the client's buffer.
+
+        Raises:
+            WaitElapsedError: The wait is over; nothing was taken. The message names what is
+                missing.
+            RequestMismatchError: The request_id was used with another size.
+            LeaseExpiredError: The request_id was granted before, and its lease has ended.
+            BackpressureError: Too many fetches wait already.
         """
-        grant = self.fetch_fragments(
+        grant = self.service.fetch_fragments(
             fragment_count,
             max_wait_s,
             rank=rank,
@@ -527,77 +451,64 @@ class Client(ProcessBound):
     def _leased(self, buffer: str, grant: types.LeaseGrant) -> Lease:
         return Lease(self._interpreter, buffer, grant)
 
-    def get_prepared_fragments(
-        self, request_id: str, *, buffer: str | None = None
-    ) -> tuple[types.FragmentReference, ...]:
-        """Return the fragments granted to a request for all ranks, rank 0 first. Takes no lease.
-
-        ```python
-        grant = client.fetch_fragments(2, world_size=2, request_id="update-1")
-        references = client.get_prepared_fragments("update-1")
-        ```
-
-        `BufferState.latest_request_id` names the latest request.
-
-        Raises:
-            RequestNotFoundError: Nothing was granted to it yet, or all its leases have ended.
-        """
-        return self._invoke(calls.get_prepared_fragments(buffer or self.buffer, request_id))
-
-    def read_fragments(
+    @overload
+    def batches(
         self,
-        after_chunk_id: int | None = None,
+        batch_size: int,
+        max_wait_s: float | None = None,
         *,
-        chunk_count_max: int = 64,
-        max_wait_s: float = 0.0,
-        lease_s: float | None = None,
-        known_session_id: str | None = None,
-        subscription: str | None = None,
-        is_look: bool = False,
+        device: None = None,
+        columns: Sequence[str] | None = None,
         buffer: str | None = None,
-    ) -> types.FragmentRead:
-        """Read the chunks after a cursor, in order of arrival, without using them; see `tail`.
+    ) -> "Generator[Batch[NDArray[Any]], None, None]": ...
+
+    @overload
+    def batches(
+        self,
+        batch_size: int,
+        max_wait_s: float | None = None,
+        *,
+        device: types.Device,
+        columns: Sequence[str] | None = None,
+        buffer: str | None = None,
+    ) -> "Generator[Batch[torch.Tensor], None, None]": ...
+
+    def batches(
+        self,
+        batch_size: int,
+        max_wait_s: float | None = None,
+        *,
+        device: types.Device | None = None,
+        columns: Sequence[str] | None = None,
+        buffer: str | None = None,
+    ) -> Generator[Batch, None, None]:
+        """Fetch, load and release batches of `batch_size` fragments, one after another.
 
         ```python
-        read = client.read_fragments(chunk_count_max=8, max_wait_s=30)
-        fragments = client.load_fragments(read.fragments)
-        if read.lease_id is not None:
-            client.release_lease(read.lease_id)
+        for batch in client.batches(batch_size=4, max_wait_s=30):
+            print(batch.reward.mean())
         ```
 
-        The payloads stay readable until the lease of the read is released or expires. If all of
-        them are small, and 4 MiB at most, they come inline, and the read has no lease. Waits at
-        most `max_wait_s` for a chunk, and ends early if chunks were skipped or the session is
-        another. A read without fragments found no chunk.
-
-        Args:
-            after_chunk_id: The `cursor` of the read before, or None to begin with the oldest chunk
-                that is held. A chunk id that the buffer has not reached yet counts as None.
-            chunk_count_max: Most chunks to return, 1 to 4096; large chunks come in smaller numbers.
-            max_wait_s: Seconds to wait for a chunk; 0: do not wait.
-            lease_s: Seconds until the lease expires, or None for the buffer's `lease_s`.
-            known_session_id: The `session_id` of the read before, or None to ignore changes. If
-                another session is current, the wait ends and all its chunks that are held are read.
-            subscription: Subscription to read the unacknowledged chunks of, retained ones included,
-                or None for a cursor that the caller keeps. With `after_chunk_id`, begins there.
-            is_look: True to not count the read as a use: `BufferState.idle_s` then keeps growing,
-                also during the wait. For monitors; reads with a viewer's token never count.
-            buffer: The buffer's name, or None for the client's buffer.
+        Each iteration blocks until the buffer has the fragments; after `max_wait_s` without them
+        the iteration ends, or never if that is None. A batch counts as used when the caller asks
+        for the next one or leaves the loop. An error in the loop's body counts so, too: a learner
+        that gives batches back, loads ahead, or divides a fetch into minibatches, uses `fetch`.
+        `device` and `columns` are as of `load_batch`.
 
         Raises:
-            BackpressureError: Too many readers wait already.
-            SubscriptionNotFoundError: There is no such subscription.
+            ReplayBufferError: As `fetch` and `load_batch`, but for WaitElapsedError.
         """
-        request = calls.ReadRequest(
-            after_chunk_id=after_chunk_id,
-            chunk_count_max=chunk_count_max,
-            max_wait_s=max_wait_s,
-            lease_s=lease_s,
-            known_session_id=known_session_id,
-            subscription=subscription,
-            is_look=is_look,
-        )
-        return self._interpreter.run(operations.read(self._context, buffer or self.buffer, request))
+        while True:
+            try:
+                lease = self.fetch(batch_size, max_wait_s, buffer=buffer)
+            except WaitElapsedError:
+                return
+            with lease:
+                batch = self.load_batch(lease.references, device=device, columns=columns)
+                try:
+                    yield batch
+                except GeneratorExit:  # The caller has this batch: it counts as used.
+                    return
 
     def tail(
         self,
@@ -666,7 +577,7 @@ class Client(ProcessBound):
 
         ```python
         client.create_subscription("evaluator")
-        read = client.read_fragments(subscription="evaluator")
+        read = client.service.read_fragments(subscription="evaluator")
         ```
 
         Returns the subscription and its position. An existing one of the same kind keeps its
@@ -695,7 +606,7 @@ class Client(ProcessBound):
         """Acknowledge all chunks up to one, the `cursor` of a read; again changes nothing.
 
         ```python
-        read = client.read_fragments(subscription="evaluator")
+        read = client.service.read_fragments(subscription="evaluator")
         client.acknowledge_chunks("evaluator", read.cursor)
         ```
 
@@ -812,45 +723,6 @@ class Client(ProcessBound):
             operations.read_batch(self._context, references, device, columns, into=into)
         )
 
-    def renew_lease(
-        self, lease_id: str, *, lease_s: float | None = None, buffer: str | None = None
-    ) -> float:
-        """Renew a lease, and return the seconds until it expires.
-
-        ```python
-        expires_in_s = client.renew_lease(grant.lease_id, lease_s=60)
-        ```
-
-        The lease then lasts `lease_s` seconds from now, or its granted time if None.
-
-        Raises:
-            LeaseExpiredError: The lease is unknown, or has expired.
-        """
-        return self._invoke(calls.renew_lease(buffer or self.buffer, lease_id, lease_s))
-
-    def release_lease(
-        self,
-        lease_id: str,
-        mode: ReleaseMode = ReleaseMode.CONSUMED,
-        *,
-        buffer: str | None = None,
-        unreadable: Sequence[str] = (),
-    ) -> None:
-        """End a lease. Idempotent.
-
-        ```python
-        client.release_lease(grant.lease_id, breadbox.ReleaseMode.RETURNED)
-        ```
-
-        `mode` CONSUMED counts its uses, RETURNED gives them back. `unreadable` has ids of payloads
-        that are in the store but cannot be read: the server quarantines one that readers have named
-        `--poison-after` times. `buffer` is the one it was fetched from.
-
-        Raises:
-            LeaseExpiredError: The lease is unknown, or has expired.
-        """
-        self._invoke(calls.release_lease(buffer or self.buffer, lease_id, mode, unreadable))
-
     def update_priorities(
         self,
         priorities: Mapping[int, float],
@@ -947,12 +819,3 @@ class Client(ProcessBound):
         ones are returned, as far as the server remembers them. None: no events.
         """
         return self._invoke(calls.get_buffer(name or self.buffer, events_after))
-
-    def get_store_config(self) -> types.StoreConfig:
-        """Return the settings of the payload store. The URL may hold a password: never log it.
-
-        ```python
-        print(client.get_store_config().inline_size_bytes_max)
-        ```
-        """
-        return self._invoke(calls.get_store_config())

@@ -122,8 +122,8 @@ class Lease(Granted):
             batch_size: Fragments per batch, at least 1; the last batch may be shorter.
             device: Device of torch tensors, such as "cuda", or None for numpy arrays.
             columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
-            **options: Fields of `breadbox.LoaderOptions`, such as `prefetch_batches` or `order`. By
-                default batches come in draw order, and two are loaded ahead.
+            **options: Fields of `breadbox.types.LoaderOptions`, such as `prefetch_batches` or
+                `order`. By default batches come in draw order, and two are loaded ahead.
 
         Raises:
             ReplayBufferError: See `fragments`.

@@ -145,13 +145,13 @@ class WatchedBuffer:
     ) -> AsyncIterator[FragmentRead]:
         """Read by a cursor; the lease is released after the block, or expires if that fails."""
         how |= {"lease_s": READ_LEASE_S, "is_look": True, "buffer": self.name}
-        read = await self.client.read_fragments(after_chunk_id, **how)
+        read = await self.client.service.read_fragments(after_chunk_id, **how)
         try:
             yield read
         finally:
             try:
                 if read.lease_id is not None:
-                    await self.client.release_lease(
+                    await self.client.service.release_lease(
                         read.lease_id, mode=ReleaseMode.CONSUMED, buffer=self.name
                     )
             except ReplayBufferError as error:
@@ -283,7 +283,7 @@ class Watch:
 
     async def _look_at_servers(self) -> None:
         try:
-            config = await self.client.get_store_config()
+            config = await self.client.service.get_store_config()
             self.server["concerns"] = list(config.store_concerns)
         except ReplayBufferError as error:
             log.debug("asking for the server's configuration: %s", error)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import uuid4
 
@@ -203,7 +203,13 @@ class _Run:
         state, session = self._restored()
         update_before = state.update
         with ExitStack() as stack:
-            publisher = self._publisher(session, stack)
+            # Everything that can fail comes before the session, which ends that of another run.
+            run_id = session.session_id or uuid4().hex
+            progress = stack.enter_context(Progress(self._sinks(run_id)))
+            evaluator = self._evaluator()
+            if evaluator is not None:
+                stack.callback(evaluator.close)
+            publisher = self._publisher(replace(session, session_id=run_id), stack)
             if folder is not None:
                 _log.info(
                     "session %s on %s, buffer %s, run folder %s; waiting for workers",
@@ -217,11 +223,6 @@ class _Run:
                         "ended after update %d; run folder %s", state.update, folder.path
                     )
                 )
-            sinks = self._sinks(publisher.session_id)
-            progress = stack.enter_context(Progress(sinks))
-            evaluator = self._evaluator()
-            if evaluator is not None:
-                stack.callback(evaluator.close)
             source = self._source(publisher)
             stack.callback(source.close)
             outcome = Trainer(
@@ -325,7 +326,7 @@ class _Run:
         )
         self.folder.write_checkpoint(data)
 
-    def _sinks(self, session_id: str) -> list[Sink]:
+    def _sinks(self, run_id: str) -> list[Sink]:
         settings, folder = self.settings, self.folder
         if folder is None:
             return []
@@ -340,6 +341,6 @@ class _Run:
                 # The package stores the command line with the run.
                 sys.argv[:] = [text.replace(settings.token, "***") for text in sys.argv]
             sinks.append(
-                WeightsAndBiases(settings.wandb_project, session_id, settings.plain(), folder.path)
+                WeightsAndBiases(settings.wandb_project, run_id, settings.plain(), folder.path)
             )
         return sinks

@@ -97,7 +97,7 @@ def check_service(settings: RolloutSettings, buffer: str) -> None:
         try:
             client.get_buffer()
             # No server admits this fragment; its refusal shows if the token allows the call.
-            client.append_fragments(
+            client.service.append_fragments(
                 [
                     FragmentMetadata(
                         worker_id=f"{settings.worker_name}-0",

@@ -148,7 +148,7 @@ def produce(
         time.sleep(rng.uniform(0.0, 0.05))
 
 
-def note_grant(ledger: Ledger, lease: breadbox.Lease, grant_of: str) -> None:
+def note_grant(ledger: Ledger, lease: breadbox.types.Lease, grant_of: str) -> None:
     ledger.note(
         "granted",
         lease=lease.lease_id,
@@ -169,7 +169,7 @@ def note_grant(ledger: Ledger, lease: breadbox.Lease, grant_of: str) -> None:
     )
 
 
-def work_on(lease: breadbox.Lease, ledger: Ledger, rng: random.Random) -> None:
+def work_on(lease: breadbox.types.Lease, ledger: Ledger, rng: random.Random) -> None:
     """Read everything, see that it is right, and release it."""
     mode = ReleaseMode.RETURNED if rng.random() < 0.1 else ReleaseMode.CONSUMED
     try:
@@ -275,7 +275,7 @@ def follow(
 
 
 def note_read(
-    ledger: Ledger, read: breadbox.LoadedRead, subscription: str | None, *, begins: bool
+    ledger: Ledger, read: breadbox.types.LoadedRead, subscription: str | None, *, begins: bool
 ) -> None:
     """Note what was read, and see that it is right."""
     fragments = []
@@ -402,7 +402,7 @@ def publish(client: breadbox.Client, ledger: Ledger, name: str, rng: random.Rand
                 weights = {"w": np.full(100, version, np.float32)}
                 patiently(ledger, partial(client.publish, SESSION, version, weights))
             else:
-                patiently(ledger, partial(client.publish_model, SESSION, version))
+                patiently(ledger, partial(client.service.publish_model, SESSION, version))
             ledger.note("published", version=version)
         except VersionRegressedError:
             continue

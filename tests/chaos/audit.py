@@ -329,7 +329,7 @@ class Audit:
             payload=PayloadReference("0" * 32, 1),
             step_count=STEPS,
         )
-        (result,) = self._client.append_fragments([probe]).results
+        (result,) = self._client.service.append_fragments([probe]).results
         return result.outcome is AdmissionOutcome.DUPLICATE
 
     def _check_store(self) -> None:

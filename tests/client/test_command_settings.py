@@ -1,7 +1,9 @@
 """A settings class is a command's options, variables, keys of a file, help and checks at once."""
 
 import enum
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pydantic import ValidationError
 
-from breadbox.cli.command import command
+from breadbox.cli.command import PREFIX, RESEMBLING, SIMILAR_MIN, command
 from breadbox.cli.main import COMMANDS, load_command
 from breadbox.cli.settings import Bytes, JsonObject, Settings, of_one_call, setting
 from breadbox.model.sizes import parse_size_bytes, size_name
@@ -258,3 +260,55 @@ def test_no_error_shows_a_secret(tmp_path: Path) -> None:
     with pytest.raises(ValidationError) as caught:
         Told(key="swordfish", count=0)  # type: ignore[call-arg]
     assert "swordfish" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mistyped", "meant"),
+    [("BREADBOX_SPED", "BREADBOX_SPEED"), ("BREADBOX_OPTION", "BREADBOX_OPTIONS")],
+)
+def test_a_mistyped_variable_is_refused_with_the_name_that_was_meant(
+    mistyped: str, meant: str
+) -> None:
+    result, settings = told("--out", "x", **{mistyped: "fast"})
+    assert settings is None
+    assert f"the variable {mistyped} is unknown; did you mean {meant}?" in result.output
+
+
+@pytest.mark.parametrize(
+    "name", ["BREADBOX_SERVICE_HOST", "BREADBOX_PORT_50051_TCP", "BREADBOX_TAG", "OUTS"]
+)
+def test_variables_that_resemble_no_setting_are_ignored(name: str) -> None:
+    assert Told(out=Path("x")) == settings_of("--out", "x", **{name: "tcp://10.0.0.1:50051"})
+
+
+def test_no_variable_of_a_command_or_of_the_composition_counts_as_mistyped_elsewhere() -> None:
+    of_commands = {path: variables_of(each) for path, each in all_commands()}
+    root = Path(__file__).resolve().parents[2]
+    shipped = [*root.glob("docker-compose.yml"), root / ".env.example", root / "Makefile"]
+    shipped += [each for each in (root / "deploy").rglob("*") if each.suffix in (".yaml", ".yml")]
+    named = {
+        each
+        for path in shipped
+        for each in re.findall(r"BREADBOX_([A-Z_]*[A-Z])", path.read_text())
+    }
+    resembling = {
+        name
+        for known in of_commands.values()
+        for name in (named | set().union(*of_commands.values())) - known
+        if get_close_matches(name, known, cutoff=SIMILAR_MIN)
+    }
+    assert sorted(RESEMBLING) == sorted(resembling)
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    for name in COMMANDS:
+        found = load_command(name)
+        members = found.commands if isinstance(found, click.Group) else {"": found}
+        for member, each in members.items():
+            yield f"{name} {member}", each
+
+
+def variables_of(found: click.Command) -> set[str]:
+    return {
+        each.envvar.removeprefix(PREFIX) for each in found.params if isinstance(each.envvar, str)
+    } - {"CONFIG"}

@@ -228,7 +228,7 @@ def test_a_fragment_id_is_plain_text_that_names_what_to_load() -> None:
         payload=payload,
         step_count=4,
     )
-    reference = breadbox.FragmentReference(metadata, 5, 0, 1)
+    reference = breadbox.types.FragmentReference(metadata, 5, 0, 1)
     fragment_id = fragment_id_of(reference)
     assert "w" == json.loads(fragment_id)["metadata"]["worker_id"]
     assert reference == reference_of(fragment_id)

@@ -1,6 +1,7 @@
 """Server, workers and learners write one form of log, which a machine can read as well."""
 
 import json
+import logging
 import subprocess
 import sys
 from datetime import datetime
@@ -8,6 +9,7 @@ from datetime import datetime
 import pytest
 from click.testing import CliRunner
 
+from breadbox.cli.logs import TextFormatter
 from breadbox.cli.main import load_command
 
 WRITE = (
@@ -50,3 +52,12 @@ def test_what_runs_for_long_takes_the_same_options(name: str) -> None:
     assert "--log-format [text|json]" in said
     assert "--log-level [debug|info|warning|error]" in said
     assert "BREADBOX_LOG_FORMAT" in said
+
+
+def test_further_lines_of_a_message_are_lines_and_can_pass_for_no_event() -> None:
+    record = logging.LogRecord(
+        "worker", logging.WARNING, "", 0, "%s", ("raised:\n  File \x1b[1m\n12:00 forged",), None
+    )
+    first, *further = TextFormatter().format(record).split("\n")
+    assert first.endswith("WARNING worker: raised:")
+    assert ["      File �[1m", "    12:00 forged"] == further

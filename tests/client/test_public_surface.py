@@ -1,10 +1,13 @@
 """What users can rely on: names, and what they cost. A change here is for the changelog."""
 
+import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -14,68 +17,77 @@ import torch
 import breadbox
 from breadbox import aio, client, lease, stores
 from breadbox.model import errors, types
+from breadbox.model.moved import TO_SERVICE
 from breadbox.writing import appender
 
 PUBLIC = [
     "AdmissionOutcome",
-    "AppendReply",
-    "AppendResult",
     "Appender",
-    "AppenderCounts",
     "AppenderOptions",
-    "ArrayType",
-    "Autoreset",
-    "Batch",
     "BufferConfig",
-    "BufferDescription",
-    "BufferState",
-    "ChunkEvent",
     "Client",
-    "Device",
     "EpisodeEnd",
     "EpisodeReport",
     "Fragment",
     "FragmentMetadata",
+    "FullPolicy",
+    "LeaseExpiryPolicy",
+    "MinimumChunks",
+    "ReleaseMode",
+    "ReplayBufferError",
+    "SampleToInsertRatio",
+    "SchemaPolicy",
+    "ServerOptions",
+    "StepWriter",
+    "Tls",
+    "WaitElapsedError",
+    "__version__",
+    "aio",
+    "connect",
+    "errors",
+    "fragment_of",
+    "local_server",
+    "mirror",
+    "testing",
+    "true_next_obs",
+    "types",
+]
+
+TYPES = [
+    "AppendReply",
+    "AppendResult",
+    "AppenderCounts",
+    "ArrayType",
+    "Autoreset",
+    "Batch",
+    "BufferDescription",
+    "BufferState",
+    "ChunkEvent",
+    "Device",
     "FragmentRead",
     "FragmentReference",
-    "FullPolicy",
     "Lease",
-    "LeaseExpiryPolicy",
     "LeaseGrant",
     "LoadedRead",
     "LoaderKeywords",
     "LoaderOptions",
-    "MinimumChunks",
     "ModelState",
     "PayloadReference",
     "PayloadStore",
     "PrioritiesReply",
     "PublishReply",
     "QuarantinedFragment",
-    "ReleaseMode",
-    "ReplayBufferError",
-    "SampleToInsertRatio",
-    "SchemaPolicy",
-    "ServerOptions",
+    "Service",
     "Stack",
     "StepClient",
     "StepCounts",
-    "StepWriter",
     "StoreConfig",
     "Subscription",
-    "Tls",
     "TorchDevice",
     "Tree",
-    "WaitElapsedError",
-    "__version__",
-    "aio",
-    "connect",
-    "errors",
-    "local_server",
-    "true_next_obs",
 ]
 
-OPAQUE = [breadbox.Stack]
+OPAQUE = [breadbox.types.Stack]
 """Handed on as it is: what it holds is not for users."""
 
 ERRORS = {
@@ -125,12 +137,31 @@ def test_every_public_name_is_there(name: str) -> None:
     assert name in dir(breadbox)
 
 
+def test_the_types_for_annotations_are_these() -> None:
+    assert TYPES == sorted(name for name in vars(breadbox.types) if name[0].isalpha())
+
+
+@pytest.mark.parametrize("name", [name for name in TYPES if name != "Service"])
+def test_a_type_is_found_under_its_earlier_name_with_a_warning(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"breadbox.{name} is breadbox.types.{name}"):
+        assert getattr(breadbox.types, name) is getattr(breadbox, name)
+
+
+@pytest.mark.parametrize("name", sorted(TO_SERVICE))
+def test_a_call_is_found_under_its_earlier_name_with_a_warning(name: str) -> None:
+    with breadbox.connect("localhost:1") as connected:
+        with pytest.warns(DeprecationWarning, match=f"client.{name} is client.service.{name}"):
+            assert getattr(connected.service, name) == getattr(connected, name)
+        with pytest.raises(AttributeError, match="no attribute 'no_such'"):
+            getattr(connected, "no_such")  # noqa: B009 - type checkers know that it is not there
+
+
 def test_what_is_listed_is_the_api_and_nothing_else() -> None:
     breadbox.connect  # noqa: B018 - names that were used are kept, and must not add others
     assert PUBLIC == dir(breadbox)
 
 
-@pytest.mark.parametrize("kind", [breadbox.Batch, breadbox.Fragment])
+@pytest.mark.parametrize("kind", [breadbox.types.Batch, breadbox.Fragment])
 def test_help_tells_each_field_of_what_holds_data(kind: Any) -> None:
     told = inspect.getdoc(kind).partition("Attributes:")[2]
     assert [] == [each.name for each in fields(kind) if f"\n    {each.name}: " not in told]
@@ -141,7 +172,8 @@ def test_everything_that_a_public_signature_mentions_is_exported() -> None:
     public = [
         getattr(breadbox, name) for name in PUBLIC if not isinstance(getattr(breadbox, name), str)
     ]
-    public += [aio.Client, aio.Entering, aio.Lease, aio.connect, aio.local_server]
+    public += [getattr(breadbox.types, name) for name in TYPES]
+    public += [aio.Client, aio.Entering, aio.Lease, aio.Service, aio.connect, aio.local_server]
     public += [stores.Deadline, stores.Foreseen, stores.PayloadReceiver, stores.Segment]
     missing = {
         f"{where} mentions {kind.__module__}.{kind.__qualname__}"
@@ -233,3 +265,53 @@ def test_importing_the_package_imports_no_dependency() -> None:
     code = "import sys, breadbox; print({'grpc', 'numpy', 'redis'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ("set()\n", "") == (done.stdout, done.stderr)
+
+
+SHOWN = {
+    "breadbox.mirror": ["Prioritised", "ReplayMirror", "SequenceBatch", "StepMemory"],
+    "breadbox.testing": ["start_server"],
+    "breadbox.writing.advantages": ["estimate_advantages", "find_successors"],
+    "breadbox_adapters.cleanrl": ["ReplayBuffer"],
+    "breadbox_adapters.minestudio": ["ReplayBufferInterface"],
+    "breadbox_adapters.sb3": [
+        *("BreadboxHerReplayBuffer", "BreadboxNStepReplayBuffer", "BreadboxReplayBuffer"),
+    ],
+    "breadbox_adapters.torchrl": ["BreadboxReplayBuffer"],
+    "breadbox_learner.training.dataset": ["FragmentDataset"],
+    "breadbox_offline": [
+        *("BufferMixer", "Dataset", "FindingKind", "FindingPolicy", "OfflinePreLearner"),
+        *("PreLearnerConfig", "StepSampling", "ValidationPolicy"),
+    ],
+    "breadbox_offline.training.cloning": ["CloningConfig", "clone_policy"],
+    "breadbox_offline.training.stages": ["make_returns_to_go"],
+    "breadbox_policies": [
+        *("ActResult", "Evaluation", "PolicyModule", "make_policy", "policy_weights"),
+    ],
+    "breadbox_rollout.acting.generator": ["EpisodeGenerator", "GeneratorOptions"],
+    "breadbox_rollout.acting.inference": ["Inference"],
+    "breadbox_rollout.environments.environments": ["EnvSpec"],
+}
+"""Names outside `breadbox` that README, docs and examples import: part of the promise, too."""
+
+
+def test_every_name_that_documents_import_is_promised() -> None:
+    root = Path(__file__).resolve().parents[2]
+    pages = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "examples").glob("*")]
+    found: dict[str, set[str]] = {}
+    for page in pages:
+        for module, names in re.findall(
+            r"from (breadbox[_.][\w.]+) import ([\w, ]+)", page.read_text()
+        ):
+            found.setdefault(module, set()).update(re.findall(r"\w+", names))
+    assert SHOWN == {module: sorted(found[module]) for module in sorted(found)}
+
+
+@pytest.mark.parametrize("module", SHOWN)
+def test_every_promised_name_is_there_and_says_what_it_is(module: str) -> None:
+    found = importlib.import_module(module)
+    assert [] == [name for name in SHOWN[module] if not inspect.getdoc(getattr(found, name))]
+
+
+def test_modules_of_the_promise_can_be_imported_as_such() -> None:
+    for name in ("errors", "types", "testing", "mirror", "aio"):
+        assert importlib.import_module(f"breadbox.{name}") is getattr(breadbox, name)

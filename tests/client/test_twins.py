@@ -13,7 +13,7 @@ import breadbox
 from breadbox import aio
 
 ROOT = Path(__file__).resolve().parents[2]
-PAIRS = [(aio.Client, breadbox.Client), (aio.Lease, breadbox.Lease)]
+PAIRS = [(aio.Client, breadbox.Client), (aio.Lease, breadbox.types.Lease)]
 
 
 def public(kind: type) -> set[str]:

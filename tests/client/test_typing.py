@@ -28,11 +28,11 @@ def learn(client: breadbox.Client, device: torch.device) -> float:
         return loss_of(batch_on_device)
 
 
-def loss_of(batch: breadbox.Batch[torch.Tensor]) -> float:
+def loss_of(batch: breadbox.types.Batch[torch.Tensor]) -> float:
     return float(batch.reward.sum().item())
 
 
-def anything(batch: breadbox.Batch) -> int:
+def anything(batch: breadbox.types.Batch) -> int:
     return len(batch)
 
 
@@ -67,7 +67,9 @@ FRAME = """
 import breadbox
 
 
-def check(client: breadbox.Client, lease: breadbox.Lease, fragment: breadbox.Fragment) -> None:
+def check(
+    client: breadbox.Client, lease: breadbox.types.Lease, fragment: breadbox.Fragment
+) -> None:
     batch = client.load_batch(lease.references)
     tensors = client.load_batch(lease.references, device="cpu")
     print(batch, tensors, fragment)

@@ -75,7 +75,7 @@ def test_the_latest_batch_says_how_fresh_it_was(page: Any, client: breadbox.Clie
     for at in range(4):
         client.append(played(at, episode_id=at))
     page.get_by_text("4 seen").wait_for()  # Of what has left unread only the staleness is known.
-    client.publish_model("run", 1)
+    client.service.publish_model("run", 1)
     with client.fetch(fragment_count=2, max_wait_s=10):
         pass  # Also where the lease ends before the console looks.
     page.get_by_text("1 / 1 / 1 (min / median / max)").wait_for()
@@ -327,7 +327,7 @@ def test_the_life_of_a_fragment_says_when_it_was_granted_and_why_it_left(
     page.get_by_text("3 of 3 episodes seen").wait_for()
     client.append(played(1, worker_id="kept", obs=film()))
     page.get_by_text("4 of 4 episodes seen").wait_for()
-    client.publish_model("run", 2)
+    client.service.publish_model("run", 2)
     with client.fetch(fragment_count=4, max_wait_s=10):
         pass
     page.get_by_label("Where").select_option("can be watched whole")

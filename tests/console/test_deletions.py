@@ -102,9 +102,9 @@ def test_chunks_that_a_console_reads_are_deleted_within_its_lease(
         obs = film(width=320, height=240)
         for at in range(EPISODES):
             client.append(played(at, obs=obs, episode_id=at), buffer="small")
-        read = client.read_fragments(buffer="small")
+        read = client.service.read_fragments(buffer="small")
         assert read.lease_id is not None
-        client.release_lease(read.lease_id, buffer="small")
+        client.service.release_lease(read.lease_id, buffer="small")
 
         def is_seen() -> bool:
             with suppress(OSError):

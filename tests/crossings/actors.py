@@ -133,7 +133,7 @@ class Producer:
         """Write down that these are on their way."""
         self.ledger.note("appending", fragments=fragments, version=version)
 
-    def answered(self, items: Items, result: breadbox.AppendResult) -> None:
+    def answered(self, items: Items, result: breadbox.types.AppendResult) -> None:
         """Write down what became of one."""
         if result.outcome in IS_IN and AdmissionOutcome.STALE is not result.first_outcome:
             self.ledger.note("appended", fragments=[items])
@@ -347,7 +347,9 @@ PRODUCERS: dict[str, type[Producer]] = {
 # Learners -----------------------------------------------------------------------------------------
 
 
-def fetch(client: breadbox.Client, ledger: Ledger, count: int, wait_s: float) -> breadbox.Lease:
+def fetch(
+    client: breadbox.Client, ledger: Ledger, count: int, wait_s: float
+) -> breadbox.types.Lease:
     """Take fragments, and see that they are right and fresh."""
     state = client.watch_model(None)
     known = state.model_version or 0 if state else 0
@@ -392,7 +394,7 @@ class Learner:
         self._session = arguments.buffer
         self._ledger = ledger
         self._client = stack.enter_context(connect_from_environment())
-        self._lease: breadbox.Lease | None = None
+        self._lease: breadbox.types.Lease | None = None
 
     def hold(self, count: int) -> None:
         """Take fragments, and keep them."""

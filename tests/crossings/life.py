@@ -269,7 +269,7 @@ class Life:
         if state.weights is None:
             raise WrongError(f"version {team.version} has lost its weights")
         wanted = weights_of(team.version)
-        if not np.array_equal(client.load_weights(state.weights)["w"], wanted["w"]):
+        if not np.array_equal(client.service.load_weights(state.weights)["w"], wanted["w"]):
             raise WrongError(f"the weights of version {team.version} are others")
 
     def _resume(self) -> None:
@@ -375,10 +375,10 @@ class Life:
         if self.setting.tokens:
             client = self._client(mine, "learner")
             for call in (
-                lambda: client.fetch_fragments(1, buffer=theirs.buffer),
-                lambda: client.read_fragments(buffer=theirs.buffer),
+                lambda: client.service.fetch_fragments(1, buffer=theirs.buffer),
+                lambda: client.service.read_fragments(buffer=theirs.buffer),
                 lambda: client.end_session(theirs.buffer, buffer=theirs.buffer),
-                lambda: client.publish_model(theirs.buffer, 99, buffer=theirs.buffer),
+                lambda: client.service.publish_model(theirs.buffer, 99, buffer=theirs.buffer),
             ):
                 try:
                     call()
@@ -514,7 +514,7 @@ class Life:
     def _consume(self, team: Team, count: int, wait_s: float = WORKS_S) -> None:
         consume(self._client(team, "learner"), team.ledger, count, wait_s)
 
-    def _describe(self, team: Team) -> breadbox.BufferDescription:
+    def _describe(self, team: Team) -> breadbox.types.BufferDescription:
         return self._client(team, "admin").get_buffer()
 
     def _client(self, team: Team, role: str) -> breadbox.Client:

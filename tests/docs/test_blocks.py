@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
@@ -38,7 +39,7 @@ ADDRESS = "localhost:50051"
 ELSEWHERE = {
     "tests/integration/test_readme.py": {
         "README.md#learner": "test_the_learner_lines_fetch_batches_from_a_running_server",
-        "README.md#producer": "test_the_producer_lines_append_every_fragment",
+        "README.md#producer": "test_the_producer_lines_append_every_step",
         "docs/rollout.md#worker": "test_the_worker_of_ones_own_has_every_fragment_admitted",
         "docs/rollout.md#policy": "test_the_policy_of_ones_own_acts_and_learns",
     },
@@ -99,6 +100,11 @@ def run(place: str, address: str = ADDRESS, **names: Any) -> dict[str, Any]:
     return names
 
 
+def run_alone(place: str) -> None:
+    """Run a block that needs nothing."""
+    run(place)
+
+
 def run_async(place: str, address: str = ADDRESS, **names: Any) -> None:
     """Run a block that awaits, as the body of a coroutine."""
     code = textwrap.indent(PYTHON[place].code.replace(ADDRESS, address), "    ")
@@ -125,6 +131,13 @@ def with_fragments(place: str, runner: Callable[..., Any] = run) -> None:
         server.__exit__(None, None, None)
 
 
+def run_producer(place: str, address: str, **names: Any) -> None:
+    """Run a block that makes a fragment, in the session of a buffer, and append it."""
+    session = names["client"].start_session("made")
+    fragment = run(place, address, np=np, session=session, **names)["fragment"]
+    assert "admitted" == names["client"].append(fragment).outcome.value
+
+
 def run_method(place: str, client: breadbox.Client) -> None:
     """Run a method's block beside a buffer that has fragments; what it names is made first."""
     client.update_buffer(
@@ -143,7 +156,7 @@ def run_method(place: str, client: breadbox.Client) -> None:
     with ExitStack() as opened:
         makers: dict[str, Callable[[], Any]] = {
             "evaluator": lambda: client.create_subscription("evaluator"),
-            "grant": lambda: client.fetch_fragments(4),
+            "grant": lambda: client.service.fetch_fragments(4),
             "lease": lambda: client.fetch(4),
             "loader": lambda: FragmentLoader(client.load_batch),
             "writer": lambda: opened.enter_context(breadbox.StepWriter(client)),
@@ -254,6 +267,22 @@ def run_step_writer() -> None:
         assert 1 == client.get_buffer().state.counters["fragments_admitted"]
 
 
+def run_resume() -> None:
+    """Run, and again as a learner that was started anew: it goes on in its session, above it."""
+    place = "docs/save-and-resume.md#resume"
+    with breadbox.local_server(uses_max=100, staleness_max=100) as client:
+        first = ThreadPoolExecutor().submit(run, place, client.address)
+        session = client.watch_model(max_wait_s=60)
+        assert session is not None
+        client.append_many(
+            [vector_fragment(index, session_id=session.session_id) for index in range(8)]
+        )
+        assert 3 == first.result(60)["version"]
+        resumed = run(place, client.address)
+        assert 6 == resumed["version"] == client.get_buffer().model_version
+        assert session.session_id == resumed["state"].session_id
+
+
 def run_mirror() -> None:
     server, client = fed(64)
     try:
@@ -316,6 +345,7 @@ HERE: dict[str, Callable[[], None]] = {
     "docs/offline.md#stages": run_offline,
     "docs/offline.md#mixer": run_mixer,
     "docs/rollout.md#generator": run_generator,
+    "docs/save-and-resume.md#resume": run_resume,
     "docs/rollout.md#dict": run_dict_observations,
     "docs/which-read.md#priorities": lambda: with_fragments("docs/which-read.md#priorities"),
     **{
@@ -327,6 +357,14 @@ HERE: dict[str, Callable[[], None]] = {
     },
     "docs/minestudio.md#switch": lambda: with_fragments("docs/minestudio.md#switch"),
     "docs/minestudio.md#loading": lambda: with_fragments("docs/minestudio.md#loading"),
+    "client/breadbox/errors.py#1": partial(run_alone, "client/breadbox/errors.py#1"),
+    "client/breadbox/types.py#1": partial(run_alone, "client/breadbox/types.py#1"),
+    "client/breadbox/model/fragment.py#fragment_of": lambda: with_fragments(
+        "client/breadbox/model/fragment.py#fragment_of", run_producer
+    ),
+    "client/breadbox/service.py#Service": lambda: with_fragments(
+        "client/breadbox/service.py#Service"
+    ),
     "client/breadbox/__init__.py#1": lambda: with_fragments("client/breadbox/__init__.py#1"),
     "client/breadbox/aio/__init__.py#1": lambda: with_fragments(
         "client/breadbox/aio/__init__.py#1", run_async
@@ -368,6 +406,7 @@ HERE: dict[str, Callable[[], None]] = {
 CLASSES = {
     "client/breadbox/client.py": "Client",
     "client/breadbox/lease.py": "Lease",
+    "client/breadbox/service.py": "Service",
     "client/breadbox/loader.py": "FragmentLoader",
     "client/breadbox/operations/leasing.py": "Granted",
     "client/breadbox/mirror/memory.py": "StepMemory",

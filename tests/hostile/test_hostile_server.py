@@ -80,7 +80,7 @@ def test_a_payload_by_any_other_name_than_an_id_is_not_read(
     open_store(f"file://{tmp_path}/store").close()
     names(fake, f"file://{tmp_path}/store")
     with pytest.raises(PayloadCorruptError, match="out of bounds"):
-        client.load_weights(PayloadReference(payload_id, len(SECRET)))
+        client.service.load_weights(PayloadReference(payload_id, len(SECRET)))
 
 
 def test_a_link_in_a_store_is_not_followed(
@@ -91,7 +91,7 @@ def test_a_link_in_a_store_is_not_followed(
     payload_id = "ab" * 16
     (tmp_path / "store" / "payloads" / "ab" / payload_id).symlink_to(home / "notes")
     with pytest.raises(PayloadCorruptError, match="is no file"):
-        client.load_weights(PayloadReference(payload_id, len(SECRET)))
+        client.service.load_weights(PayloadReference(payload_id, len(SECRET)))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ async def caller(request: pytest.FixtureRequest, server: ServerProcess) -> Any:
         yield made
 
 
-def outcomes(results: list[breadbox.AppendResult]) -> list[AdmissionOutcome]:
+def outcomes(results: list[breadbox.types.AppendResult]) -> list[AdmissionOutcome]:
     return [result.outcome for result in results]
 
 

@@ -41,7 +41,7 @@ def test_a_blocked_fetch_rides_through_a_crash_of_the_server(fragile: ServerProc
     with breadbox.connect(fragile.address) as client, ThreadPoolExecutor() as pool:
         client.start_session("s")
         client.append_many([vector_fragment(index) for index in range(3)])
-        fetch = in_background(pool, lambda: client.fetch_fragments(4, 60.0))
+        fetch = in_background(pool, lambda: client.service.fetch_fragments(4, 60.0))
         with breadbox.connect(fragile.address) as observer:
             eventually_sync(lambda: observer.get_buffer().state.waiter_count == 1)
         fragile.restart()
@@ -59,7 +59,7 @@ def test_a_lease_outlives_a_crash_and_its_fetch_is_answered_as_before(
         client.append_many([vector_fragment(index) for index in range(8)])
         with client.fetch(4, 5.0, request_id="mine") as lease:
             fragile.restart()
-            again = client.fetch_fragments(4, 5.0, request_id="mine")
+            again = client.service.fetch_fragments(4, 5.0, request_id="mine")
             assert (lease.lease_id, lease.references) == (again.lease_id, again.fragments)
             assert 4 == len(list(lease.fragments()))
             assert lease.renew() > 0

@@ -93,7 +93,7 @@ class Ledger:
                     if is_last:
                         return
 
-    def _take(self, lease: breadbox.Lease) -> None:
+    def _take(self, lease: breadbox.types.Lease) -> None:
         for fragment in lease.fragments():
             expected = np.full_like(fragment.obs, fragment.fragment_index)
             assert np.array_equal(expected, fragment.obs), "a mixed payload"

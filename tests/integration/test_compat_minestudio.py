@@ -160,7 +160,7 @@ def test_a_batch_whose_lease_expired_is_told_from_one_that_was_not_fetched(
 ) -> None:
     add(trainer, 0, 1)
     trainer.client.update_buffer(trainer.buffer, breadbox.BufferConfig(lease_s=0.2))
-    trainer.client.fetch_fragments(2, buffer=trainer.buffer)
+    trainer.client.service.fetch_fragments(2, buffer=trainer.buffer)
     with other(trainer) as rank_1:
         eventually_sync(lambda: trainer.client.get_buffer(trainer.buffer).state.lease_count == 0)
         with pytest.raises(breadbox.errors.RequestNotFoundError, match="its leases have ended"):

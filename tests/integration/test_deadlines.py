@@ -132,13 +132,13 @@ CALLS: dict[str, Row] = {
     "Client.__exit__": lambda it: _left(it.client),
     "Client.start_session": lambda it: it.client.start_session("s"),
     "Client.end_session": lambda it: it.client.end_session("other"),
-    "Client.publish_model": lambda it: it.client.publish_model("s", 0),
+    "Client.publish_model": lambda it: it.client.service.publish_model("s", 0),
     "Client.publish": lambda it: it.client.publish("s", 0, {"w": np.ones(4)}),
     "Client.watch_model": lambda it: it.client.watch_model(it.model, max_wait_s=WAIT_S),
     "Client.load_model": lambda it: it.client.load_model(it.model, max_wait_s=WAIT_S),
     "Client.load_model of some": lambda it: it.client.load_model(),
-    "Client.load_weights": lambda it: it.client.load_weights(it.model.weights),
-    "Client.append_fragments": lambda it: it.client.append_fragments(
+    "Client.load_weights": lambda it: it.client.service.load_weights(it.model.weights),
+    "Client.append_fragments": lambda it: it.client.service.append_fragments(
         [reference.metadata for reference in it.spare.fragments]
     ),
     "Client.append": lambda it: it.client.append(it.fragment()),
@@ -152,12 +152,12 @@ CALLS: dict[str, Row] = {
             )
         ]
     ),
-    "Client.fetch_fragments": lambda it: it.client.fetch_fragments(4_000, WAIT_S),
+    "Client.fetch_fragments": lambda it: it.client.service.fetch_fragments(4_000, WAIT_S),
     "Client.fetch": lambda it: it.client.fetch(4_000, WAIT_S),
-    "Client.get_prepared_fragments": lambda it: it.client.get_prepared_fragments(
+    "Client.get_prepared_fragments": lambda it: it.client.service.get_prepared_fragments(
         it.spare.request_id
     ),
-    "Client.read_fragments": lambda it: it.client.read_fragments(7, max_wait_s=WAIT_S),
+    "Client.read_fragments": lambda it: it.client.service.read_fragments(7, max_wait_s=WAIT_S),
     "Client.create_subscription": lambda it: it.client.create_subscription("mine"),
     "Client.acknowledge_chunks": lambda it: it.client.acknowledge_chunks("mine", -1),
     "Client.delete_subscription": lambda it: it.client.delete_subscription("mine"),
@@ -166,14 +166,14 @@ CALLS: dict[str, Row] = {
     "Client.load_fragments": lambda it: it.client.load_fragments(it.spare.fragments),
     "Client.describe_arrays": lambda it: it.client.describe_arrays(it.spare.fragments),
     "Client.load_batch": lambda it: it.client.load_batch(it.spare.fragments),
-    "Client.renew_lease": lambda it: it.client.renew_lease(it.spare.lease_id),
-    "Client.release_lease": lambda it: it.client.release_lease(it.spare.lease_id),
+    "Client.renew_lease": lambda it: it.client.service.renew_lease(it.spare.lease_id),
+    "Client.release_lease": lambda it: it.client.service.release_lease(it.spare.lease_id),
     "Client.create_buffer": lambda it: it.client.create_buffer(f"b{it.index}"),
     "Client.update_buffer": lambda it: it.client.update_buffer("default", BufferConfig()),
     "Client.delete_buffer": lambda it: it.client.delete_buffer("none"),
     "Client.list_buffers": lambda it: it.client.list_buffers(),
     "Client.get_buffer": lambda it: it.client.get_buffer(),
-    "Client.get_store_config": lambda it: it.client.get_store_config(),
+    "Client.get_store_config": lambda it: it.client.service.get_store_config(),
     "Lease.fragments": lambda it: _drained(it.lease.fragments()),
     "Lease.batches": lambda it: _drained(it.lease.batches(2, retries=2)),
     "Lease.batches.close": lambda it: _left_iterator(it.lease.batches(2)),
@@ -321,7 +321,7 @@ async def prepare(world: World, kind: str, index: int, name: str) -> Prepared:
     await _now(client.append_many(fragments))
     lease = await _now(client.fetch(4, 5.0))
     await _now(lease.__enter__() if kind == "blocking" else lease.__aenter__())
-    spare = await _now(client.fetch_fragments(4, 5.0))
+    spare = await _now(client.service.fetch_fragments(4, 5.0))
     await _now(client.load_fragments(spare.fragments))
     model = await _now(client.watch_model())
     it = Prepared(kind, client, index, connect, model, lease, spare)
@@ -433,7 +433,7 @@ def test_silence_in_the_middle_of_a_payload_ends_the_call_by_its_deadline(
     with breadbox.connect(world.server.address, store_url=store_url, **OPTIONS) as client:
         client.start_session("s")
         client.append(large_fragment(0, "w"))
-        grant = client.fetch_fragments(1, 5.0)
+        grant = client.service.fetch_fragments(1, 5.0)
         world.to_redis.fall_silent_after(LARGE_BYTES // 2, to_target=to_redis)
         calls: dict[bool, Callable[[], Any]] = {
             True: lambda: client.append(large_fragment(1, "w")),
@@ -498,7 +498,7 @@ def test_silence_of_every_node_ends_calls_by_their_deadlines(kind: str, tmp_path
         client = stack.enter_context(connect())
         client.start_session("s")
         client.append_many([stored_fragment(index) for index in range(4)])
-        grant = client.fetch_fragments(4, 5.0)
+        grant = client.service.fetch_fragments(4, 5.0)
         client.load_batch(grant.fragments)
         all_stopped(pids, stack)
         rows = store_calls(client, grant, connect)

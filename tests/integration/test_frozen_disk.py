@@ -100,7 +100,7 @@ def test_a_server_whose_disk_is_frozen_serves_others_and_goes_on(
 
         def announce() -> None:
             try:
-                client.append_fragments([metadata])
+                client.service.append_fragments([metadata])
             except ReplayBufferError as error:
                 ends.append(error)
 
@@ -120,7 +120,7 @@ def test_a_server_whose_disk_is_frozen_serves_others_and_goes_on(
             announcing.join(2 * CALL_S)
             assert 1 == len(ends)
         with breadbox.connect(server.address, reconnect_s=60.0) as patient:
-            patient.append_fragments([metadata])
+            patient.service.append_fragments([metadata])
             assert 1 == patient.get_buffer().state.chunk_count
         assert 0 == server.stop()
 

@@ -122,7 +122,7 @@ def test_what_a_lease_held_that_expired_after_the_journals_last_entry_is_not_mis
         def kept_count() -> int:
             return len(inspector.keys("breadbox:{*}:0"))
 
-        world.client.fetch_fragments(2)  # Nobody renews this lease.
+        world.client.service.fetch_fragments(2)  # Nobody renews this lease.
         if is_running:
             eventually_sync(lambda: FRAGMENTS - 2 == kept_count(), "the server deleting two")
         else:

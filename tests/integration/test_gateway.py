@@ -115,10 +115,10 @@ def test_nobody_announces_what_somebody_else_wrote(
     (written,) = producer.store.write_many([in_buffers(payload_of(100))])
     fragment = FragmentMetadata("w0", 0, "s", 0, 0, written, 4)
     with world.connect(Role.ADMIN) as other:
-        (refused,) = other.append_fragments([fragment]).results
+        (refused,) = other.service.append_fragments([fragment]).results
     with pytest.raises(errors.PayloadMissingError):
-        learner.publish_model("s", 1, weights=written)
-    (admitted,) = producer.append_fragments([fragment]).results
+        learner.service.publish_model("s", 1, weights=written)
+    (admitted,) = producer.service.append_fragments([fragment]).results
 
     assert AdmissionOutcome.PAYLOAD_MISSING == refused.outcome
     assert AdmissionOutcome.ADMITTED == admitted.outcome
@@ -127,7 +127,7 @@ def test_nobody_announces_what_somebody_else_wrote(
 @pytest.mark.parametrize("role", list(Role), ids=lambda role: role.value)
 def test_nobody_is_told_where_the_store_is(world: World, role: Role) -> None:
     with world.connect(role) as client:
-        assert "gateway:" == client.get_store_config().store_url
+        assert "gateway:" == client.service.get_store_config().store_url
 
 
 def test_learners_go_to_the_store_where_they_are_given_a_way_of_their_own(
@@ -140,7 +140,7 @@ def test_learners_go_to_the_store_where_they_are_given_a_way_of_their_own(
         told = {}
         for role in Role:
             with breadbox.connect(server.address, token=tokens[role]) as client:
-                told[role] = client.get_store_config().store_url
+                told[role] = client.service.get_store_config().store_url
     assert {
         Role.PRODUCER: "gateway:",
         Role.LEARNER: redis_server.url,
@@ -165,7 +165,9 @@ def test_a_producer_reads_weights_and_what_it_has_not_announced_and_nothing_else
 ) -> None:
     producer.append(vector_fragment(0))
     learner.publish("s", 1, {"w": np.arange(8.0)})
-    (announced,) = [each.metadata.payload for each in learner.fetch_fragments(1, 5.0).fragments]
+    (announced,) = [
+        each.metadata.payload for each in learner.service.fetch_fragments(1, 5.0).fragments
+    ]
     state = producer.watch_model()
     assert state is not None
     assert state.weights is not None
@@ -206,7 +208,7 @@ def test_a_learner_reads_payloads_of_its_own_buffers_only(
             client.create_buffer("other")
             client.start_session("s")
             client.append(large_fragment(0))
-            (granted,) = client.fetch_fragments(1, 5.0).fragments
+            (granted,) = client.service.fetch_fragments(1, 5.0).fragments
         with breadbox.connect(server.address, token=mine, buffer="mine") as client:
             assert 0 == client.load_fragments([granted])[0].fragment_index
         with (
@@ -220,7 +222,9 @@ def test_nobody_discards_what_others_wrote_or_a_buffer_refers_to(
     redis_server: RedisServer, producer: breadbox.Client, learner: breadbox.Client
 ) -> None:
     producer.append(vector_fragment(0))
-    (announced,) = [each.metadata.payload for each in learner.fetch_fragments(1, 5.0).fragments]
+    (announced,) = [
+        each.metadata.payload for each in learner.service.fetch_fragments(1, 5.0).fragments
+    ]
     (mine,) = producer.store.write_many([in_buffers(payload_of(2000))])
     (others,) = learner.store.write_many([in_buffers(payload_of(2000))])
     unknown = PayloadReference("0" * 32, 10)
@@ -294,7 +298,7 @@ def test_a_server_killed_while_it_gives_a_payload_is_asked_again(
 ) -> None:
     fragment = vector_fragment(0, step_count=400_000)
     producer.append(fragment)
-    (granted,) = learner.fetch_fragments(1, 10.0).fragments
+    (granted,) = learner.service.fetch_fragments(1, 10.0).fragments
     host, _, port = world.server.address.rpartition(":")
     with Proxy((host, int(port))) as proxy, ThreadPoolExecutor(1) as pool:
         token = world.tokens[Role.LEARNER]
@@ -328,7 +332,7 @@ def test_slow_bytes_are_no_silence(
                 if role is Role.PRODUCER:
                     client.append(fragment)
                 else:
-                    granted = learner.fetch_fragments(1, 10.0).fragments
+                    granted = learner.service.fetch_fragments(1, 10.0).fragments
                     (loaded,) = client.load_fragments(granted)
     assert np.array_equal(fragment.obs, loaded.obs)
 
@@ -338,7 +342,7 @@ def test_who_is_silent_in_the_middle_of_a_payload_ends_a_call_by_its_deadline(
 ) -> None:
     fragment = vector_fragment(0, step_count=400_000)
     producer.append(fragment)
-    granted = learner.fetch_fragments(1, 10.0).fragments
+    granted = learner.service.fetch_fragments(1, 10.0).fragments
     host, _, port = world.server.address.rpartition(":")
     for role in (Role.PRODUCER, Role.LEARNER):
         with Proxy((host, int(port))) as proxy, impatient(proxy, world.tokens[role]) as client:
@@ -357,7 +361,7 @@ def test_readers_that_take_nothing_hold_up_nobody(
     world: World, producer: breadbox.Client, learner: breadbox.Client
 ) -> None:
     producer.append(vector_fragment(0, step_count=400_000))
-    granted = learner.fetch_fragments(1, 10.0).fragments
+    granted = learner.service.fetch_fragments(1, 10.0).fragments
     host, _, port = world.server.address.rpartition(":")
     begun = threading.Barrier(9, timeout=30)
     with Proxy((host, int(port))) as proxy, ThreadPoolExecutor(8) as pool:

@@ -86,7 +86,7 @@ def test_a_tail_of_small_fragments_has_nothing_to_release(
         for index in range(3):
             client.append(vector_fragment(index))
             assert [index] == [each.fragment_index for each in next(reads).fragments]
-        assert client.read_fragments().lease_id is None
+        assert client.service.read_fragments().lease_id is None
 
 
 def test_what_rode_along_outlives_a_crash(server: ServerProcess) -> None:

@@ -121,9 +121,9 @@ def test_a_buffer_that_is_only_looked_at_is_idle(tmp_path: Path) -> None:
         reads = [
             waiting.submit(read, 0, max_wait_s=60, buffer=name)
             for name, read in (
-                ("read", client.read_fragments),
-                ("monitored", partial(client.read_fragments, is_look=True)),
-                ("viewed", page.read_fragments),
+                ("read", client.service.read_fragments),
+                ("monitored", partial(client.service.read_fragments, is_look=True)),
+                ("viewed", page.service.read_fragments),
             )
         ]
         eventually_sync(lambda: page.get_buffer("monitored").state.idle_s > 1.0, "an idle buffer")

@@ -105,7 +105,7 @@ def test_it_fills_itself_and_a_second_one_with_the_same(client: breadbox.Client)
             assert ours.next_obs.tolist() == theirs.next_obs.tolist()
         assert 0 == mirror.skipped_chunk_count
     # Nobody who fetches notices: no use was counted.
-    grant = client.fetch_fragments(1)
+    grant = client.service.fetch_fragments(1)
     assert [1] == [reference.use_count for reference in grant.fragments]
 
 
@@ -155,7 +155,7 @@ def test_a_retaining_subscription_keeps_what_comes_while_the_learner_is_away(
         eventually_sync(lambda: stands_at(client) == (9, 0), "all of it is acknowledged")
     ledger.append(*(fragment(index) for index in range(10, 20)))
     # Another learner uses all of it up.
-    client.release_lease(client.fetch_fragments(20).lease_id)
+    client.service.release_lease(client.service.fetch_fragments(20).lease_id)
     assert (0, 10) == (
         client.get_buffer().state.chunk_count,
         client.get_buffer().state.retained_chunk_count,
@@ -379,7 +379,7 @@ def test_steps_that_are_refused_as_stale_are_told_of_until_the_limits_are_those_
         client.create_buffer(client.buffer)
         client.start_session("s")
         for version in range(4):
-            client.publish_model("s", version)
+            client.service.publish_model("s", version)
         with caplog.at_level("WARNING"), mirrored(client) as mirror:
             eventually_sync(lambda: "more than 2 versions old" in caplog.text)
             client.append(fragment(0))

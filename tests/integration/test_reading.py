@@ -196,7 +196,7 @@ def test_what_is_gone_or_unreadable_is_counted_as_skipped(tmp_path: Path) -> Non
         client.start_session("s")
         client.append_many(fragments(0, 1, 2))
         store: PayloadStore = client.store
-        lost = client.read_fragments().fragments[1].metadata.payload
+        lost = client.service.read_fragments().fragments[1].metadata.payload
         store.delete_many([lost])
         assert not list((tmp_path / "store").rglob(f"*{lost.payload_id}*"))
         (read,) = client.tail(max_wait_s=0.0)
@@ -218,15 +218,15 @@ def test_learners_read_through_the_gateway_and_producers_may_not(tmp_path: Path)
     ):
         learner.start_session("s")
         producer.append(large_fragment(0))
-        read = learner.read_fragments()
+        read = learner.service.read_fragments()
         learner.end_session("s")
         (loaded,) = learner.load_fragments(read.fragments)
         with pytest.raises(errors.PermissionDeniedError):
-            producer.read_fragments()
+            producer.service.read_fragments()
         with pytest.raises(errors.PayloadMissingError):
             producer.load_fragments(read.fragments)
         assert read.lease_id is not None
-        learner.release_lease(read.lease_id)
+        learner.service.release_lease(read.lease_id)
     assert 0 == loaded.fragment_index
 
 
@@ -269,8 +269,8 @@ def test_what_a_reader_died_over_is_read_again_also_after_kill_of_the_server(
         reads = client.tail(subscription="archive", chunk_count_max=2)
         assert [0, 1] == [each.fragment_index for each in next(reads).fragments]
         assert [2, 3] == [each.fragment_index for each in next(reads).fragments]
-        grant = client.fetch_fragments(4, 5.0)
-        client.release_lease(grant.lease_id)
+        grant = client.service.fetch_fragments(4, 5.0)
+        client.service.release_lease(grant.lease_id)
         server.kill()
         server.start()
         assert (0, 2) == (

@@ -80,18 +80,21 @@ def test_the_learner_lines_fetch_batches_from_a_running_server(
     assert state.lease_count == 0, "released on leaving the with statement"
 
 
-def test_the_producer_lines_append_every_fragment(tmp_path: Path) -> None:
-    (producer,) = [block for block in python_blocks() if "appender.append(" in block]
+def test_the_producer_lines_append_every_step(tmp_path: Path) -> None:
+    (producer,) = [block for block in python_blocks() if "breadbox.StepWriter(" in block]
     with (
         start_server(store=f"file://{tmp_path / 'store'}") as server,
         breadbox.connect(server.address) as client,
     ):
         client.start_session("s")
-        fragments = [some_fragment(index) for index in range(3)]
+        names: dict[str, breadbox.Client] = {}
+        exec(producer.replace("localhost:50051", server.address), names)
+        names["client"].close()
 
-        exec(producer, {"breadbox": breadbox, "client": client, "fragments": fragments})
-
-        assert client.get_buffer().state.fragment_count == 3
+        assert 2_000 // 32 == client.get_buffer().state.fragment_count
+        with client.fetch(fragment_count=1) as lease:
+            (batch,) = lease.batches(batch_size=1)
+    assert ((1, 32, 4), (1, 32)) == (batch.obs.shape, batch.action.shape)
 
 
 def test_the_worker_of_ones_own_has_every_fragment_admitted(

@@ -33,7 +33,7 @@ def test_a_default_user_without_rights_is_warned_of_at_the_start_and_told_to_cli
     with redis:
         for each, option in ((server, "--store"), (elsewhere, "--journal")):
             with each, breadbox.connect(each.address) as client:
-                (concern,) = client.get_store_config().store_concerns
+                (concern,) = client.service.get_store_config().store_concerns
             assert concern.startswith(f"{option} redis://breadbox-server:***@")
             assert "as its user `default`, which may not do everything" in concern
             assert concern in each.log.read_text()
@@ -49,12 +49,12 @@ def test_a_viewer_reads_payloads_in_redis_and_can_neither_delete_nor_replace_the
         client.start_session("s")
         client.append(vector_fragment(0, step_count=512))
         with breadbox.connect(server.address, token=viewer) as looking:
-            read = looking.read_fragments()
+            read = looking.service.read_fragments()
             (loaded,) = looking.load_fragments(read.fragments)
             assert 0 == loaded.fragment_index
             assert read.lease_id is not None
-            looking.release_lease(read.lease_id, mode=ReleaseMode.CONSUMED)
-            url = looking.get_store_config().store_url
+            looking.service.release_lease(read.lease_id, mode=ReleaseMode.CONSUMED)
+            url = looking.service.get_store_config().store_url
         store = open_store(url)
         with pytest.raises(StoreError, match="NOPERM"):
             store.delete_many([read.fragments[0].metadata.payload])

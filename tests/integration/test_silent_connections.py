@@ -79,7 +79,7 @@ def test_payloads_go_through_the_gateway_on_a_fresh_connection(balancer: Proxy) 
         client.append(large_fragment(0))
         balancer.forget_connections()
         client.append(large_fragment(1))
-        grant = client.fetch_fragments(2, 10.0)
+        grant = client.service.fetch_fragments(2, 10.0)
         assert [0, 1] == sorted(each.metadata.fragment_index for each in grant.fragments)
 
 
@@ -145,7 +145,7 @@ def test_a_waiting_fetch_leaves_a_forgotten_connection_in_the_time_that_document
             client.start_session("s")
             started_at = time.monotonic()
             with ThreadPoolExecutor(1) as threads:
-                fetching = threads.submit(client.fetch_fragments, 1, 80.0)
+                fetching = threads.submit(client.service.fetch_fragments, 1, 80.0)
                 eventually_sync(lambda: direct.get_buffer().state.waiter_count == 1)
                 balancer.forget_connections()
                 direct.append(vector_fragment(0))

@@ -109,7 +109,7 @@ def test_what_a_learner_that_died_could_not_read_is_dropped_when_its_lease_ends(
     world: World,
 ) -> None:
     world.client.append_many([large_fragment(index) for index in range(KEPT)])
-    grant = world.client.fetch_fragments(fragment_count=KEPT, max_wait_s=5.0)
+    grant = world.client.service.fetch_fragments(fragment_count=KEPT, max_wait_s=5.0)
     (gone,) = [each for each in grant.fragments if each.metadata.fragment_index == KEPT - 1]
     with world.redis.client() as redis:
         redis.delete(f"breadbox:{{{gone.metadata.payload.payload_id}}}:0")

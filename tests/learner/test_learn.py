@@ -15,10 +15,12 @@ import pytest
 
 import breadbox
 from breadbox.model.errors import SchemaMismatchError
+from breadbox.shared.extras import how_to_install
 from breadbox.testing import ServerProcess, start_server
 from support.eventually import eventually_sync as eventually
 from support.feeder import feeding
 from support.fragments import vector_fragment
+from support.hidden_modules import hiding
 from support.tiers import long_but
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -343,3 +345,24 @@ def test_an_unreachable_server_is_one_line_and_exit_status_2(
     code, out, err = finish(learner)
     assert (2, "", 1) == (code, out, len(err.splitlines())), err
     assert address in err
+
+
+def test_a_learner_that_cannot_write_its_records_ends_no_other_run(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    program = hiding(["tensorboard"]) + "from breadbox.cli.main import main\nmain()\n"
+    with breadbox.connect(server.address) as client:
+        client.start_session("precious")
+        done = subprocess.run(
+            [
+                *(sys.executable, "-c", program, "learn"),
+                *("--server", server.address, "--run-dir", str(tmp_path)),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (2, "precious") == (done.returncode, client.get_buffer().session_id), done.stderr
+        client.end_session("precious")
+    assert how_to_install("learner") in done.stderr

@@ -45,6 +45,11 @@ class FakeFeed:
         self._changed = threading.Condition()
         self.may_read.set()
 
+    @property
+    def service(self) -> "FakeFeed":
+        """Itself: it has the calls of a client and of its service."""
+        return self
+
     def append(self, *fragments: Fragment) -> None:
         with self._changed:
             for fragment in fragments:

@@ -183,7 +183,7 @@ def test_who_catches_up_while_a_buffer_that_was_set_back_is_read_anew_waits_for_
     eventually_sync(lambda: feed.reader_count == 1, "the next read is about to begin")
     del feed.chunks[2:]
     feed.next_chunk_id = 2
-    read_fragments = feed.read_fragments
+    read_fragments = feed.service.read_fragments
 
     def read_late(*args: Any, **options: Any) -> FragmentRead:
         feed.append(*(vector_fragment(7) for _ in range(not feed.may_read.is_set())))

@@ -19,6 +19,7 @@ from breadbox_rollout.environments import environments
 from breadbox_rollout.settings import RolloutSettings
 from support.eventually import eventually_sync
 from support.fake_service import FakeService, refuse, serving
+from support.hidden_modules import hiding
 from support.server_process import ServerProcess
 from support.token_files import write_tokens
 
@@ -381,3 +382,17 @@ def wait_for_file(path: Path, text: str = "") -> None:
     eventually_sync(
         lambda: path.exists() and text in path.read_text(), f"{text!r} in {path}", within_s=60.0
     )
+
+
+def test_a_factory_that_its_module_does_not_have_is_named(runner: CliRunner) -> None:
+    result = runner.invoke(cli, ["rollout", "--env", "json:nothere", "--server", "127.0.0.1:1"])
+    assert 2 == result.exit_code
+    assert "module 'json' has no 'nothere', and registers no such environment" in result.stderr
+
+
+def test_an_atari_game_without_its_extra_names_the_extra() -> None:
+    program = hiding(["ale_py"]) + "from breadbox.cli.main import main\nmain()\n"
+    command = [sys.executable, "-c", program, "rollout", "--env", "ALE/Pong-v5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert 2 == done.returncode
+    assert f"'ALE/Pong-v5' needs {how_to_install('atari')}" in done.stderr

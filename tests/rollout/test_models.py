@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from breadbox.model.errors import (
+    BufferNotFoundError,
     NotSupportedError,
     PayloadMissingError,
     PermissionDeniedError,
@@ -218,3 +219,16 @@ def test_certificates_that_fitted_once_are_waited_for(monkeypatch: Any) -> None:
         service.publish("s", 3, weights(3.0))
         assert 3 == take(watcher).model_version
     assert 0 == service.failures
+
+
+def test_a_buffer_that_does_not_exist_is_waited_for_only_for_a_time(monkeypatch: Any) -> None:
+    """A mistyped name kept a worker waiting for ever."""
+    monkeypatch.setattr("breadbox_rollout.sending.models.RETRY_S", 0.0)
+    now = iter(range(0, 1_000, 20))
+    monkeypatch.setattr("breadbox_rollout.sending.models.time.monotonic", lambda: next(now))
+    service = Away(1_000, BufferNotFoundError("pong"))
+    with watching(service) as watcher:
+        watcher.wait(WAIT_S_MAX)
+        with pytest.raises(BufferNotFoundError, match="pong"):
+            watcher.take()
+    assert 1_000 > service.failures > 900

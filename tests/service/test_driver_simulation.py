@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.errors import DomainError
-from breadbox_server.core.model.events import FetchGranted, WaitElapsed
+from breadbox_server.core.model.events import FetchGranted, FetchRefused, WaitElapsed
 from breadbox_server.core.model.ids import BufferName, RequestId, SessionId
 from breadbox_server.core.model.inputs import ReleaseLease, ReleaseMode, StartSession
 from breadbox_server.driver import Driver, DriverLimits
@@ -34,7 +34,7 @@ STEPS = 60
 class ForgetfulFetches(Fetches):
     """The naive waiter: a grant that lands in the tick of the cancel is nobody's."""
 
-    def _give_back(self, outcome: FetchGranted | WaitElapsed) -> None:
+    def _give_back(self, outcome: FetchGranted | FetchRefused | WaitElapsed) -> None:
         pass
 
 

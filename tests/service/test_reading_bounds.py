@@ -16,6 +16,7 @@ from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.reading import read_leases, reads
 from breadbox_server.reading.read_leases import ReadLeases
 from breadbox_server.reading.reads import Arrivals
+from breadbox_server.reading.uses import Uses
 from breadbox_server.reading.watchers import FEW, GATHER_S_MAX, Watchers
 from support.driven import BUFFER, Driven, driven
 from support.manual_timers import ManualTimers
@@ -83,6 +84,7 @@ class Shelf:
             delete=self.deleted.extend,
             leases_max=10,
             kept_bytes_max=1000,
+            uses=Uses(self.clock, lambda _: True),
         )
 
     def take(self, *payloads: Payload, holder: str = "reader") -> LeaseId:

@@ -220,4 +220,4 @@ def test_a_server_and_its_clients_go_on_by_themselves(named: Named, tmp_path: Pa
         outcomes.append(client.append(vector_fragment(1)).outcome)
         outcomes.append(client.append(large_fragment(2)).outcome)
         assert [breadbox.AdmissionOutcome.ADMITTED] * 3 == outcomes
-        assert 3 == len(client.fetch_fragments(3, 10.0).fragments)
+        assert 3 == len(client.service.fetch_fragments(3, 10.0).fragments)

@@ -96,7 +96,7 @@ class ReplayBufferInterface:
         """Name of the buffer."""
         self.version_wait_s = version_wait_s
         self._log = log
-        self._lease: breadbox.Lease | None = None
+        self._lease: breadbox.types.Lease | None = None
         self._session_id = ""
         self._model = types.ModelState("", None, None)
         """Session and version at the last request."""
@@ -261,7 +261,7 @@ class ReplayBufferInterface:
             self._report(self._fetch_records.record(description, lease.references))
         return named(lease.references)
 
-    def _await_batch(self, num_fragments: int) -> breadbox.Lease:
+    def _await_batch(self, num_fragments: int) -> breadbox.types.Lease:
         wait_s, waited_s = FIRST_WORD_S, 0.0
         describe = partial(self.client.get_buffer, self.buffer)
         before = self._patiently(describe)
@@ -291,7 +291,9 @@ class ReplayBufferInterface:
         asked = ""
         describe = partial(self.client.get_buffer, self.buffer)
         while request_id := self._patiently(describe).state.latest_request_id:
-            prepared = partial(self.client.get_prepared_fragments, request_id, buffer=self.buffer)
+            prepared = partial(
+                self.client.service.get_prepared_fragments, request_id, buffer=self.buffer
+            )
             try:
                 return named(self._patiently(prepared))
             except errors.RequestNotFoundError:
@@ -315,7 +317,7 @@ class ReplayBufferInterface:
             )
             self._session_id = session_id
         self._patiently(
-            lambda: self.client.publish_model(session_id, model_version, buffer=self.buffer)
+            lambda: self.client.service.publish_model(session_id, model_version, buffer=self.buffer)
         )
 
     def update_training_session(self) -> None:
@@ -374,7 +376,7 @@ class ReplayBufferInterface:
         raise TypeError("make a ReplayBufferInterface in each process instead of sending one")
 
 
-def _release(lease: breadbox.Lease | None) -> None:
+def _release(lease: breadbox.types.Lease | None) -> None:
     if lease is None:
         return
     try:

@@ -105,7 +105,9 @@ class ItemSender:
         if table not in self._signatures:
             weights = self._state_of(table).weights
             self._signatures[table] = (
-                None if weights is None else Signature.unpacked(self._client.load_weights(weights))
+                None
+                if weights is None
+                else Signature.unpacked(self._client.service.load_weights(weights))
             )
         return self._signatures[table]
 

@@ -16,17 +16,23 @@ not announced expires by itself.
 
 from breadbox import client as _client
 from breadbox import lease as _lease
+from breadbox import service as _service
 from breadbox.aio.client import Client as Client
 from breadbox.aio.client import connect as connect
 from breadbox.aio.lease import Lease as Lease
 from breadbox.aio.local import local_server as local_server
+from breadbox.aio.service import Service as Service
 from breadbox.transport.aio.entering import Entering as Entering
 
-__all__ = ["Client", "Entering", "Lease", "connect", "local_server"]
+__all__ = ["Client", "Entering", "Lease", "Service", "connect", "local_server"]
 
 # Docstrings are written once, in the blocking client; `help()` shows them here, too.
 connect.__doc__ = _client.connect.__doc__
-for _kind, _documented in ((Client, _client.Client), (Lease, _lease.Lease)):
+for _kind, _documented in (
+    (Client, _client.Client),
+    (Lease, _lease.Lease),
+    (Service, _service.Service),
+):
     for _name, _member in vars(_kind).items():
         if not _name.startswith("_"):
             _same = "store" if _name == "open_store" else _name

@@ -2,17 +2,27 @@
 
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from uuid import uuid4
 
 from numpy.typing import NDArray
 
 from breadbox.aio.lease import Lease
+from breadbox.aio.service import Service
 from breadbox.model import types
+from breadbox.model.errors import WaitElapsedError
 from breadbox.model.fragment import Fragment
+from breadbox.model.moved import moved
 from breadbox.model.options import ClientOptions, Tls, check_addresses
-from breadbox.model.types import ReleaseMode
 from breadbox.operations import calls, operations
 from breadbox.operations.cursor_reads import LoadedRead, Tail
 from breadbox.reading.batches import Batch, Stack
@@ -83,6 +93,7 @@ class Client(ProcessBound):
             slot=operations.StoreSlot(store),
         )
         self._interpreter = Interpreter(self._context)
+        self.service = Service(self._interpreter)
 
     # Life --------------------------------------------------------------------------------------
 
@@ -118,6 +129,11 @@ class Client(ProcessBound):
         state = " closed" if self.closed else ""
         return f"<breadbox.aio.Client of {self.address}, buffer {self.buffer!r}{state}>"
 
+    if not TYPE_CHECKING:  # Type checkers are to find old names.
+
+        def __getattr__(self, name: str) -> Any:
+            return moved(self, name)
+
     async def _invoke(self, call: calls.Call[T]) -> T:
         return await self._interpreter.run(operations.invoke(self._context, call))
 
@@ -136,17 +152,6 @@ class Client(ProcessBound):
 
     async def end_session(self, session_id: str, *, buffer: str | None = None) -> None:
         await self._invoke(calls.end_session(buffer or self.buffer, session_id))
-
-    async def publish_model(
-        self,
-        session_id: str,
-        model_version: int,
-        weights: types.PayloadReference | None = None,
-        *,
-        buffer: str | None = None,
-    ) -> types.PublishReply:
-        call = calls.publish_model(buffer or self.buffer, session_id, model_version, weights)
-        return await self._invoke(call)
 
     async def publish(
         self,
@@ -184,15 +189,7 @@ class Client(ProcessBound):
             operations.load_model(self._context, buffer or self.buffer, newer_than, max_wait_s)
         )
 
-    async def load_weights(self, reference: types.PayloadReference) -> dict[str, Any]:
-        return await self._interpreter.run(operations.load_weights(self._context, reference))
-
     # Writing fragments -------------------------------------------------------------------------
-
-    async def append_fragments(
-        self, fragments: Sequence[types.FragmentMetadata], *, buffer: str | None = None
-    ) -> types.AppendReply:
-        return await self._invoke(calls.append_fragments(buffer or self.buffer, fragments))
 
     async def append(
         self,
@@ -225,33 +222,10 @@ class Client(ProcessBound):
 
     # Reading fragments -------------------------------------------------------------------------
 
-    async def fetch_fragments(
-        self,
-        fragment_count: int,
-        max_wait_s: float = 0.0,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        request_id: str | None = None,
-        lease_s: float | None = None,
-        buffer: str | None = None,
-    ) -> types.LeaseGrant:
-        request = calls.FetchRequest(
-            fragment_count=fragment_count,
-            max_wait_s=max_wait_s,
-            rank=rank,
-            world_size=world_size,
-            request_id=request_id,
-            lease_s=lease_s,
-        )
-        return await self._interpreter.run(
-            operations.fetch(self._context, buffer or self.buffer, request)
-        )
-
     def fetch(
         self,
         fragment_count: int,
-        max_wait_s: float = 0.0,
+        max_wait_s: float | None = None,
         *,
         rank: int = 0,
         world_size: int = 1,
@@ -259,7 +233,7 @@ class Client(ProcessBound):
         lease_s: float | None = None,
         buffer: str | None = None,
     ) -> "Entering[Lease]":
-        grant = self.fetch_fragments(
+        grant = self.service.fetch_fragments(
             fragment_count,
             max_wait_s,
             rank=rank,
@@ -273,35 +247,48 @@ class Client(ProcessBound):
     async def _leased(self, buffer: str, grant: Awaitable[types.LeaseGrant]) -> Lease:
         return Lease(self._interpreter, buffer, await grant)
 
-    async def get_prepared_fragments(
-        self, request_id: str, *, buffer: str | None = None
-    ) -> tuple[types.FragmentReference, ...]:
-        return await self._invoke(calls.get_prepared_fragments(buffer or self.buffer, request_id))
-
-    async def read_fragments(
+    @overload
+    def batches(
         self,
-        after_chunk_id: int | None = None,
+        batch_size: int,
+        max_wait_s: float | None = None,
         *,
-        chunk_count_max: int = 64,
-        max_wait_s: float = 0.0,
-        lease_s: float | None = None,
-        known_session_id: str | None = None,
-        subscription: str | None = None,
-        is_look: bool = False,
+        device: None = None,
+        columns: Sequence[str] | None = None,
         buffer: str | None = None,
-    ) -> types.FragmentRead:
-        request = calls.ReadRequest(
-            after_chunk_id=after_chunk_id,
-            chunk_count_max=chunk_count_max,
-            max_wait_s=max_wait_s,
-            lease_s=lease_s,
-            known_session_id=known_session_id,
-            subscription=subscription,
-            is_look=is_look,
-        )
-        return await self._interpreter.run(
-            operations.read(self._context, buffer or self.buffer, request)
-        )
+    ) -> "AsyncGenerator[Batch[NDArray[Any]], None]": ...
+
+    @overload
+    def batches(
+        self,
+        batch_size: int,
+        max_wait_s: float | None = None,
+        *,
+        device: types.Device,
+        columns: Sequence[str] | None = None,
+        buffer: str | None = None,
+    ) -> "AsyncGenerator[Batch[torch.Tensor], None]": ...
+
+    async def batches(
+        self,
+        batch_size: int,
+        max_wait_s: float | None = None,
+        *,
+        device: types.Device | None = None,
+        columns: Sequence[str] | None = None,
+        buffer: str | None = None,
+    ) -> AsyncGenerator[Batch, None]:
+        while True:
+            try:
+                lease = await self.fetch(batch_size, max_wait_s, buffer=buffer)
+            except WaitElapsedError:
+                return
+            async with lease:
+                batch = await self.load_batch(lease.references, device=device, columns=columns)
+                try:
+                    yield batch
+                except GeneratorExit:  # The caller has this batch: it counts as used.
+                    return
 
     async def tail(
         self,
@@ -410,21 +397,6 @@ class Client(ProcessBound):
             operations.read_batch(self._context, references, device, columns, into=into)
         )
 
-    async def renew_lease(
-        self, lease_id: str, *, lease_s: float | None = None, buffer: str | None = None
-    ) -> float:
-        return await self._invoke(calls.renew_lease(buffer or self.buffer, lease_id, lease_s))
-
-    async def release_lease(
-        self,
-        lease_id: str,
-        mode: ReleaseMode = ReleaseMode.CONSUMED,
-        *,
-        buffer: str | None = None,
-        unreadable: Sequence[str] = (),
-    ) -> None:
-        await self._invoke(calls.release_lease(buffer or self.buffer, lease_id, mode, unreadable))
-
     async def update_priorities(
         self,
         priorities: Mapping[int, float],
@@ -460,6 +432,3 @@ class Client(ProcessBound):
         self, name: str | None = None, *, events_after: int | None = None
     ) -> types.BufferDescription:
         return await self._invoke(calls.get_buffer(name or self.buffer, events_after))
-
-    async def get_store_config(self) -> types.StoreConfig:
-        return await self._invoke(calls.get_store_config())

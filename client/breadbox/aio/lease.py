@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lease(Granted):
-    """A granted batch, as `breadbox.Lease`: an async context manager that renews it.
+    """A granted batch, as `breadbox.types.Lease`: an async context manager that renews it.
 
     For one task at a time. A cancellation that leaves the block returns the lease. A loop over
     `fragments` or `batches` that is left early cancels its loads once the generator is closed;

@@ -6,8 +6,9 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
 import click
 from click.core import ParameterSource
@@ -19,6 +20,15 @@ from breadbox.model.paths import regular
 from breadbox.model.sizes import size_name
 
 S = TypeVar("S", bound=Settings)
+
+PREFIX: Final = "BREADBOX_"
+SIMILAR_MIN: Final = 0.8
+"""Similarity, 0 to 1, from which an unknown variable counts as a mistyped one."""
+RESEMBLING: Final = frozenset(
+    {"CONSOLE_PORT", "FRAGMENTS_PER_BATCH", "FRAGMENTS_PER_CHUNK", "INTERVAL_S", "LOG_INTERVAL_S"}
+    | {"PONG_TARGET_RETURN", "PONG_TIME_LIMIT_S", "STEPS_MAX", "TOKEN", "TOKENS", "USES_MAX"}
+)
+"""Variables of one command, or of the composition, that resemble those of another command."""
 
 
 def command(
@@ -40,6 +50,7 @@ def command(
         others = _options_of_file(fields_of(shares_file_of) if shares_file_of else ())
 
         def run(config: Path | None, **values: Any) -> Any:
+            _check_variables(fields)
             source = click.get_current_context().get_parameter_source
             typed = {
                 option: values[each.name]
@@ -80,6 +91,23 @@ def command(
         )
 
     return decorate
+
+
+def _check_variables(fields: Mapping[str, SettingField]) -> None:
+    """Raise Unusable for a variable that is probably a mistyped one of this command."""
+    known = {
+        variable.removeprefix(PREFIX) for each in fields.values() if (variable := each.variable)
+    }
+    for name in sorted(os.environ):
+        rest = name.removeprefix(PREFIX)
+        if rest == name or rest in known or rest in RESEMBLING:
+            continue
+        if meant := get_close_matches(rest, known, n=1, cutoff=SIMILAR_MIN):
+            path = click.get_current_context().command_path
+            raise Unusable(
+                f"the variable {name} is unknown; did you mean {PREFIX}{meant[0]}? Correct it or "
+                f"unset it; see '{path} --help'"
+            )
 
 
 def _flag(field: SettingField) -> str:

@@ -31,14 +31,17 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One line of text an event; the traceback below, if there is one."""
+    """One line of text per event; further lines of its message are indented below.
+
+    So no foreign text in a message can pass for an event of its own. A traceback comes last.
+    """
 
     def __init__(self) -> None:
         super().__init__(TEXT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Render a record without its traceback."""
-        return printable(super().formatMessage(record))
+        return "\n    ".join(map(printable, super().formatMessage(record).split("\n")))
 
     def format(self, record: logging.LogRecord) -> str:
         """Render a record; its traceback may quote foreign text too."""

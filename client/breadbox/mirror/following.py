@@ -166,7 +166,7 @@ class MirrorReader:
         with self._changed:
             begun_count, newest = self.begun_count, self._after
         for _ in range(CATCH_UP_READS):  # Bounded: producers may be as fast as these reads.
-            read = self._client.read_fragments(
+            read = self._client.service.read_fragments(
                 newest,
                 chunk_count_max=CATCH_UP_CHUNKS,
                 subscription=self._subscription,
@@ -174,7 +174,7 @@ class MirrorReader:
             )
             if read.lease_id is not None:
                 with suppress(ReplayBufferError):  # It expires by itself.
-                    self._client.release_lease(read.lease_id, buffer=self._buffer)
+                    self._client.service.release_lease(read.lease_id, buffer=self._buffer)
             if newest is not None and read.cursor < newest:
                 # Not `self.begun_count`: the thread may have restarted meanwhile.
                 begun_count, newest = begun_count + 1, self._beginning

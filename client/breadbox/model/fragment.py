@@ -9,8 +9,9 @@ from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from breadbox.model.errors import TreeMismatchError
 from breadbox.model.summaries import summary, summary_html
 from breadbox.model.types import FragmentMetadata
 
@@ -145,3 +146,81 @@ _ARRAY_FIELDS: Final = tuple(
     each.name for each in fields(Fragment) if each.name not in METADATA_FIELDS
 )
 _arrays_of = attrgetter(*_ARRAY_FIELDS)
+
+
+def fragment_of(
+    session_id: str,
+    worker_id: str,
+    fragment_index: int,
+    *,
+    obs: Tree,
+    action: Tree,
+    reward: ArrayLike,
+    next_obs: Tree,
+    terminated: ArrayLike | None = None,
+    truncated: ArrayLike | None = None,
+    starts_episode: bool | None = None,
+    episode_id: int = 0,
+    model_version: int = 0,
+    **optional: Any,
+) -> Fragment:
+    """Make a fragment of the arrays of T steps, and fill in the rest.
+
+    ```python
+    fragment = breadbox.fragment_of(
+        session.session_id, "my-worker", 0, obs=np.zeros((8, 4), np.float32),
+        action=np.zeros(8, np.int64), reward=np.ones(8), next_obs=np.zeros(4, np.float32),
+    )
+    ```
+
+    `breadbox.StepWriter` makes fragments of single steps instead.
+
+    Args:
+        session_id: The current session, see `Client.start_session`.
+        worker_id: The worker that played it; one for each environment.
+        fragment_index: Position in the worker's sequence within the session, contiguous from 0.
+        obs: Observations, leaves [T, ...].
+        action: Actions, leaves [T, ...].
+        reward: [T], undiscounted; stored as float32.
+        next_obs: Observation after the last step, leaves [...].
+        terminated: bool[T], or None if no step ended in a terminal state.
+        truncated: bool[T], or None if no episode was cut off.
+        starts_episode: True if step 0 starts an episode, or None for True in fragment 0 alone.
+        episode_id: Number of the episode of step 0; episodes that follow in the fragment get the
+            numbers after it.
+        model_version: Version of the policy that acted.
+        optional: Further fields of `breadbox.Fragment` by name, such as `log_prob` or `extras`.
+
+    Raises:
+        TreeMismatchError: `terminated` or `truncated` has another shape than `reward`.
+        TypeError: A name in `optional` is no field of `Fragment`.
+    """
+    rewards = np.asarray(reward, np.float32)
+    flags = []
+    for name, given in (("terminated", terminated), ("truncated", truncated)):
+        made = np.zeros(rewards.shape, np.bool_) if given is None else np.asarray(given, np.bool_)
+        if made.shape != rewards.shape:
+            raise TreeMismatchError(
+                name, f"shape {rewards.shape}, that of reward", f"shape {made.shape}"
+            )
+        flags.append(made)
+    first = np.zeros(rewards.shape, np.bool_)
+    first[1:] = (flags[0] | flags[1])[:-1]
+    numbers = episode_id + np.cumsum(first, dtype=np.int64)
+    first[0] = fragment_index == 0 if starts_episode is None else starts_episode
+    return Fragment(
+        worker_id=worker_id,
+        fragment_index=fragment_index,
+        session_id=session_id,
+        model_version_min=model_version,
+        model_version_max=model_version,
+        obs=obs,
+        action=action,
+        reward=rewards,
+        terminated=flags[0],
+        truncated=flags[1],
+        first=first,
+        episode_id=numbers,
+        next_obs=next_obs,
+        **optional,
+    )

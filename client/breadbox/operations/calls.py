@@ -175,7 +175,8 @@ class FetchRequest:
 
     fragment_count: int
     """Number of fragments for all ranks together."""
-    max_wait_s: float = 0.0
+    max_wait_s: float | None = None
+    """Seconds to wait, or None for as long as it takes."""
     rank: int = 0
     world_size: int = 1
     request_id: str | None = None

@@ -367,11 +367,13 @@ def watch_model(
 
 def fetch(context: Context, buffer: str, request: calls.FetchRequest) -> Operation[LeaseGrant]:
     """Fetch under a lease; raise WaitElapsedError if the wait is over and nothing was taken."""
-    wire.duration("max_wait_s", request.max_wait_s)
+    wait_s = math.inf if request.max_wait_s is None else request.max_wait_s
+    if request.max_wait_s is not None:
+        wire.duration("max_wait_s", wait_s)
     if context.slot.is_given:
         request = replace(request, inline_bytes_max=0)
     started_at = context.now()
-    until = started_at + request.max_wait_s
+    until = started_at + wait_s
     request_id = request.request_id or context.new_id()
     sent_count = 0
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ReplayBufferServiceStub(object):
-    """Who calls a method is said first; SECURITY.md says which tokens may.
+    """Each method's comment begins with its callers; SECURITY.md lists the roles that may call it.
     """
 
     def __init__(self, channel):
@@ -158,7 +158,7 @@ class ReplayBufferServiceStub(object):
 
 
 class ReplayBufferServiceServicer(object):
-    """Who calls a method is said first; SECURITY.md says which tokens may.
+    """Each method's comment begins with its callers; SECURITY.md lists the roles that may call it.
     """
 
     def StartSession(self, request, context):
@@ -189,9 +189,8 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchModel(self, request, context):
-        """Workers. Long poll: returns at once when the buffer's session or version differs from what the
-        caller knows, or weights have come for it, else when that happens, or with changed = false after
-        max_wait.
+        """Workers. Long poll: returns immediately if the buffer's session or version differs from the known
+        one, or has weights now; else as soon as that happens, or with changed = false after max_wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -203,8 +202,8 @@ class ReplayBufferServiceServicer(object):
         BYTES_FULL) on, no later fragment of the request is admitted: they carry the same outcome, once
         max_wait has passed.
         So do, after a PAYLOAD_MISSING, the later fragments of its worker.
-        Fails: PAYLOAD_SIZE_MISMATCH, at the first payload whose bytes in the store are not as many as
-        its reference says; fragments before it may have been admitted. WORKERS_FULL; APPENDS_FULL;
+        Fails: PAYLOAD_SIZE_MISMATCH, at the first payload with another size in the store than in its
+        reference; fragments before it may have been admitted. WORKERS_FULL; APPENDS_FULL;
         QUOTA_FULL; QUOTA_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -231,11 +230,11 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReadFragments(self, request, context):
-        """Learner, or whoever follows the data. Chunks in order of arrival, consuming nothing: no use is
-        counted, and nobody who fetches notices. Returns at once when a chunk came after the cursor, one
-        left before it was read, or another session is current than the caller knows; else when one of
-        these happens, or with nothing after max_wait. What is read stays readable under a lease of its
-        own, which does not outlive the server; RenewLease and ReleaseLease take it, in either mode.
+        """Learners and monitors. Chunks in order of arrival; consumes nothing: no use is counted, and
+        fetches do not notice. Returns immediately if there is a chunk after the cursor, if one left
+        before it was read, or if another session than the known one is current; else as soon as one of
+        these happens, or with nothing after max_wait. The payloads stay readable under a read lease,
+        which does not outlive the server; RenewLease and ReleaseLease take it, in either mode.
         Fails: WATCHERS_FULL; SUBSCRIPTION_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -243,12 +242,12 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CreateSubscription(self, request, context):
-        """Learner, or whoever follows the data, once: a cursor that the server keeps under a name, and that
-        moves by AcknowledgeChunks alone, so that what was not acknowledged is read again. A retaining
-        one keeps payloads of chunks that are used up or stale until it has passed them, as long as the
-        buffer has room: what only subscriptions keep goes first where the oldest is evicted, and lets
-        producers wait where they block. Repeating it changes nothing.
-        Fails: SUBSCRIPTION_EXISTS under the name of one that retains where this does not, or the reverse;
+        """Learners and monitors, once: a named cursor in the server's journal. Only AcknowledgeChunks moves
+        it, so chunks that were not acknowledged are read again. A retaining subscription keeps payloads
+        of used up or stale chunks until it has passed them, as long as the buffer has room: at capacity
+        an evicting buffer evicts these chunks first, and in a blocking buffer producers wait. Repeating
+        it changes nothing.
+        Fails: SUBSCRIPTION_EXISTS if the subscription of this name is of the other kind;
         SUBSCRIPTIONS_FULL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -256,14 +255,14 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AcknowledgeChunks(self, request, context):
-        """Who reads with it, once chunks are processed. Fails: SUBSCRIPTION_NOT_FOUND.
+        """The reader of a subscription, after processing chunks. Fails: SUBSCRIPTION_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSubscription(self, request, context):
-        """Who created it, or an operator. What was retained for it alone goes.
+        """The reader of a subscription, or an operator. Chunks retained for it alone are deleted.
         Fails: SUBSCRIPTION_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -302,7 +301,7 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateBuffer(self, request, context):
-        """Operator. Changes limits while running; what no longer fits is evicted at once.
+        """Operator. Changes limits while running; chunks that no longer fit are evicted immediately.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -316,14 +315,14 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListBuffers(self, request, context):
-        """Everybody. Page by page; a buffer that comes or goes meanwhile may be missing or there.
+        """All callers. Page by page; a buffer created or deleted meanwhile may be listed or not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetBuffer(self, request, context):
-        """Everybody.
+        """All callers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -345,9 +344,9 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WritePayloads(self, request_iterator, context):
-        """Clients that are told the store URL "gateway:". Writes payloads under fresh ids, which the server
-        makes up; they are unannounced. Flow control is that of HTTP/2: the server takes no more than it
-        is about to store. Repeating it writes other payloads, and the first ones expire.
+        """Clients with the store URL "gateway:". Writes payloads under fresh ids that the server chooses;
+        they are unannounced. Flow control is that of HTTP/2: the server reads only what it is about to
+        store. Repeating it writes other payloads, and the first ones expire.
         Fails: ARGUMENT_INVALID for other bytes than were said; GATEWAY_FULL while the caller has as much
         unannounced as it may, or as many of these calls in progress; GATEWAY_OFF.
 
@@ -359,8 +358,8 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReadPayloads(self, request, context):
-        """Clients that are told the store URL "gateway:". A producer may read the weights of models, others
-        what a buffer or a lease refers to.
+        """Clients with the store URL "gateway:". A producer may read the weights of models, other roles the
+        payloads of a buffer or a lease.
         Fails: PAYLOAD_MISSING for what is not there, or not for this caller; PAYLOAD_CORRUPT where it
         has another size than the reference says; GATEWAY_FULL; GATEWAY_OFF.
 
@@ -371,8 +370,8 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DiscardPayloads(self, request, context):
-        """Clients that are told the store URL "gateway:", for payloads that will not be announced. Ids of
-        others than those that this caller wrote, and nothing refers to, are ignored.
+        """Clients with the store URL "gateway:", for payloads that will not be announced. Ids of payloads
+        that another caller wrote, or that something refers to, are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -510,7 +509,7 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ReplayBufferService(object):
-    """Who calls a method is said first; SECURITY.md says which tokens may.
+    """Each method's comment begins with its callers; SECURITY.md lists the roles that may call it.
     """
 
     @staticmethod

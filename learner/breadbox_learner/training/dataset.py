@@ -33,7 +33,7 @@ class FragmentDataset(IterableDataset[Batch]):
         buffer: Name of the buffer.
         token: Bearer token, if the server requires one.
         columns: Names of the arrays to load, or None for all.
-        **options: How to load; see `breadbox.LoaderOptions`.
+        **options: How to load; see `breadbox.types.LoaderOptions`.
 
     Raises (while iterating):
         WaitElapsedError: No fragments came for `max_wait_s`.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from uuid import uuid4
 
-from breadbox import Client, Lease
+from breadbox import Client
 from breadbox.model.errors import (
     LeaseExpiredError,
     PayloadMissingError,
@@ -25,6 +25,7 @@ from breadbox.reading.batches import Batch, Stack
 from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LOAD_ERRORS
 from breadbox.transport.prefetch import prefetched
+from breadbox.types import Lease
 from breadbox_learner.training.batching import TrainingBatch, training_batch
 from breadbox_learner.training.fitting import Fitting, Misfit
 

@@ -49,6 +49,15 @@ def _factory(name: str) -> Callable[..., Environment] | None:
     return factory if callable(factory) else None
 
 
+def _unknown(name: str, error: Exception) -> str:
+    module, _, attribute = name.partition(":")
+    if attribute:
+        return (
+            f"{name!r}: module {module!r} has no {attribute!r}, and registers no such environment"
+        )
+    return f"{name!r} is not an environment: {error}"
+
+
 def check_environment(spec: EnvSpec) -> None:
     """Check, without making it, that the environment exists and takes the options."""
     factory = _factory(spec.name)
@@ -67,7 +76,7 @@ def check_environment(spec: EnvSpec) -> None:
     try:
         registered = gymnasium.spec(spec.name)
     except (gymnasium.error.Error, ImportError) as error:
-        raise InvalidRequestError("env", f"{spec.name!r} is not an environment: {error}") from error
+        raise InvalidRequestError("env", _unknown(spec.name, error)) from error
     if not spec.options or spec.vectorize is not None:
         return
     own = {key: value for key, value in spec.options.items() if key not in _OPTIONS_OF_MAKE}
@@ -172,5 +181,9 @@ def _is_in(name: str, modules: tuple[str, ...]) -> bool:
 
 
 def _register_atari(name: str) -> None:
-    if name.startswith("ALE/"):
+    if not name.startswith("ALE/"):
+        return
+    try:
         gymnasium.register_envs(importlib.import_module("ale_py"))
+    except ModuleNotFoundError as error:
+        raise InvalidRequestError("env", f"{name!r} needs {how_to_install('atari')}") from error

@@ -2,13 +2,20 @@
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from breadbox.model.errors import PERMANENT, ClosedError, ReplayBufferError, TlsError
+from breadbox.model.errors import (
+    PERMANENT,
+    BufferNotFoundError,
+    ClosedError,
+    ReplayBufferError,
+    TlsError,
+)
 from breadbox.model.types import BufferDescription, EpisodeReport, ModelState
 from breadbox.writing.appender import AppendClient
 
@@ -42,6 +49,8 @@ WATCH_S = 60.0
 """Seconds of one long poll."""
 RETRY_S = 1.0
 """Seconds between attempts, once the client has given up retrying."""
+BUFFER_WAIT_S = 60.0
+"""Seconds to wait for a buffer that does not exist, because a learner may create it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +153,13 @@ class ModelWatcher:
 
     def _follow(self) -> None:
         known: ModelState | None = None
+        missing_since: float | None = None
         while not self._closing.is_set():
             try:
                 # The first request returns immediately, even if there is no session.
                 wait_s = 0.0 if known is None else WATCH_S
                 state = self._service.watch_model(known, max_wait_s=wait_s)
+                missing_since = None
                 self._say_trouble("")
                 if self._first_session_id is None:
                     self._first_session_id = "" if state is None else state.session_id
@@ -169,6 +180,10 @@ class ModelWatcher:
             except ReplayBufferError as error:
                 if isinstance(error, TlsError) and self._first_session_id is None:
                     raise  # The certificates never worked, so they are wrong.
+                if isinstance(error, BufferNotFoundError):
+                    missing_since = missing_since or time.monotonic()
+                    if time.monotonic() - missing_since >= BUFFER_WAIT_S:
+                        raise
                 self._say_trouble(" ".join(str(error).split()))
                 self._closing.wait(RETRY_S)
             else:

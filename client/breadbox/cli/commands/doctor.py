@@ -115,7 +115,7 @@ def examine(client: breadbox.Client, store_url: str | None) -> Iterator[Finding]
     before = _buffers(client)
     config: StoreConfig | None = None
     try:
-        config = client.get_store_config()
+        config = client.service.get_store_config()
     except errors.ReplayBufferError as error:
         yield Finding("store", Verdict.BAD, _one_line(error), _remedy(error))
     if config is None:
@@ -259,10 +259,10 @@ def _permissions(client: breadbox.Client) -> Finding:
     # The token may be for some buffers only: the server lists those.
     buffer = "default" if "default" in names or not names else names[0]
     attempts: dict[str, Callable[[], object]] = {
-        "append": lambda: client.append_fragments([], buffer=buffer),
+        "append": lambda: client.service.append_fragments([], buffer=buffer),
         "report episodes": lambda: client.report_episodes(list[EpisodeReport](), buffer=buffer),
-        "fetch": lambda: client.fetch_fragments(0, buffer=buffer),
-        "publish": lambda: client.publish_model(empty, 0, buffer=buffer),
+        "fetch": lambda: client.service.fetch_fragments(0, buffer=buffer),
+        "publish": lambda: client.service.publish_model(empty, 0, buffer=buffer),
         "change buffers": lambda: client.delete_buffer(f"{buffer}/"),
     }
     denied = []
@@ -297,7 +297,7 @@ def _versions(server_version: str) -> Finding:
 
 def _clock(client: breadbox.Client) -> Finding:
     before_s = time.time()
-    server_s = client.get_store_config().server_unix_s
+    server_s = client.service.get_store_config().server_unix_s
     after_s = time.time()
     if server_s is None:
         return Finding("clock", Verdict.SKIPPED, "the server does not report its time")
@@ -321,8 +321,10 @@ def _store(client: breadbox.Client, store_url: str) -> Finding:
     )
     if per_s < STORE_BYTES_PER_S_MIN:
         remedy = (
-            "Slow: put the store nearer, or on shared memory (file:///dev/shm/...), or compress "
-            'with codecs="lz4".'
+            "Slow, although it is shared memory: this host is busy."
+            if store_url.startswith("file:///dev/shm/")
+            else "Slow: put the store nearer, or on shared memory (file:///dev/shm/...), or "
+            'compress with codecs="lz4".'
         )
         return Finding("store", Verdict.WARNING, detail, remedy)
     return Finding("store", Verdict.GOOD, detail)
