@@ -16,8 +16,10 @@ from google.protobuf.duration_pb2 import Duration
 import breadbox
 from breadbox import aio
 from breadbox.model import errors, types
+from breadbox.model.moved import TO_SERVICE
 from breadbox.model.options import ClientOptions, Tls
 from breadbox.operations import calls, operations
+from breadbox.service import Service
 from breadbox.stores import open_store
 from breadbox.v1 import buffer_pb2, errors_pb2, fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -241,10 +243,12 @@ def test_every_rpc_of_the_contract_is_in_the_table_of_calls() -> None:
 
 @pytest.mark.parametrize("rpc", RPCS)
 def test_every_rpc_is_a_method_of_both_clients_with_one_signature(rpc: str) -> None:
-    blocking = inspect.signature(getattr(breadbox.Client, snake(rpc)))
-    awaited = inspect.signature(getattr(aio.Client, snake(rpc)))
-    assert blocking.parameters == awaited.parameters
-    assert inspect.iscoroutinefunction(getattr(aio.Client, snake(rpc)))
+    name = snake(rpc)
+    is_raw = name in TO_SERVICE
+    function = getattr(Service if is_raw else breadbox.Client, name)
+    awaited = getattr(aio.Service if is_raw else aio.Client, name)
+    assert inspect.signature(function).parameters == inspect.signature(awaited).parameters
+    assert inspect.iscoroutinefunction(awaited)
 
 
 def test_all_public_methods_of_the_blocking_client_exist_on_the_asyncio_client() -> None:

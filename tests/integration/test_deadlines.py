@@ -30,6 +30,7 @@ from breadbox.lease import Lease
 from breadbox.model import errors
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import BufferConfig, EpisodeEnd, EpisodeReport, LeaseGrant, ReleaseMode
+from breadbox.service import Service
 from breadbox.writing.appender import Appender, AppenderOptions
 from support.fragments import large_fragment as stored_fragment
 from support.fragments import vector_fragment
@@ -132,13 +133,13 @@ CALLS: dict[str, Row] = {
     "Client.__exit__": lambda it: _left(it.client),
     "Client.start_session": lambda it: it.client.start_session("s"),
     "Client.end_session": lambda it: it.client.end_session("other"),
-    "Client.publish_model": lambda it: it.client.service.publish_model("s", 0),
+    "Service.publish_model": lambda it: it.client.service.publish_model("s", 0),
     "Client.publish": lambda it: it.client.publish("s", 0, {"w": np.ones(4)}),
     "Client.watch_model": lambda it: it.client.watch_model(it.model, max_wait_s=WAIT_S),
     "Client.load_model": lambda it: it.client.load_model(it.model, max_wait_s=WAIT_S),
     "Client.load_model of some": lambda it: it.client.load_model(),
-    "Client.load_weights": lambda it: it.client.service.load_weights(it.model.weights),
-    "Client.append_fragments": lambda it: it.client.service.append_fragments(
+    "Service.load_weights": lambda it: it.client.service.load_weights(it.model.weights),
+    "Service.append_fragments": lambda it: it.client.service.append_fragments(
         [reference.metadata for reference in it.spare.fragments]
     ),
     "Client.append": lambda it: it.client.append(it.fragment()),
@@ -152,28 +153,29 @@ CALLS: dict[str, Row] = {
             )
         ]
     ),
-    "Client.fetch_fragments": lambda it: it.client.service.fetch_fragments(4_000, WAIT_S),
+    "Service.fetch_fragments": lambda it: it.client.service.fetch_fragments(4_000, WAIT_S),
     "Client.fetch": lambda it: it.client.fetch(4_000, WAIT_S),
-    "Client.get_prepared_fragments": lambda it: it.client.service.get_prepared_fragments(
+    "Service.get_prepared_fragments": lambda it: it.client.service.get_prepared_fragments(
         it.spare.request_id
     ),
-    "Client.read_fragments": lambda it: it.client.service.read_fragments(7, max_wait_s=WAIT_S),
+    "Service.read_fragments": lambda it: it.client.service.read_fragments(7, max_wait_s=WAIT_S),
     "Client.create_subscription": lambda it: it.client.create_subscription("mine"),
     "Client.acknowledge_chunks": lambda it: it.client.acknowledge_chunks("mine", -1),
     "Client.delete_subscription": lambda it: it.client.delete_subscription("mine"),
     "Client.update_priorities": lambda it: it.client.update_priorities({0: 1.0}),
     "Client.tail": lambda it: _drained(it.client.tail(max_wait_s=WAIT_S)),
+    "Client.batches": lambda it: _drained(it.client.batches(4_000, WAIT_S)),
     "Client.load_fragments": lambda it: it.client.load_fragments(it.spare.fragments),
     "Client.describe_arrays": lambda it: it.client.describe_arrays(it.spare.fragments),
     "Client.load_batch": lambda it: it.client.load_batch(it.spare.fragments),
-    "Client.renew_lease": lambda it: it.client.service.renew_lease(it.spare.lease_id),
-    "Client.release_lease": lambda it: it.client.service.release_lease(it.spare.lease_id),
+    "Service.renew_lease": lambda it: it.client.service.renew_lease(it.spare.lease_id),
+    "Service.release_lease": lambda it: it.client.service.release_lease(it.spare.lease_id),
     "Client.create_buffer": lambda it: it.client.create_buffer(f"b{it.index}"),
     "Client.update_buffer": lambda it: it.client.update_buffer("default", BufferConfig()),
     "Client.delete_buffer": lambda it: it.client.delete_buffer("none"),
     "Client.list_buffers": lambda it: it.client.list_buffers(),
     "Client.get_buffer": lambda it: it.client.get_buffer(),
-    "Client.get_store_config": lambda it: it.client.service.get_store_config(),
+    "Service.get_store_config": lambda it: it.client.service.get_store_config(),
     "Lease.fragments": lambda it: _drained(it.lease.fragments()),
     "Lease.batches": lambda it: _drained(it.lease.batches(2, retries=2)),
     "Lease.batches.close": lambda it: _left_iterator(it.lease.batches(2)),
@@ -191,8 +193,8 @@ CALLS: dict[str, Row] = {
 """Every public call that may wait for server or store."""
 
 WAITING = {
-    *("Client.watch_model", "Client.load_model", "Client.fetch", "Client.fetch_fragments"),
-    *("Client.read_fragments", "Client.tail"),
+    *("Client.watch_model", "Client.load_model", "Client.fetch", "Service.fetch_fragments"),
+    *("Service.read_fragments", "Client.tail", "Client.batches"),
 }
 """They wait for what was asked for, besides."""
 SILENT = {
@@ -226,9 +228,8 @@ def _public(kind: type) -> Iterator[str]:
 
 
 def test_every_public_call_has_a_row() -> None:
-    public = {
-        name for kind in (Client, aio.Client, Lease, aio.Lease, Appender) for name in _public(kind)
-    }
+    kinds = (Client, aio.Client, Service, aio.Service, Lease, aio.Lease, Appender)
+    public = {name for kind in kinds for name in _public(kind)}
     assert set() == public - set(CALLS) - SILENT
 
 
@@ -396,7 +397,7 @@ async def test_no_call_outlives_its_deadline(world: World, peer: str, how: str, 
     }
     assert {} == strange
     failed = {name for name, (_, error) in zip(names, outcomes, strict=True) if error is not None}
-    needed = {"server": "Client.get_store_config", "redis": "Client.load_batch"}
+    needed = {"server": "Service.get_store_config", "redis": "Client.load_batch"}
     assert needed[peer] in failed
 
 

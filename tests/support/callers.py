@@ -9,6 +9,7 @@ from typing import Any
 
 import breadbox
 from breadbox import aio
+from breadbox.model.moved import TO_SERVICE
 from breadbox.model.options import ClientOptions
 
 
@@ -19,7 +20,8 @@ class Caller:
     client: Any
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        function = getattr(self.client, method)
+        owner = self.client.service if method in TO_SERVICE else self.client
+        function = getattr(owner, method)
         if isinstance(self.client, aio.Client):
             return await function(*args, **kwargs)
         return await asyncio.to_thread(function, *args, **kwargs)
