@@ -258,9 +258,9 @@ class Viewer:
                 continue
             is_text, shape = model.dtype.kind in "US", model.shape[1:]
             steps = []
-            for span, each in zip(episode.spans, parts, strict=True):
+            for position, span in enumerate(episode.spans):
                 # Fragments of one episode may differ, where the buffer takes any.
-                own = each.get(path)
+                own = parts[position].get(path)
                 fits = own is not None and own.shape[1:] == shape
                 if own is None or not fits or (own.dtype.kind in "US") != is_text:
                     own = np.full((span.stop - span.start, *shape), "" if is_text else np.nan)

@@ -70,7 +70,7 @@ async def test_what_is_appended_is_fetched_once(caller: Caller) -> None:
     for fragment in loaded:
         assert np.array_equal(sent[fragment.fragment_index].obs, fragment.obs)
     with pytest.raises(errors.WaitElapsedError, match="0 chunks are held and 1 is needed"):
-        await caller.call("fetch", 1)
+        await caller.call("fetch", 1, 0.0)
 
 
 async def test_weights_reach_who_watches(caller: Caller) -> None:
