@@ -232,7 +232,8 @@ class RolloutWorker:
         if words is not None:
             logger.warning("environment failed (%s): %s%s", kind, detail, words)
         if is_first and trace:
-            logger.warning("the first %s, as the environment raised it:\n%s", kind, trace)
+            shown = {"below": trace}
+            logger.warning("the first %s, as the environment raised it:", kind, extra=shown)
 
     def _patience_s(self) -> float | None:
         return self._ready.patience_s(self._pool.live_env_count, now=self._clock())

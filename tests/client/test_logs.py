@@ -54,10 +54,9 @@ def test_what_runs_for_long_takes_the_same_options(name: str) -> None:
     assert "BREADBOX_LOG_FORMAT" in said
 
 
-def test_further_lines_of_a_message_are_lines_and_can_pass_for_no_event() -> None:
-    record = logging.LogRecord(
-        "worker", logging.WARNING, "", 0, "%s", ("raised:\n  File \x1b[1m\n12:00 forged",), None
-    )
+def test_lines_below_a_message_are_lines_and_can_pass_for_no_event() -> None:
+    record = logging.LogRecord("worker", logging.WARNING, "", 0, "raised:", (), None)
+    record.below = "  File \x1b[1m\n12:00 forged"
     first, *further = TextFormatter().format(record).split("\n")
     assert first.endswith("WARNING worker: raised:")
     assert ["      File �[1m", "    12:00 forged"] == further

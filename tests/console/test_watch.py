@@ -39,6 +39,11 @@ class FakeClient:
         self.is_closed = False
         self.look_count = 0
 
+    @property
+    def service(self) -> "FakeClient":
+        """Itself: it has the calls of a client and of its service."""
+        return self
+
     async def list_buffers(self) -> list[BufferDescription]:
         self.look_count += 1
         self._fail("list")

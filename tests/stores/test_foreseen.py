@@ -1,10 +1,10 @@
 """Payloads like those met before are received at once, and those that only seem so are found."""
 
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,16 +33,15 @@ def nothing_met() -> None:
 
 
 @pytest.fixture(params=["redis", "files"])
-def store(
-    request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path: Path
-) -> Iterator[PayloadStore]:
-    url = redis_server.url if request.param == "redis" else f"file://{tmp_path}/payloads"
-    if request.param == "redis":
-        opened = open_store(url, piece_size_bytes=PIECE_BYTES)
-    else:
-        opened = FileStore(f"{tmp_path}/payloads")
-    yield opened
-    opened.close()
+def store(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[PayloadStore]:
+    # In memory: on a disk, which may hang, files are opened by threads first.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        if request.param == "redis":
+            opened = open_store(redis_server.url, piece_size_bytes=PIECE_BYTES)
+        else:
+            opened = FileStore(f"{folder}/payloads")
+        yield opened
+        opened.close()
 
 
 def fragment_of(index: int, **other: Any) -> Fragment:

@@ -14,6 +14,15 @@ Level = Literal["debug", "info", "warning", "error"]
 TEXT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
+def below(record: logging.LogRecord) -> str:
+    """Return the lines that a call gave as `extra={"below": ...}`, each indented after a newline.
+
+    They are for the traceback of another process: no line of it can pass for an event of its own.
+    """
+    lines: str = getattr(record, "below", "")
+    return "".join(f"\n    {line}" for line in lines.splitlines())
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, and the traceback if there is one."""
 
@@ -27,25 +36,25 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
+        elif lines := below(record):
+            fields["exception"] = lines.strip()
         return json.dumps(fields)
 
 
 class TextFormatter(logging.Formatter):
-    """One line of text per event; further lines of its message are indented below.
-
-    So no foreign text in a message can pass for an event of its own. A traceback comes last.
-    """
+    """One line of text per event; its traceback below, or lines that are given as `below`."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Render a record without its traceback."""
-        return "\n    ".join(map(printable, super().formatMessage(record).split("\n")))
+        return printable(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
         """Render a record; its traceback may quote foreign text too."""
-        return "\n".join(map(printable, super().format(record).split("\n")))
+        text = super().format(record) + below(record)
+        return "\n".join(map(printable, text.split("\n")))
 
 
 class LogSettings(Settings):

@@ -32,6 +32,8 @@ def signals_in_thread(
                 return
             handle(number)
 
+    # A thread that was there before may get one all the same: without a handler that is the end.
+    handlers = {each: signal.signal(each, lambda number, _: handle(number)) for each in numbers}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     thread = threading.Thread(target=take, name="signals", daemon=True)
     thread.start()
@@ -42,6 +44,8 @@ def signals_in_thread(
         signal.pthread_kill(thread.ident or 0, numbers[0])
         thread.join()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -34,6 +34,8 @@ def _end_after(parent: int) -> None:
     import signal  # Imported here: every command loads this module, and few have such a parent.
     import time
 
+    # Signals to the process are for threads that expect them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     while os.getppid() == parent:
         time.sleep(_POLL_S)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -11,7 +11,17 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "server": _SERVER,
     "rollout-worker": _WORKER,
     "learner": _LEARNER,
-    "console": ("starlette", "uvicorn", "av", "PIL", "gymnasium", "msgpack", "pyarrow", "yaml"),
+    "console": (
+        "starlette",
+        "uvicorn",
+        "h11",
+        "av",
+        "PIL",
+        "gymnasium",
+        "msgpack",
+        "pyarrow",
+        "yaml",
+    ),
     "offline": ("gymnasium", "msgpack", "PIL", "pyarrow"),
     "demo": (*_SERVER, *_WORKER, *_LEARNER, "matplotlib"),
 }

@@ -287,7 +287,8 @@ class EpisodeGenerator:
             )
         self.failures[kind] += 1
         if self.failures[kind] == 1 and trace:
-            logger.warning("the first %s, as the environment raised it:\n%s", kind, trace)
+            shown = {"below": trace}
+            logger.warning("the first %s, as the environment raised it:", kind, extra=shown)
         self._failure_counts[worker] += 1
         logger.warning("worker %d failed (%s): %s", worker, kind, detail)
         self._recordings.add_failure({"worker": worker, "kind": kind, "detail": detail})

@@ -21,7 +21,11 @@ REDIS_ERRORS: Final = (
 RuntimeError is uvloop's, for a connection that the other side ended while it was being made."""
 
 
-_IN_SCRIPT: Final = re.compile(r"^Error running script .*?: -|\.? script: [0-9a-f]{40}, on .*$")
+_IN_SCRIPT: Final = re.compile(
+    r"^Command # \d+ \(.*?\) of pipeline caused error: |^Error running script .*?: -"
+    r"|\.? script: [0-9a-f]{40}, on .*$",
+    re.DOTALL,
+)
 
 _ELSEWHERE: Final = re.compile(
     r"(^|: -?)(READONLY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|LOADING|UNBLOCKED)\b"
@@ -74,6 +78,8 @@ def translated_errors() -> Iterator[None]:
             "the Redis payload store did not answer in time", was_silent=True
         ) from error
     except REDIS_ERRORS as error:
+        if isinstance(error, RuntimeError) and "closed" not in str(error):
+            raise  # A bug of ours.
         if any(isinstance(each, redis.AuthenticationError) for each in (error, error.__cause__)):
             # Without the text: some servers repeat the user name.
             raise StoreUnavailableError(
@@ -89,7 +95,7 @@ def is_elsewhere(error: BaseException) -> bool:
 
 def shortened(error: BaseException) -> str:
     """Return Redis' refusal, cut to fit a line, without the script's line or the user's name."""
-    text = str(error)
+    text = str(error.args[0]) if error.args else ""  # Others may be behind it.
     command = _COMMAND.search(text)
     if isinstance(error, redis.exceptions.NoPermissionError) or text.startswith("NOPERM "):
         right = f" (+{command[1].lower()})" if command else ""
