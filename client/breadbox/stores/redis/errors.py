@@ -22,10 +22,11 @@ RuntimeError is uvloop's, for a connection that the other side ended while it wa
 
 
 _IN_SCRIPT: Final = re.compile(
-    r"^Command # \d+ \(.*?\) of pipeline caused error: |^Error running script .*?: -"
-    r"|\.? script: [0-9a-f]{40}, on .*$",
+    r"^(?:Command # \d+ \(.*?\) of pipeline caused error: )?(?:\(['\"])?"
+    r"(?:Error running script .*?: -)?|\.? script: [0-9a-f]{40}, on .*$",
     re.DOTALL,
 )
+"""The words of pipelines and scripts around an answer."""
 
 _ELSEWHERE: Final = re.compile(
     r"(^|: -?)(READONLY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|LOADING|UNBLOCKED)\b"
@@ -95,7 +96,7 @@ def is_elsewhere(error: BaseException) -> bool:
 
 def shortened(error: BaseException) -> str:
     """Return Redis' refusal, cut to fit a line, without the script's line or the user's name."""
-    text = str(error.args[0]) if error.args else ""  # Others may be behind it.
+    text = str(error)
     command = _COMMAND.search(text)
     if isinstance(error, redis.exceptions.NoPermissionError) or text.startswith("NOPERM "):
         right = f" (+{command[1].lower()})" if command else ""
