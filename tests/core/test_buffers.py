@@ -45,6 +45,7 @@ def test_buffers_are_listed_by_name() -> None:
     create(world, "z")
     create(world, "A.1_b-c")
     assert ("A.1_b-c", "default", "z") == world.buffers.names()
+    assert [True, False] == [BufferName(name) in world.buffers for name in ("z", "y")]
 
 
 @pytest.mark.parametrize("name", ["", ".x", "-x", "a/b", "a b", "x" * 65, "ä", "x\n", 7])
