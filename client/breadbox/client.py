@@ -399,7 +399,7 @@ class Client(ProcessBound):
     def fetch(
         self,
         fragment_count: int,
-        max_wait_s: float | None = None,
+        max_wait_s: float | None = 0.0,
         *,
         rank: int = 0,
         world_size: int = 1,
@@ -421,7 +421,7 @@ class Client(ProcessBound):
         Args:
             fragment_count: Fragments for all ranks together; a multiple of
                 fragments_per_chunk * world_size.
-            max_wait_s: Seconds to wait for fragments, 0 to not wait, or None to wait until they are
+            max_wait_s: Seconds to wait for fragments; 0: do not wait. None: wait until they are
                 there.
             rank: Rank of this learner, from 0.
             world_size: Number of learners that share the fetch.

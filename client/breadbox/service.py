@@ -85,7 +85,7 @@ class Service:
     def fetch_fragments(
         self,
         fragment_count: int,
-        max_wait_s: float | None = None,
+        max_wait_s: float | None = 0.0,
         *,
         rank: int = 0,
         world_size: int = 1,

@@ -3,7 +3,7 @@
 import json
 import os
 from contextlib import closing
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,12 +76,21 @@ def import_episodes(settings: ImportSettings) -> None:
         policy=ValidationPolicy({FindingKind.UNFINISHED: FindingPolicy(settings.unfinished)}),
     )
     settings.check()
-    with settings.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client:
+    with (
+        settings.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client,
+        bounded_memory(settings.memory_max, path),
+    ):
+        client.list_buffers()  # Raises if the server cannot be reached, before anything is read.
+        # A file that cannot be read leaves neither a buffer nor a session behind.
+        episodes = dataset.episodes()
+        first = [*islice(episodes, 1)]
         description = ensure_demo_buffer(client, buffer, capacity_chunks=settings.capacity_chunks)
-        with bounded_memory(settings.memory_max, path):
-            counts = append_episodes(
-                client, dataset.episodes(), join_session(client, description), step_count=step_count
-            )
+        counts = append_episodes(
+            client,
+            chain(first, episodes),
+            join_session(client, description),
+            step_count=step_count,
+        )
     if settings.as_json:
         click.echo(json.dumps(_as_json(counts, dataset)))
     else:

@@ -223,8 +223,10 @@ def _take_floats(extras: dict[str, Tree], names: tuple[str, ...]) -> NDArray[np.
 class FragmentReader:
     """Join fragments, each worker's in index order, to episodes; a gap ends an episode.
 
-    With `yields_parts` each fragment's part of an episode is yielded alone, so that no more than
-    two are in memory.
+    So does a seam, where a fragment starts from another observation than the one before ended with,
+    as those of a `StepWriter(follows="flags")` do: the rest is an episode of another id. With
+    `yields_parts` each fragment's part of an episode is yielded alone, so that no more than two are
+    in memory.
     """
 
     def __init__(self, *, yields_parts: bool = False) -> None:
@@ -240,6 +242,10 @@ class FragmentReader:
             yield from self._joined(pending)
             pending = []
         for part in _parts_of(fragment):
+            if pending and pending[-1].has_seam(part):
+                yield from self._joined(pending)
+                pending = []
+                part = replace(part, id=f"{part.id}@{part.t_started}")
             if pending:
                 part = _continuing(pending[-1], part)
                 pending[-1].check_follows(part)

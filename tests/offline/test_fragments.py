@@ -79,12 +79,26 @@ def test_parts_have_the_rows_and_ends_of_the_episodes_that_they_are_of() -> None
     ]
 
 
-def test_parts_that_do_not_follow_each_other_are_refused_as_episodes_are() -> None:
+@pytest.mark.parametrize("yields_parts", [True, False])
+def test_a_fragment_that_starts_elsewhere_ends_the_episode_before_it(yields_parts: bool) -> None:
+    """A loop that reads its sensors again for each step writes such fragments."""
     fragments, _ = cut([toy("a", 8)], 4)
     fragments[1].obs = fragments[1].obs + 1
+    reader = FragmentReader(yields_parts=yields_parts)
+    found = [part for fragment in fragments for part in reader.add(fragment)]
+    first, second = [*found, *reader.finish()]
+    assert (4, 4, False, True) == (len(first), len(second), first.is_done, second.is_done)
+    assert f"{first.id}@4" == second.id
+    np.testing.assert_array_equal(fragments[1].obs, second.observations[:4])
+
+
+def test_parts_of_other_shapes_are_refused() -> None:
+    fragments, _ = cut([toy("a", 8)], 4)
+    fragments[1].obs = np.repeat(fragments[1].obs, 2, axis=-1)
+    fragments[1].final_obs = np.repeat(fragments[1].final_obs, 2, axis=-1)
     reader = FragmentReader(yields_parts=True)
     assert 1 == len([*reader.add(fragments[0])])
-    with pytest.raises(EpisodeJoinError, match="starts from another observation"):
+    with pytest.raises(EpisodeJoinError, match="observations of other shapes"):
         list(reader.add(fragments[1]))
 
 

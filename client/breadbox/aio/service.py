@@ -43,7 +43,7 @@ class Service:
     async def fetch_fragments(
         self,
         fragment_count: int,
-        max_wait_s: float | None = None,
+        max_wait_s: float | None = 0.0,
         *,
         rank: int = 0,
         world_size: int = 1,

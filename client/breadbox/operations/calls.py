@@ -175,7 +175,7 @@ class FetchRequest:
 
     fragment_count: int
     """Number of fragments for all ranks together."""
-    max_wait_s: float | None = None
+    max_wait_s: float | None = 0.0
     """Seconds to wait, or None for as long as it takes."""
     rank: int = 0
     world_size: int = 1

@@ -261,13 +261,16 @@ class Episode:
             problem = "the parts have other extra model outputs"
         elif row_types(self.observations) != row_types(later.observations):
             problem = "the parts have observations of other shapes"
-        elif not rows_equal(
-            trees.rows(self.observations, -1, None),
-            trees.rows(later.observations, later.lookback, later.lookback + 1),
-        )[0]:
+        elif self.has_seam(later):
             problem = "the later part starts from another observation than this one ends with"
         if problem is not None:
             raise EpisodeJoinError(f"{self!r} cannot be continued: {problem}")
+
+    def has_seam(self, later: "Episode") -> bool:
+        """Return True if the other starts from another observation of the same types."""
+        first = trees.rows(later.observations, later.lookback, later.lookback + 1)
+        last = trees.rows(self.observations, -1, None)
+        return row_types(last) == row_types(first) and not rows_equal(last, first)[0]
 
     def as_truncated(self) -> "Episode":
         """Return the same steps, truncated unless they are terminated."""

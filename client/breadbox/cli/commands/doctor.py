@@ -261,7 +261,7 @@ def _permissions(client: breadbox.Client) -> Finding:
     attempts: dict[str, Callable[[], object]] = {
         "append": lambda: client.service.append_fragments([], buffer=buffer),
         "report episodes": lambda: client.report_episodes(list[EpisodeReport](), buffer=buffer),
-        "fetch": lambda: client.service.fetch_fragments(0, 0.0, buffer=buffer),
+        "fetch": lambda: client.service.fetch_fragments(0, buffer=buffer),
         "publish": lambda: client.service.publish_model(empty, 0, buffer=buffer),
         "change buffers": lambda: client.delete_buffer(f"{buffer}/"),
     }
