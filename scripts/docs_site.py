@@ -73,7 +73,6 @@ TOOLS = {
         "breadbox_offline.OfflinePreLearner",
         "breadbox_offline.BufferMixer",
     ],
-    "Errors": ["breadbox.model.errors"],
 }
 """What is documented beside `breadbox` itself, by heading."""
 
@@ -147,11 +146,12 @@ def python_page() -> str:
     intro = "What one calls is in `breadbox`, types for annotations are in `breadbox.types`."
     lines = ["# Python", "", intro, ""]
     first = {name for names in FIRST.values() for name in names}
-    values = sorted(set(breadbox._HOME_OF) - first)  # noqa: SLF001 - its names that are no modules
+    homes = breadbox._HOME_OF.items()  # noqa: SLF001 - its names that are no modules
+    values = sorted({name for name, home in homes if home != "model.errors"} - first)
     types = sorted(set(IN_TYPES) - first)
     for title, names in {**FIRST, "Values": values, "Types": types}.items():
         lines += [f"## {title}", "", *(block(home_of(name), level=3) for name in names)]
-    return "\n".join(lines)
+    return "\n".join([*lines, "## Errors", "", block("breadbox.model.errors", level=3)])
 
 
 def home_of(name: str) -> str:

@@ -54,7 +54,7 @@ def server_options(connections_max: int) -> tuple[tuple[str, int], ...]:
         # gRPC waits for the longer of its two timeouts of a ping.
         ("grpc.http2.ping_timeout_ms", _ms(limits.KEEPALIVE_ANSWER_S)),
         # gRPC's default would hang up on clients that ping while a fetch blocks.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", _ms(limits.PING_INTERVAL_S_MIN)),
+        ("grpc.http2.min_ping_interval_without_data_ms", _ms(limits.PING_INTERVAL_S_MIN)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.server_handshake_timeout_ms", _ms(limits.HANDSHAKE_S)),
     )
