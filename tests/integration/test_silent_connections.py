@@ -12,6 +12,8 @@ import pytest
 
 import breadbox
 from breadbox.model import errors
+from breadbox.v1 import replay_buffer_service_pb2 as pb
+from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 from breadbox_server import limits
 from support.callers import KINDS, make_caller
 from support.eventually import eventually, eventually_sync
@@ -151,3 +153,15 @@ def test_a_waiting_fetch_leaves_a_forgotten_connection_in_the_time_that_document
                 direct.append(vector_fragment(0))
                 assert 1 == len(fetching.result().fragments)
             assert time.monotonic() - started_at < promised_s + MARGIN_S
+
+
+@LONG
+def test_a_call_that_waits_is_not_cut_off_for_its_pings(server: ServerProcess) -> None:
+    """gRPC's default counts pings within five minutes as abuse, and the third of them ends it."""
+    pings_s = 10.0  # The shortest that gRPC's clients take.
+    options = [("grpc.keepalive_time_ms", int(1000 * pings_s)), ("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(server.address, options=options) as channel:
+        request = pb.FetchFragmentsRequest(buffer="default", request_id="r", fragment_count=1)
+        request.max_wait.FromSeconds(int(6 * pings_s))
+        reply = ReplayBufferServiceStub(channel).FetchFragments(request, timeout=9 * pings_s)
+    assert "no session" in reply.wait_elapsed.waiting_reason.lower(), reply
