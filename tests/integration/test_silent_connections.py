@@ -159,7 +159,11 @@ def test_a_waiting_fetch_leaves_a_forgotten_connection_in_the_time_that_document
 def test_a_call_that_waits_is_not_cut_off_for_its_pings(server: ServerProcess) -> None:
     """gRPC's default counts pings within five minutes as abuse, and the third of them ends it."""
     pings_s = 10.0  # The shortest that gRPC's clients take.
-    options = [("grpc.keepalive_time_ms", int(1000 * pings_s)), ("grpc.enable_http_proxy", 0)]
+    options = [
+        ("grpc.keepalive_time_ms", int(1000 * pings_s)),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.enable_http_proxy", 0),
+    ]
     with grpc.insecure_channel(server.address, options=options) as channel:
         request = pb.FetchFragmentsRequest(buffer="default", request_id="r", fragment_count=1)
         request.max_wait.FromSeconds(int(6 * pings_s))
