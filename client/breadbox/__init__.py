@@ -64,7 +64,7 @@ _HOMES = {
         LeaseExpiryPolicy MinimumChunks ReleaseMode SampleToInsertRatio SchemaPolicy
     """,
 }
-_MODULES = ("aio", "errors", "mirror", "testing", "types")
+_MODULES = ("aio", "errors", "types")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 _MOVED = """
     AppendReply AppendResult AppenderCounts ArrayType Autoreset Batch BufferDescription BufferState

@@ -19,6 +19,7 @@ from breadbox import aio, client, lease, stores
 from breadbox.model import errors, types
 from breadbox.model.moved import TO_SERVICE
 from breadbox.writing import appender
+from support.hidden_modules import hiding, modules_beyond
 
 PUBLIC = [
     "AdmissionOutcome",
@@ -47,8 +48,6 @@ PUBLIC = [
     "errors",
     "fragment_of",
     "local_server",
-    "mirror",
-    "testing",
     "true_next_obs",
     "types",
 ]
@@ -316,3 +315,9 @@ def test_every_promised_name_is_there_and_says_what_it_is(module: str) -> None:
 def test_modules_of_the_promise_can_be_imported_as_such() -> None:
     for name in ("errors", "types", "testing", "mirror", "aio"):
         assert importlib.import_module(f"breadbox.{name}") is getattr(breadbox, name)
+
+
+def test_a_star_brings_what_needs_no_extra() -> None:
+    program = f"{hiding(modules_beyond())}from breadbox import *\nprint(connect, types.Batch)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert 0 == done.returncode, done.stderr.decode()

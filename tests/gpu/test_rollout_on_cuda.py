@@ -72,3 +72,16 @@ def test_weights_are_adopted_on_cuda_while_environments_run() -> None:
         assert fragment.log_prob is not None
         np.testing.assert_allclose(judged.log_prob[0].numpy(), fragment.log_prob, atol=1e-3)
     assert len({fragment.model_version_min for fragment in service.fragments}) >= 3
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint16, np.uint32, np.int64])
+def test_choices_of_every_dtype_are_drawn_within_their_space_and_judged(dtype: type) -> None:
+    start = np.array([0, 5, 200], dtype)
+    space = spaces.MultiDiscrete(np.array([2, 3, 50], dtype), dtype=dtype, start=start)
+    policy = make_policy("mlp", spaces.Box(-1, 1, (3,)), space).to("cuda")
+    first = torch.ones(64, dtype=torch.bool, device="cuda")
+    action = policy.act(torch.zeros(64, 3, device="cuda"), None, first).action
+    assert all(space.contains(each.astype(dtype)) for each in action.cpu().numpy())
+    obs = torch.zeros(64, 1, 3, device="cuda")
+    judged = policy.evaluate(obs, action[:, None], None, first[:, None])
+    assert torch.isfinite(judged.log_prob).all()
