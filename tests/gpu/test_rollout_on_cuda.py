@@ -1,9 +1,12 @@
 """The rollout worker on a CUDA device."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from breadbox_policies import make_policy, policy_weights
 from breadbox_rollout.acting.inference import Inference, check_device, state_arrays
@@ -76,7 +79,7 @@ def test_weights_are_adopted_on_cuda_while_environments_run() -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint16, np.uint32, np.int64])
 def test_choices_of_every_dtype_are_drawn_within_their_space_and_judged(dtype: type) -> None:
-    start = np.array([0, 5, 200], dtype)
+    start: NDArray[Any] = np.array([0, 5, 200], dtype)
     space = spaces.MultiDiscrete(np.array([2, 3, 50], dtype), dtype=dtype, start=start)
     policy = make_policy("mlp", spaces.Box(-1, 1, (3,)), space).to("cuda")
     first = torch.ones(64, dtype=torch.bool, device="cuda")
