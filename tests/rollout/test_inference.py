@@ -1,9 +1,12 @@
 """Batched inference on the CPU, and what it refuses."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from breadbox.model.errors import InvalidRequestError
 from breadbox_policies import make_policy
@@ -11,6 +14,7 @@ from breadbox_policies.networks import MlpPolicy
 from breadbox_rollout.acting.inference import (
     Inference,
     PolicyOutputError,
+    _in_types,
     check_device,
     state_arrays,
 )
@@ -127,3 +131,21 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(InvalidRequestError, match="finds no CUDA device"):
             check_device("cuda")
+
+
+@pytest.mark.parametrize("of", [np.float32, np.float64, np.int32, np.int64])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
+def test_actions_beyond_an_integer_space_are_its_ends_and_never_wrapped(
+    of: type, dtype: type
+) -> None:
+    drawn: NDArray[Any] = np.array([[-300, -5, 0, 100, 300]], of)
+    bounds = np.iinfo(dtype)
+    wanted = [min(max(each, bounds.min), bounds.max) for each in (-300, -5, 0, 100, 300)]
+    (found,) = _in_types((drawn,), (np.zeros((1, 5), dtype),))
+    assert (wanted, dtype) == (found[0].tolist(), found.dtype)
+
+
+def test_a_float_beyond_int64_is_its_end() -> None:
+    found = _in_types(np.array([1e30, -1e30], np.float64), np.zeros(2, np.int64))
+    assert found[0] > 2**62
+    assert found[1] == -(2**63)

@@ -176,7 +176,24 @@ def _in_types(action: Tree, executed: Tree) -> Tree:
     dtype = executed.dtype
     if dtype.kind == "f" and np.can_cast(action.dtype, dtype):
         return action
+    if dtype.kind in "iu" and action.dtype.kind in "iuf" and action.dtype != dtype:
+        return _saturated(action, dtype)
     return action.astype(dtype, copy=False)
+
+
+def _saturated(action: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return numbers in an integer dtype, those beyond it as its ends: a cast would wrap them."""
+    bounds = np.iinfo(dtype)
+    low: Any = bounds.min
+    high: Any = bounds.max
+    if action.dtype.kind == "f":
+        low, high = float(low), float(high)
+        if int(high) > bounds.max:
+            high = np.nextafter(action.dtype.type(high), 0)
+    else:
+        own = np.iinfo(action.dtype)
+        low, high = max(low, own.min), min(high, own.max)
+    return np.asarray(np.clip(action, low, high)).astype(dtype)
 
 
 def write_actions(

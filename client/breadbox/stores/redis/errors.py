@@ -110,6 +110,8 @@ def describe(error: BaseException) -> str:
     """Say what went wrong in a few words."""
     if isinstance(error, OSError) and error.errno:
         return errno.errorcode.get(error.errno, "") + f" ({error.strerror})"
+    if isinstance(error, RuntimeError) and "closed" in str(error):
+        return "the connection was closed"  # uvloop names its own objects.
     return f"{type(error).__name__}: {str(error)[:200]}"
 
 
