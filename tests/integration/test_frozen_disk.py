@@ -119,6 +119,7 @@ def test_a_server_whose_disk_is_frozen_serves_others_and_goes_on(
             assert time.monotonic() - began_at < 2 * CALL_S
             announcing.join(2 * CALL_S)
             assert 1 == len(ends)
+            eventually_sync(lambda: client.get_buffer().state.outage != "", "an outage")
         with breadbox.connect(server.address, reconnect_s=60.0) as patient:
             patient.service.append_fragments([metadata])
             assert 1 == patient.get_buffer().state.chunk_count

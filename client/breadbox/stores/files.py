@@ -485,6 +485,9 @@ class FileCustodian:
     def usage(self) -> StoreUsage:
         """Return bytes used and their limit of the file system that the directory is on."""
         with _translated_errors():
+            if not self._is_in_memory:
+                # A disk that hangs still says how full it is; it changes no time.
+                os.utime(self._directory.unannounced)
             room = DiskRoom.of(self._directory.unannounced)
         return StoreUsage(
             used_bytes=room.size_bytes - room.free_bytes,
