@@ -363,7 +363,8 @@ def test_what_an_environment_raises_deep_inside_is_shown_once_with_file_and_line
     where = f"KeyError('fuel') at {environments.__file__}:{line}"
     assert where in str(caught.value)
     assert f"environment failed (step_raised): {where}" in caplog.messages
-    (trace,) = [each for each in caplog.messages if "Traceback" in each]
+    (trace,) = [vars(each)["below"] for each in caplog.records if "below" in vars(each)]
+    assert trace.startswith("Traceback")
     assert "return self._burn({})" in trace
     assert 'return tank["fuel"]' in trace
 
