@@ -225,7 +225,7 @@ class Client(ProcessBound):
     def fetch(
         self,
         fragment_count: int,
-        max_wait_s: float | None = 0.0,
+        max_wait_s: float | None = 60.0,
         *,
         rank: int = 0,
         world_size: int = 1,
