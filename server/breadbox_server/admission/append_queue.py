@@ -31,6 +31,7 @@ from breadbox_server.admission.quotas import UNCHARGED, Charge
 from breadbox_server.base.clock import Clock, TimerHandle
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.base.errors import AppendsFullError, PayloadSizeError
+from breadbox_server.base.gathering import Gathering
 from breadbox_server.core.model.errors import DomainError
 from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId, WorkerId
 from breadbox_server.core.model.inputs import (
@@ -280,6 +281,7 @@ class AppendQueue:
         """Fragments and bytes held up by learners' calls; bounded together with pending ones."""
         self._slice_s = SLICE_S_ASSUMED
         self._wake = asyncio.Event()
+        self._gathering = Gathering()
         metrics.pending_appends.set_function(lambda: self.pending_count + self._unread_count)
         metrics.waiting_appends.set_function(lambda: self.waiting_count)
 
@@ -321,6 +323,7 @@ class AppendQueue:
         self._pending[pending] = None
         self.inline_bytes += inline_bytes
         self.pending_count += len(fragments)
+        self._gathering.arrived()
         self._wake.set()
         return pending
 
@@ -374,8 +377,14 @@ class AppendQueue:
             await self._wake.wait()
             self._wake.clear()
             while self._pending or self._looks_again:
+                if not self._fills_slice():
+                    await self._gathering.wait()
                 await self.precedence.slice()
                 await self._run_slice()
+
+    def _fills_slice(self) -> bool:
+        undecided = [len(each.fragments) - len(each.results) for each in self._pending]
+        return sum(undecided) >= SLICE_FRAGMENTS
 
     async def _run_slice(self) -> None:
         started_at = self._clock.now()
@@ -400,6 +409,8 @@ class AppendQueue:
                 # What was admitted may have been granted at once, and so have made room again.
                 self._looks_again = bool(self._queues)
             self._core.pump()
+            if self._carrier is not None:
+                self._carrier.hurry()
         finally:
             self._is_deciding = False
         for item in items:
