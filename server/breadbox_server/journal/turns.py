@@ -55,11 +55,8 @@ class Journal(Protocol):
     def carries_payloads(self) -> bool:
         """Whether payloads can be written in one step with a turn."""
 
-    def has_room(self) -> bool:
-        """Whether more may be taken in; False: only what makes room again should be decided."""
-
     def hold(self) -> str:
-        """Why there is no room; only to be asked when there is none."""
+        """Return why only what makes room should be decided, or "" if more may be taken in."""
 
     async def append(
         self,
@@ -147,13 +144,9 @@ class Turns:
         """Whether there is a journal."""
         return self._journal is not None
 
-    def has_room(self) -> bool:
-        """Whether fragments may be admitted; False: the journal is too long, or its disk full."""
-        return self._journal is None or self._journal.has_room()
-
     def hold(self) -> str:
-        """Why there is no room; empty: there is."""
-        return "" if self._journal is None or self._journal.has_room() else self._journal.hold()
+        """Return why no fragments may be admitted, or "" if the journal has room."""
+        return "" if self._journal is None else self._journal.hold()
 
     def check_room(self) -> None:
         """Refuse new work while the journal has not kept up for long."""
