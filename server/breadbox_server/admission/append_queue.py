@@ -31,7 +31,6 @@ from breadbox_server.admission.quotas import UNCHARGED, Charge
 from breadbox_server.base.clock import Clock, TimerHandle
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.base.errors import AppendsFullError, PayloadSizeError
-from breadbox_server.base.gathering import Gathering
 from breadbox_server.core.model.errors import DomainError
 from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId, WorkerId
 from breadbox_server.core.model.inputs import (
@@ -281,7 +280,6 @@ class AppendQueue:
         """Fragments and bytes held up by learners' calls; bounded together with pending ones."""
         self._slice_s = SLICE_S_ASSUMED
         self._wake = asyncio.Event()
-        self._gathering = Gathering()
         metrics.pending_appends.set_function(lambda: self.pending_count + self._unread_count)
         metrics.waiting_appends.set_function(lambda: self.waiting_count)
 
@@ -323,7 +321,7 @@ class AppendQueue:
         self._pending[pending] = None
         self.inline_bytes += inline_bytes
         self.pending_count += len(fragments)
-        self._gathering.arrived()
+        self.precedence.gathering.arrived()
         self._wake.set()
         return pending
 
@@ -378,7 +376,7 @@ class AppendQueue:
             self._wake.clear()
             while self._pending or self._looks_again:
                 if not self._fills_slice():
-                    await self._gathering.wait()
+                    await self.precedence.gathering.wait()
                 await self.precedence.slice()
                 await self._run_slice()
 

@@ -61,6 +61,7 @@ RESERVED: Final = frozenset(
 )
 """Methods that have places when all others are taken."""
 
+APPEND: Final = SERVICE + "AppendFragments"
 LEARNERS: Final = frozenset(
     SERVICE + name
     for name in (
@@ -171,7 +172,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Wrap every method, in a form in which its message is asked for by us, or never."""
         method = handler_call_details.method
         if self.precedence is not None:
-            self.precedence.arrived()
+            self.precedence.arrived(is_append=method == APPEND)
         is_held = self._held is not None and method in _METHODS
         known = self._known.get(method)
         # A server that does not lead may have no service yet, and refuses calls all the same.
