@@ -24,7 +24,7 @@ from breadbox.model.types import (
 )
 from breadbox.operations import calls, operations
 from breadbox.stores.base import PayloadStore
-from breadbox.wire.conversion import metadata_of
+from support.announced import metadata_of
 from support.fragments import large_fragment, vector_fragment
 from support.operation_world import OperationWorld
 

@@ -18,9 +18,10 @@ from breadbox_server.core.model.config import (
 )
 from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.events import FetchGranted, WaitElapsed
-from breadbox_server.core.model.inputs import AdmissionOutcome
+from breadbox_server.core.model.inputs import AdmissionOutcome, Appended
 from core.test_priorities import chi_square, chi_square_max
 from core.world import World, indices
+from support.metadata import make_fragment
 
 ADMITTED, FULL = AdmissionOutcome.ADMITTED, AdmissionOutcome.BUFFER_FULL
 
@@ -104,8 +105,8 @@ def test_reverb_6_and_19_what_would_wait_can_be_asked_without_side_effects() -> 
     world.append("w0", 0)
     before = world.buffers.snapshot()
     assert "" == world.seen().waiting_reason
-    credit = world.buffers[DEFAULT_BUFFER].append_credit()
-    assert (0, before) == (credit.fragment_count, world.buffers.snapshot())
+    foreseen = world.buffers.judge(DEFAULT_BUFFER, make_fragment("w0", 1), now=world.now)
+    assert (Appended(FULL), before) == (foreseen, world.buffers.snapshot())
     assert not may_fetch(world, 3)
     assert may_fetch(world, 2)
     assert world.seen().waiting_reason.startswith("2 chunks were delivered and 1 inserted")

@@ -155,8 +155,6 @@ class AppendReply:
     results: tuple[AppendResult, ...] = field(repr=False)
     session_id: str
     model_version: int | None
-    append_credit_count: int
-    append_credit_bytes: int
     retry_delay_s: float | None
     """Seconds to wait before sending again the results that `asks_to_wait`, or None if none do."""
 

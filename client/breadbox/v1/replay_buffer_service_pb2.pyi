@@ -125,20 +125,16 @@ class AppendFragmentsRequest(_message.Message):
     def __init__(self, buffer: _Optional[str] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentMetadata, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ..., payloads: _Optional[_Iterable[bytes]] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AppendFragmentsResponse(_message.Message):
-    __slots__ = ("results", "session_id", "model_version", "append_credit_count", "append_credit_bytes", "retry_delay")
+    __slots__ = ("results", "session_id", "model_version", "retry_delay")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    APPEND_CREDIT_COUNT_FIELD_NUMBER: _ClassVar[int]
-    APPEND_CREDIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RETRY_DELAY_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[AppendResult]
     session_id: str
     model_version: int
-    append_credit_count: int
-    append_credit_bytes: int
     retry_delay: _duration_pb2.Duration
-    def __init__(self, results: _Optional[_Iterable[_Union[AppendResult, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., append_credit_count: _Optional[int] = ..., append_credit_bytes: _Optional[int] = ..., retry_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, results: _Optional[_Iterable[_Union[AppendResult, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., retry_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AppendResult(_message.Message):
     __slots__ = ("outcome", "first_outcome")

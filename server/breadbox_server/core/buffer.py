@@ -126,10 +126,6 @@ class ReplayBuffer:
         """Show the named cursors; far cheaper than going through what they have not passed."""
         return reading.describe_subscriptions(self._state)
 
-    def append_credit(self) -> description.AppendCredit:
-        """Return how much all producers together may send now without having to wait."""
-        return intake.credit(self._state)
-
     def may_overtake(self, fragment: Fragment, waits_for: AdmissionOutcome) -> bool:
         """Return whether a fragment takes nothing that one refused so earlier waits for (B31)."""
         return intake.may_overtake(self._state, fragment, waits_for)

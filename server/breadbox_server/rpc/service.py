@@ -186,18 +186,15 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             for fragment, result in zip(fragments, results, strict=True):
                 if result is not None and result.outcome is AdmissionOutcome.ADMITTED:
                     self._gateway.unannounced.forget(fragment.payload.payload_id)
-        credit = appends.credit(buffer, caller)
         retry_delay = None
         if any(result is not None and result.outcome.asks_to_wait for result in results):
-            delay_s = self._driver.core.describe(buffer).config.retry_delay_s
+            delay_s = self._driver.core.buffers[buffer].config.retry_delay_s
             # A producer that has waited here need not do so again.
             waited_s = min(perf_counter() - began_at, wait_s)
             retry_delay = convert.to_duration(max(0.0, delay_s - waited_s))
         response = pb.AppendFragmentsResponse(
             session_id=state.session_id,
             model_version=state.model_version,
-            append_credit_count=credit.fragment_count,
-            append_credit_bytes=credit.size_bytes,
             retry_delay=retry_delay,
         )
         convert.add_append_results(results, response.results)
@@ -370,7 +367,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         """Change the limits of a buffer."""
         name = convert.buffer_name(request.name)
         async with self._driver.core.durable_refusals():
-            current = self._driver.core.describe(name).config
+            current = self._driver.core.buffers[name].config
         wanted = convert.updated_config(request, current, self._default_config)
         await self._driver.core.apply(UpdateBuffer(name, wanted))
         return pb.UpdateBufferResponse(buffer=self._buffer(name))
