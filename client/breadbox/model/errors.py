@@ -56,6 +56,20 @@ class SessionEndedError(ReplayBufferError):
         self.current_session_id = current_session_id
 
 
+class SessionInUseError(ReplayBufferError):
+    """Another process uses the buffer's session, which is not the caller's. Nothing was changed."""
+
+    def __init__(self, session_id: str, users: str) -> None:
+        super().__init__(
+            f"session {session_id!r} is in use: {users}. To go ahead all the same pass "
+            "take_over=True (--take-over); else use another buffer, or wait: the session is free "
+            "60 s after their last call"
+        )
+        self.session_id = session_id
+        self.users = users
+        """Which processes called, when last and when first, as words."""
+
+
 class VersionRegressedError(ReplayBufferError):
     """A model version lower than the current one was published."""
 

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from socket import gethostname
 from typing import Any, Final
 
 import grpc
@@ -128,8 +129,9 @@ class ClientOptions:
         """Read the certificates, or return None for an unencrypted connection."""
         return None if self.tls is None else self.tls.credentials()
 
-    def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """Return the gRPC metadata of every call, or None without a token."""
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the gRPC metadata of every call: this process's name, and the token if any."""
+        process = (("breadbox-process", process_name()),)
         token = self.token or ""
         if token.startswith("@"):
             try:
@@ -138,7 +140,26 @@ class ClientOptions:
                 raise InvalidRequestError("token", "must be a file of plain text") from None
             if not token:
                 raise InvalidRequestError("token", "must be a file that is not empty")
-        return (("authorization", f"Bearer {token}"),) if token else None
+        return (*process, ("authorization", f"Bearer {token}")) if token else process
+
+
+def process_name() -> str:
+    """Return HOST/PID, by which a server tells the users of a session apart.
+
+    A restarted container has the same name again. A process that works for another one has that
+    one's name, see `call_as`.
+    """
+    host = gethostname().encode("ascii", "replace").decode()
+    return _names.get(os.getpid()) or f"{host}/{os.getpid()}"
+
+
+def call_as(name: str) -> None:
+    """Have clients that this process makes from now on call under another process's name."""
+    _names[os.getpid()] = name
+
+
+_names: Final[dict[int, str]] = {}
+"""Names that processes have taken, by process: a fork has a name of its own."""
 
 
 def channel_options(

@@ -82,7 +82,7 @@ def _call(
 
 
 def start_session(
-    buffer: str, session_id: str | None, model_version: int | None
+    buffer: str, session_id: str | None, model_version: int | None, *, take_over: bool
 ) -> Call[types.ModelState]:
     """Start a session; without an id, a random one."""
     session_id = uuid4().hex if session_id is None else session_id
@@ -92,6 +92,7 @@ def start_session(
         buffer=buffer,
         session_id=session_id,
         model_version=model_version,
+        take_over=take_over,
     )
 
 

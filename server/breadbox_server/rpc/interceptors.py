@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any, Final, NoReturn, TypeAlias
@@ -24,10 +24,13 @@ from breadbox_server.access.authorization import (
     Gate,
     Role,
     bearer_token,
+    called_by,
     caller_name,
     calls_as,
     check_request,
+    current_process,
     used_buffer,
+    used_session,
 )
 from breadbox_server.admission.looks import Looks
 from breadbox_server.admission.precedence import Precedence
@@ -37,6 +40,7 @@ from breadbox_server.gateway.transfers import READERS
 from breadbox_server.limits import PARTS_MAX, UNTAKEN_SMALL_BYTES
 from breadbox_server.metrics.clients import ClientCensus, role_of_call
 from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.reading.session_users import SessionUsers, User
 from breadbox_server.reading.uses import Uses
 from breadbox_server.rpc.status import NOT_DONE, DeadlineNearError, reply_budget_s, status_of
 from breadbox_server.rpc.traffic import Call, PendingReply, Traffic
@@ -123,6 +127,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._looks = Looks()
         metrics.looks_waiting.set_function(lambda: float(len(self._looks)))
         self._uses: Uses | None = None
+        self._users: SessionUsers | None = None
         self._known: dict[str, MaybeHandler] = {}
         self._running: set[Call] = set()
 
@@ -138,12 +143,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise self._held()
 
     def serve(
-        self, outage: Callable[[], Exception | None], precedence: Precedence, uses: Uses
+        self,
+        outage: Callable[[], Exception | None],
+        precedence: Precedence,
+        uses: Uses,
+        users: SessionUsers,
     ) -> None:
         """Let calls in from now on, and ask `outage` what does not answer the server."""
         self._outage = outage
         self._precedence = precedence
         self._uses = uses
+        self._users = users
         self._held = None
 
     def recheck(self) -> None:
@@ -179,7 +189,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return None
         try:
             # A caller without the right to call learns nothing else.
-            calls_as(self._gate.admit(method, handler_call_details.invocation_metadata or ()))
+            metadata = handler_call_details.invocation_metadata or ()
+            calls_as(self._gate.admit(method, metadata))
+            called_by(metadata)
             self._check_held(method)
         except DomainError as error:
             return self._refusal(method, error)
@@ -304,19 +316,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         precedence = self._precedence if call.method in LEARNERS and not is_viewer else None
         if precedence is not None:
             precedence.begin()
-        buffer, uses = used_buffer(caller, call.method, request), self._uses
-        if buffer and uses is not None:
-            uses.begin(buffer)
         try:
-            async with limit:
-                if not is_look:
-                    return await behaviour(request, context)
-                await looks.turn(caller.name or call.peer)
-                began_at = perf_counter()
-                answer = await behaviour(request, context)
-                if call.method in _LOOKS:  # Others wait for news, or for their caller.
-                    looks.took(perf_counter() - began_at)
-                return answer
+            with self._using(call, caller, role, request):
+                async with limit:
+                    if not is_look:
+                        return await behaviour(request, context)
+                    await looks.turn(caller.name or call.peer)
+                    began_at = perf_counter()
+                    answer = await behaviour(request, context)
+                    if call.method in _LOOKS:  # Others wait for news, or for their caller.
+                        looks.took(perf_counter() - began_at)
+                    return answer
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -325,8 +335,25 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._running.discard(call)
             if precedence is not None:
                 precedence.end()
+
+    @contextmanager
+    def _using(self, call: Call, caller: Caller, role: Role | None, request: Any) -> Iterator[None]:
+        """Count a call as a use of its buffer, and of the session there, until it ends."""
+        buffer, uses = used_buffer(caller, call.method, request), self._uses
+        used, users = used_session(role, call.method, request), self._users
+        user = None
+        if buffer and uses is not None:
+            uses.begin(buffer)
+        if used is not None and role is not None and users is not None:
+            user = User(role, current_process(call.peer), caller.name, used[1])
+            users.begin(used[0], user)
+        try:
+            yield
+        finally:
             if buffer and uses is not None:
                 uses.end(buffer)
+            if user is not None and used is not None and users is not None:
+                users.end(used[0], user)
 
     def _told(self, path: str, answer: Answer) -> Behaviour:
         method = path.rpartition("/")[2]

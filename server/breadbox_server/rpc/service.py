@@ -12,7 +12,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from breadbox import __version__
 from breadbox.stores.frames import pack
 from breadbox.v1 import buffer_pb2, replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
-from breadbox_server.access.authorization import Role, current_caller
+from breadbox_server.access.authorization import (
+    Role,
+    caller_name,
+    current_caller,
+    current_process,
+)
 from breadbox_server.base import conversion as convert
 from breadbox_server.base.errors import GatewayOffError
 from breadbox_server.core.model.description import BufferDescription
@@ -52,6 +57,7 @@ from breadbox_server.limits import (
 )
 from breadbox_server.metrics.episodes import by_key
 from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.reading.session_users import User
 from breadbox_server.settings import Settings
 
 pb = replay_buffer_service_pb2
@@ -94,12 +100,14 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.StartSessionResponse:
         """Make a session current."""
         version = ModelVersion(request.model_version) if request.HasField("model_version") else None
-        state = await self._driver.core.apply(
+        state = await self._driver.start_session(
             StartSession(
                 convert.buffer_name(request.buffer),
                 SessionId(convert.as_one_object(request.session_id)),
                 version,
-            )
+            ),
+            User(Role.LEARNER, current_process(context.peer()), caller_name() or ""),
+            take_over=request.take_over,
         )
         return pb.StartSessionResponse(
             session_id=state.session_id, model_version=state.model_version
@@ -398,7 +406,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             to_buffer(listed[name] or self._driver.core.describe(name)) for name in names[:size]
         ]
         await self._driver.turns.settled_or_away()
-        self._tell_problems(buffers)
+        self._tell_problems(buffers, context)
         return pb.ListBuffersResponse(
             buffers=buffers, next_page_token=names[size - 1] if len(names) > size else ""
         )
@@ -428,7 +436,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
                         values=event.values,
                     )
         await self._driver.turns.settled_or_away()
-        self._tell_problems([buffer])
+        self._tell_problems([buffer], context)
         return pb.GetBufferResponse(buffer=buffer)
 
     async def GetStoreConfig(
@@ -504,13 +512,15 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     def _buffer(self, name: BufferName) -> buffer_pb2.Buffer:
         return to_buffer(self._driver.core.describe(name))
 
-    def _tell_problems(self, buffers: Sequence[buffer_pb2.Buffer]) -> None:
-        outage = self._driver.outage()
+    def _tell_problems(self, buffers: Sequence[buffer_pb2.Buffer], context: Context) -> None:
+        outage, process = self._driver.outage(), current_process(context.peer())
         for buffer in buffers:
+            name, users = BufferName(buffer.name), self._driver.session_users
             is_held = bool(buffer.state.waiter_count or buffer.state.lease_count)
-            idle_s = 0.0 if is_held else self._driver.uses.idle_s(BufferName(buffer.name))
+            idle_s = 0.0 if is_held else self._driver.uses.idle_s(name)
             buffer.state.idle_duration.CopyFrom(convert.to_duration(idle_s))
             buffer.state.outage = "" if outage is None else str(outage)
+            buffer.state.session_users = users.others(name, SessionId(buffer.session_id), process)
             buffer.state.hold = self._driver.appends.hold() or self._driver.store_watch.hold()
 
     def _lease(self, lease_id: LeaseId, expires_at: float) -> pb.Lease:
