@@ -1,5 +1,6 @@
 """What the client does, step by step: retries, long waits, appends; without network or time."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,10 +13,14 @@ from breadbox import payload, stores
 from breadbox.model import errors
 from breadbox.model.fragment import Fragment
 from breadbox.model.options import WAIT_S_MAX_PER_CALL, ClientOptions
+from breadbox.model.presets import STORE_FULL_ADVICE
 from breadbox.model.types import (
     AdmissionOutcome,
     AppendReply,
     AppendResult,
+    BufferConfig,
+    BufferDescription,
+    BufferState,
     FragmentReference,
     LeaseGrant,
     ModelState,
@@ -34,6 +39,7 @@ STALE = AppendResult(AdmissionOutcome.STALE)
 WRONG_SESSION = AppendResult(AdmissionOutcome.WRONG_SESSION)
 DUPLICATE = AppendResult(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
 FULL = AppendResult(AdmissionOutcome.BUFFER_FULL)
+BYTES_FULL = AppendResult(AdmissionOutcome.BYTES_FULL)
 MISSING = AppendResult(AdmissionOutcome.PAYLOAD_MISSING)
 
 
@@ -692,6 +698,7 @@ def test_a_payload_that_expired_while_the_buffer_was_full_is_written_again_each_
 def test_a_store_that_is_full_is_waited_for(store: RecordingStore) -> None:
     world = OperationWorld(store=store)
     store.failures = [errors.StoreFullError("maxmemory", 1.0)] * 3
+    world.will("GetStoreConfig", AWAY)
     world.will("AppendFragments", reply(ADMITTED))
     assert [ADMITTED] == append(world)
     assert 3.0 <= world.clock.now <= 6.0
@@ -725,9 +732,70 @@ def test_producers_that_are_asked_to_wait_together_come_again_at_other_times(
 def test_a_store_that_stays_full_is_back_pressure(store: RecordingStore) -> None:
     world = OperationWorld(ClientOptions(append_wait_s=5.0), store=store)
     store.failures = [errors.StoreFullError("maxmemory", 1.0)] * 100
+    world.will("GetStoreConfig", *[AWAY] * 9)
     with pytest.raises(errors.BackpressureError, match="maxmemory"):
         append(world)
     assert 5.0 == world.clock.now
+
+
+def test_a_store_without_room_is_told_of_in_its_words_after_a_second_and_reported(
+    store: RecordingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = OperationWorld(ClientOptions(append_wait_s=70.0), store=store)
+    store.failures = [errors.StoreFullError("No space left on device", 0.1)] * 1000
+    reported_at: list[float] = []
+    world.will("GetStoreConfig", *[lambda _: reported_at.append(world.clock.now)] * 20)
+    with pytest.raises(errors.BackpressureError, match="No space left on device"):
+        append(world)
+
+    told = [each.getMessage() for each in caplog.records if "No space" in each.getMessage()]
+    words = f"No space left on device. {STORE_FULL_ADVICE}"
+    assert f"writing payloads failed, trying again: {words}" == told[0]
+    assert [True] * 2 == ["writing payloads has failed for 3" in told[1], len(told) == 3]
+    assert 1.0 <= reported_at[0] < 1.3
+    gaps = [later - earlier for earlier, later in itertools.pairwise(reported_at)]
+    assert [True] * len(gaps) == [5.0 <= gap < 5.3 for gap in gaps]
+    refusals = {request.write_refusal for request in world.requests("GetStoreConfig")}
+    assert {"No space left on device"} == refusals
+
+
+def test_a_write_that_finds_room_within_a_second_is_not_told_of_and_a_later_one_is_over(
+    store: RecordingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", *[reply(ADMITTED)] * 2)
+    world.will("GetStoreConfig", *[errors.UnavailableError("away")] * 9)
+    for count in (2, 20):
+        store.failures = [errors.StoreFullError("maxmemory", 0.2)] * count
+        assert [ADMITTED] == append(world)
+        assert [count == 20] * 2 == [
+            words in caplog.text for words in ("trying again: maxmemory", "works again after")
+        ]
+
+
+def test_an_append_that_the_server_lets_wait_tells_the_servers_reason(
+    store: RecordingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = OperationWorld(store=store)
+    full = reply(BYTES_FULL, retry_delay_s=1.0)
+    world.will("AppendFragments", *[full] * 4, reply(ADMITTED))
+    state = BufferState(hold="the store has no room")
+    world.will("GetBuffer", BufferDescription("b", BufferConfig(), "s", 0, state))
+    assert [ADMITTED] == append(world)
+    told = [each.getMessage() for each in caplog.records]
+    assert "appending failed, trying again: the store has no room" == told[0]
+    assert told[1].startswith("appending works again after")
+
+
+def test_an_append_to_a_buffer_that_is_merely_full_tells_nothing(
+    store: RecordingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = OperationWorld(store=store)
+    full = [reply(each, retry_delay_s=1.0) for each in (FULL, FULL, FULL, BYTES_FULL)]
+    world.will("AppendFragments", *full, reply(ADMITTED))
+    world.will("GetBuffer", BufferDescription("b", BufferConfig(), "s", 0, BufferState()))
+    assert [ADMITTED] == append(world)
+    assert [] == caplog.records
 
 
 @pytest.mark.parametrize(("limit", "waits"), [(0, True), (99, False), (1_000, True)])

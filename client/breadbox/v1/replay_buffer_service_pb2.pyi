@@ -435,8 +435,10 @@ class GetBufferResponse(_message.Message):
     def __init__(self, buffer: _Optional[_Union[_buffer_pb2.Buffer, _Mapping]] = ...) -> None: ...
 
 class GetStoreConfigRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("write_refusal",)
+    WRITE_REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    write_refusal: str
+    def __init__(self, write_refusal: _Optional[str] = ...) -> None: ...
 
 class GetStoreConfigResponse(_message.Message):
     __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version", "server_time", "inline_size_bytes_max", "journal_epoch", "store_concerns", "payload_size_bytes_max")

@@ -330,7 +330,7 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetStoreConfig(self, request, context):
-        """Clients, once after connecting: where payloads live.
+        """Clients, after connecting: where payloads live. Again while the store has no room for a write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -140,13 +140,20 @@ async def _fitted(settings: Settings, custodian: PayloadCustodian) -> Settings:
     fitting = usage.capacity_bytes_max
     if not fitting or settings.capacity_bytes <= fitting:
         return settings
+    directory = parse_store_url(settings.store).directory
+    if not directory:
+        remedy = "give Redis more maxmemory"
+    elif directory.startswith("/dev/shm/"):
+        remedy = "give /dev/shm more room (in a container docker run --shm-size)"
+    else:
+        remedy = "give the directory a larger file system"
     log.warning(
         "--capacity-bytes is %.0f MiB, and the store takes %.0f in all: buffers hold %.0f MiB; "
-        "for more, give Redis more maxmemory, or a directory a larger file system (docker run "
-        "--shm-size)",
+        "for more, %s",
         settings.capacity_bytes / MIB,
         usage.limit_bytes / MIB,
         fitting / MIB,
+        remedy,
     )
     return settings.model_copy(update={"capacity_bytes": fitting})
 

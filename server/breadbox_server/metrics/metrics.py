@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
@@ -20,7 +20,7 @@ from prometheus_client import (
     Summary,
 )
 
-from breadbox.model.errors import ReplayBufferError, StoreUnavailableError
+from breadbox.model.errors import ReplayBufferError, StoreFullError, StoreUnavailableError
 from breadbox.shared.outages import OutageLog
 from breadbox.stores.base import StoreUsage
 from breadbox.v1.replay_buffer_service_pb2 import EpisodeReport
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 STORE_WRITES: Final = {"confirm", "keep", "delete"}
 """Operations of the payload store that fail on a full disk."""
+STORE_ADDITIONS: Final = {"confirm", "keep"}
+"""Those by which payloads come in."""
 # From a fetch that need not wait (well under a millisecond) to the longest wait (5 min).
 WAIT_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 # From a unary call over loopback (half a millisecond) to a call that is clearly slow.
@@ -317,6 +319,10 @@ class Metrics:
         for place in (JOURNAL, PAYLOAD_STORE):
             self.store_refusals.labels(place.replace(" ", "_"))  # Shown from the start, as 0.
         self.store_outage = OutageLog(log, "writing to the payload store")
+        self.on_store_full: Callable[[str], None] = lambda words: None
+        """Called with the store's words when it has no room for a write."""
+        self.store_written_at = 0.0
+        """Time of `perf_counter` of the latest write that the store took."""
         self.silence = gauge(
             "breadbox_silence_seconds",
             "Time for which journal or payload store have not answered the server",
@@ -502,6 +508,8 @@ class Metrics:
                 yield
         except Exception as error:
             self.store_errors.labels(operation).inc()
+            if isinstance(error, StoreFullError):
+                self.on_store_full(error.what)
             if isinstance(error, StoreUnavailableError) and error.answer:
                 self.count_refusal(PAYLOAD_STORE)
                 self.store_outage.failed(error)
@@ -509,6 +517,8 @@ class Metrics:
         else:
             if operation in STORE_WRITES:
                 self.store_outage.succeeded()
+            if operation in STORE_ADDITIONS:
+                self.store_written_at = perf_counter()
         finally:
             self.store_seconds.labels(operation).observe(perf_counter() - started)
 

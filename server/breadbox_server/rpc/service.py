@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from breadbox import __version__
+from breadbox.model.errors import StoreFullError
 from breadbox.stores.frames import pack
 from breadbox.v1 import buffer_pb2, replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
 from breadbox_server.access.authorization import (
@@ -65,6 +66,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 WAIT_S_MAX: Final = 300.0
 """Longest wait of a fetch or a watch; callers that want to wait longer ask again."""
+REFUSAL_LENGTH_MAX: Final = 256
 REPLY_MARGIN_S: Final = 0.25
 """Kept free before a call's deadline, so that "elapsed" still reaches the caller."""
 
@@ -442,15 +444,18 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     async def GetStoreConfig(
         self, request: pb.GetStoreConfigRequest, context: Context
     ) -> pb.GetStoreConfigResponse:
-        """Return the payload store's URL and settings."""
-        settings = self._settings
+        """Return the payload store's URL and settings; take note of a write that it refused."""
+        settings, role = self._settings, current_caller().role
+        if request.write_refusal and role is not Role.VIEWER:
+            text = request.write_refusal[:REFUSAL_LENGTH_MAX]
+            self._driver.store_watch.refused(text if text.isprintable() else repr(text))
         server_time = Timestamp()
         server_time.FromNanoseconds(time.time_ns())
         return pb.GetStoreConfigResponse(
-            store_url=settings.store_told(current_caller().role),
+            store_url=settings.store_told(role),
             unannounced_duration=convert.to_duration(settings.unannounced_s),
             piece_size_bytes=settings.piece_size_bytes,
-            inline_size_bytes_max=self._inline_sizes[current_caller().role],
+            inline_size_bytes_max=self._inline_sizes[role],
             server_version=__version__,
             server_time=server_time,
             journal_epoch=self._journal_epoch(),
@@ -479,9 +484,14 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             await context.write(pb.WritePayloadsResponse())
 
         first = await first_message(requests)
-        references = await gateway.write(
-            current_caller(), context.peer(), first.size_bytes, Incoming(first, requests), report
-        )
+        try:
+            incoming = Incoming(first, requests)
+            references = await gateway.write(
+                current_caller(), context.peer(), first.size_bytes, incoming, report
+            )
+        except StoreFullError as error:
+            self._driver.store_watch.refused(error.what)
+            raise
         await context.write(pb.WritePayloadsResponse(payloads=map(convert.to_payload, references)))
 
     async def ReadPayloads(self, request: pb.ReadPayloadsRequest, context: Context) -> None:
