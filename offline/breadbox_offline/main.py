@@ -15,7 +15,7 @@ from breadbox.cli.base import import_from_here, printable
 from breadbox.cli.command import command
 from breadbox.cli.connection import Target
 from breadbox.cli.settings import Bytes, of_one_call, setting
-from breadbox.model.options import call_as, process_name
+from breadbox.model.options import calling_as, process_name
 from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError
 from breadbox_offline.files.dataset import Dataset
 from breadbox_offline.files.minari_dataset import MINARI_SCHEME, write_minari
@@ -79,9 +79,9 @@ def import_episodes(settings: ImportSettings) -> None:
         policy=ValidationPolicy({FindingKind.UNFINISHED: FindingPolicy(settings.unfinished)}),
     )
     settings.check()
-    # Imports of one host are one user of a session: the next one adds to it.
-    call_as(f"{process_name().partition('/')[0]}/import")
     with (
+        # Imports of one host are one user of a session: the next one adds to it.
+        calling_as(f"{process_name().partition('/')[0]}/import"),
         settings.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client,
         bounded_memory(settings.memory_max, path),
     ):

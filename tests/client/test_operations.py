@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from breadbox.model.types import (
     StoreConfig,
 )
 from breadbox.operations import calls, operations
+from breadbox.operations.retry import RetryPolicy
 from breadbox.stores.base import PayloadStore
 from breadbox.wire.conversion import metadata_of
+from breadbox.wire.route import Route
 from support.fragments import large_fragment, vector_fragment
 from support.operation_world import OperationWorld
 
@@ -63,6 +66,52 @@ def test_a_call_is_sent_again_while_the_server_is_away() -> None:
     world.will("ListBuffers", AWAY, AWAY, ())
     assert () == world.run(operations.invoke(world.context, calls.list_buffers()))
     assert 3 == len(world.sent)
+
+
+def answered(error: errors.UnavailableError) -> errors.UnavailableError:
+    error.is_answer = True
+    return error
+
+
+CAUSE = answered(errors.UnavailableError("its journal does not answer"))
+STANDS_BY = answered(errors.StandbyError("stands by"))
+
+
+@pytest.mark.parametrize(
+    ("outages", "told"),
+    [
+        ([CAUSE, AWAY], CAUSE),
+        ([AWAY, CAUSE], CAUSE),
+        ([STANDS_BY, AWAY], STANDS_BY),
+        ([CAUSE, STANDS_BY], CAUSE),
+        ([AWAY, AWAY], AWAY),
+    ],
+)
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_an_outage_of_several_servers_is_told_by_the_one_that_knows_its_cause(
+    outages: list[errors.UnavailableError], told: errors.UnavailableError, count: int
+) -> None:
+    world = OperationWorld()
+    world.context.route = Route("a:1,b:1")
+    policy = replace(world.context.policy, places=2, attempts_max=count)
+    world.will("ListBuffers", *list(itertools.islice(itertools.cycle(outages), count)))
+    with pytest.raises(errors.UnavailableError) as caught:
+        world.run(_listed(world.context, policy))
+    assert told is caught.value
+
+
+def test_a_cause_of_an_earlier_round_is_not_told() -> None:
+    world = OperationWorld()
+    world.context.route = Route("a:1,b:1")
+    policy = replace(world.context.policy, places=2, attempts_max=4)
+    world.will("ListBuffers", CAUSE, AWAY, AWAY, AWAY)
+    with pytest.raises(errors.UnavailableError) as caught:
+        world.run(_listed(world.context, policy))
+    assert AWAY is caught.value
+
+
+def _listed(context: operations.Context, policy: RetryPolicy) -> operations.Operation[Any]:
+    return operations.repeat(context, lambda _: calls.list_buffers(), policy)
 
 
 def test_all_pages_of_the_buffers_are_one_list() -> None:

@@ -12,6 +12,8 @@ class ReplayBufferError(Exception):
 
     request_id: str | None = None
     """The server's id of the failed call, if it returned one; quote it in a bug report."""
+    is_answer: bool = False
+    """True if a server answered so; False if none did, or the error is of this process."""
 
 
 class InvalidRequestError(ReplayBufferError):
@@ -296,9 +298,12 @@ name: an appender with "persist" drops the fragment, and stops after a minute of
 class TreeMismatchError(ReplayBufferError, ValueError):
     """Two trees that must be alike differ; names the path, what was wanted and what was got."""
 
-    def __init__(self, path: str, wanted: str, got: str, where: str = "") -> None:
+    def __init__(
+        self, path: str, wanted: str, got: str, where: str = "", *, remedy: str = ""
+    ) -> None:
         super().__init__(
             f"{where + ': ' if where else ''}{path or '(root)'}: wanted {wanted}, got {got}"
+            f"{'; ' if remedy else ''}{remedy}"
         )
         self.path = path
         self.wanted = wanted

@@ -3,7 +3,8 @@
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from socket import gethostname
 from typing import Any, Final
@@ -147,15 +148,22 @@ def process_name() -> str:
     """Return HOST/PID, by which a server tells the users of a session apart.
 
     A restarted container has the same name again. A process that works for another one has that
-    one's name, see `call_as`.
+    one's name, see `calling_as`.
     """
     host = gethostname().encode("ascii", "replace").decode()
     return _names.get(os.getpid()) or f"{host}/{os.getpid()}"
 
 
-def call_as(name: str) -> None:
-    """Have clients that this process makes from now on call under another process's name."""
+@contextmanager
+def calling_as(name: str) -> Iterator[None]:
+    """Have clients that this process makes in the block call under another process's name."""
+    before = _names.copy()
     _names[os.getpid()] = name
+    try:
+        yield
+    finally:
+        _names.clear()
+        _names.update(before)
 
 
 _names: Final[dict[int, str]] = {}

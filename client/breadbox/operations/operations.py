@@ -238,6 +238,7 @@ def repeat(
     `make_call` runs for every attempt; `meanwhile` during the first, and keeps its errors itself.
     """
     budget = RetryBudget(policy or context.policy, context.rng)
+    causes: deque[errors.ReplayBufferError] = deque(maxlen=len(context.route.addresses))
     while True:
         now = context.now()
         call = make_call(now)
@@ -258,25 +259,36 @@ def repeat(
                 context.has_answered or not isinstance(error, errors.TlsError)
             )
             delay_s = budget.delay_s_after(error, now=now) if may_pass else None
+            cause = error
+            if is_outage(error):
+                causes.append(error)
+                cause = max(reversed(causes), key=_tells)
             if was_answered:
                 context.outages.succeeded(calling)
             elif delay_s is not None and budget.attempts >= len(context.route.addresses):
-                context.outages.failed(calling, error)
+                context.outages.failed(calling, cause)
             if delay_s is not None and budget.waited_for_room_s(now=now) >= FULL_TOLD_S:
                 context.waits.failed(calling, error)
             if delay_s is None:
                 if budget.attempts > 1:
-                    error.add_note(
+                    cause.add_note(
                         f"gave up after {budget.attempts} attempts in "
                         f"{budget.elapsed_s(now=now):.1f} s (reconnect_s)"
                     )
-                raise
+                if cause is error:
+                    raise
+                raise cause from error
             yield Sleep(delay_s)
         else:
             context.has_answered = True
             context.outages.succeeded(calling)
             context.waits.succeeded(calling)
             return answer, budget.attempts + 1
+
+
+def _tells(error: errors.ReplayBufferError) -> int:
+    """Rank an outage by how much it says: a server that knows its cause goes before silence."""
+    return error.is_answer + (error.is_answer and not isinstance(error, errors.StandbyError))
 
 
 def _always(call: Call[T]) -> Callable[[float], Call[T]]:

@@ -571,8 +571,8 @@ def _check_room(directory: PayloadDirectory, size_bytes: int, file_count: int) -
         room = DiskRoom.of(directory.unannounced)
     if not room.has_room_for(size_bytes, file_count):
         raise StoreFullError(
-            f"the payload directory is full ({os.strerror(errno.ENOSPC)}: {size_bytes} bytes to write, "
-            f"{room.free_bytes} of {room.size_bytes} free, {room.kept_bytes} to be left; "
+            f"the payload directory is full ({os.strerror(errno.ENOSPC)}: {size_bytes} bytes to "
+            f"write, {room.free_bytes} of {room.size_bytes} free, {room.kept_bytes} to be left; "
             f"inodes: {room.free_inode_count} of {room.inode_count} free)"
         )
 

@@ -190,6 +190,7 @@ def error_of(failure: Failure) -> errors.ReplayBufferError:
     make = (known and BY_REASON.get(known.number)) or BY_CODE.get(failure.code, _unknown)
     error = make(failure)
     error.request_id = failure.metadata.get("request_id")
+    error.is_answer = bool(failure.reason)
     return error
 
 
