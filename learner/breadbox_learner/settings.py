@@ -116,7 +116,7 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     overwrite: bool = False
     """Delete the run in run_dir, and start anew; otherwise such a folder is refused."""
     take_over: bool = False
-    """Start the session although another process uses the one that this ends."""
+    """Start a session although another process uses the session that this ends."""
     seed: int = setting(0, ge=0, lt=2**63)
     """Seed of weights and of the order of minibatches."""
     device: str = "cpu"

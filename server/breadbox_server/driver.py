@@ -208,7 +208,7 @@ class Driver:
     async def start_session(
         self, command: StartSession, user: User, *, take_over: bool
     ) -> ModelState:
-        """Make a session current; SessionInUseError if others use the one that it would end."""
+        """Make a session current; SessionInUseError if others use the current one."""
         buffer, core = command.buffer, self.core
         core.turns.check_room()
         async with core.durable_refusals():

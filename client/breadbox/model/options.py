@@ -145,7 +145,7 @@ class ClientOptions:
 
 
 def process_name() -> str:
-    """Return HOST/PID, by which a server tells the users of a session apart.
+    """Return HOST/PID, by which a server knows the users of a session.
 
     A restarted container has the same name again. A process that works for another one has that
     one's name, see `calling_as`.

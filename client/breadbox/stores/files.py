@@ -679,7 +679,7 @@ def _translated_errors() -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL_ERRNOS:
-            # Without the path: the text goes on to the server, and to all who look at its buffers.
+            # Without the path: the text goes on to the server and into its descriptions of buffers.
             raise StoreFullError(f"the payload directory is full ({error.strerror})") from error
         what = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
         raise StoreUnavailableError(f"the payload directory failed ({what})") from error

@@ -253,7 +253,7 @@ def used_buffer(caller: Caller, method: str, request: Any) -> BufferName:
 
 
 def used_session(role: Role | None, method: str, request: Any) -> tuple[BufferName, str] | None:
-    """Return the buffer whose session a call uses, and the session that it names or "", or None.
+    """Return the buffer of the session that a call uses, with the id that it names or "", or None.
 
     `role` is that of the call's callers, see `role_of_call`.
     """
