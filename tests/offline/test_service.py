@@ -94,10 +94,10 @@ def test_an_import_adds_to_what_another_import_has_just_brought(
     write_episodes(toys(4), tmp_path / "in.parquet")
     counts = []
     for _ in range(2):
-        options = ["--server", address, "--buffer", "twice"]
+        options = ["--server", address, "--buffer", "both"]
         done = CliRunner().invoke(cli, ["import", str(tmp_path / "in.parquet"), *options])
         assert 0 == done.exit_code, done.output
-        counts.append(client.get_buffer("twice").state.fragment_count)
+        counts.append(client.get_buffer("both").state.fragment_count)
     assert [counts[0], 2 * counts[0]] == counts
 
 
@@ -324,7 +324,7 @@ def test_a_writer_and_an_import_share_a_buffer_and_no_step_is_lost(
     def imported() -> None:
         options = ["--server", address, "--buffer", buffer, "--step-count", "32", "--json"]
         result = CliRunner().invoke(
-            import_episodes, [str(written), *options], catch_exceptions=False
+            import_episodes, [str(written), *options, "--take-over"], catch_exceptions=False
         )
         counts = json.loads(result.output)
         assert (75, 3, 0) == (counts["steps"], counts["fragments"], counts["dropped_steps"])

@@ -117,7 +117,9 @@ class SessionUsers:
 def _words(others: list[tuple[float, float, User]], now: float) -> str:
     ago_s, since, user = others[0]
     host, _, pid = user.process.rpartition("/")
-    named = [f"process {pid} on {host}"] if pid.isdecimal() else []
+    kind = f"process {pid}" if pid.isdecimal() else pid
+    # A connection's name has a colon, and is an address.
+    named = [f"{kind} on {host}"] if host and ":" not in user.process else []
     named += [f"token {user.token!r}"] * bool(user.token)
     name = f" ({', '.join(named)})" if named else ""
     more = f" and {len(others) - 1} more" if others[1:] else ""
