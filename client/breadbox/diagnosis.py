@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from breadbox.model.presets import OFF_POLICY_ADVICE
+from breadbox.model.presets import OFF_POLICY_ADVICE, STORE_FULL_ADVICE
 from breadbox.model.types import BufferDescription, FullPolicy
 
 
@@ -179,15 +179,15 @@ def _outage(seen: _Seen) -> _Judgement | None:
 def _hold(seen: _Seen) -> _Judgement | None:
     if not seen.state.hold:
         return None
-    return (
-        "HOLD",
-        f"The server asks producers to wait: {seen.state.hold}.",
-        [
+    if "payload store" in seen.state.hold:
+        advice = [STORE_FULL_ADVICE, "Producers continue by themselves once there is room."]
+    else:
+        advice = [
             "Producers continue by themselves as soon as the server has caught up.",
-            "If that lasts, the payload store is full, or the server's machine lacks CPU: its log "
-            "and metrics (breadbox_journal_replay_seconds, breadbox_pending_deletions) say which.",
-        ],
-    )
+            "If that lasts, the server's machine lacks CPU: its log and metrics "
+            "(breadbox_journal_replay_seconds, breadbox_pending_deletions) say which.",
+        ]
+    return "HOLD", f"The server asks producers to wait: {seen.state.hold}.", advice
 
 
 def _no_session(seen: _Seen) -> _Judgement | None:

@@ -251,10 +251,15 @@ class _Run:
         if not self.ranks.membership.is_main:
             return NullPublisher(self.ranks.from_main(b"").decode(), session.model_version)
         publisher = Publisher(
-            self.client, session_id=session.session_id, model_version=session.model_version
+            self.client,
+            session_id=session.session_id,
+            model_version=session.model_version,
+            take_over=self.settings.take_over,
         )
         publisher.start(self.policy)
         stack.callback(publisher.end)
+        if self.folder is not None:
+            self.folder.write_session(publisher.session_id)
         self.ranks.from_main(publisher.session_id.encode())
         return publisher
 
@@ -310,6 +315,7 @@ class _Run:
             if data:
                 _log.info("going on in %s after update %d", self.folder.path, state.update)
             else:
+                session.session_id = self.folder.read_session()
                 _log.info("no checkpoint in %s: starting from scratch", self.folder.path)
         return state, session
 

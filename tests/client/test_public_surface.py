@@ -111,6 +111,7 @@ ERRORS = {
     "SubscriptionNotFoundError": "ReplayBufferError",
     "SchemaMismatchError": "ReplayBufferError",
     "SessionEndedError": "ReplayBufferError",
+    "SessionInUseError": "ReplayBufferError",
     "StoreError": "ReplayBufferError",
     "StoreFullError": "StoreError",
     "StoreUnavailableError": "StoreError",

@@ -330,6 +330,9 @@ class BufferState:
     idle_s: float = 0.0
     """Seconds since the last call that used the buffer, at most since the server's start. 0 while
     such a call waits, or a lease is open. Descriptions and the console's reads do not count."""
+    session_users: str = ""
+    """Other processes that called as learners or producers of the session within the last minute,
+    as words, or empty if none did."""
     latest_request_id: str = ""
     """Id of the last granted request with an open lease. If there is none, the id of the request
     with the latest ended leases, if one of these expired; empty if all were released."""

@@ -33,14 +33,16 @@ EPISODE_END_TRUNCATED: EpisodeEnd
 EPISODE_END_ABORTED: EpisodeEnd
 
 class StartSessionRequest(_message.Message):
-    __slots__ = ("buffer", "session_id", "model_version")
+    __slots__ = ("buffer", "session_id", "model_version", "take_over")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     session_id: str
     model_version: int
-    def __init__(self, buffer: _Optional[str] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+    take_over: bool
+    def __init__(self, buffer: _Optional[str] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., take_over: bool = ...) -> None: ...
 
 class StartSessionResponse(_message.Message):
     __slots__ = ("session_id", "model_version")
@@ -429,8 +431,10 @@ class GetBufferResponse(_message.Message):
     def __init__(self, buffer: _Optional[_Union[_buffer_pb2.Buffer, _Mapping]] = ...) -> None: ...
 
 class GetStoreConfigRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("write_refusal",)
+    WRITE_REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    write_refusal: str
+    def __init__(self, write_refusal: _Optional[str] = ...) -> None: ...
 
 class GetStoreConfigResponse(_message.Message):
     __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version", "server_time", "inline_size_bytes_max", "journal_epoch", "store_concerns", "payload_size_bytes_max")

@@ -336,7 +336,9 @@ class StepWriter(ProcessBound):
         next one begins, for at most `session_wait_s`.
 
         Args:
-            obs: What the policy saw, leaves [n, ...]. The first call fixes dtypes and shapes.
+            obs: What the policy saw, leaves [n, ...]. The first call fixes dtypes and shapes. The
+                observation of one environment with a Dict space is
+                `{key: value[None] for key, value in obs.items()}`.
             action: What the policy did, leaves [n, ...].
             reward: float32[n], undiscounted.
             next_obs: What the action led to, leaves [n, ...]. Where the episode ended, its true

@@ -77,6 +77,9 @@ ANONYMOUS: Final = Caller("", Role.ADMIN)
 """The caller of every call on a server without tokens."""
 
 _CALLER: Final[ContextVar[Caller]] = ContextVar("caller")
+_PROCESS: Final[ContextVar[str]] = ContextVar("process", default="")
+PROCESS_KEY: Final = "breadbox-process"
+"""Metadata by which a client names its process."""
 
 
 def current_caller() -> Caller:
@@ -93,6 +96,17 @@ def caller_name() -> str | None:
 def calls_as(caller: Caller) -> None:
     """Set what `current_caller` returns in this task and in the tasks that it starts."""
     _CALLER.set(caller)
+
+
+def called_by(metadata: Iterable[tuple[str, str | bytes]]) -> None:
+    """Set what `current_process` returns in this task."""
+    named = next((value for key, value in metadata if key == PROCESS_KEY), "")
+    _PROCESS.set(named[:NAME_SHOWN_MAX] if isinstance(named, str) else "")
+
+
+def current_process(peer: str) -> str:
+    """Return the name of the current call's process, or its connection's without one."""
+    return _PROCESS.get() or peer
 
 
 def matches(patterns: Iterable[str], name: str) -> bool:
@@ -161,6 +175,10 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
 _NO_USES: Final = frozenset(
     SERVICE + method for method in ("GetBuffer", "DeleteBuffer", "RenewLease", "ReleaseLease")
 )
+_ABOUT_SESSIONS: Final = frozenset(
+    SERVICE + method for method in ("StartSession", "EndSession", "ReportEpisodes")
+)
+_APPEND: Final = SERVICE + "AppendFragments"
 PUBLIC_METHODS: Final = frozenset({HEALTH + "Check", HEALTH + "Watch", HEALTH + "List"})
 """Calls without a token: probes of load balancers and containers have none, and learn one bit."""
 
@@ -232,6 +250,20 @@ def used_buffer(caller: Caller, method: str, request: Any) -> BufferName:
     if rule is None or not rule.buffer or is_look or method in _NO_USES:
         return BufferName("")
     return buffer_name(getattr(request, rule.buffer))
+
+
+def used_session(role: Role | None, method: str, request: Any) -> tuple[BufferName, str] | None:
+    """Return the buffer of the session that a call uses, with the id that it names or "", or None.
+
+    `role` is that of the call's callers, see `role_of_call`.
+    """
+    is_look = getattr(request, "is_look", False)
+    if role not in (Role.PRODUCER, Role.LEARNER) or is_look or method in _ABOUT_SESSIONS:
+        return None
+    buffer = buffer_name(request.buffer)
+    if method == _APPEND:
+        return buffer, request.fragments[0].session_id if request.fragments else ""
+    return buffer, getattr(request, "session_id", "")
 
 
 def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:

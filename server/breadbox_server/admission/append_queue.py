@@ -682,15 +682,17 @@ class AppendQueue:
             return
         payloads = [(payload_reference(item.fragment.payload), item.body) for item in riding]
         payload_ids = [item.fragment.payload.payload_id for item in riding]
-        found_no_room = False
+        words = ""
         with self._deletions.confirming(payload_ids), self._metrics.store_trip("keep"):
             try:
                 await self._custodian.keep(payloads)
-            except StoreFullError:
-                found_no_room = True
+            except StoreFullError as error:
+                words = error.what
             else:
                 if carrier:
                     carrier.has_payload_room = True
+        if found_no_room := bool(words):
+            self._metrics.on_store_full(words)
         for item in riding:
             # Without room for all of them, some may be there all the same.
             item.is_there, item.found_no_room = True, found_no_room

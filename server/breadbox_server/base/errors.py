@@ -57,6 +57,18 @@ class QuotaExceededError(DomainError):
         self.limit = limit
 
 
+class SessionInUseError(DomainError):
+    """Another process uses the session that a new one would end."""
+
+    def __init__(self, session: str, users: str) -> None:
+        super().__init__(
+            f"session {session!r} is in use: {users}. A new session ends it and drops its "
+            "fragments: pass take_over if that is meant"
+        )
+        self.session = session
+        self.users = users
+
+
 class PayloadSizeError(DomainError):
     """The payload in the store has another number of bytes than its reference says."""
 

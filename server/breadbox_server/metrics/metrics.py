@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from operator import attrgetter
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector
 
-from breadbox.model.errors import ReplayBufferError, StoreUnavailableError
+from breadbox.model.errors import ReplayBufferError, StoreFullError, StoreUnavailableError
 from breadbox.shared.outages import OutageLog
 from breadbox.stores.base import StoreUsage
 from breadbox.v1.replay_buffer_service_pb2 import EpisodeReport
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 STORE_WRITES: Final = {"confirm", "keep", "delete"}
 """Operations of the payload store that fail on a full disk."""
+STORE_ADDITIONS: Final = {"confirm", "keep"}
+"""Those by which payloads come in."""
 
 GAUGES: Final = {
     "chunks": ("chunk_count", "Chunks held for sampling"),
@@ -100,6 +102,10 @@ class Metrics(Series):
         for place in (JOURNAL, PAYLOAD_STORE):
             self.store_refusals.labels(place.replace(" ", "_"))  # Shown from the start, as 0.
         self.store_outage = OutageLog(log, "writing to the payload store")
+        self.on_store_full: Callable[[str], None] = lambda words: None
+        """Called with the store's words when it has no room for a write."""
+        self.store_written_at = 0.0
+        """Time of `perf_counter` of the latest write that the store took."""
         self.tokens_usable.set(1)
 
     def observe(self, events: Iterable[Event]) -> None:
@@ -233,6 +239,8 @@ class Metrics(Series):
                 yield
         except Exception as error:
             self.store_errors.labels(operation).inc()
+            if isinstance(error, StoreFullError):
+                self.on_store_full(error.what)
             if isinstance(error, StoreUnavailableError) and error.answer:
                 self.count_refusal(PAYLOAD_STORE)
                 self.store_outage.failed(error)
@@ -240,6 +248,8 @@ class Metrics(Series):
         else:
             if operation in STORE_WRITES:
                 self.store_outage.succeeded()
+            if operation in STORE_ADDITIONS:
+                self.store_written_at = perf_counter()
         finally:
             self.store_seconds.labels(operation).observe(perf_counter() - started)
 

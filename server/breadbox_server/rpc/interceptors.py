@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any, Final, NoReturn, TypeAlias
@@ -24,10 +24,13 @@ from breadbox_server.access.authorization import (
     Gate,
     Role,
     bearer_token,
+    called_by,
     caller_name,
     calls_as,
     check_request,
+    current_process,
     used_buffer,
+    used_session,
 )
 from breadbox_server.admission.looks import Looks
 from breadbox_server.admission.precedence import Precedence
@@ -37,6 +40,7 @@ from breadbox_server.gateway.transfers import READERS
 from breadbox_server.limits import PARTS_MAX, UNTAKEN_SMALL_BYTES
 from breadbox_server.metrics.clients import ClientCensus, role_of_call
 from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.reading.session_users import SessionUsers, User
 from breadbox_server.reading.uses import Uses
 from breadbox_server.rpc.status import NOT_DONE, DeadlineNearError, reply_budget_s, status_of
 from breadbox_server.rpc.traffic import Call, PendingReply, Traffic
@@ -124,6 +128,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Gives what refuses every call of the service, or None while they are let in."""
         self.precedence: Precedence | None = None
         self.uses: Uses | None = None
+        self.users: SessionUsers | None = None
         self._known: dict[str, MaybeHandler] = {}
         self.running: set[Call] = set()
 
@@ -140,12 +145,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise self._held()
 
     def serve(
-        self, outage: Callable[[], Exception | None], precedence: Precedence, uses: Uses
+        self,
+        outage: Callable[[], Exception | None],
+        precedence: Precedence,
+        uses: Uses,
+        users: SessionUsers,
     ) -> None:
         """Let calls in from now on, and ask `outage` what does not answer the server."""
         self.outage = outage
         self.precedence = precedence
         self.uses = uses
+        self.users = users
         self._held = None
 
     def recheck(self) -> None:
@@ -181,7 +191,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return None
         try:
             # A caller without the right to call learns nothing else.
-            calls_as(self.gate.admit(method, handler_call_details.invocation_metadata or ()))
+            metadata = handler_call_details.invocation_metadata or ()
+            calls_as(self.gate.admit(method, metadata))
+            called_by(metadata)
             self.check_held(method)
         except DomainError as error:
             return self._handler(_Method(method, self.metrics, None, error))
@@ -334,7 +346,7 @@ class _Handling:
         # Again: its message may have come long after its headers.
         house.check_held(call.method)
         limit = call.limit = asyncio.timeout(reply_budget_s(context.time_remaining()))
-        caller = self._admit(request)
+        caller, role = self._admit(request)
         house.running.add(call)
         # Not before its message is there and its caller known: headers alone hold up nobody.
         is_viewer, looks = caller.role is Role.VIEWER, house.looks
@@ -344,19 +356,17 @@ class _Handling:
         precedence = house.precedence if call.method in LEARNERS and not is_viewer else None
         if precedence is not None:
             precedence.begin()
-        buffer, uses = used_buffer(caller, call.method, request), house.uses
-        if buffer and uses is not None:
-            uses.begin(buffer)
         try:
-            async with limit:
-                if not is_look:
-                    return await behaviour(request, context)
-                await looks.turn(caller.name or call.peer)
-                began_at = perf_counter()
-                answer = await behaviour(request, context)
-                if call.method in _LOOKS:  # Others wait for news, or for their caller.
-                    looks.took(perf_counter() - began_at)
-                return answer
+            with self._using(call, caller, role, request):
+                async with limit:
+                    if not is_look:
+                        return await behaviour(request, context)
+                    await looks.turn(caller.name or call.peer)
+                    began_at = perf_counter()
+                    answer = await behaviour(request, context)
+                    if call.method in _LOOKS:  # Others wait for news, or for their caller.
+                        looks.took(perf_counter() - began_at)
+                    return answer
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -365,10 +375,27 @@ class _Handling:
             house.running.discard(call)
             if precedence is not None:
                 precedence.end()
+
+    @contextmanager
+    def _using(self, call: Call, caller: Caller, role: Role | None, request: Any) -> Iterator[None]:
+        """Count a call as a use of its buffer, and of the session there, until it ends."""
+        buffer, uses = used_buffer(caller, call.method, request), self._house.uses
+        used, users = used_session(role, call.method, request), self._house.users
+        user = None
+        if buffer and uses is not None:
+            uses.begin(buffer)
+        if used is not None and role is not None and users is not None:
+            user = User(role, current_process(call.peer), caller.name, used[1])
+            users.begin(used[0], user)
+        try:
+            yield
+        finally:
             if buffer and uses is not None:
                 uses.end(buffer)
+            if user is not None and used is not None and users is not None:
+                users.end(used[0], user)
 
-    def _admit(self, request: Any) -> Caller:
+    def _admit(self, request: Any) -> tuple[Caller, Role | None]:
         house, call = self._house, self._call
         caller = ANONYMOUS
         if house.gate.asks_for_tokens:
@@ -379,7 +406,7 @@ class _Handling:
         role = role_of_call(call.method, caller.role)
         if role is not None:
             house.census.seen(call.peer, role)
-        return caller
+        return caller, role
 
 
 class _CountingContext:
