@@ -50,7 +50,7 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
 @pytest.mark.long
 def test_what_documents_link_in_the_repository_is_linked_in_the_site(site: Path) -> None:
     home = (site / "index.html").read_text()
-    for target in ("operate.html", "security.html", "performance.html"):
+    for target in ("operate.html", "security.html", "studies/performance.html"):
         assert f'href="{target}"' in home
     assert 'href="../SECURITY.md"' not in (site / "operate.html").read_text()
     assert "Security</a>" in (site / "operate.html").read_text(), "by its title, not its path"

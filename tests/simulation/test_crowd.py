@@ -1,4 +1,4 @@
-"""What one server does for thousands: docs/scaling.md says it with these worlds, only larger."""
+"""What one server does for thousands: docs/studies/scaling.md says it with these worlds, only larger."""
 
 from pathlib import Path
 
