@@ -177,7 +177,7 @@ def unit_of(option: click.Option) -> str:
     """Unit and range of its values, where there are any."""
     name = str(option.name)
     ends = (each for each in sorted(UNITS, key=len, reverse=True) if name.endswith(each))
-    unit = "bytes, or with KiB, MiB, GiB" if option.metavar == "SIZE" else ""
+    unit = "bytes, or with KiB, MiB, GiB" if flags(option).endswith(" SIZE`") else ""
     parts = [unit or UNITS.get(next(ends, ""), ""), range_of(option)]
     return ", ".join(part for part in parts if part)
 

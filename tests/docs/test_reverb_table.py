@@ -1,4 +1,4 @@
-"""The tables of docs/studies/reverb.md, docs/which-read.md, ARCHITECTURE.md and CONTRIBUTING.md hold."""
+"""The tables of docs/studies, docs/which-read.md, ARCHITECTURE.md and CONTRIBUTING.md hold."""
 
 import re
 from pathlib import Path
