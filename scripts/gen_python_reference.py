@@ -393,7 +393,7 @@ def fields(thing: griffe.Object) -> Iterator[str]:
 def page(title: str, mark: str, intro: str, name: str) -> str:
     """A page of names, with their list first."""
     index = [
-        f"- **{heading}**: {', '.join(f'[`{each.title}`](#{anchor(each.title)})' for each in some)}\n"
+        f"- **{heading}**: {', '.join(link_to(each.title, name) for each in some)}\n"
         for heading, some in sections()[name].items()
     ]
     parts = [f"# {title}\n\n{mark}\n", intro, "".join(index)]
