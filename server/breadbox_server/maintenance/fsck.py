@@ -254,4 +254,4 @@ def _print(report: dict[str, int], found: _Findings, corrupt: Sequence[str]) -> 
     if report["deleted_corrupt"]:
         console.print(f"deleted {report['deleted_corrupt']} damaged payloads")
     if report["missing"] or report["deleted_corrupt"]:
-        console.print("the server drops what refers to missing payloads when it starts")
+        console.print("the server drops chunks of missing payloads when it starts")

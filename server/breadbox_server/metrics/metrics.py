@@ -175,7 +175,7 @@ class Metrics:
         }
         self.waiters = gauge(
             "breadbox_waiters",
-            "Fetches that wait, by what the first of them waits for",
+            "Waiting fetches, by the reason of the first one",
             ["buffer", "reason"],
         )
         self.payloads_missing = counter(
@@ -351,7 +351,7 @@ class Metrics:
         )
         self.clients = gauge(
             "breadbox_clients",
-            "Connections that called within the last minute, by what they called",
+            "Connections that called within the last minute, by role of their calls",
             ["role"],
         )
         self.credential_failures = counter(
