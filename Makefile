@@ -116,7 +116,7 @@ verify-limits: $(VENV)/.ready
 limits: $(VENV)/.ready  ## Write the table of limits into SECURITY.md
 	$(BIN)/python scripts/gen_limits.py
 
-reference: $(VENV)/.ready  ## Write the reference of commands, metrics and errors from the code
+reference: $(VENV)/.ready  ## Write the reference of Python, commands, settings, metrics and errors from the code
 	$(BIN)/python scripts/gen_reference.py
 
 docs: $(VENV)/.ready  ## Build the site of the documents into build/docs
