@@ -159,7 +159,7 @@ class Stack:
         return summary("Stack", [], dict(zip(paths, self.arrays, strict=True)))
 
     def fields(self, leaves: Sequence[Any]) -> dict[str, Any]:
-        """Build the stacked fields of a batch from a function of each array; None stays None."""
+        """Build the stacked fields of a batch from its leaves, one for each array."""
         fields = {
             name: map_present(leaves.__getitem__, self.structure[name]) for name in _STACKED_FIELDS
         }
