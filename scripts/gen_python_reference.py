@@ -7,7 +7,7 @@ need no extra. `gen_reference.py` writes them.
 import ast
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,7 @@ PACKAGES = {
 CALLS = ("connect", "local_server", "Client", "Appender", "StepWriter")
 DATA = ("Fragment", "fragment_of", "true_next_obs")
 
-MORE = {
+MORE: dict[str, dict[str, Sequence[str]]] = {
     "The mirror: steps in the memory of a learner": {
         "breadbox.mirror": (
             *("ReplayMirror", "StepMemory", "Prioritised", "StepBatch", "SequenceBatch"),
@@ -69,6 +69,10 @@ MORE = {
 }
 """What is documented beside `breadbox` itself: headings, modules, names."""
 
+STARS: dict[griffe.ParameterKind | None, str] = {
+    griffe.ParameterKind.var_positional: "*",
+    griffe.ParameterKind.var_keyword: "**",
+}
 CODE_SHOWN = 900
 """Characters of an example that is repeated at the names that it uses; a longer one is linked."""
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -335,10 +339,7 @@ def parameters(every: Iterable[griffe.Parameter]) -> Iterator[str]:
         if kind is griffe.ParameterKind.keyword_only and not star_is_shown:
             yield "*"
             star_is_shown = True
-        stars = {
-            griffe.ParameterKind.var_positional: "*",
-            griffe.ParameterKind.var_keyword: "**",
-        }.get(kind, "")
+        stars = STARS.get(kind, "")
         annotation = f": {each.annotation}" if each.annotation is not None else ""
         has_default = each.default is not None and not stars
         equals = " = " if annotation else "="
