@@ -242,7 +242,9 @@ class SampleToInsertRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferConfig:
-    """Limits of a buffer. None stands for the server's default; in an update, for no change.
+    """Limits of a buffer; the options of `breadbox serve` with the same names describe them.
+
+    None stands for the server's default; in an update, for no change.
 
     ```python
     config = breadbox.BufferConfig(
