@@ -116,7 +116,7 @@ verify-limits: $(VENV)/.ready
 limits: $(VENV)/.ready  ## Write the table of limits into SECURITY.md
 	$(BIN)/python scripts/gen_limits.py
 
-reference: $(VENV)/.ready  ## Write the reference of commands, metrics and errors from the code
+reference: $(VENV)/.ready  ## Write the reference of Python, commands, settings, metrics and errors from the code
 	$(BIN)/python scripts/gen_reference.py
 
 docs: $(VENV)/.ready  ## Build the site of the documents into build/docs
@@ -149,7 +149,7 @@ simulate: $(VENV)/.ready  ## Server, store and clients in simulated time (ARGS="
 crowd: $(VENV)/.ready  ## Ten thousand producers on one server in simulated time; a table and a picture in bench/out
 	$(BIN)/python tests/simulation/crowd.py $(ARGS)
 
-scaling: $(VENV)/.ready  ## Measure one server, and play ten thousand producers with what calls cost it; writes docs/scaling.md
+scaling: $(VENV)/.ready  ## Measure one server, and play ten thousand producers with what calls cost it; writes docs/studies/scaling.md
 	$(BIN)/python -m bench --quick --only scale --publish
 	$(BIN)/python tests/simulation/crowd.py --costs bench/out/scale.json --publish
 

@@ -62,7 +62,7 @@ NOT_RUN = {
     "env": "`test-containers` asks a composition of its own for it",
     "lock": "it writes uv.lock as PyPI is today; the workflow does `uv lock --check`",
     "sbom": "`test-containers` lists what is in the images by the same script",
-    "scaling": "it writes docs/scaling.md; its commands are `bench --only scale` and `crowd`",
+    "scaling": "it writes docs/studies; its commands are `bench --only scale` and `crowd`",
     "up": "`test-containers` starts a composition of its own",
     "down": "`test-containers` ends a composition of its own",
     "verify": "its parts are run one by one",

@@ -441,8 +441,8 @@ class Client(ProcessBound):
             buffer: The buffer's name, or None for the client's buffer.
 
         Raises:
-            WaitElapsedError: The wait is over; nothing was taken. The message names what is
-                missing.
+            WaitElapsedError: The wait is over; nothing was taken. The message names the
+                missing part.
             RequestMismatchError: The request_id was used with another size.
             LeaseExpiredError: The request_id was granted before, and its lease has ended.
             BackpressureError: Too many fetches wait already.

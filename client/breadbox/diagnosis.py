@@ -137,8 +137,8 @@ def _quarantined(seen: _Seen) -> list[str]:
     last = named[-1]
     workers = ", ".join(repr(each) for each in sorted({each.worker_id for each in named})[:4])
     return [
-        f"{count} chunks are in quarantine, because readers could not read them: check what "
-        f"writes for {workers}; the latest is fragment {last.fragment_index} of worker "
+        f"{count} chunks are in quarantine, because readers could not read them: check the "
+        f"producers of {workers}; the latest is fragment {last.fragment_index} of worker "
         f"{last.worker_id!r}, payload {last.payload_id}."
     ]
 

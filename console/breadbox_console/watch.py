@@ -505,5 +505,5 @@ def _leave_out(watched: WatchedBuffer, reference: FragmentReference, error: Exce
         *(data.fragment_index, data.worker_id, _said(error)),
     )
     if not is_usual:
-        problem = f"sent what cannot be read ({_said(error)})"
+        problem = f"sent an unreadable fragment ({_said(error)})"
         watched.index.note_problem(data.worker_id, problem, time.time())

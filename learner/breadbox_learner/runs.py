@@ -73,7 +73,7 @@ class RunFolder:
         if holds_run:
             raise InvalidRequestError(
                 "run_dir",
-                f"{folder.path} holds a run: --resume goes on with it, --overwrite deletes it "
+                f"{folder.path} holds a run: --resume continues it, --overwrite deletes it "
                 "and starts anew",
             )
 

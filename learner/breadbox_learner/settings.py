@@ -21,7 +21,7 @@ class PpoConfig(Settings):
     """lambda of advantage estimation: 0 trusts the value function, 1 the rewards."""
     advantages: Literal["gae", "vtrace"] = "gae"
     """"gae"; or "vtrace", which also corrects targets and advantages for the policy that acted.
-    docs/learner-cookbook.md compares both on old data."""
+    docs/studies/lag.md compares both on old data."""
     vtrace_rho_max: float = setting(2.0, gt=0)
     """rho of V-trace: bound of the weight of a step's own temporal difference, in the targets of
     the value and in the gradient of the policy."""

@@ -289,10 +289,10 @@ def test_the_mean_return_of_a_far_worker_and_the_others_are_said() -> None:
 def test_a_fragment_that_cannot_be_shown_is_said_at_its_worker() -> None:
     index = EpisodeIndex(steps_max=9, age_s_max=9.0)
     for _ in range(2):
-        index.note_problem("w0", "sent what cannot be read (why)", 100.0)
+        index.note_problem("w0", "sent an unreadable fragment (why)", 100.0)
     (said,) = describe_buffer(history_of(), index)["workers"]
 
-    assert ["sent what cannot be read (why), in 2 fragments"] == said["problems"]
+    assert ["sent an unreadable fragment (why), in 2 fragments"] == said["problems"]
 
 
 def test_workers_are_not_called_silent_while_the_server_cannot_be_asked() -> None:

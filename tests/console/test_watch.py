@@ -167,7 +167,7 @@ async def test_a_fragment_that_cannot_be_read_is_said_at_its_worker(
         said = await shown(watch, lambda each: len(each["buffers"][0]["workers"]) == 2)
         problems = {each["name"]: each["problems"] for each in said["buffers"][0]["workers"]}
 
-    named = f"sent what cannot be read ({type(error).__name__}: {error})"
+    named = f"sent an unreadable fragment ({type(error).__name__}: {error})"
     assert [] == [each for each in problems.get("b", []) if "cannot be read" in each]
     assert 1 == len(problems["a"])
     assert problems["a"][0].startswith(named)

@@ -1,6 +1,6 @@
 """What a server of Reverb's does that others can see, of the kind that is decided here.
 
-The numbers are those of the table in docs/reverb.md. A table is a buffer there, an item a chunk.
+The numbers are those of docs/studies/reverb.md. A table is a buffer there, an item a chunk.
 """
 
 import random

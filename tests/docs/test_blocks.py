@@ -314,6 +314,16 @@ def run_reverb_writer() -> None:
         assert [1, 0] == [int(sample.data[0]) for sample in samples]
 
 
+def run_rainbow() -> None:
+    from breadbox_adapters.cleanrl import PrioritizedReplayBuffer
+
+    place = "adapters/breadbox_adapters/cleanrl.py#PrioritizedReplayBuffer"
+    with breadbox.local_server() as client:
+        made = run(place, client.address, PrioritizedReplayBuffer=PrioritizedReplayBuffer)["rb"]
+        made.close()
+        assert "rainbow-1" in [each.name for each in client.list_buffers()]
+
+
 def run_as_test(place: str, before: str) -> None:
     """Run a block that is a test of a reader's, with their code before it."""
     Path("test_it.py").write_text(before + PYTHON[place].code)
@@ -362,6 +372,13 @@ HERE: dict[str, Callable[[], None]] = {
     "client/breadbox/model/fragment.py#fragment_of": lambda: with_fragments(
         "client/breadbox/model/fragment.py#fragment_of", run_producer
     ),
+    "client/breadbox/model/options.py#Tls": lambda: run(
+        "client/breadbox/model/options.py#Tls", breadbox=breadbox
+    ),
+    "client/breadbox/model/types.py#BufferConfig": lambda: with_fragments(
+        "client/breadbox/model/types.py#BufferConfig"
+    ),
+    "adapters/breadbox_adapters/cleanrl.py#PrioritizedReplayBuffer": run_rainbow,
     "client/breadbox/service.py#Service": lambda: with_fragments(
         "client/breadbox/service.py#Service"
     ),

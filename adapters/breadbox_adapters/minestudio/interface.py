@@ -238,7 +238,7 @@ class ReplayBufferInterface:
 
         Raises:
             KeyError: It is gone: another batch was fetched since.
-            InvalidRequestError: The text is none that they returned.
+            InvalidRequestError: The text was not returned by them.
         """
         reference = reference_of(fragment_id)
         try:

@@ -59,7 +59,12 @@ RPCs under one request_id; it is rarely split, because each split loses the queu
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Certificates for an encrypted connection, as PEM files."""
+    """Certificates for an encrypted connection, as PEM files.
+
+    ```python
+    tls = breadbox.Tls(ca_file="ca.pem")  # then: breadbox.connect(address, tls=tls)
+    ```
+    """
 
     ca_file: str | os.PathLike[str] | None = None
     """Certificate authorities to trust, or None for gRPC's own."""

@@ -240,7 +240,20 @@ class SampleToInsertRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferConfig:
-    """Limits of a buffer. None stands for the server's default; in an update, for no change."""
+    """Limits of a buffer; the options of `breadbox serve` with the same names describe them.
+
+    None stands for the server's default; in an update, for no change.
+
+    ```python
+    config = breadbox.BufferConfig(
+        capacity_chunks=1_000,
+        full_policy=breadbox.FullPolicy.BLOCK,
+        limiter=breadbox.SampleToInsertRatio(ratio=4, error_chunks=32, minimum_chunk_count=16),
+        schema=breadbox.SchemaPolicy.RAGGED,
+    )
+    client.create_buffer("replay", config)
+    ```
+    """
 
     fragments_per_chunk: int | None = None
     capacity_chunks: int | None = None

@@ -163,7 +163,7 @@ class Stack:
         return summary("Stack", [], dict(zip(paths, self.arrays, strict=True)))
 
     def fields(self, leaves: Sequence[Any]) -> dict[str, Any]:
-        """Build the stacked fields of a batch from what was made of each array, None as it is."""
+        """Build the stacked fields of a batch from its leaves, one for each array."""
         fields = {
             name: map_present(leaves.__getitem__, self.structure[name]) for name in _STACKED_FIELDS
         }

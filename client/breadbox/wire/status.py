@@ -267,7 +267,7 @@ _HANDSHAKE = (
     ),
     (
         r"ALERT_(UNKNOWN_CA|.*CERTIFICATE)",
-        "it does not take this client's certificate: give one that its --tls-client-ca has signed "
+        "it refuses this client's certificate: give one that its --tls-client-ca has signed "
         "and that is still valid (--tls-cert and --tls-key, or breadbox.Tls)",
     ),
     (r"SSL_ERROR_SSL", "the two sides cannot agree on how to encrypt"),

@@ -293,7 +293,7 @@ class StepWriter(ProcessBound):
 
     @property
     def counts(self) -> StepCounts:
-        """The steps added so far, by what was done with them."""
+        """The steps added so far, by outcome."""
         self._check_process()
         with self._changed:
             return StepCounts(

@@ -354,7 +354,7 @@ class Trainer:
             self._save()
         except RunFolderError as error:
             if not self._saving_fails:
-                _log.error("training goes on without a new checkpoint: %s", error)
+                _log.error("training continues without a new checkpoint: %s", error)
             self._saving_fails = True
         else:
             self._saving_fails = False

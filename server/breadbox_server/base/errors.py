@@ -169,8 +169,7 @@ class OutageError(StoreUnavailableError):
             )
             troubles.append(f"the Redis of its {dependencies} refuses: {answer}")
         super().__init__(
-            f"the server is there, but {' and '.join(troubles)}; it goes on by itself once this is "
-            "over"
+            f"the server is there, but {' and '.join(troubles)}; it continues by itself afterwards"
         )
         self.places = (*silent, *refusals)
 

@@ -95,7 +95,7 @@ class Series:
         buckets=SMALL_BUCKETS,
     )
     waiters = series(
-        Gauge, "Fetches that wait, by what the first of them waits for", "buffer reason"
+        Gauge, "Waiting fetches, by the reason of the first one", "buffer reason"
     )
     payloads_missing = series(
         Counter, "Fragments refused because the store does not have their payload", "buffer"
@@ -238,7 +238,7 @@ class Series:
         Gauge, "Payload bytes that left the buffers, and that a reader holds a lease on"
     )
     clients = series(
-        Gauge, "Connections that called within the last minute, by what they called", "role"
+        Gauge, "Connections that called within the last minute, by role of their calls", "role"
     )
     credential_failures = series(
         Counter,

@@ -197,7 +197,7 @@ class AttachedSource(ProcessSource):
 
     def __init__(self, address: str) -> None:
         if not (isinstance(address, str) and address.startswith(_ADDRESS_PREFIX)):
-            raise InvalidRequestError("address", f"is none that share() gave: {address!r}")
+            raise InvalidRequestError("address", f"was not returned by share(): {address!r}")
         super().__init__(address)
         self._life, shape, descriptor = self._attached(START_S)
         self.held = SharedStepStorage(
