@@ -102,6 +102,37 @@ def test_an_index_that_does_not_answer_is_given_up_in_time(setup_venv: ModuleTyp
     assert not setup_venv.answers(f"http://127.0.0.1:{port}/torch/", within_s=5.0)
 
 
+def test_uv_installs_where_it_is_and_pip_has_no_sources_of_its_own_and_pip_if_it_fails(
+    setup_venv: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("python", "uv"):
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\ncase "$*" in *config*) cat pip.conf;; *--version) ;; *) '
+            f'echo "{name} $*" >> calls; [ ! -e {name}-fails ];; esac\n'
+        )
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(setup_venv, "ROOT", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    python, config, calls = str(tmp_path / "python"), tmp_path / "pip.conf", tmp_path / "calls"
+
+    def called() -> list[str]:
+        told = [line.split()[0] for line in calls.read_text().splitlines()]
+        calls.unlink()
+        return told
+
+    config.write_text("")
+    assert setup_venv.install(python, "numpy")
+    assert ["uv"] == called()
+    (tmp_path / "uv-fails").touch()
+    assert setup_venv.install(python, "numpy")
+    assert ["uv", "python"] == called()
+    config.write_text("global.find-links='/wheels'\n")
+    assert setup_venv.install(python, "numpy")
+    assert ["python"] == called()
+    (tmp_path / "python-fails").touch()
+    assert not setup_venv.install(python, "numpy")
+
+
 class Index:
     """A package index on loopback, with a torch in it that is a module with a version."""
 
