@@ -12,10 +12,11 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -77,27 +78,28 @@ class Release(NamedTuple):
     version: str
 
 
-def run_well(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
+def run_well(
+    *command: str | Path, cwd: Path = ROOT, variables: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    environment = {**plain_environment(), **variables}
     done = subprocess.run(
-        command, cwd=cwd, env=plain_environment() | variables, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
     assert 0 == done.returncode, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
-def packages_of(clone: Path) -> str:
-    """What PYTHONPATH has to be for the clone's packages, and not those of the checkout."""
-    return os.pathsep.join(
-        sorted({str(path.parents[1]) for path in clone.glob("*/breadbox*/__init__.py")})
-    )
+def own_packages(clone: Path) -> dict[str, str]:
+    """Variables with which Python takes the clone's packages, and not those of the checkout."""
+    folders = {str(path.parents[1]) for path in clone.glob("*/breadbox*/__init__.py")}
+    return {"PYTHONPATH": os.pathsep.join(sorted(folders))}
 
 
 def make(clone: Path, *words: str) -> str:
     """Run a target of the clone's Makefile in the environment of these tests, as it stands."""
     ready = [word for name in (".ready", ".release") for word in ("-o", f"{ENVIRONMENT}/{name}")]
     return run_well(
-        *("make", *ready, *words, f"VENV={ENVIRONMENT}"), cwd=clone, PYTHONPATH=packages_of(clone)
+        *("make", *ready, *words, f"VENV={ENVIRONMENT}"), cwd=clone, variables=own_packages(clone)
     )
 
 
@@ -170,19 +172,19 @@ def test_the_contract_of_a_release_is_frozen_and_nothing_else_of_it_was_forgotte
     tests = ("tests/deploy/test_versions.py", "tests/deploy/test_lock.py")
     run_well(
         *(sys.executable, "-m", "pytest", "-q", *tests), cwd=release.clone,
-        PYTHONPATH=packages_of(release.clone),
+        variables=own_packages(release.clone),
     )  # fmt: skip
     (workflow,) = re.findall(
         r"run: \|\n((?: +grep .+\n)+)", (ROOT / ".github/workflows/release.yml").read_text()
     )
-    run_well("bash", "-euc", workflow, cwd=release.clone, TAG=f"v{release.version}")
+    run_well("bash", "-euc", workflow, cwd=release.clone, variables={"TAG": f"v{release.version}"})
 
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_a_release_installs_from_an_index_and_works(
     python: str, release: Release, index: dict[str, str]
 ) -> None:
-    said = run_well(python, ROOT / "scripts/try_wheel.py", release.version, **index)
+    said = run_well(python, ROOT / "scripts/try_wheel.py", release.version, variables=index)
     assert "and works" in said
 
 
@@ -220,14 +222,14 @@ def pythons(
     run_well("git", "archive", "-o", folder / "source.tar", UPGRADED_FROM)
     run_well("tar", "xf", "source.tar", "-C", "source", cwd=folder)
     wheel = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
-    run_well(*wheel, "-w", folder, folder / "source", BREADBOX_COMPILE="0")
+    run_well(*wheel, "-w", folder, folder / "source", variables={"BREADBOX_COMPILE": "0"})
     (before,) = folder.glob("*.whl")
     sources = (f"breadbox[server] @ {before.as_uri()}", f"breadbox[server]=={release.version}")
     made = []
     for name, source in zip(("before", "release"), sources, strict=True):
         run_well(sys.executable, "-m", "venv", folder / name)
         python = folder / name / "bin" / "python"
-        run_well(python, "-m", "pip", "install", "-q", source, **index)
+        run_well(python, "-m", "pip", "install", "-q", source, variables=index)
         made.append(python)
     return made[0], made[1]
 
