@@ -136,7 +136,7 @@ def works(python: str) -> bool:
     )
 
 
-PYTHONS = [python for python in ("python3.11", "python3.12", "python3.13") if works(python)]
+PYTHONS = [f"python3.{minor}" for minor in range(11, 15) if works(f"python3.{minor}")]
 
 
 @pytest.fixture(scope="module")
