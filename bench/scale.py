@@ -86,7 +86,7 @@ CASES = (
     *(Case(producers, learners) for learners in (1, 4) for producers in (1, 8, 64)),
     *(Case(producers, group=32) for producers in (1, 8, 64)),
     *(Case(64, learners, per_second=5.0) for learners in (1, 4)),
-    Case(8, workload="atari", batches_per_second=2.0),
+    *(Case(producers, workload="atari", batches_per_second=2.0) for producers in (1, 8, 64)),
 )
 
 

@@ -36,8 +36,11 @@ LIMITS_PAGE = (
     "# Limits\n\nWhat callers can make the server do or keep, and what happens at the limit.\n\n"
 )
 
-NOTEBOOK = "examples/quickstart.ipynb"
-NOTEBOOK_PAGE = "quickstart.md"
+NOTEBOOKS = {
+    "examples/quickstart.ipynb": "quickstart.md",
+    "examples/off_policy.ipynb": "off-policy.md",
+}
+"""Notebooks, which run when the site is built, and their pages."""
 NOTEBOOK_S = 240.0
 """Seconds that one of its cells may take."""
 
@@ -50,7 +53,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add pages that are not in docs/."""
     pages = {target: (ROOT / source).read_text() for source, target in OUTSIDE.items()}
     pages["reference/limits.md"] = LIMITS_PAGE + gen_limits.table()
-    pages[NOTEBOOK_PAGE], images = notebook_page()
+    images: dict[str, bytes] = {}
+    for source, target in NOTEBOOKS.items():
+        pages[target], drawn = notebook_page(source)
+        images |= drawn
     for path, content in (pages | images).items():
         files.append(File.generated(config, path, content=content))
     return files
@@ -58,14 +64,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links of the repository into links of the site."""
-    sources = {target: name for name, target in OUTSIDE.items()} | {NOTEBOOK_PAGE: NOTEBOOK}
+    sources = {target: name for name, target in (OUTSIDE | NOTEBOOKS).items()}
     source = sources.get(page.file.src_uri)
     here = PurePosixPath(source or f"docs/{page.file.src_uri}")
 
     def changed(link: re.Match[str]) -> str:
         target = normpath(str(here.parent / link["target"]))
-        path = NOTEBOOK_PAGE if target == NOTEBOOK else target.removeprefix("docs/")
-        path = OUTSIDE.get(target, path)
+        path = (OUTSIDE | NOTEBOOKS).get(target, target.removeprefix("docs/"))
         file = files.get_file_from_path(path)
         if file is None:
             return f"{link['text']} (`{target}`)" if link["text"] != target else f"`{target}`"
@@ -83,12 +88,13 @@ def title_of(file: File) -> str:
     return content.partition("# ")[2].partition("\n")[0]
 
 
-def notebook_page() -> tuple[str, dict[str, bytes]]:
-    """The notebook as it looks once it has run, and its pictures by their paths."""
-    notebook = nbformat.read(ROOT / NOTEBOOK, as_version=4)
+def notebook_page(source: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook as it looks once it has run, and its pictures by their paths."""
+    notebook = nbformat.read(ROOT / source, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         where = {"metadata": {"path": folder}}
         NotebookClient(notebook, timeout=NOTEBOOK_S, resources=where).execute()
-    text, parts = MarkdownExporter().from_notebook_node(notebook)
-    beside = PurePosixPath(NOTEBOOK).parent
+    name = {"unique_key": PurePosixPath(source).stem}  # Of its pictures.
+    text, parts = MarkdownExporter().from_notebook_node(notebook, resources=name)
+    beside = PurePosixPath(source).parent
     return text, {str(beside / name): data for name, data in parts["outputs"].items()}

@@ -64,6 +64,7 @@ def main(quick: bool, once: bool, publish: bool, last: bool, out: Path) -> None:
     if publish:
         images = _DOCS / "images"
         write_into(_PAGE, page.tables(report), page.COMMAND)
+        write_into(_DOCS / "producers.md", page.producers_table(report), page.COMMAND)
         write_into(_ROOT / "README.md", page.short_table(report), page.COMMAND)
         page.draw(report, images / "peers.png")
         (images / "peers.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")

@@ -43,6 +43,13 @@ ELSEWHERE = {
         "docs/rollout.md#worker": "test_the_worker_of_ones_own_has_every_fragment_admitted",
         "docs/rollout.md#policy": "test_the_policy_of_ones_own_acts_and_learns",
     },
+    "tests/examples/test_my_learner.py": {
+        f"docs/my-learner.md#{name}": "test_the_page_shows_lines_of_the_scripts"
+        for name in (
+            *("environment", "ppo-act", "ppo-learn", "ppo-advantages", "continuous-policy"),
+            *("continuous-act", "sac-learn"),
+        )
+    },
     "tests/learner/test_cookbook.py": {
         "docs/learner-cookbook.md#learner": "test_the_whole_learner_learns_under_every_seed",
         "docs/learner-cookbook.md#asyncio": "test_the_asyncio_example_prints_batches",

@@ -56,13 +56,27 @@ def test_what_documents_link_in_the_repository_is_linked_in_the_site(site: Path)
 
 
 @pytest.mark.long
-def test_the_notebook_is_shown_with_what_its_cells_say(site: Path) -> None:
-    page = (site / "quickstart.html").read_text()
-    assert "<td>float32</td>" in page, "a batch, as a table"
-    assert 1 == len(list((site / "examples").glob("*.png"))), "the returns, as a plot"
-    assert re.search(r'<img[^>]* src="examples/[^"]+\.png"', page)
-    assert 'href="learner-cookbook.html"' in page
+@pytest.mark.parametrize(
+    ("page", "table", "next_page"),
+    [
+        ("quickstart", "<td>float32</td>", "learner-cookbook.html"),
+        ("off-policy", "<td>discount</td>", "my-learner.html#sac-by-the-mirror"),
+    ],
+)
+def test_a_notebook_is_shown_with_what_its_cells_say(
+    site: Path, page: str, table: str, next_page: str
+) -> None:
+    html = (site / f"{page}.html").read_text()
+    assert table in html, "a batch, as a table"
+    pictures = re.findall(r'<img[^>]* src="(examples/[^"]+\.png)"', html)
+    assert [True] == [(site / each).exists() for each in pictures], "the returns, as a plot"
+    assert f'href="{next_page}"' in html
+
+
+@pytest.mark.long
+def test_pages_link_the_notebooks_as_pages(site: Path) -> None:
     assert 'href="quickstart.html"' in (site / "testing.html").read_text()
+    assert 'href="off-policy.html"' in (site / "my-learner.html").read_text()
 
 
 @pytest.mark.long
