@@ -263,7 +263,7 @@ def describe_workers(
         silent_s = now - worker.last_seen_at
         seen_at = worker.seen_at
         usual_s = (seen_at[-1] - seen_at[0]) / (len(seen_at) - 1) if len(seen_at) > 3 else np.inf
-        if silent_s > max(SILENT_S, 10 * usual_s):
+        if after.session_id and silent_s > max(SILENT_S, 10 * usual_s):
             problems.append(f"silent for {silent_s:.0f} s")
         rows.append(
             {
@@ -380,8 +380,10 @@ def judge(
         return _PRODUCERS[cause], "warn", diagnosis.headline
     is_still = not (arriving or leaving or state.lease_count)
     if is_still and (cause == "NO_SESSION" or state.idle_s >= IDLE_S):
-        why = f"No producer or learner has called for {state.idle_s:.0f} s."
-        return "Idle", "idle", diagnosis.headline if cause == "NO_SESSION" else why
+        if cause == "NO_SESSION":
+            has_ended = state.counters.get("sessions_started")
+            return ("Ended" if has_ended else "Idle"), "idle", diagnosis.headline
+        return "Idle", "idle", f"No producer or learner has called for {state.idle_s:.0f} s."
     if troubled:
         why = f"{len(troubled)} of {len(workers)} workers have problems: {troubled[0]['name']} "
         return "Check workers", "warn", f"{why}{troubled[0]['problems'][0]}."

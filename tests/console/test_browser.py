@@ -113,6 +113,49 @@ def test_a_bar_of_the_histogram_filters_by_keyboard(
     assert "w0 #3" == page.get_by_role("link", name="w0 #").inner_text()
 
 
+def test_what_can_be_watched_comes_first_and_is_one_click_from_the_overview(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    client.append(played(0, worker_id="kept", obs=film()))
+    client.append(played(0, obs=film()))
+    page.get_by_text("2 seen").wait_for()
+    client.start_session("next")  # Of what was held only what the console kept is left.
+    go(page, url, "#/episodes/default")
+    page.get_by_role("row", name="w0 #0").get_by_role("cell", name="no", exact=True).wait_for()
+    links = page.get_by_role("region", name="Ended episodes").get_by_role("link")
+    assert ["kept #0", "w0 #0"] == links.all_inner_texts()
+    go(page, url, "#/overview/default")
+    page.get_by_role("link", name="Watch the latest whole episode").click()
+    page.get_by_role("heading", name="kept #0").wait_for()
+    assert 0 == brightness(page)
+
+
+def test_an_episode_is_listed_with_the_return_that_its_worker_reports_and_a_part_apart(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    returns = np.full(32, np.nan, np.float32)
+    returns[31] = 500.0
+    lengths = np.where(np.arange(32) == 31, 500, 0)
+    extras = [{"episode_return": np.full(32, np.nan, np.float32), "episode_length": 0 * lengths}]
+    extras.append({"episode_return": returns, "episode_length": lengths})
+    client.append(played(0, ends=(), extras=extras[0]))
+    client.append(played(3, first=False, extras=extras[1]))
+    go(page, url, "#/episodes/default")
+    page.get_by_text("2 of 2 episodes seen, 1 of them ended").wait_for()
+    ended = page.get_by_role("region", name="Ended episodes").get_by_role("row").nth(1)
+    part = page.get_by_role("region", name="Running or cut off").get_by_role("row").nth(1)
+
+    assert ["500", "500", "terminated, without its start"] == ended.get_by_role(
+        "cell"
+    ).all_inner_texts()[3:6]
+    assert ["32", "32", "cut"] == part.get_by_role("cell").all_inner_texts()[3:6]
+    page.get_by_role("button", name="returns 500 to 500: 1").wait_for()
+    learnt = page.request.get(f"{url}api/buffers/default/learning").json()
+    assert [500.0] == learnt["returns"]["all"]["return"]
+    ended.get_by_role("link").click()
+    page.get_by_text("return 500; 32 seen of 500 steps").wait_for()
+
+
 def brightness(page: Any) -> int:
     """The red of the camera's first pixel, once the image has loaded."""
     page.locator("figure[aria-busy]").wait_for(state="detached")
@@ -383,6 +426,9 @@ def test_a_token_is_asked_for_and_shows_its_buffers_only(chromium: Any, tmp_path
     ):
         client.create_buffer("red", BufferConfig())
         for page in opened(chromium, url):
+            # A newcomer is told where a token comes from.
+            page.get_by_text("make env").wait_for()
+            page.get_by_text("breadbox token --role viewer").wait_for()
             page.get_by_label("Token").fill("bbx_wrong")
             page.keyboard.press("Enter")
             page.get_by_text("The server refuses the token").wait_for()

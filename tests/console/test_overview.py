@@ -178,6 +178,8 @@ def test_a_batch_has_its_staleness_uses_and_shares_of_workers() -> None:
     ("state", "status"),
     [
         ({"idle_s": 90.0}, ("Idle", "idle")),
+        ({"session_id": ""}, ("Idle", "idle")),
+        ({"session_id": "", "counters": {"sessions_started": 1}}, ("Ended", "idle")),
         ({"idle_s": 40.0, "counters": {"uses": 4}}, ("Healthy", "good")),
         ({"counters": {"fragments_admitted": 9, "uses": 4}}, ("Healthy", "good")),
         ({"waiter_count": 1, "waiting_reason": "0 chunks are held"}, ("Starved", "warn")),
@@ -195,7 +197,7 @@ def test_a_status_is_green_only_where_nothing_is_to_be_done(
 
     assert status == (said["status"], said["level"])
     assert bool(said["advice"]) == (said["level"] != "good")
-    assert (None if status[0] in ("Idle", "Down") else state.get("waiter_count", 0)) == said[
+    assert (None if status[0] in ("Idle", "Ended", "Down") else state.get("waiter_count", 0)) == said[
         "waiters"
     ]
 
