@@ -152,8 +152,8 @@ class Worker:
     """Hash of the last step that was read, by path."""
     problems: Counter[str] = field(default_factory=Counter)
     """Fragments that could not be shown, by why."""
-    break_count: int = 0
-    """Fragments that their worker said not to follow the one before."""
+    breaks: deque[bool] = field(default_factory=lambda: deque(maxlen=32))
+    """Of its latest fragments, if its worker said that it does not follow the one before."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURNS_RECENT))
     seen_at: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
@@ -270,7 +270,7 @@ class EpisodeIndex:
 
     def _note_worker(self, seen: SeenFragment, fragment: Fragment) -> None:
         worker = self.worker(seen.key.worker_id)
-        worker.break_count += seen.discontinuity
+        worker.breaks.append(seen.discontinuity)
         worker.last_seen_at = seen.appended_at
         worker.seen_at.append(seen.appended_at)
         worker.version = seen.version_max

@@ -70,7 +70,7 @@ KEPT_BYTES: Final = 256 * 2**20
 """Most bytes of whole fragments that are kept of a buffer of which a page listed the episodes."""
 SAMPLE_BYTES: Final = 16 * 2**20
 """Most bytes of whole fragments that are kept of another buffer."""
-SAMPLE_S: Final = 30.0
+SAMPLE_S: Final = 15.0
 """Seconds from the end of an episode that was kept whole until the console keeps another one, in a
 buffer whose episodes no page listed."""
 FOLLOW_S: Final = 10.0
@@ -96,7 +96,7 @@ _UNREADABLE: Final = (InvalidRequestError, PayloadCorruptError, UnsupportedArray
 """Errors of a fragment that the next read would meet again."""
 _COLUMNS: Final = (
     *("reward", "terminated", "truncated", "first", "episode_id", "value", "log_prob"),
-    *("extras.episode_return", "extras.task", "extras.tag"),
+    *("extras.episode_return", "extras.episode_length", "extras.task", "extras.tag"),
 )
 
 

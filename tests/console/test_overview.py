@@ -221,6 +221,51 @@ def test_producers_that_wait_while_a_learner_holds_the_chunks_are_named_with_a_r
     assert any("release leases" in each for each in said["advice"])
 
 
+@pytest.mark.parametrize(
+    ("delivered", "waiters", "status"),
+    [(8, 0, ("Healthy", "good")), (0, 0, ("Stale", "warn")), (8, 1, ("Starved", "warn"))],
+)
+def test_a_buffer_is_stale_only_where_its_learner_goes_short(
+    delivered: int, waiters: int, status: tuple[str, str]
+) -> None:
+    history = history_of()
+    for share in (0, 1):
+        counters = {"fragments_admitted": 90, "chunks_closed": 90, "chunks_evicted_stale": 80}
+        counts = {name: count * share for name, count in (counters | {"uses": delivered}).items()}
+        history.add(101.0 + share, description(counters=counts, waiter_count=waiters))
+    said = describe_buffer(history, EpisodeIndex(steps_max=9, age_s_max=9.0))
+
+    assert status == (said["status"], said["level"])
+    assert (status[0] == "Healthy") == said["headline"].endswith("become stale.")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "problems"), [(3, []), (5, ["dropped steps before 5 of its latest 32 fragments"])]
+)
+def test_a_worker_that_drops_stale_steps_now_and_then_is_well(
+    breaks: int, problems: list[str]
+) -> None:
+    history = history_of()
+    history.add(102.0, description())
+    index = EpisodeIndex(steps_max=9, age_s_max=9.0)
+    flags = deque([True] * breaks + [False] * (32 - breaks))
+    index.workers["w0"] = Worker(last_seen_at=102.0, version=3, breaks=flags)
+
+    assert problems == describe_buffer(history, index)["workers"][0]["problems"]
+
+
+def test_a_worker_is_silent_only_while_a_session_is_current() -> None:
+    problems = []
+    for session_id in ("run", ""):
+        history = history_of(session_id=session_id)
+        history.add(200.0, description(session_id=session_id))
+        index = EpisodeIndex(steps_max=9, age_s_max=9.0)
+        index.workers["w0"] = Worker(last_seen_at=100.0, seen_at=deque([97.0, 98.0, 99.0, 100.0]))
+        problems.append(describe_buffer(history, index)["workers"][0]["problems"])
+
+    assert [["silent for 100 s"], []] == problems
+
+
 def test_the_worst_workers_come_first_and_both_rates_are_of_chunks() -> None:
     history = history_of()
     history.add(102.0, description(counters={"chunks_closed": 4, "uses": 2}))

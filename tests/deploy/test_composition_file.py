@@ -255,6 +255,8 @@ def test_a_restarted_learner_goes_on_with_a_run_of_its_own() -> None:
     assert 3 == len(set(folders))
     for name, learner in learners.items():
         assert "true" == learner["environment"]["BREADBOX_RESUME"], name
+        # A run that has reached its target ends again; another name starts another one.
+        assert learner["environment"]["BREADBOX_RUN_DIR"].endswith("/${BREADBOX_RUN:-}"), name
         (volume,) = [each for each in learner["volumes"] if "/secrets/" not in each]
         assert learner["environment"]["BREADBOX_RUN_DIR"].startswith(volume.partition(":")[2]), name
 
