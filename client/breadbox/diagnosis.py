@@ -193,10 +193,17 @@ def _hold(seen: _Seen) -> _Judgement | None:
 def _no_session(seen: _Seen) -> _Judgement | None:
     if seen.after.session_id:
         return None
+    headline = f"No session is current in buffer {seen.after.name!r}, so nothing is admitted"
+    if not seen.state.counters.get("sessions_started"):
+        remedy = "Start the learner, or call start_session() in it before it fetches."
+        return "NO_SESSION", f"{headline}.", [remedy]
     return (
         "NO_SESSION",
-        f"No session is current in buffer {seen.after.name!r}, so nothing is admitted.",
-        ["Start the learner, or call start_session() in it before it fetches."],
+        f"{headline}: the last session has ended, because its learner is done or was stopped.",
+        [
+            "If that run is done, there is nothing to do; the learner's log says why it ended.",
+            "To train on or anew start the learner, or call start_session(): workers wait for it.",
+        ],
     )
 
 

@@ -241,7 +241,9 @@ class _Run:
             ).run()
         if folder is not None and 0 < update_before == state.update:
             _log.warning(
-                "the run in %s had come to its end at update %d; --overwrite starts anew",
+                "the run in %s had come to its end at update %d: a higher --target-return, "
+                "--updates-max or --time-limit-s goes on with it, --overwrite or another --run-dir "
+                "starts anew",
                 folder.path,
                 update_before,
             )

@@ -138,7 +138,7 @@ def test_a_run_is_neither_overwritten_nor_mixed_unless_told_so(
 
         again = finish(learners.start(*common, "--updates-max", "3", "--resume"))
         assert (0, "ended: updates_done\n") == again[:2]
-        assert "had come to its end at update 3; --overwrite starts anew" in again[2]
+        assert "had come to its end at update 3: a higher --target-return, " in again[2]
 
         anew = finish(learners.start(*common, "--updates-max", "2", "--overwrite"))
     assert 0 == anew[0], anew[2]
