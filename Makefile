@@ -33,7 +33,9 @@ demo: $(VENV)/.ready  ## Watch an agent learn CartPole through the service (ARGS
 test: $(VENV)/.ready  ## All tests but long ones, and those with targets of their own
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "$(ELSEWHERE) and not long" $(ARGS)
 
-# Two at a time: four attacks at once on two cores are one that nobody withstands.
+# Two at a time: four attacks at once on two cores are one that nobody withstands. Every command
+# starts anew here, as users start it; elsewhere in the tests see tests/support/warm_start.py.
+test-long: export TESTS_START_COLD = 1
 test-long: $(VENV)/.ready  ## What is long by nature: every attack, chaos, simulations, learning to a target
 	$(BIN)/python -m pytest $(subst -n 4,-n 2,$(SIDE_BY_SIDE)) -m "$(ELSEWHERE) and long" $(ARGS)
 

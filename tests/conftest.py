@@ -20,6 +20,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support import warm_start
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Also gRPC's and urllib's own clients of the tests call what runs here themselves.
 for _name in ("no_proxy", "NO_PROXY"):
@@ -39,6 +41,15 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+warm_start.install()
+
+
+@pytest.fixture
+def cold_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every command start anew; see `support.warm_start`."""
+    monkeypatch.setenv(warm_start.COLD, "1")
 
 
 LONG_TIMEOUT_S = 300
