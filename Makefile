@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
-# Much of the time of the tests is spent in waiting for real deadlines. A file's tests stay together,
-# in the order of tests/conftest.py: what takes longest first.
+# Much of the time of the tests is spent in waiting for real deadlines. Which tests stay together, and
+# their order, is in tests/support/spreading.py, in the place of `loadfile`.
 SIDE_BY_SIDE ?= -n 4 --dist loadfile --no-loadscope-reorder
 ELSEWHERE = not containers and not peers and not dist
 # Many tests start processes of their own: each would compile every module again.

@@ -20,7 +20,7 @@ _WAITING = re.compile(r"pytest\.mark\.(integration|slow)\b")
 _SHARED = re.compile(r"scope=\"(class|module|package|session)\"")
 
 
-class Spreading(LoadFileScheduling):
+class Spreading(LoadFileScheduling):  # type: ignore[misc]
     """Gives out tests one by one, or a file of them, in their order."""
 
     def _split_scope(self, nodeid: str) -> str:

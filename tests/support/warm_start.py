@@ -136,10 +136,10 @@ def _start(process: Any, *arguments: Any) -> None:
         return
     pairs = (("p2cread", 0), ("c2pwrite", 1), ("errwrite", 2))
     files = [asked[name] if asked[name] != -1 else standard for name, standard in pairs]
-    is_safe_path, command = _split(asked["args"])
+    is_safe_path, following = _split(asked["args"])
     environment = os.environ if asked["env"] is None else asked["env"]
     command = {
-        "arguments": command,
+        "arguments": following,
         "environment": {os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()},
         "folder": os.fsdecode(asked["cwd"] or os.getcwd()),
         "is_safe_path": is_safe_path,
