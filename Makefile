@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
-# Much of the time of the tests is spent in waiting for real deadlines. A file's tests stay together,
-# in the order of tests/conftest.py: what takes longest first.
+# Much of the time of the tests is spent in waiting for real deadlines. Which tests stay together, and
+# their order, is in tests/support/spreading.py, in the place of `loadfile`.
 SIDE_BY_SIDE ?= -n 4 --dist loadfile --no-loadscope-reorder
 ELSEWHERE = not containers and not peers and not dist
 # Many tests start processes of their own: each would compile every module again.
@@ -35,7 +35,9 @@ demo: $(or $(wildcard $(VENV)/.ready),$(VENV)/.demo)  ## Watch an agent learn Ca
 test: $(VENV)/.ready  ## All tests but long ones, and those with targets of their own
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "$(ELSEWHERE) and not long" $(ARGS)
 
-# Two at a time: four attacks at once on two cores are one that nobody withstands.
+# Two at a time: four attacks at once on two cores are one that nobody withstands. Every command
+# starts anew here, as users start it; elsewhere in the tests see tests/support/warm_start.py.
+test-long: export TESTS_START_COLD = 1
 test-long: $(VENV)/.ready  ## What is long by nature: every attack, chaos, simulations, learning to a target
 	$(BIN)/python -m pytest $(subst -n 4,-n 2,$(SIDE_BY_SIDE)) -m "$(ELSEWHERE) and long" $(ARGS)
 
