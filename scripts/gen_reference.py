@@ -4,7 +4,7 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -276,7 +276,7 @@ def failures() -> str:
     )
 
 
-PAGES = {
+PAGES: dict[str, Callable[[], str]] = {
     **{name: partial(make, MARK) for name, make in gen_python_reference.PAGES.items()},
     "cli.md": commands,
     "settings.md": settings,
