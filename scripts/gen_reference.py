@@ -268,9 +268,9 @@ def failures() -> str:
     return "\n".join(
         [
             f"# Errors\n\n{MARK}\n",
-            "All are in `breadbox.errors`, and derive from `breadbox.ReplayBufferError`; their "
-            "texts name what to do. What is on the wire is for clients in other languages: the "
-            "code of gRPC, and the reason in the `google.rpc.ErrorInfo` of the call's status.\n",
+            "All errors are in `breadbox.errors` and derive from `breadbox.ReplayBufferError`; "
+            "each message names the remedy. Clients in other languages get the code of gRPC, and "
+            "the reason in the `google.rpc.ErrorInfo` of the call's status.\n",
             table(("error", "when", "on the wire", "is a"), rows),
         ]
     )
