@@ -175,17 +175,22 @@ def entries() -> list[Entry]:
     return [each for page in sections().values() for some in page.values() for each in some]
 
 
-def members_of(thing: griffe.Object) -> Iterator[griffe.Object]:
+@cache
+def members_of(thing: griffe.Object) -> list[griffe.Function | griffe.Attribute]:
     """Public members of a class, in the order of its source, then those of bases not shown."""
-    if isinstance(thing, griffe.Class):
-        shown = {id(each.thing) for each in entries()}
-        every = (
-            thing.members if any(id(base) in shown for base in thing.mro()) else thing.all_members
-        )
-        for name, member in every.items():
-            target = member.final_target if isinstance(member, griffe.Alias) else member
-            if not name.startswith("_") and isinstance(target, griffe.Function | griffe.Attribute):
-                yield target
+    if not isinstance(thing, griffe.Class):
+        return []
+    shown = {id(each.thing) for each in entries()}
+    is_shown = any(id(base) in shown for base in thing.mro())
+    members = thing.members if is_shown else thing.all_members
+    targets = {
+        name: member.final_target if isinstance(member, griffe.Alias) else member
+        for name, member in members.items()
+        if not name.startswith("_")
+    }
+    return [
+        each for each in targets.values() if isinstance(each, griffe.Function | griffe.Attribute)
+    ]
 
 
 def methods_of(thing: griffe.Object) -> Iterator[griffe.Function]:
@@ -267,8 +272,13 @@ def example_of(each: Entry) -> Iterator[str]:
 
 def has_example(title: str, thing: griffe.Object) -> bool:
     """True if a docstring or a document shows how it is used."""
-    word = re.compile(rf"\b{title.rpartition('.')[2]}\b")
-    return "```python" in doc(thing) or any(word.search(code) for _, code in examples())
+    return "```python" in doc(thing) or title.rpartition(".")[2] in shown_words()
+
+
+@cache
+def shown_words() -> set[str]:
+    """Every word of every example."""
+    return {word for _, code in examples() for word in re.findall(r"\w+", code)}
 
 
 def link_to(title: str, page: str) -> str:

@@ -4,7 +4,7 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -268,15 +268,15 @@ def failures() -> str:
     return "\n".join(
         [
             f"# Errors\n\n{MARK}\n",
-            "All are in `breadbox.errors`, and derive from `breadbox.ReplayBufferError`; their "
-            "texts name what to do. What is on the wire is for clients in other languages: the "
-            "code of gRPC, and the reason in the `google.rpc.ErrorInfo` of the call's status.\n",
+            "All errors are in `breadbox.errors` and derive from `breadbox.ReplayBufferError`; "
+            "each message names the remedy. Clients in other languages get the code of gRPC, and "
+            "the reason in the `google.rpc.ErrorInfo` of the call's status.\n",
             table(("error", "when", "on the wire", "is a"), rows),
         ]
     )
 
 
-PAGES = {
+PAGES: dict[str, Callable[[], str]] = {
     **{name: partial(make, MARK) for name, make in gen_python_reference.PAGES.items()},
     "cli.md": commands,
     "settings.md": settings,

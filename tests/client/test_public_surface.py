@@ -315,6 +315,7 @@ def test_every_promised_name_is_there_and_says_what_it_is(module: str) -> None:
     assert [] == [name for name in SHOWN[module] if not inspect.getdoc(getattr(found, name))]
 
 
+@pytest.mark.timeout(120)  # It reads every module.
 def test_every_promised_name_is_in_the_reference_with_an_example() -> None:
     pytest.importorskip("griffe", reason="the extra docs is not installed")
     from scripts import gen_python_reference as reference

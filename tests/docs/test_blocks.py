@@ -379,8 +379,8 @@ HERE: dict[str, Callable[[], None]] = {
     "client/breadbox/model/fragment.py#fragment_of": lambda: with_fragments(
         "client/breadbox/model/fragment.py#fragment_of", run_producer
     ),
-    "client/breadbox/model/options.py#Tls": lambda: run(
-        "client/breadbox/model/options.py#Tls", breadbox=breadbox
+    "client/breadbox/model/options.py#Tls": lambda: with_fragments(
+        "client/breadbox/model/options.py#Tls"
     ),
     "client/breadbox/model/types.py#BufferConfig": lambda: with_fragments(
         "client/breadbox/model/types.py#BufferConfig"
