@@ -302,7 +302,7 @@ class _Handling:
         answer = await run(request, context)
         if method.answers_many:
             return None
-        data = method.write(answer)
+        data: bytes = method.write(answer)
         if len(data) > UNTAKEN_SMALL_BYTES:
             call.held = traffic.hold(call, len(data))
         return data
