@@ -118,7 +118,7 @@ def main() -> None:
 
 def _compare(release: str, rounds: int, seconds: float) -> None:
     with tempfile.TemporaryDirectory(prefix="breadbox-bench-") as folder:
-        folders = {}
+        folders: dict[str, Path] = {}
         for requirement in (f"grpcio=={locked_version()}", release):
             place = Path(folder) / str(len(folders))
             folders[_install(requirement, place)] = place

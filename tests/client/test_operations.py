@@ -601,7 +601,7 @@ def store(tmp_path: Path) -> Iterator[RecordingStore]:
 
 
 def reply(*results: AppendResult, retry_delay_s: float | None = None) -> AppendReply:
-    return AppendReply(results, "s", 0, 10, 10**6, retry_delay_s)
+    return AppendReply(results, "s", 0, retry_delay_s)
 
 
 def append(world: OperationWorld, count: int = 1) -> list[AppendResult]:

@@ -126,8 +126,8 @@ def _read_pickle(data: bytes) -> None:
     read = read_array(data, limits=LIMITS)
     try:
         expected = pickle.loads(data)
-    except (pickle.UnpicklingError, OverflowError):  # A frame of another size, which nothing here depends on.
-        return
+    except (pickle.UnpicklingError, OverflowError):
+        return  # A frame of another size, on which nothing here depends.
     assert (expected.dtype, expected.shape) == (read.dtype, read.shape)
     assert expected.tobytes() == read.tobytes()
 

@@ -237,8 +237,8 @@ def test_what_is_read_after_damage_is_what_pickle_reads() -> None:
             read_count += 1
             try:
                 expected = pickle.loads(damaged)
-            except (pickle.UnpicklingError, OverflowError):  # A frame of another size, which says nothing.
-                continue
+            except (pickle.UnpicklingError, OverflowError):
+                continue  # A frame of another size, which says nothing.
             assert expected.tobytes() == read.tobytes(), f"seed {seed}: {bytes(damaged)!r}"
             assert (expected.dtype, expected.shape) == (read.dtype, read.shape)
     assert read_count > 100

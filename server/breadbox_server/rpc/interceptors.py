@@ -226,7 +226,8 @@ class _Method:
         self.refusal = refusal
         # Refused in this form whether one answer was asked for or many: a refusal comes with none.
         self.takes_many = self.answers_many = False
-        self.read = self.write = None
+        self.read: Any = None
+        self.write: Any = None
         if handler is not None:
             self.takes_many = handler.request_streaming
             self.answers_many = handler.response_streaming
@@ -313,7 +314,7 @@ class _Handling:
         answer = await run(request, context)
         if method.answers_many:
             return None
-        data = method.write(answer)
+        data: bytes = method.write(answer)
         if len(data) > UNTAKEN_SMALL_BYTES:
             call.held = traffic.hold(call, len(data))
         return data
