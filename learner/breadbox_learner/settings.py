@@ -115,7 +115,7 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     """Continue the run in run_dir from its checkpoint, or start one if there is none."""
     overwrite: bool = False
     """Delete the run in run_dir, and start anew; otherwise such a folder is refused."""
-    take_over: bool = False
+    take_over: bool = of_one_call(False)
     """Start a session although another process uses the session that this ends."""
     seed: int = setting(0, ge=0, lt=2**63)
     """Seed of weights and of the order of minibatches."""

@@ -503,6 +503,8 @@ def retrying_store(
     context: Context,
     function: Callable[[Deadline], T],
     failed: tuple[errors.StoreUnavailableError, float] | None = None,
+    *,
+    is_write: bool = False,
 ) -> Operation[T]:
     """Run a function that moves payloads; wait while the store is unreachable or full.
 
@@ -540,7 +542,8 @@ def retrying_store(
             yield Sleep(min(_spread_s(context, error.retry_delay_s), left_s))
         else:
             context.outages.succeeded(_MOVING)
-            context.waits.succeeded(_WRITING)
+            if is_write:
+                context.waits.succeeded(_WRITING)
             return result
 
 
@@ -580,7 +583,9 @@ def publish(
     losses = RetryBudget(context.policy, context.rng)
     while True:
         reference = yield from retrying_store(
-            context, lambda deadline: payload.write_weights(store.within(deadline), weights)
+            context,
+            lambda deadline: payload.write_weights(store.within(deadline), weights),
+            is_write=True,
         )
         call = calls.publish_model(buffer, session_id, model_version, reference)
         try:
@@ -908,7 +913,8 @@ class _Appending:
         failed, self._failed = self._failed, None
         return (
             yield from retrying_store(
-                self._context, lambda deadline: self._write_within(deadline, fragments), failed
+                *(self._context, lambda deadline: self._write_within(deadline, fragments), failed),
+                is_write=True,
             )
         )
 
