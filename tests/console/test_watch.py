@@ -219,7 +219,8 @@ async def test_of_each_buffer_an_episode_is_kept_whole_though_no_page_is_open(
         assert one.sample is not None
         assert ("a", True) == (one.sample.worker_id, one.can_be_watched(one.sample))
         await shown(
-            watch, lambda said: [True] * 2 == [each["watch"] is not None for each in said["buffers"]]
+            watch,
+            lambda said: [True] * 2 == [each["watch"] is not None for each in said["buffers"]],
         )
         # Until its time is over no other one is read whole.
         client.newest = 1
