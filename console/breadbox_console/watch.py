@@ -62,7 +62,7 @@ POLL_S: Final = 10.0
 """Seconds for which a read waits at the server for a chunk."""
 GATHER_S: Final = 0.5
 """Seconds between two reads, so that chunks come together: each read is two calls."""
-GATHER_S_MIN: Final = 0.05
+GATHER_S_MIN: Final = 0.1
 """The same where chunks leave before they are read."""
 KEEP_S: Final = 600.0
 """Seconds without an open page after which a buffer does not count as listed any more."""
@@ -377,8 +377,11 @@ class Watch:
     def _overview(self, now: float) -> dict[str, Any]:
         buffers = []
         for each in self.buffers.values():
-            counts = {"skipped": each.skipped_chunk_count, "episodes": len(each.index.episodes)}
-            counts["watch"] = each.to_watch()
+            counts = {
+                "skipped": each.skipped_chunk_count,
+                "episodes": len(each.index.episodes),
+                "watch": each.to_watch(),
+            }
             try:
                 if each.history.looks:
                     shown = describe_buffer(each.history, each.index) | counts
@@ -443,9 +446,7 @@ class Watch:
             chunk_count = len({each.chunk_id for each in read.fragments})
             watched.backlog = max(0, watched.backlog - chunk_count - read.skipped_chunk_count)
             if read.fragments:
-                is_late = read.skipped_chunk_count > 0
-                gather_s = max(GATHER_S_MIN, gather_s / 2) if is_late else gather_s * 1.1
-                gather_s = min(gather_s, GATHER_S)
+                gather_s = next_pause_s(gather_s, is_late=read.skipped_chunk_count > 0)
                 pause_s = len(read.fragments) / self.limits.fragments_per_s
                 await asyncio.sleep(max(gather_s, pause_s))
 
@@ -538,6 +539,11 @@ class Watch:
                     watched.keep({key: (await self.client.load_fragments([each]))[0]})
                 except Exception as error:  # noqa: BLE001 - logged, and shown
                     _leave_out(watched, each, error)
+
+
+def next_pause_s(pause_s: float, *, is_late: bool) -> float:
+    """Return the seconds between two reads after a read that was late, or not, for some chunks."""
+    return max(GATHER_S_MIN, pause_s / 2) if is_late else min(GATHER_S, 1.1 * pause_s)
 
 
 def _is_small(path: str, array: ArrayType) -> bool:

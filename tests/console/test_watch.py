@@ -255,6 +255,19 @@ async def test_of_a_listed_buffer_all_of_a_worker_is_kept_within_a_bound(
         assert "c" == one.worker_to_keep(["a", "b"])
 
 
+def test_reads_follow_each_other_faster_within_bounds_while_chunks_leave_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "GATHER_S", 0.5)
+    pauses = [0.5]
+    for is_late in [True] * 4 + [False] * 30:
+        pauses.append(watching.next_pause_s(pauses[-1], is_late=is_late))
+
+    assert [0.5, 0.25, 0.125, 0.1, 0.1] == pauses[:5]
+    assert pauses[4:] == sorted(pauses[4:])
+    assert 0.5 == pauses[-1]
+
+
 async def test_pages_that_follow_are_bounded_and_the_oldest_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
