@@ -32,7 +32,8 @@ SORTS: Final[Mapping[str, Callable[[Episode], Any]]] = {
     "seen": lambda each: each.last_seen_at,
     "episode": lambda each: (each.worker_id, each.episode_id),
 }
-"""By what the ended episodes of a list are sorted; else the latest that can be watched come first."""
+"""Keys by which a list of ended episodes is sorted; by default, episodes that can be watched come
+first, and the latest before the others."""
 ROWS_MAX: Final = 200
 """Episodes of one answer."""
 FORM_BYTES_MAX: Final = 16 * 1024
@@ -157,7 +158,7 @@ class Pages:
         key = SORTS.get(asked.get("sort", ""))
         if key is not None:
             ended.sort(key=key, reverse="down" in asked)
-            if asked["sort"] == "return":  # Those of which none is known come last.
+            if asked["sort"] == "return":  # Unknown returns come last.
                 ended.sort(key=lambda each: math.isnan(each.return_sum))
         elif not asked.get("held"):  # What can be watched comes first.
             ended.sort(key=lambda each: not watched.can_be_watched(each))

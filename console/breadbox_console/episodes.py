@@ -101,7 +101,7 @@ class Episode:
     return_sum: float = 0.0
     """The return once the episode has ended, NaN if it is unknown; before, the rewards seen."""
     length: int = 0
-    """Steps of the episode, once it has ended and if its worker reports them; else those seen."""
+    """Number of its steps that were seen, or of all its steps once its worker has reported it."""
     end: str = "running"
     """Or terminated, truncated, or cut: fragments after it are missing."""
     last_seen_at: float = 0.0
@@ -153,7 +153,7 @@ class Worker:
     problems: Counter[str] = field(default_factory=Counter)
     """Fragments that could not be shown, by why."""
     breaks: deque[bool] = field(default_factory=lambda: deque(maxlen=32))
-    """Of its latest fragments, if its worker said that it does not follow the one before."""
+    """For each of its latest fragments, True if it is a discontinuity."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURNS_RECENT))
     seen_at: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
@@ -401,8 +401,8 @@ def learning_points(
 ) -> dict[str, dict[str, list[float | None]]]:
     """Return mean returns over time and steps, a series by "worker", "task" or "all".
 
-    Each point is the mean of successive episodes; a series has at most `points_max`. An episode
-    whose return is unknown counts for steps and staleness alone.
+    Each point is the mean of successive episodes; a series has at most `points_max`. An
+    unknown return is left out; the episode counts for steps and staleness.
     """
 
     def mean(values: Iterable[float]) -> float | None:

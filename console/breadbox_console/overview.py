@@ -23,7 +23,7 @@ IDLE_S: Final = 60.0
 STILL_FRAGMENTS: Final = 4
 """Fragments in a row after which a worker's array stands still, if those of most others change."""
 BREAKS_USUAL: Final = 3
-"""Of its latest fragments, those before which a worker may have dropped stale steps and be well."""
+"""Discontinuities among a worker's latest fragments that are no problem: it drops stale steps."""
 SILENT_S: Final = 30.0
 """Seconds after which a worker that sent often is said to be silent."""
 TRAINING_S: Final = 10.0
@@ -380,7 +380,7 @@ def judge(
     if waits and cause not in ("NONE", "NO_SESSION"):
         is_blocked = cause in ("LEASES", "PRODUCERS_WAIT")
         return ("Stalled" if is_blocked else "Starved"), "warn", diagnosis.headline
-    # Workers that make more than a learner takes are well: what is left over becomes stale.
+    # Workers may make more than the learner takes; the surplus becomes stale, and nothing is wrong.
     is_surplus = cause == "STALE" and leaving > 0
     if cause in _PRODUCERS and not is_surplus:
         return _PRODUCERS[cause], "warn", diagnosis.headline

@@ -62,19 +62,18 @@ POLL_S: Final = 10.0
 """Seconds for which a read waits at the server for a chunk."""
 GATHER_S: Final = 0.5
 """Seconds between two reads, so that chunks come together: each read is two calls."""
-GATHER_S_MIN: Final = 0.05
+GATHER_S_MIN: Final = 0.1
 """The same where chunks leave before they are read."""
 KEEP_S: Final = 600.0
-"""Seconds without an open page after which no buffer counts as listed."""
+"""Seconds without an open page after which a buffer does not count as listed any more."""
 KEPT_BYTES: Final = 256 * 2**20
-"""Most bytes of whole fragments that are kept of a buffer of which a page listed the episodes."""
+"""Most bytes of whole fragments that are kept of a listed buffer: a page listed its episodes."""
 SAMPLE_BYTES: Final = 16 * 2**20
 """Most bytes of whole fragments that are kept of another buffer."""
 SAMPLE_S: Final = 15.0
-"""Seconds from the end of an episode that was kept whole until the console keeps another one, in a
-buffer whose episodes no page listed."""
+"""Seconds after an episode that was kept whole in which no other one is, in an unlisted buffer."""
 FOLLOW_S: Final = 10.0
-"""Seconds of silence of the worker that is kept after which the console keeps another one."""
+"""Seconds of a worker's silence after which another worker's fragments are kept."""
 SCHEMAS_MAX: Final = 64
 RECENT_CHUNKS: Final = 512
 """Chunks that reading may be behind; beyond, older ones are left out."""
@@ -124,14 +123,14 @@ class WatchedBuffer:
     chosen_worker: str = ""
     """The worker by which a page filtered last, or empty."""
     kept_worker: str = ""
-    """The worker whose fragments are kept: the chosen one, or one that sends."""
+    """Its fragments are kept: the chosen worker, or one that sends."""
     kept_at: float = -math.inf
     """When it last sent, by the monotonic clock."""
     kept: OrderedDict[FragmentKey, Fragment] = field(default_factory=OrderedDict)
     """Its latest fragments, whole: they can be looked at when they have left the buffer."""
     kept_bytes: int = 0
     sample: Episode | None = None
-    """The latest whole episode of which each fragment was kept."""
+    """The latest episode that was kept whole."""
     reader: asyncio.Task[None] | None = None
     backlog: int = 0
     """Chunks after the reader's cursor, by what the buffer counted."""
@@ -153,7 +152,7 @@ class WatchedBuffer:
         return bool(is_seen) and all(map(self._is_loadable, episode.spans))
 
     def to_watch(self) -> int | None:
-        """Return the number of the latest episode that can be watched, or None if few can."""
+        """Return the number of a late episode that can be watched whole, or None."""
         latest = [*itertools.islice(reversed(self.index.ended), 64), self.sample]
         return next((each.number for each in latest if each and self.can_be_watched(each)), None)
 
@@ -168,7 +167,7 @@ class WatchedBuffer:
             self.kept_bytes -= self.kept.popitem(last=False)[1].size_bytes
 
     def worker_to_keep(self, senders: Sequence[str]) -> str:
-        """Return the worker whose fragments are to be kept, of those that sent some or another."""
+        """Return the worker to keep, after a read with fragments of the senders."""
         now = time.monotonic()
         if self.chosen_worker:
             self.kept_worker = self.chosen_worker
@@ -179,11 +178,15 @@ class WatchedBuffer:
         return self.kept_worker
 
     def note_sample(self, now: float) -> None:
-        """Look for a whole episode that was kept among those that ended in the read of a time."""
+        """Take an episode that was kept whole, if one ended in the read at a Unix time."""
         for each in reversed(self.index.ended):
             if each.last_seen_at < now:
                 return
-            if each.is_whole and each.spans and all(span.fragment.key in self.kept for span in each.spans):
+            if (
+                each.is_whole
+                and each.spans
+                and all(span.fragment.key in self.kept for span in each.spans)
+            ):
                 self.sample = each
                 return
 
@@ -374,8 +377,11 @@ class Watch:
     def _overview(self, now: float) -> dict[str, Any]:
         buffers = []
         for each in self.buffers.values():
-            counts = {"skipped": each.skipped_chunk_count, "episodes": len(each.index.episodes)}
-            counts["watch"] = each.to_watch()
+            counts = {
+                "skipped": each.skipped_chunk_count,
+                "episodes": len(each.index.episodes),
+                "watch": each.to_watch(),
+            }
             try:
                 if each.history.looks:
                     shown = describe_buffer(each.history, each.index) | counts
@@ -440,9 +446,7 @@ class Watch:
             chunk_count = len({each.chunk_id for each in read.fragments})
             watched.backlog = max(0, watched.backlog - chunk_count - read.skipped_chunk_count)
             if read.fragments:
-                is_late = read.skipped_chunk_count > 0
-                gather_s = max(GATHER_S_MIN, gather_s / 2) if is_late else gather_s * 1.1
-                gather_s = min(gather_s, GATHER_S)
+                gather_s = next_pause_s(gather_s, is_late=read.skipped_chunk_count > 0)
                 pause_s = len(read.fragments) / self.limits.fragments_per_s
                 await asyncio.sleep(max(gather_s, pause_s))
 
@@ -520,7 +524,7 @@ class Watch:
         return found
 
     async def _keep(self, watched: WatchedBuffer, references: Sequence[FragmentReference]) -> None:
-        """Load whole what one worker sent, all of it or, of no listed buffer, some episodes."""
+        """Load one worker's fragments whole: all in a listed buffer, else some episodes."""
         if time.monotonic() - self.viewed_at > KEEP_S:
             watched.is_listed, watched.chosen_worker = False, ""
         watched.keep({})
@@ -535,6 +539,11 @@ class Watch:
                     watched.keep({key: (await self.client.load_fragments([each]))[0]})
                 except Exception as error:  # noqa: BLE001 - logged, and shown
                     _leave_out(watched, each, error)
+
+
+def next_pause_s(pause_s: float, *, is_late: bool) -> float:
+    """Return the seconds between two reads after a read that was late, or not, for some chunks."""
+    return max(GATHER_S_MIN, pause_s / 2) if is_late else min(GATHER_S, 1.1 * pause_s)
 
 
 def _is_small(path: str, array: ArrayType) -> bool:

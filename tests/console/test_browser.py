@@ -573,7 +573,9 @@ def test_a_narrow_page_has_cards_in_place_of_tables(
             assert cells
             assert [] == [label for label, is_inside in cells if label == "none" or not is_inside]
             # Lists are still sorted by their headings.
-            assert page.get_by_role("button", name="Return", exact=True).count() == (name != "overview")
+            assert page.get_by_role("button", name="Return", exact=True).count() == (
+                name != "overview"
+            )
 
 
 def test_other_sites_can_neither_frame_nor_log_in_nor_reach_it_by_a_name(

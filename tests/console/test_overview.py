@@ -197,9 +197,9 @@ def test_a_status_is_green_only_where_nothing_is_to_be_done(
 
     assert status == (said["status"], said["level"])
     assert bool(said["advice"]) == (said["level"] != "good")
-    assert (None if status[0] in ("Idle", "Ended", "Down") else state.get("waiter_count", 0)) == said[
-        "waiters"
-    ]
+    assert (
+        None if status[0] in ("Idle", "Ended", "Down") else state.get("waiter_count", 0)
+    ) == said["waiters"]
 
 
 def test_producers_that_wait_while_a_learner_holds_the_chunks_are_named_with_a_remedy() -> None:

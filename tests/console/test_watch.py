@@ -219,7 +219,8 @@ async def test_of_each_buffer_an_episode_is_kept_whole_though_no_page_is_open(
         assert one.sample is not None
         assert ("a", True) == (one.sample.worker_id, one.can_be_watched(one.sample))
         await shown(
-            watch, lambda said: [True] * 2 == [each["watch"] is not None for each in said["buffers"]]
+            watch,
+            lambda said: [True] * 2 == [each["watch"] is not None for each in said["buffers"]],
         )
         # Until its time is over no other one is read whole.
         client.newest = 1
@@ -252,6 +253,19 @@ async def test_of_a_listed_buffer_all_of_a_worker_is_kept_within_a_bound(
         assert "b" == one.worker_to_keep(["b"])
         one.chosen_worker = "c"
         assert "c" == one.worker_to_keep(["a", "b"])
+
+
+def test_reads_follow_each_other_faster_within_bounds_while_chunks_leave_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "GATHER_S", 0.5)
+    pauses = [0.5]
+    for is_late in [True] * 4 + [False] * 30:
+        pauses.append(watching.next_pause_s(pauses[-1], is_late=is_late))
+
+    assert [0.5, 0.25, 0.125, 0.1, 0.1] == pauses[:5]
+    assert pauses[4:] == sorted(pauses[4:])
+    assert 0.5 == pauses[-1]
 
 
 async def test_pages_that_follow_are_bounded_and_the_oldest_ends(

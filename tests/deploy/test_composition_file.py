@@ -126,7 +126,9 @@ def test_prometheus_finds_every_worker_where_it_serves_its_metrics() -> None:
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     (job,) = [each for each in config["scrape_configs"] if each["job_name"] == "rollout"]
     (found,) = job["dns_sd_configs"]
-    workers = {name: each for name, each in services().items() if each.get("command") == ["rollout"]}
+    workers = {
+        name: each for name, each in services().items() if each.get("command") == ["rollout"]
+    }
 
     assert {*found["names"]} == {*workers}
     assert {f"0.0.0.0:{found['port']}"} == {
