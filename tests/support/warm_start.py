@@ -128,6 +128,14 @@ def install() -> None:
         atexit.register(_close)
 
 
+def begin() -> None:
+    """Have the processes import now, beside the first tests, and not in the time of one."""
+    if is_installed():
+        with _lock:
+            for modules in set(MODULES.values()) - set(_warmed):
+                _warmed[modules] = Warmed(modules)
+
+
 def is_installed() -> bool:
     """Whether commands of ours start warm."""
     return subprocess.Popen._execute_child is _start  # type: ignore[attr-defined]
