@@ -67,6 +67,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: turns[id(item)])
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    is_shared = hasattr(session.config, "workerinput")
+    if is_shared and any(item.get_closest_marker("integration") for item in session.items):
+        warm_start.begin()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Take the place of `--dist loadfile`."""

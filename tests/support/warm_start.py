@@ -38,6 +38,7 @@ _LEARNING = (
     *("breadbox_learner.app", "breadbox_rollout.app", "breadbox_rollout.acting.generator"),
     *("breadbox_learner.main", "breadbox_rollout.main", "gymnasium.envs.classic_control"),
     *("breadbox_console.main", "breadbox_console.app", "uvicorn"),
+    "torch._dynamo",  # Imported by torch when the first optimizer is made.
 )
 MODULES = {
     **dict.fromkeys(("serve", "fsck", "doctor", "buffers", "stats", "explain"), _SERVICE),
@@ -47,7 +48,17 @@ MODULES = {
 
 Not pyarrow, which starts a thread when it is imported.
 """
-_OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "OPENBLAS_", "OMP_")
+_OF_THE_INTERPRETER = (
+    "PYTHON",
+    "LD_",
+    "MALLOC_",
+    "GLIBC_",
+    "LANG",
+    "LC_",
+    "OPENBLAS_",
+    "OMP_",
+    "TORCH",
+)
 _PR_SET_CHILD_SUBREAPER = 36
 _cold = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _signature = inspect.signature(_cold)
@@ -115,6 +126,14 @@ def install() -> None:
         subprocess.Popen._execute_child = _start  # type: ignore[attr-defined]
         os.register_at_fork(after_in_child=_forget)
         atexit.register(_close)
+
+
+def begin() -> None:
+    """Have the processes import now, beside the first tests, and not in the time of one."""
+    if is_installed():
+        with _lock:
+            for modules in set(MODULES.values()) - set(_warmed):
+                _warmed[modules] = Warmed(modules)
 
 
 def is_installed() -> bool:
