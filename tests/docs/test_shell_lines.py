@@ -61,7 +61,7 @@ RUN = {
 """Blocks that bash runs, and the test that has it do so."""
 
 NOT_HERE = {
-    "README.md#1": "pip and the whole test run; tests/dist and `make smoke` run the demo",
+    "README.md#2": "pip and the whole test run; tests/dist and `make smoke` run the demo",
     "CONTRIBUTING.md#set-up": "a clone and the whole test run",
     "docs/my-learner.md#start": "tests/examples/test_my_learner.py",
     "docs/my-learner.md#machines": "tests/examples/test_my_learner.py",
