@@ -52,10 +52,8 @@ def act(address: str, seed: int | None = None) -> None:
                 choice, _ = policy({key: torch.from_numpy(part) for key, part in obs.items()})
                 action = choice.sample()  # stored as it was drawn; the environment clips it
             next_obs, reward, terminated, truncated, _ = envs.step(action.numpy())
-            log_prob = choice.log_prob(action).numpy()
-            writer.add(
-                obs, action.numpy(), reward, next_obs, terminated, truncated, log_prob=log_prob
-            )
+            ends, log_prob = (terminated, truncated), choice.log_prob(action).numpy()
+            writer.add(obs, action.numpy(), reward, next_obs, *ends, log_prob=log_prob)
             obs = next_obs
 
 
