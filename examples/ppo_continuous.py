@@ -1,4 +1,4 @@
-"""PPO with continuous actions, from eight environments at once; the learner is that of ppo_dict.py.
+"""PPO with continuous actions, from four environments at once; the learner is that of ppo_dict.py.
 
     python examples/ppo_continuous.py                # a server, two producers and the learner
 
@@ -16,7 +16,7 @@ from torch.distributions import Independent, Normal
 
 import breadbox
 
-ENVS = 8
+ENVS = 4
 
 
 class Policy(nn.Module):
@@ -44,7 +44,7 @@ def act(address: str, seed: int | None = None) -> None:
     ):
         obs, _ = envs.reset(seed=seed)
         for step in itertools.count():
-            if step % 32 == 0 and (newer := client.load_model(known)) is not None:
+            if step % 16 == 0 and (newer := client.load_model(known)) is not None:
                 known, weights = newer
                 policy.load_state_dict({name: torch.tensor(w) for name, w in weights.items()})
                 writer.model_version = known.model_version
@@ -52,15 +52,13 @@ def act(address: str, seed: int | None = None) -> None:
                 choice, _ = policy({key: torch.from_numpy(part) for key, part in obs.items()})
                 action = choice.sample()  # stored as it was drawn; the environment clips it
             next_obs, reward, terminated, truncated, _ = envs.step(action.numpy())
-            log_prob = choice.log_prob(action).numpy()
-            writer.add(
-                obs, action.numpy(), reward, next_obs, terminated, truncated, log_prob=log_prob
-            )
+            ends, log_prob = (terminated, truncated), choice.log_prob(action).numpy()
+            writer.add(obs, action.numpy(), reward, next_obs, *ends, log_prob=log_prob)
             obs = next_obs
 
 
 def learn(address: str) -> float:
-    return ppo_dict.learn(address, Policy(), versions=40)
+    return ppo_dict.learn(address, Policy())
 
 
 if __name__ == "__main__":

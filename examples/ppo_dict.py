@@ -41,7 +41,7 @@ def act(address: str, seed: int | None = None) -> None:
     ):
         obs, _ = env.reset(seed=seed)
         for step in itertools.count():
-            if step % 32 == 0 and (newer := client.load_model(known)) is not None:
+            if step % 64 == 0 and (newer := client.load_model(known)) is not None:
                 known, weights = newer
                 policy.load_state_dict({name: torch.tensor(w) for name, w in weights.items()})
                 writer.model_version = known.model_version
@@ -70,15 +70,16 @@ def advantages_of(policy, batch, discount=0.9, gae_lambda=0.95):
     return advantage, advantage + value
 
 
-def learn(address: str, policy: nn.Module | None = None, versions: int = 60) -> float:
-    policy, returns = policy or Policy(), deque(maxlen=200)
+def learn(address: str, policy: nn.Module | None = None, target: float = -5.0) -> float:
+    torch.set_num_threads(1)
+    policy, returns = policy or Policy(), deque(maxlen=100)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     with breadbox.connect(address) as client:
         session = client.start_session().session_id
-        for version in range(1, versions + 1):
+        for version in range(1, 301):
             client.publish(session, version, policy.state_dict())
-            with client.fetch(fragment_count=32, max_wait_s=60) as lease:
-                (batch,) = lease.batches(batch_size=32, device="cpu")
+            with client.fetch(fragment_count=16, max_wait_s=60) as lease:
+                (batch,) = lease.batches(batch_size=16, device="cpu")
                 with torch.no_grad():
                     advantage, wanted = advantages_of(policy, batch)
                     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
@@ -92,10 +93,14 @@ def learn(address: str, policy: nn.Module | None = None, versions: int = 60) -> 
                     optimizer.step()
             ended = batch.extras["episode_return"]  # NaN where no episode ended
             returns.extend(ended[~ended.isnan()].tolist())
-            if version % 10 == 0:
-                print(f"version {version}: mean return {sum(returns) / len(returns):.1f}")
+            mean = sum(returns) / max(1, len(returns))
+            is_reached = len(returns) == 100 and mean > target
+            if version % 10 == 0 or is_reached:
+                print(f"version {version}: mean return {mean:.1f}", flush=True)
+            if is_reached:
+                break
         client.end_session(session)
-    return sum(returns) / len(returns)
+    return mean
 
 
 def main(act, learn) -> None:

@@ -75,7 +75,8 @@ def act(address: str, seed: int | None = None) -> None:
             obs = env.reset()[0] if terminated or truncated else next_obs
 
 
-def learn(address: str, updates: int = 3_000) -> float:
+def learn(address: str, updates: int = 1_000) -> float:
+    torch.set_num_threads(1)
     actor, critics, log_alpha = Actor(), Critics(), torch.tensor(-2.0, requires_grad=True)
     lagging = copy.deepcopy(critics)
     actor_optimizer = torch.optim.Adam([*actor.parameters(), log_alpha], lr=1e-3)
@@ -104,7 +105,7 @@ def learn(address: str, updates: int = 3_000) -> float:
                     old.lerp_(new, 0.01)
             if update % 50 == 0:
                 client.publish(session, update, actor.state_dict())
-            if update % 500 == 0:
+            if update % 250 == 0:
                 print(
                     f"update {update}: {len(mirror)} steps, mean return {mean_return(mirror):.1f}"
                 )

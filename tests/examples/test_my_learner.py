@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PAGE = "docs/my-learner.md"
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(660)]
 
 SCRIPTS = {
     "environment": "reach.py",
@@ -66,9 +66,8 @@ def test_producer_and_learner_meet_at_a_server(name: str, preset: str) -> None:
         try:
             known = None
             while known is None or (known.model_version or 0) < 3:
-                known = client.watch_model(known, max_wait_s=60)
-                assert known is not None, "the learner published nothing for a minute"
-            assert [None, None] == [part.poll() for part in parts]
+                assert [None, None] == [part.poll() for part in parts]
+                known = client.watch_model(known, max_wait_s=10) or known
         finally:
             for part in parts:
                 part.kill()
