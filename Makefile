@@ -17,17 +17,19 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: attacks docs verify-reference reference help setup demo test test-long test-quick test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos verify-coverage \
-  verify-spelling verify-blocking blocking verify-limits limits verify-dead verify-words protos released-protos simulate crowd scaling fuzz bench bench-core bench-peers chaos crossings endings learn-check freshness smoke dist lock sbom up env down clean
+  verify-spelling verify-blocking blocking verify-limits limits verify-dead verify-words protos released-protos release release-rehearsal simulate crowd scaling fuzz bench bench-core bench-peers chaos crossings endings learn-check freshness smoke dist lock sbom up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-$(VENV)/.ready: pyproject.toml scripts/setup_venv.py scripts/compile_bulk.py client/breadbox/stores/_bulk.c
-	$(PYTHON) scripts/setup_venv.py $(VENV)
+$(VENV)/.ready $(VENV)/.demo: pyproject.toml scripts/setup_venv.py scripts/compile_bulk.py client/breadbox/stores/_bulk.c
+	$(PYTHON) scripts/setup_venv.py $(VENV) $(if $(filter %.demo,$@),demo)
+	@touch $@
 
 setup: $(VENV)/.ready  ## Make the virtual environment with everything in it
 
-demo: $(VENV)/.ready  ## Watch an agent learn CartPole through the service (ARGS="--help" for options)
+# Without the tools of a contributor, unless they are there.
+demo: $(or $(wildcard $(VENV)/.ready),$(VENV)/.demo)  ## Watch an agent learn CartPole through the service (ARGS="--help" for options)
 	$(BIN)/breadbox demo $(ARGS)
 
 test: $(VENV)/.ready  ## All tests but long ones, and those with targets of their own
@@ -61,7 +63,7 @@ test-peers: $(VENV)/.ready  ## Other projects' own code on Breadbox; pip fetches
 	$(BIN)/python -m pytest tests/peers tests/rollout -m peers $(ARGS)
 
 test-dist: $(VENV)/.ready  ## The demo of an installed wheel, in an empty folder
-	$(BIN)/python -m pytest tests/dist -m dist $(ARGS)
+	$(BIN)/python -m pytest tests/dist/test_installed_demo.py -m dist $(ARGS)
 
 attacks: $(VENV)/.ready  ## Attack a server, and hold the times of its honest callers to three times quiet
 	BREADBOX_TIMED_ATTACKS=1 $(BIN)/python -m pytest -s tests/hostile/test_transport.py tests/hostile/test_hostile_gateway.py \
@@ -130,6 +132,12 @@ blocking: $(VENV)/.ready  ## Write the blocking client from the asyncio client
 
 released-protos: $(VENV)/.ready  ## At a release: the contract that later ones are held to
 	$(BIN)/buf build protos --exclude-source-info -o $(RELEASED)
+
+release: released-protos  ## Write a release into every file that names one, to be committed and tagged (VERSION=0.1.0)
+	$(BIN)/python scripts/prepare_release.py $(VERSION)
+
+release-rehearsal: $(VENV)/.release  ## Release HEAD from end to end, on a clone and a local index
+	$(BIN)/python -m pytest tests/dist/test_release.py -m dist $(ARGS)
 
 chaos: $(VENV)/.ready  ## Kill, stop, cut off and replace at random, and balance the ledgers (ARGS="--seconds 120 --seed 7")
 	$(BIN)/python tests/chaos/run.py $(ARGS)
