@@ -94,9 +94,7 @@ class Series:
         name="uses_at_eviction",
         buckets=SMALL_BUCKETS,
     )
-    waiters = series(
-        Gauge, "Waiting fetches, by the reason of the first one", "buffer reason"
-    )
+    waiters = series(Gauge, "Waiting fetches, by the reason of the first one", "buffer reason")
     payloads_missing = series(
         Counter, "Fragments refused because the store does not have their payload", "buffer"
     )
