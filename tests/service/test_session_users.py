@@ -74,6 +74,15 @@ async def test_a_session_that_another_process_uses_is_ended_only_by_taking_it_ov
         assert "other" == await start(it, "other", "host/2", take_over=True)
 
 
+async def test_a_process_that_calls_in_several_ways_is_one_user() -> None:
+    async with served() as it:
+        await start(it, "run", "host/1")
+        await call(it, "PublishModel", "host/1", session_id="run", model_version=1)
+        await call(it, "ReadFragments", "host/1")
+        refusal = await start(it, "other", "host/2")
+    assert refusal.startswith("SESSION_IN_USE: a learner (process 1 on host) called 0 s ago")
+
+
 async def test_a_session_is_free_a_minute_after_the_last_call() -> None:
     async with served() as it:
         await start(it, "run", "host/1")

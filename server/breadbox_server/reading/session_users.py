@@ -122,7 +122,8 @@ def _words(others: list[tuple[float, float, User]], now: float) -> str:
     named = [f"{kind} on {host}"] if host and ":" not in user.process else []
     named += [f"token {user.token!r}"] * bool(user.token)
     name = f" ({', '.join(named)})" if named else ""
-    more = f" and {len(others) - 1} more" if others[1:] else ""
+    count = len({each.process for _, _, each in others})
+    more = f" and {count - 1} more" if count > 1 else ""
     # The server's clock stood still while no server ran; people look at their own.
     first_at = time.gmtime(time.time() - (now - since))
     return (
