@@ -26,6 +26,8 @@ from breadbox.cli.main import COMMANDS, load_command
 from support.documents import ROOT
 from support.spans import Span, spans
 
+pytestmark = pytest.mark.timeout(280)  # The first test imports every command.
+
 SPANS = list(spans())
 
 OF_OTHERS = {
