@@ -76,6 +76,7 @@ NOT_HERE = {
     "docs/deploy.md#helm": "needs a cluster; tests/deploy",
     "docs/learner-cookbook.md#torchrun": "goes on from a line with `...`; tests/learner/test_ranks",
     "docs/operate.md#start": "needs an engine; tests/containers",
+    "docs/operate.md#again": "needs an engine; tests/containers",
     "docs/operate.md#environment": "needs an engine; tests/containers",
     "docs/operate.md#rotate": "needs an engine; tests/containers",
     "docs/operate.md#back-up": "needs an engine",
@@ -174,7 +175,10 @@ def test_a_learner_is_started_and_goes_on(tmp_path: Path) -> None:
         )
         version = client.get_buffer().model_version
     assert 0 == done.returncode, done.stdout
-    records = [json.loads(line) for line in (tmp_path / "runs/first/progress.jsonl").open()]
+    records = [
+        json.loads(line)
+        for line in (tmp_path / "runs/first/progress.jsonl").read_text().splitlines()
+    ]
     assert sorted(set(each["update"] for each in records)) == [each["update"] for each in records]
     assert version is None or version >= records[-1]["model_version"]
     assert "checkpoint.safetensors" in {each.name for each in (tmp_path / "runs/first").iterdir()}

@@ -83,6 +83,19 @@ async def test_a_process_that_calls_in_several_ways_is_one_user() -> None:
     assert refusal.startswith("SESSION_IN_USE: a learner (process 1 on host) called 0 s ago")
 
 
+async def test_an_export_which_gives_back_what_it_fetched_is_no_user() -> None:
+    async with served() as it:
+        await start(it, "run", "host/1")
+        await call(it, "AppendFragments", "host/1", fragments=[it.metadata(0)])
+        fetched = await call(it, "FetchFragments", "host/3", request_id="r", fragment_count=1)
+        both = await start(it, "other", "host/2")
+        lease_id = fetched.grant.lease.lease_id
+        await call(it, "ReleaseLease", "host/3", lease_id=lease_id, mode=pb.RELEASE_MODE_RETURNED)
+        refusal = await start(it, "other", "host/2")
+    assert both.startswith("SESSION_IN_USE: a learner (process 1 on host) and 1 more called")
+    assert refusal.startswith("SESSION_IN_USE: a learner (process 1 on host) called")
+
+
 async def test_a_session_is_free_a_minute_after_the_last_call() -> None:
     async with served() as it:
         await start(it, "run", "host/1")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
+from breadbox.v1.replay_buffer_service_pb2 import RELEASE_MODE_RETURNED
 from breadbox_server.base.conversion import DEFAULT_BUFFER_NAME, buffer_name
 from breadbox_server.base.errors import PermissionDeniedError, UnauthenticatedError
 from breadbox_server.core.model.ids import BufferName
@@ -179,6 +180,7 @@ _ABOUT_SESSIONS: Final = frozenset(
     SERVICE + method for method in ("StartSession", "EndSession", "ReportEpisodes")
 )
 _APPEND: Final = SERVICE + "AppendFragments"
+_RELEASE: Final = SERVICE + "ReleaseLease"
 PUBLIC_METHODS: Final = frozenset({HEALTH + "Check", HEALTH + "Watch", HEALTH + "List"})
 """Calls without a token: probes of load balancers and containers have none, and learn one bit."""
 
@@ -264,6 +266,11 @@ def used_session(role: Role | None, method: str, request: Any) -> tuple[BufferNa
     if method == _APPEND:
         return buffer, request.fragments[0].session_id if request.fragments else ""
     return buffer, getattr(request, "session_id", "")
+
+
+def gives_back(method: str, request: Any) -> bool:
+    """Return whether a call returns a batch unused."""
+    return method == _RELEASE and request.mode == RELEASE_MODE_RETURNED
 
 
 def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:

@@ -62,12 +62,17 @@ class SessionUsers:
         use.last_at = now
         use.current_count += 1
 
-    def end(self, buffer: BufferName, user: User) -> None:
-        """Note the end of a call that began; the buffer may be gone, or never have been there."""
+    def end(self, buffer: BufferName, user: User, *, gave_back: bool = False) -> None:
+        """Note the end of a call that began; the buffer may be gone, or never have been there.
+
+        `gave_back`: the call returned a batch unused, as an export does. It does not count.
+        """
         uses = self._uses.get((buffer, user.role), OrderedDict())
         if (use := uses.get(user)) is not None:
             use.last_at = self._clock.now()
             use.current_count = max(0, use.current_count - 1)
+            if gave_back and not use.current_count:
+                del uses[user]
         if not self._exists(buffer):
             self.forget(buffer)
 

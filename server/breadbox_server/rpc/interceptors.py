@@ -29,6 +29,7 @@ from breadbox_server.access.authorization import (
     calls_as,
     check_request,
     current_process,
+    gives_back,
     used_buffer,
     used_session,
 )
@@ -394,7 +395,7 @@ class _Handling:
             if buffer and uses is not None:
                 uses.end(buffer)
             if user is not None and used is not None and users is not None:
-                users.end(used[0], user)
+                users.end(used[0], user, gave_back=gives_back(call.method, request))
 
     def _admit(self, request: Any) -> tuple[Caller, Role | None]:
         house, call = self._house, self._call
