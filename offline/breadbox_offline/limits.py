@@ -29,6 +29,8 @@ class DataLimits:
     """Bytes of JSON lines read at a time; a line must fit."""
     depth_max: int = 64
     """Levels of nested lists and maps, in a line of JSON and in a column."""
+    opcodes_max: int = 1 << 20
+    """Instructions of one packed value."""
 
     @classmethod
     def within(cls, memory_bytes: int) -> "DataLimits":
