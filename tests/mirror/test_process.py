@@ -361,7 +361,7 @@ def test_what_cannot_be_shared_is_refused(client: breadbox.Client) -> None:
         pytest.raises(InvalidRequestError, match="process must be True"),
     ):
         mirror.share()
-    with pytest.raises(InvalidRequestError, match="none that share"):
+    with pytest.raises(InvalidRequestError, match="not returned by share"):
         ReplayMirror.attach("localhost:50051")
     with mirrored(client) as mirror, pytest.raises(InvalidRequestError, match="cannot be added"):
         mirror.extend(vector_fragment(0))

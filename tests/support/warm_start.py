@@ -57,7 +57,7 @@ _OF_THE_INTERPRETER = (
     "LC_",
     "OPENBLAS_",
     "OMP_",
-    "TORCH",
+    "TORCH_",  # TORCHINDUCTOR_CACHE_DIR is set by importing torchrl.
 )
 _PR_SET_CHILD_SUBREAPER = 36
 _cold = subprocess.Popen._execute_child  # type: ignore[attr-defined]
