@@ -247,7 +247,7 @@ def test_inodes_that_others_take_are_back_pressure_and_said(world: World) -> Non
     for path in theirs:
         path.unlink(missing_ok=True)
     world.await_appended(world.appended + 200)
-    assert "" == world.client.get_buffer().state.hold
+    eventually_sync(lambda: "" == world.client.get_buffer().state.hold, "room", within_s=15.0)
     assert [] == world.errors
 
 
