@@ -16,6 +16,6 @@ def called(method: Any, request: Any, **options: Any) -> Any:
         return method(request, **options)
     except grpc.RpcError as error:
         is_dead = error.code() is grpc.StatusCode.UNAVAILABLE
-        if not (is_dead and any(each in error.details() for each in DEAD)):
+        if not (is_dead and any(each in str(error.details()) for each in DEAD)):
             raise
     return method(request, **options)
