@@ -107,3 +107,23 @@ async def test_a_store_at_its_limit_is_logged_until_it_has_room(
 
     told = "the payload store has no room: 90 bytes are taken of 90"
     assert f"storing payloads failed, trying again: {told}. {STORE_FULL_ADVICE}" == lines(caplog)[0]
+
+
+class Asked(FakeCustodian):
+    asked_count = 0
+
+    async def usage(self) -> StoreUsage:
+        self.asked_count += 1
+        return StoreUsage(0, 0, 0)
+
+
+async def test_a_store_that_says_it_has_room_does_not_end_what_a_refused_write_has_shown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    custodian = Asked()
+    async with served(custodian=custodian) as it:
+        await report(it)
+        before = custodian.asked_count
+        await eventually(lambda: custodian.asked_count >= before + 2)
+        assert SHOWN == await hold(it)
+    assert [f"storing payloads failed, trying again: {FULL}. {STORE_FULL_ADVICE}"] == lines(caplog)
