@@ -121,7 +121,7 @@ def minimise(optimizer, loss):
 
 
 def mean_return(mirror: ReplayMirror) -> float:
-    """Of the last 100 episodes that ended."""
+    """Returns of the last 100 episodes that ended."""
     newest = range(max(0, mirror.step_count - 5_000), mirror.step_count)
     returns = mirror.at(newest).extras["episode_return"]  # NaN where no episode ended
     return float(np.mean(returns[~np.isnan(returns)][-100:]))

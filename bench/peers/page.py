@@ -1,4 +1,4 @@
-"""Shows who did what: the tables and the picture of docs/studies/performance.md."""
+"""Draws the tables and the picture of docs/studies/performance.md."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

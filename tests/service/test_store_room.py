@@ -8,6 +8,7 @@ import pytest
 from breadbox.model.errors import StoreFullError
 from breadbox.model.presets import STORE_FULL_ADVICE
 from breadbox.stores.base import StoreUsage
+from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.admission.payloads import REFUSED_S
 from support.eventually import eventually
@@ -77,8 +78,10 @@ async def test_reported_words_are_cut_and_cannot_forge_a_line() -> None:
 
 
 class FullStore(FakeCustodian):
+    words = FULL
+
     async def keep(self, payloads: Any) -> None:
-        raise StoreFullError(FULL)
+        raise StoreFullError(self.words)
 
 
 async def test_what_the_server_itself_finds_no_room_for_is_shown_in_the_stores_words() -> None:
@@ -86,6 +89,19 @@ async def test_what_the_server_itself_finds_no_room_for_is_shown_in_the_stores_w
         await it.start()
         await it.append(it.riding(0), payloads=[b"small"])
         assert SHOWN == await hold(it)
+
+
+class SilentlyFullStore(FullStore):
+    words = ""
+
+
+async def test_a_payload_that_found_no_room_is_not_admitted_though_the_store_gives_no_words() -> (
+    None
+):
+    async with served(custodian=SilentlyFullStore()) as it:
+        await it.start()
+        reply = await it.append(it.riding(0), payloads=[b"small"])
+    assert [fragment_pb2.ADMISSION_OUTCOME_BYTES_FULL] == [each.outcome for each in reply.results]
 
 
 class AtItsLimit(FakeCustodian):

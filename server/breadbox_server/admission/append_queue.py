@@ -682,7 +682,7 @@ class AppendQueue:
             return
         payloads = [(payload_reference(item.fragment.payload), item.body) for item in riding]
         payload_ids = [item.fragment.payload.payload_id for item in riding]
-        words = ""
+        words: str | None = None
         with self._deletions.confirming(payload_ids), self._metrics.store_trip("keep"):
             try:
                 await self._custodian.keep(payloads)
@@ -691,7 +691,8 @@ class AppendQueue:
             else:
                 if carrier:
                     carrier.has_payload_room = True
-        if found_no_room := bool(words):
+        found_no_room = words is not None
+        if words is not None:
             self._metrics.on_store_full(words)
         for item in riding:
             # Without room for all of them, some may be there all the same.

@@ -207,7 +207,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def handle(unread: Any, context: Context) -> Any:
             handling = _Handling(self, method, context)
             # gRPC keeps the error that ended a call beside its context: a cycle, which would keep
-            # the request as well until somebody looks for cycles.
+            # the request as well until cycles are collected.
             del unread, context
             return await handling.carry_out()
 
