@@ -63,9 +63,9 @@ class SessionInUseError(ReplayBufferError):
 
     def __init__(self, session_id: str, users: str) -> None:
         super().__init__(
-            f"session {session_id!r} is in use: {users}. To go ahead all the same pass "
-            "take_over=True (--take-over); else use another buffer, or wait: the session is free "
-            "60 s after their last call"
+            f"session {session_id!r} is in use: {users}. Go on with it by its name "
+            "(--resume), or use another buffer. take_over=True (--take-over) ends it and drops its "
+            "fragments. It is free 60 s after these processes were stopped"
         )
         self.session_id = session_id
         self.users = users
