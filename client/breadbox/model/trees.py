@@ -119,20 +119,7 @@ def _take_apart(
 
 def paths_of(structure: Structure) -> list[str]:
     """Return the path of every leaf of a structure, in order."""
-    paths: list[str] = []
-
-    def visit(node: Structure, path: str) -> None:
-        if isinstance(node, dict):
-            for key, child in node.items():
-                visit(child, child_path(path, key))
-        elif isinstance(node, (list, tuple)):
-            for i, child in enumerate(node):
-                visit(child, child_path(path, i))
-        elif node is not None:
-            paths.append(path)
-
-    visit(structure, "")
-    return paths
+    return [path for path, _ in leaves(structure)]
 
 
 def leaves_as(wanted: Structure, tree: Tree, *, path: str = "", where: str = "") -> list[Any]:
@@ -175,15 +162,7 @@ def unflatten(structure: Structure, leaves: Sequence[Any]) -> Tree:
 
 def map_structure(change: Callable[[int], Any], structure: Structure) -> Tree:
     """Return a structure with every leaf number replaced by `change` of it."""
-    if structure is None:
-        return None
-    if isinstance(structure, dict):
-        return {key: map_structure(change, node) for key, node in structure.items()}
-    if isinstance(structure, list):
-        return [map_structure(change, node) for node in structure]
-    if isinstance(structure, tuple):
-        return tuple(map_structure(change, node) for node in structure)
-    return change(structure)
+    return _mapped(change, structure, ())
 
 
 def map_present(change: Callable[[int], Any], structure: Structure) -> Tree:
@@ -191,7 +170,7 @@ def map_present(change: Callable[[int], Any], structure: Structure) -> Tree:
     tree = map_structure(change, structure)
     if not isinstance(structure, (dict, list, tuple)):
         return tree
-    is_absent = not flatten_leaves(tree)[1] and next(leaf_numbers(structure), None) is not None
+    is_absent = not flatten_leaves(tree)[1] and next(leaves(structure), None) is not None
     return None if is_absent else tree
 
 
@@ -292,18 +271,6 @@ def concat(trees: Sequence[Tree]) -> Tree:
     if trees and type(trees[0]) is np.ndarray:
         return np.concatenate(trees)
     return map_tree(lambda *parts: np.concatenate(parts), *trees)
-
-
-def leaf_numbers(structure: Structure) -> Iterator[int]:
-    """Yield every leaf number in a structure, in order."""
-    if isinstance(structure, dict):
-        for node in structure.values():
-            yield from leaf_numbers(node)
-    elif isinstance(structure, (list, tuple)):
-        for node in structure:
-            yield from leaf_numbers(node)
-    elif structure is not None:
-        yield structure
 
 
 def check_alike(wanted: Structure, got: Structure, *, path: str = "", where: str = "") -> None:
