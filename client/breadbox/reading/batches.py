@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
 import numpy as np
@@ -31,7 +32,7 @@ from breadbox.payload.fragments import FIELDS, PER_FRAGMENT_FIELDS, Selection, d
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
-from breadbox.reading.devices import check_device
+from breadbox.reading.devices import check_device, tensor_of
 from breadbox.stores.base import PayloadStore
 
 if TYPE_CHECKING:
@@ -128,19 +129,10 @@ class Batch(Generic[LeafT]):
         """Return the batch with torch tensors as leaves; on the CPU they share its memory.
 
         Raises:
+            UnsupportedArrayError: torch has no type for an array, such as text.
             InvalidRequestError: There is no such device.
         """
-        import torch
-
-        check_device(device)
-
-        place: Any = device  # Torch's own annotation names its class, not what that is like.
-
-        def move(leaf: Any) -> Any:
-            tensor = leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf)
-            return tensor.to(place, non_blocking=True)
-
-        return _changed(self, move)
+        return _changed(self, partial(tensor_of, device=device))
 
 
 @dataclass(slots=True)
@@ -562,17 +554,11 @@ def _on_device(batch: Batch, device: Any) -> Batch:
         return bits.view(_torch_dtype(stack.template[index])).view(array.shape)
 
     loose = {
-        name: map_tree(lambda each: _tensor(each).to(device), getattr(batch, name))
+        name: map_tree(partial(tensor_of, device=device), getattr(batch, name))
         for name in ("model_version", "final_obs_row", "final_obs_step", "final_obs")
     }
     leaves = [leaf(index, array) for index, array in enumerate(stack.arrays)]
     return replace(batch, **stack.fields(leaves), **loose)
-
-
-def _tensor(leaf: Any) -> Any:
-    import torch
-
-    return leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf)
 
 
 def _torch_dtype(stored: StoredArray) -> Any:
