@@ -537,32 +537,14 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
 
 def to_buffer(seen: BufferDescription) -> buffer_pb2.Buffer:
     """One buffer as it is now."""
-    return buffer_pb2.Buffer(
+    buffer = buffer_pb2.Buffer(
         name=seen.name,
         config=convert.to_config(seen.config),
         session_id=seen.model.session_id,
         model_version=seen.model.model_version,
-        state=buffer_pb2.BufferState(
-            chunk_count=seen.chunk_count,
-            retained_chunk_count=seen.retained_count,
-            open_chunk_count=seen.open_chunk_count,
-            open_fragment_count=seen.open_fragment_count,
-            fragment_count=seen.fragment_count,
-            payload_bytes=seen.payload_bytes,
-            lease_count=seen.lease_count,
-            waiter_count=seen.waiter_count,
-            worker_count=seen.worker_count,
-            counters=seen.counters,
-            chunk_count_by_staleness=seen.chunk_count_by_staleness,
-            inserted_chunk_count=seen.inserted_count,
-            delivered_chunk_count=seen.delivered_count,
-            waiting_reason=seen.waiting_reason,
-            quarantined=[
-                buffer_pb2.QuarantinedFragment(**each._asdict()) for each in seen.quarantined
-            ],
-            latest_request_id=seen.latest_request_id,
-        ),
     )
+    convert.STATE.put(seen, buffer.state)
+    return buffer
 
 
 def _wait_s(request: convert.WaitingRequest, context: Context) -> float:
