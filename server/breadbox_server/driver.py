@@ -329,9 +329,9 @@ class Driver:
             metrics.show_buffer(self.core.describe(name), self.reading.subscriptions(name))
         metrics.watchers.set(self.reading.watcher_count)
         metrics.readers.set(self.reading.reader_count)
-        metrics.journal_lag.set(self.turns.lag_s)
+        metrics.journal_lag_seconds.set(self.turns.lag_s)
         for place, away_s in self.away_s().items():
-            metrics.silence.labels(place.replace(" ", "_")).set(away_s)
+            metrics.silence_seconds.labels(place.replace(" ", "_")).set(away_s)
 
     def _hand_on(self, events: Sequence[Event]) -> None:
         when_settled = self.turns.when_settled

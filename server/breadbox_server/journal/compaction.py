@@ -96,7 +96,7 @@ class Compaction:
             await self._compact(on_damaged)
 
     def _tell_pressure(self) -> None:
-        self._metrics.journal_replay.set(self._journal.replay_s)
+        self._metrics.journal_replay_seconds.set(self._journal.replay_s)
         has_room = self._journal.pressure < 1.0
         if has_room != self._had_room:
             self._had_room = has_room
@@ -127,7 +127,7 @@ class Compaction:
         try:
             sequence = await self._run_compactor()
         except _NoSnapshotError as error:
-            self._metrics.snapshots.labels("failed").inc()
+            self._metrics.journal_snapshots.labels("failed").inc()
             self._failures += 1
             self._rest_until = monotonic() + FAILED_REST_S
             log.warning("no snapshot was made: %s", error)
@@ -138,7 +138,7 @@ class Compaction:
                 on_damaged(JournalDamagedError(f"the journal cannot be read back ({error})"))
             return
         took_s = monotonic() - started
-        self._metrics.snapshots.labels("made").inc()
+        self._metrics.journal_snapshots.labels("made").inc()
         self._failures = 0
         log.debug("snapshot at turn %d took %.1f s", sequence, took_s)
         self._journal.cover(written)
