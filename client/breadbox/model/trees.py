@@ -128,6 +128,8 @@ def leaves_as(wanted: Structure, tree: Tree, *, path: str = "", where: str = "")
     Leaves are matched by path: whether a container is a list or a tuple, and absent or empty ones,
     do not matter. Raises TreeMismatchError, with a path below `path`, if the paths differ.
     """
+    if type(wanted) is int and not (tree is None or isinstance(tree, (dict, list, tuple))):
+        return [tree]  # First, because most are one leaf.
     structure, leaves = flatten_leaves(tree)
     if structure == wanted:
         return leaves
