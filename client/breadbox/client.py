@@ -12,7 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 from uuid import uuid4
 
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from breadbox.transport.interpreter import Interpreter
 if TYPE_CHECKING:
     import torch
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -202,6 +203,16 @@ class Client(ProcessBound):
     def _invoke(self, call: calls.Call[T]) -> T:
         return self._interpreter.run(operations.invoke(self._context, call))
 
+    def _run(
+        self,
+        operation: "Callable[Concatenate[operations.Context, str, P], operations.Operation[T]]",
+        buffer: str | None,
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        begun = operation(self._context, buffer or self.buffer, *arguments, **named)
+        return self._interpreter.run(begun)
+
     # Sessions and models -----------------------------------------------------------------------
 
     def start_session(
@@ -271,11 +282,7 @@ class Client(ProcessBound):
         Raises:
             BackpressureError: The store was full for `append_wait_s`.
         """
-        return self._interpreter.run(
-            operations.publish(
-                self._context, buffer or self.buffer, session_id, model_version, weights
-            )
-        )
+        return self._run(operations.publish, buffer, session_id, model_version, weights)
 
     def watch_model(
         self,
@@ -295,9 +302,7 @@ class Client(ProcessBound):
         Returns the current session, version and weights, or None if `known` is still current. If
         `known` is None, any current session ends the wait.
         """
-        return self._interpreter.run(
-            operations.watch_model(self._context, buffer or self.buffer, known, max_wait_s)
-        )
+        return self._run(operations.watch_model, buffer, known, max_wait_s)
 
     def load_model(
         self,
@@ -324,9 +329,7 @@ class Client(ProcessBound):
             PayloadMissingError: The store lost the weights, or the learner publishes faster than
                 this host reads them.
         """
-        return self._interpreter.run(
-            operations.load_model(self._context, buffer or self.buffer, newer_than, max_wait_s)
-        )
+        return self._run(operations.load_model, buffer, newer_than, max_wait_s)
 
     # Writing fragments -------------------------------------------------------------------------
 
@@ -381,11 +384,7 @@ class Client(ProcessBound):
             PayloadMissingError: For `reconnect_s` the store lost each payload that was written.
             UnsupportedArrayError: An array cannot be stored. Fragments before it may be admitted.
         """
-        return self._interpreter.run(
-            operations.append_many(
-                self._context, buffer or self.buffer, fragments, codecs, answered
-            )
-        )
+        return self._run(operations.append_many, buffer, fragments, codecs, answered)
 
     def report_episodes(
         self, episodes: Sequence[types.EpisodeReport], *, buffer: str | None = None
@@ -636,9 +635,7 @@ class Client(ProcessBound):
         Raises:
             SubscriptionNotFoundError: There is no such subscription.
         """
-        self._interpreter.run(
-            operations.delete_subscription(self._context, buffer or self.buffer, name)
-        )
+        self._run(operations.delete_subscription, buffer, name)
 
     def load_fragments(
         self,
@@ -754,11 +751,7 @@ class Client(ProcessBound):
         payloads readable. Returns how many chunks were updated and deleted, and how many ids were
         unknown.
         """
-        return self._interpreter.run(
-            operations.update_priorities(
-                self._context, buffer or self.buffer, priorities, list(delete)
-            )
-        )
+        return self._run(operations.update_priorities, buffer, priorities, list(delete))
 
     # Operating ---------------------------------------------------------------------------------
 
