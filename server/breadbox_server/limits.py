@@ -562,6 +562,13 @@ CHUNK_EVENTS_MAX: Final = limit(
     BUFFER,
     f"the oldest are forgotten; also beyond {CHUNK_EVENT_IDS_MAX:,} ids of chunks in them",
 )
+SESSION_USERS_MAX: Final = limit(
+    "processes that are remembered as users of a session, learners and producers each",
+    64,
+    BUFFER,
+    "no other is added while so many have called within a minute",
+)
+"""Remembered users of a buffer's session, by role."""
 limit(
     "leases alive",
     _BUFFER.leases_max,
