@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from breadbox.model.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
-from breadbox.model.fragment import METADATA_FIELDS, Fragment
+from breadbox.model.fragment import ARRAY_FIELDS, METADATA_FIELDS, Fragment
 from breadbox.model.trees import Structure, field_of, is_within, map_present, map_tree, rows
 from breadbox.model.types import ArrayType, FragmentReference, PayloadReference
 from breadbox.payload.alike import verify_and_group
@@ -25,22 +25,10 @@ from breadbox.wire.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, hash_of, 
 
 _log = logging.getLogger(__name__)
 
-STEP_FIELDS: Final = (
-    "obs",
-    "action",
-    "reward",
-    "terminated",
-    "truncated",
-    "first",
-    "episode_id",
-    "log_prob",
-    "value",
-    "model_version",
-    "extras",
-)
-"""Fields whose leaves are [T, ...]."""
 WHOLE_FIELDS: Final = ("next_obs", "in_state", "final_obs_step", "final_obs")
 """Fields that belong to the fragment, not to its steps."""
+STEP_FIELDS: Final = tuple(name for name in ARRAY_FIELDS if name not in WHOLE_FIELDS)
+"""Fields whose leaves are [T, ...]."""
 FIELDS: Final = (*STEP_FIELDS, *WHOLE_FIELDS)
 
 PER_FRAGMENT_FIELDS: Final = frozenset({"final_obs_step", "final_obs", "model_version"})
