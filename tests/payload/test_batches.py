@@ -178,6 +178,13 @@ def test_a_batch_turns_into_tensors_of_the_same_memory(store: PayloadStore) -> N
     assert torch.bool == tensors.ended.dtype
 
 
+def test_a_batch_with_text_names_the_type_that_torch_does_not_have(store: PayloadStore) -> None:
+    words = np.array(["left", "right"] * (STEPS // 2))
+    batch = load_batch(store, stored(store, plain_fragment(0, extras={"word": words})))
+    with pytest.raises(UnsupportedArrayError, match="torch has no type for <U"):
+        batch.to_torch()
+
+
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), "cpu:0"], ids=str)
 def test_the_cpu_as_a_device_gets_tensors_of_the_stacked_memory(
     store: PayloadStore, device: str | torch.device
