@@ -503,7 +503,7 @@ class BufferMachine(RuleBasedStateMachine):
             base = decode_snapshot(self.base).buffers
             recovered = BufferSet.restore(base, random.Random(7), is_recording=True)
             entries = self.entries_since_base
-        recovered.replay(decode_turn(encode_turn(entries)).entries)
+        recovered.replay(decode_turn(encode_turn(entries)))
         recovered.handle_timer(now=self.now)
         assert recovered.take_entries() == [], "a replay was recorded"
         recovered.take_events()
