@@ -173,12 +173,15 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
     )
     for method in methods
 }
-_NO_USES: Final = frozenset(
-    SERVICE + method for method in ("GetBuffer", "DeleteBuffer", "RenewLease", "ReleaseLease")
-)
-_ABOUT_SESSIONS: Final = frozenset(
-    SERVICE + method for method in ("StartSession", "EndSession", "ReportEpisodes")
-)
+
+
+def methods(*names: str) -> frozenset[str]:
+    """Return the full paths of methods of the service."""
+    return frozenset(SERVICE + name for name in names)
+
+
+_NO_USES: Final = methods("GetBuffer", "DeleteBuffer", "RenewLease", "ReleaseLease")
+_ABOUT_SESSIONS: Final = methods("StartSession", "EndSession", "ReportEpisodes")
 _APPEND: Final = SERVICE + "AppendFragments"
 _RELEASE: Final = SERVICE + "ReleaseLease"
 PUBLIC_METHODS: Final = frozenset({HEALTH + "Check", HEALTH + "Watch", HEALTH + "List"})
