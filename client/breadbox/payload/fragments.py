@@ -421,7 +421,7 @@ def _fragment_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment
 
 @lru_cache(maxsize=64)
 def _check_layout(layout: Layout, step_count: int) -> None:
-    """Refuse what a reader refuses, with its path, and warn of images as floats. Once per layout."""
+    """Refuse what a reader refuses, and warn of images as floats. Once per layout."""
     _check_final_observations(layout)
     for stored in layout.arrays:
         if field_of(stored.name) not in STEP_FIELDS:
