@@ -342,16 +342,6 @@ class EpisodeBuffer:
             found.append(Moment(time, steps))
         return found
 
-    def segment_starts(self) -> list[tuple[HeldStep, int]]:
-        """Return the first step of every segment, and its length, in the order of positions."""
-        numbers, lengths = self._index.lengths()
-        found = []
-        for number, length in zip(numbers.tolist(), lengths.tolist(), strict=True):
-            key, t_started = self._segments[number]
-            part = self._entries[key].part_at(t_started)
-            found.append((HeldStep(part, t_started - part.t_started), length))
-        return found
-
     def get_state(self) -> dict[str, Any]:
         """Return everything as plain values and arrays (`pack_message` serializes them)."""
         numbers, lengths = self._index.lengths()
