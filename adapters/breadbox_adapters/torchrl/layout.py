@@ -12,7 +12,7 @@ from torch import Tensor
 from breadbox.mirror import Prioritised, ReplayMirror, SequenceBatch, StepBatch
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Fragment, Tree
-from breadbox.model.trees import concat, leaves, map_tree, plain_array
+from breadbox.model.trees import concat, map_tree, plain_array, rows, rows_equal
 from breadbox.writing.fragmenter import EPISODE_COLUMNS, EpisodeTotals
 
 FLAGS = ("done", "terminated", "truncated")
@@ -89,10 +89,10 @@ class Stream:
         count = len(steps)
         ended = steps.terminated | steps.truncated
         follows = np.ones(count, np.bool_)
-        follows[1:] = ended[:-1] | _same(_slice(steps.next_obs, 0, -1), _slice(steps.obs, 1, None))
-        follows[0] = self.is_over or bool(
-            _same(map_tree(lambda leaf: leaf[None], self.next_obs), _slice(steps.obs, 0, 1))[0]
-        )
+        reached = rows(steps.next_obs, 0, -1)
+        follows[1:] = ended[:-1] | rows_equal(reached, rows(steps.obs, 1, None))
+        latest = map_tree(lambda leaf: leaf[None], self.next_obs)
+        follows[0] = self.is_over or bool(rows_equal(latest, rows(steps.obs, 0, 1))[0])
         start = 0
         while start < count:
             stop = start + 1
@@ -119,8 +119,8 @@ class Stream:
             session_id=self.session_id,
             model_version_min=self.model_version,
             model_version_max=self.model_version,
-            obs=_slice(steps.obs, start, stop),
-            action=_slice(steps.action, start, stop),
+            obs=rows(steps.obs, start, stop),
+            action=rows(steps.action, start, stop),
             reward=reward,
             terminated=steps.terminated[start:stop],
             truncated=steps.truncated[start:stop],
@@ -132,7 +132,7 @@ class Stream:
             if len(ends)
             else None,
             extras={
-                **_slice(steps.extras, start, stop),
+                **rows(steps.extras, start, stop),
                 **self.totals.columns(reward, first, ended),
             },
             discontinuity=is_gap,
@@ -190,23 +190,6 @@ def _column(values: Any, name: str) -> NDArray[Any]:
             "data", f"must have one {name} for each step, got shape {list(array.shape)}"
         )
     return array.reshape(-1)
-
-
-def _slice(tree: Tree, start: int, stop: int | None) -> Tree:
-    return map_tree(lambda leaf: leaf[start:stop], tree)
-
-
-def _same(one: Tree, other: Tree) -> NDArray[np.bool_]:
-    """Return bool[N]: True for equal rows of two trees; NaN equals NaN."""
-    (_, first), *_ = leaves(one)
-    same = np.ones(len(first), np.bool_)
-
-    def compare(a: NDArray[Any], b: NDArray[Any]) -> None:
-        equal = (a == b) | ((a != a) & (b != b))
-        same[:] &= equal.all(axis=tuple(range(1, equal.ndim)))
-
-    map_tree(compare, one, other)
-    return same
 
 
 ROUNDS_MAX = 100
