@@ -11,8 +11,8 @@ from torch import Tensor
 
 from breadbox.mirror import Prioritised, ReplayMirror, SequenceBatch, StepBatch
 from breadbox.model.errors import InvalidRequestError
-from breadbox.model.fragment import Fragment, Tree
-from breadbox.model.trees import concat, map_tree, plain_array, rows, rows_equal
+from breadbox.model.fragment import Fragment, Tree, fragment_of
+from breadbox.model.trees import concat, map_tree, plain_array, row, rows, rows_equal, take
 from breadbox.writing.fragmenter import EPISODE_COLUMNS, EpisodeTotals
 
 FLAGS = ("done", "terminated", "truncated")
@@ -103,40 +103,28 @@ class Stream:
 
     def _fragment(self, steps: Steps, start: int, stop: int, *, is_gap: bool) -> Fragment:
         ended = (steps.terminated | steps.truncated)[start:stop]
-        first = np.concatenate([[self.is_over], ended[:-1]])
-        if is_gap and steps.starts is not None:
-            first[0] = bool(steps.starts[start])
+        starts = steps.starts[start] if is_gap and steps.starts is not None else self.is_over
         ends = np.flatnonzero(ended)
         if is_gap:
             self.episode_id += 1
             self.totals.lose()
-        reward = steps.reward[start:stop]
-        # The counter increases with the step after an end.
-        episode_id = self.episode_id + np.concatenate([[0], np.cumsum(ended)[:-1]])
-        fragment = Fragment(
-            worker_id=self.worker_id,
-            fragment_index=self.fragment_index,
-            session_id=self.session_id,
-            model_version_min=self.model_version,
-            model_version_max=self.model_version,
+        fragment = fragment_of(
+            *(self.session_id, self.worker_id, self.fragment_index),
             obs=rows(steps.obs, start, stop),
             action=rows(steps.action, start, stop),
-            reward=reward,
+            reward=steps.reward[start:stop],
+            next_obs=row(steps.next_obs, stop - 1),
             terminated=steps.terminated[start:stop],
             truncated=steps.truncated[start:stop],
-            first=first,
-            episode_id=episode_id.astype(np.int64),
-            next_obs=map_tree(lambda leaf: leaf[stop - 1], steps.next_obs),
+            starts_episode=bool(starts),
+            episode_id=self.episode_id,
+            model_version=self.model_version,
             final_obs_step=ends.astype(np.int32) if len(ends) else None,
-            final_obs=map_tree(lambda leaf: leaf[start:stop][ends], steps.next_obs)
-            if len(ends)
-            else None,
-            extras={
-                **rows(steps.extras, start, stop),
-                **self.totals.columns(reward, first, ended),
-            },
+            final_obs=take(steps.next_obs, start + ends) if len(ends) else None,
             discontinuity=is_gap,
         )
+        totals = self.totals.columns(fragment.reward, fragment.first, ended)
+        fragment.extras = {**rows(steps.extras, start, stop), **totals}
         self.fragment_index += 1
         self.episode_id += int(ended.sum())
         self.is_over = bool(ended[-1])
