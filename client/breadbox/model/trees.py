@@ -312,7 +312,8 @@ def rows_equal(one: Tree, other: Tree) -> NDArray[np.bool_]:
         compared.append(equal.all(axis=tuple(range(1, equal.ndim))))
 
     map_tree(compare, one, other)
-    return np.logical_and.reduce(compared)
+    in_all: NDArray[np.bool_] = np.logical_and.reduce(compared)
+    return in_all
 
 
 def leaf_numbers(structure: Structure) -> Iterator[int]:
