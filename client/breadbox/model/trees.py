@@ -275,6 +275,28 @@ def concat(trees: Sequence[Tree]) -> Tree:
     return map_tree(lambda *parts: np.concatenate(parts), *trees)
 
 
+def rows_equal(one: Tree, other: Tree) -> NDArray[np.bool_]:
+    """Return bool[N]: True for equal rows of two trees of one structure; NaN equals NaN.
+
+    Leaves of different shapes have no equal rows. Raises TreeMismatchError.
+    """
+    compared: list[NDArray[np.bool_]] = []
+
+    def compare(left: Any, right: Any) -> None:
+        left, right = np.asarray(left), np.asarray(right)
+        if left.shape != right.shape:
+            compared.append(np.zeros(len(left), np.bool_))
+            return
+        equal = left == right
+        if left.dtype.kind in "fc" and not equal.all():
+            equal |= (left != left) & (right != right)
+        compared.append(equal.all(axis=tuple(range(1, equal.ndim))))
+
+    map_tree(compare, one, other)
+    in_all: NDArray[np.bool_] = np.logical_and.reduce(compared)
+    return in_all
+
+
 def check_alike(wanted: Structure, got: Structure, *, path: str = "", where: str = "") -> None:
     """Raise TreeMismatchError, naming the path, if two structures (not numbers) differ."""
     wanted_kind, got_kind = _kind(wanted), _kind(got)

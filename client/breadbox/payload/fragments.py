@@ -54,7 +54,7 @@ _fields_of = attrgetter(*FIELDS)
 def fragment_tree(fragment: Fragment) -> dict[str, Any]:
     """Return the tree that a fragment is stored as: its array fields by name."""
     tree = dict(zip(FIELDS, _fields_of(fragment), strict=True))
-    if not fragment.extras:
+    if isinstance(fragment.extras, dict) and not fragment.extras:
         tree["extras"] = None
     return tree
 
@@ -409,7 +409,8 @@ def _fragment_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment
 
 @lru_cache(maxsize=64)
 def _check_layout(layout: Layout, step_count: int) -> None:
-    """Check row counts of step fields, and warn of images as floats. Once per layout."""
+    """Refuse what a reader refuses, and warn of images as floats. Once per layout."""
+    _check_final_observations(layout)
     for stored in layout.arrays:
         if field_of(stored.name) not in STEP_FIELDS:
             continue
@@ -424,6 +425,29 @@ def _check_layout(layout: Layout, step_count: int) -> None:
                 "codec takes it; send uint8 and scale in the policy",
                 stored.name,
                 list(stored.shape),
+            )
+    try:
+        check_fragment(layout, step_count)
+    except PayloadCorruptError as error:
+        raise InvalidRequestError("fragments", f"cannot be read back: {error}") from None
+
+
+def _check_final_observations(layout: Layout) -> None:
+    structure: Any = layout.structure
+    ends = structure["final_obs_step"]
+    if ends is None and structure["final_obs"] is not None:
+        raise TreeMismatchError(
+            "final_obs_step", "int32[K], a step for each row of final_obs", "None"
+        )
+    for stored in layout.arrays:
+        if (
+            field_of(stored.name) == "final_obs"
+            and stored.shape[:1] != layout.arrays[ends].shape[:1]
+        ):
+            raise TreeMismatchError(
+                stored.name,
+                f"{list(layout.arrays[ends].shape[:1])} rows, one for each of final_obs_step",
+                f"shape {list(stored.shape)}",
             )
 
 
