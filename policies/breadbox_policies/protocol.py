@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from breadbox.model.errors import InvalidRequestError, ReplayBufferError
-from breadbox.model.trees import as_inserted, flatten_leaves, leaves_as, unflatten
+from breadbox.model.trees import leaves, map_tree, row_view
 
 Tree = Any
 State = Any
@@ -113,14 +113,12 @@ class PolicyModule(nn.Module, Policy):
 
     def merge_state(self, states: Sequence[State]) -> State:
         """See `Policy.merge_state`."""
-        form, _ = flatten_leaves(states[0], as_inserted)
-        columns = zip(*(leaves_as(form, state) for state in states), strict=True)
-        return unflatten(form, [torch.stack(parts) for parts in columns])
+        return map_tree(lambda *parts: torch.stack(parts), *states)
 
     def split_state(self, state: State) -> list[State]:
         """See `Policy.split_state`. The parts are views: copy those that are kept for long."""
-        form, leaves = flatten_leaves(state, as_inserted)
-        return [unflatten(form, parts) for parts in zip(*map(torch.unbind, leaves), strict=True)]
+        batch_sizes = {len(leaf) for _, leaf in leaves(state) if leaf is not None}
+        return [row_view(state, index) for index in range(max(batch_sizes, default=0))]
 
 
 def check_greedy(policy: Policy, setting: str) -> None:
