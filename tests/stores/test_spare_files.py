@@ -376,7 +376,11 @@ def test_spare_files_count_as_free_room(world: World, monkeypatch: pytest.Monkey
         return replace(room, free_bytes=0) if world.spare else room
 
     monkeypatch.setattr(files_module.DiskRoom, "of", full_while_spare)
-    world.confirmed(payload_of(SIZE_BYTES))
+    last = world.confirmed(payload_of(SIZE_BYTES))
+    assert [] == world.spare
+    world.delete(last)
+    assert 1 == len(world.spare)
+    asyncio.run(usage())
     assert [] == world.spare
     monkeypatch.setattr(
         files_module.DiskRoom, "of", lambda directory: replace(original(directory), free_bytes=0)

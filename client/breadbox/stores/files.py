@@ -512,7 +512,7 @@ class FileCustodian:
             if not self._is_in_memory:
                 # A disk that hangs still says how full it is; it changes no time.
                 os.utime(self._directory.unannounced)
-            room = DiskRoom.of(self._directory.unannounced)
+            room = _room(self._directory)
             spare_bytes, spare_count = self._directory.spare.usage()
         return StoreUsage(
             used_bytes=room.size_bytes - room.free_bytes - spare_bytes,
@@ -593,12 +593,18 @@ class FileCustodian:
         return False
 
 
+def _room(directory: PayloadDirectory, size_bytes: int = 0, file_count: int = 0) -> DiskRoom:
+    """Look for room, for which spare files are deleted."""
+    room = DiskRoom.of(directory.unannounced)
+    if not room.has_room_for(size_bytes, file_count) and directory.spare.delete():
+        room = DiskRoom.of(directory.unannounced)
+    return room
+
+
 def _check_room(directory: PayloadDirectory, size_bytes: int, file_count: int) -> None:
     """Refuse what takes the room that the journal needs to delete payloads."""
     with _translated_errors():
-        room = DiskRoom.of(directory.unannounced)
-        if not room.has_room_for(size_bytes, file_count) and directory.spare.delete():
-            room = DiskRoom.of(directory.unannounced)
+        room = _room(directory, size_bytes, file_count)
     if not room.has_room_for(size_bytes, file_count):
         raise StoreFullError(
             f"the payload directory is full ({os.strerror(errno.ENOSPC)}: {size_bytes} bytes to "

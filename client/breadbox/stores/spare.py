@@ -17,6 +17,7 @@ import errno
 import fcntl
 import math
 import os
+import random
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,8 @@ SPARE_S: Final = 60.0
 """Seconds for which a file is kept; the next sweep deletes it."""
 _LOOK_S: Final = 0.005
 """Least seconds between two looks for spare files; the server deletes payloads in batches."""
+_NAMES_MAX: Final = 64
+"""Names of a class of size that a look finds: those left when the next write comes may be gone."""
 
 _WRITE: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -66,7 +69,7 @@ class SpareFiles:
         for each in large:
             if each.size_bytes <= room_bytes and is_sound(each):
                 with suppress(FileNotFoundError):
-                    spare = self.directory / f"{each.size_bytes}.{each.payload_id}"
+                    spare = f"{self.directory}/{each.size_bytes}.{each.payload_id}"
                     os.rename(path_of(each.payload_id), spare)
                     room_bytes -= each.size_bytes
                     continue
@@ -116,7 +119,9 @@ class SpareFiles:
             found: dict[int, list[str]] = {}
             for name, size_bytes in self._look():
                 found.setdefault(size_bytes.bit_length(), []).append(name)
-            self._found, self._looked_at = found, time.monotonic()
+            # Each client begins elsewhere, or all would try for the same files.
+            self._found = {each: _some(names) for each, names in found.items()}
+            self._looked_at = time.monotonic()
         names = self._found.get(size_class, [])
         with suppress(IndexError):
             while True:
@@ -129,6 +134,11 @@ class SpareFiles:
                 size, _, payload_id = name.partition(".")
                 if size.isdecimal() and is_sound(PayloadReference(payload_id, int(size))):
                     yield name, int(size)
+
+
+def _some(names: list[str]) -> list[str]:
+    first = random.randrange(len(names))
+    return (names[first:] + names[:first])[:_NAMES_MAX]
 
 
 def hold(descriptor: int) -> bool:
