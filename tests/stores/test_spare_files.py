@@ -277,13 +277,14 @@ def test_the_compiled_reader_that_comes_too_late_reads_nothing(
     (old,) = world.confirmed(payload_of(size_bytes))
     replaced: list[PayloadReference] = []
 
-    @ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
-    def digest(address: int, count: int) -> int:
+    def replace_and_digest(address: int, count: int) -> int:
         del address, count
         if not replaced:
             replaced.append(world.replace(old))
         return 7
 
+    prototype = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t)
+    digest = prototype(replace_and_digest)
     monkeypatch.setattr(bulk, "_digest", ctypes.cast(digest, ctypes.c_void_p))
 
     def read(reference: PayloadReference) -> list[Any]:
@@ -375,7 +376,7 @@ def test_spare_files_count_as_free_room(world: World, monkeypatch: pytest.Monkey
         room = original(directory)
         return replace(room, free_bytes=0) if world.spare else room
 
-    monkeypatch.setattr(files_module.DiskRoom, "of", full_while_spare)
+    monkeypatch.setattr(DiskRoom, "of", full_while_spare)
     last = world.confirmed(payload_of(SIZE_BYTES))
     assert [] == world.spare
     world.delete(last)
@@ -383,7 +384,7 @@ def test_spare_files_count_as_free_room(world: World, monkeypatch: pytest.Monkey
     asyncio.run(usage())
     assert [] == world.spare
     monkeypatch.setattr(
-        files_module.DiskRoom, "of", lambda directory: replace(original(directory), free_bytes=0)
+        DiskRoom, "of", lambda directory: replace(original(directory), free_bytes=0)
     )
     with pytest.raises(StoreFullError):
         world.store.write_many([in_buffers(payload_of(SIZE_BYTES))])
