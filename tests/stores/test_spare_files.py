@@ -261,6 +261,16 @@ def test_a_reader_whose_head_is_overwritten_finds_its_payload_missing_not_damage
         world.store.read_many([new], Confused())  # type: ignore[arg-type]
 
 
+def test_a_gateway_passes_on_nothing_of_a_payload_that_is_written_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file may have a payload of another tenant by then."""
+    (old,) = world.confirmed(payload_of(SIZE_BYTES))
+    on_first_call(monkeypatch, os, "preadv", lambda: world.replace(old))
+    with pytest.raises(PayloadMissingError, match=old.payload_id):
+        world.store.read_parts([Part(old, 5000, [memoryview(bytearray(1000))])])
+
+
 def test_the_server_reads_nothing_of_a_payload_that_is_written_over(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
