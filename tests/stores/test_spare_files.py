@@ -181,6 +181,19 @@ def test_a_mapped_payload_never_changes_and_its_file_is_free_once_no_view_is_lef
     assert inode == world.inode(world.confirmed(payload_of(SIZE_BYTES))[0])
 
 
+def test_a_file_that_became_spare_after_the_last_look_is_found_behind_locked_ones(
+    world: World,
+) -> None:
+    references = world.confirmed(*[payload_of(SIZE_BYTES) for _ in range(4)])
+    mapped = world.store.map_many(references[:3])
+    world.delete(references[:3])
+    # Sees the mapped ones; of these it tries one after another, and all are locked.
+    world.store._directory.spare._found = {SIZE_BYTES.bit_length(): world.spare}  # noqa: SLF001
+    inode = world.inode(references[3])
+    assert inode == world.inode(world.replace(references[3]))
+    assert 3 == len(mapped or ())
+
+
 def test_a_mapping_that_a_child_inherited_keeps_its_file(world: World) -> None:
     payload = payload_of(SIZE_BYTES)
     (old,) = world.confirmed(payload)

@@ -115,17 +115,20 @@ class SpareFiles:
         return count > 0
 
     def _names(self, size_class: int) -> Iterator[str]:
-        if not self._found.get(size_class) and time.monotonic() >= self._looked_at + _LOOK_S:
+        """Yield names, first those of the last look, of which some may be gone or locked."""
+        for is_last in (False, True):
+            names = self._found.get(size_class, [])
+            with suppress(IndexError):
+                while True:
+                    yield names.pop()
+            if is_last or time.monotonic() < self._looked_at + _LOOK_S:
+                return
             found: dict[int, list[str]] = {}
             for name, size_bytes in self._look():
                 found.setdefault(size_bytes.bit_length(), []).append(name)
             # Each client begins elsewhere, or all would try for the same files.
             self._found = {each: _some(names) for each, names in found.items()}
             self._looked_at = time.monotonic()
-        names = self._found.get(size_class, [])
-        with suppress(IndexError):
-            while True:
-                yield names.pop()
 
     def _look(self) -> Iterator[tuple[str, int]]:
         """Yield names and sizes of spare files."""
