@@ -88,6 +88,9 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     """Fragments of one update, for all ranks together."""
     prefetch_batches: int = setting(0, ge=0, le=64)
     """Batches fetched ahead while training; each makes the data a version staler."""
+    max_staleness_at_use: int | None = setting(None, ge=0)
+    """Versions that a fragment may be behind at its update; staler ones are left out, and no more
+    batches are fetched ahead than this allows. Default: any number."""
     publish_every: int = setting(1, ge=1)
     """Updates between published versions."""
     updates_max: int = setting(0, ge=0)
@@ -129,6 +132,14 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     """Weights & Biases project to log to; empty: none."""
     dry_run: bool = of_one_call(False)
     """Check everything but the server, print the settings, and end."""
+
+    @property
+    def prefetch_depth(self) -> int:
+        """Batches to fetch ahead: so few that fresh ones stay within max_staleness_at_use."""
+        limit = self.max_staleness_at_use
+        if limit is None:
+            return self.prefetch_batches
+        return min(self.prefetch_batches, limit * self.publish_every)
 
     @property
     def ppo(self) -> PpoConfig:
