@@ -87,6 +87,13 @@ class Series:
         name="staleness_at_delivery_versions",
         buckets=SMALL_BUCKETS,
     )
+    staleness_at_release = series(
+        Histogram,
+        "Staleness of a chunk when its learner released it as used: at most this when trained on",
+        "buffer",
+        name="staleness_at_release_versions",
+        buckets=SMALL_BUCKETS,
+    )
     uses = series(
         Histogram,
         "Deliveries of a chunk when it left",
