@@ -31,7 +31,8 @@ class PpoConfig(Settings):
     epochs: int = setting(4, ge=1)
     """Passes over each batch."""
     minibatch_fragments: int = setting(16, ge=1)
-    """Fragments per gradient step and rank; whole fragments, because a policy may be recurrent."""
+    """Fragments per gradient step and rank. A policy without memory trains on as many steps as they
+    have, drawn from the whole batch; a recurrent one on whole fragments."""
     accumulation_count: int = setting(1, ge=1)
     """Parts in which a minibatch is processed, to save memory; the gradient is the same."""
     lr: float = setting(2.5e-3, gt=0)
