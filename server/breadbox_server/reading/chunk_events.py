@@ -56,9 +56,7 @@ class ChunkEvents:
                 kind, chunk_ids, values = "granted", behind.keys(), behind.values()
             else:
                 continue
-            found = alike.setdefault(
-                (event.buffer, kind, bool(values)), (array("q"), array("q"))
-            )
+            found = alike.setdefault((event.buffer, kind, bool(values)), (array("q"), array("q")))
             found[0].extend(chunk_ids)
             found[1].extend(values)
         for (buffer, kind, _), (chunk_ids, values) in alike.items():
