@@ -288,10 +288,8 @@ class _Run:
         spaces = spaces_of(settings.env, settings.env_options)
         if settings.prefetch_depth < settings.prefetch_batches and membership.is_main:
             _log.warning(
-                "%d batches are fetched ahead, not %d: others would be staler than "
-                "max_staleness_at_use (%s)",
+                "max_staleness_at_use: %d batches are fetched ahead, not %d",
                 *(settings.prefetch_depth, settings.prefetch_batches),
-                settings.max_staleness_at_use,
             )
         return LeaseSource(
             self.client,

@@ -61,9 +61,9 @@ def test_a_short_last_batch_may_be_dropped() -> None:
 def aged(job: Sequence[FragmentReference]) -> Batch:
     """A batch of fragments, each of which is of its number's version."""
     size = len(job)
-    rows = {name: np.zeros((size, 2)) for name in ("obs", "action", "reward", "episode_id")}
-    flags = {name: np.zeros((size, 2), np.bool_) for name in ("terminated", "truncated", "first")}
-    return Batch(references=tuple(job), next_obs=np.zeros((size, 1)), **rows, **flags)
+    names = ("obs", "action", "reward", "episode_id", "terminated", "truncated", "first")
+    rows: dict[str, Any] = {name: np.zeros((size, 2)) for name in names}
+    return Batch(references=tuple(job), next_obs=np.zeros((size, 1)), **rows)
 
 
 def of_their_numbers(count: int) -> list[FragmentReference]:

@@ -104,9 +104,10 @@ def cut(batch: TrainingBatch, parts: int) -> TrainingBatch:
     following = torch.cat([batch.obs[:, length::length], batch.next_obs[:, None]], dim=1)
     fields = ("obs", "action", "reward", "terminated", "truncated", "first", "episode_id")
     rows, steps = batch.final_row, batch.final_step
+    columns: dict[str, Any] = {name: split(getattr(batch, name)) for name in (*fields, "log_prob")}
     return replace(
         batch,
-        **{name: split(getattr(batch, name)) for name in (*fields, "log_prob")},
+        **columns,
         next_obs=following.flatten(0, 1),
         final_row=rows * parts + steps // length,
         final_step=steps % length,
@@ -150,10 +151,10 @@ class Watched(PpoUpdater):
         self.seen.append(
             (tuple(obs.shape[:2]), {tuple(each) for each in obs.flatten(0, 1).tolist()})
         )
-        self.optimizer.step = lambda *_: None
+        self.optimizer.step = lambda *_: None  # type: ignore[method-assign]
         norm = super()._gradient_step(prepared, rows, *rest, **options)
         self.gradient = torch.cat(
-            [parameter.grad.flatten() for parameter in self.policy.parameters()]  # type: ignore[union-attr]
+            [parameter.grad.flatten() for parameter in self.policy.parameters()]
         ).tolist()
         return norm
 

@@ -326,7 +326,7 @@ def test_rows_that_are_taken_are_a_batch_of_these_fragments_alone(
 ) -> None:
     """Also where they repeat, and where some have no final observation, or none has."""
     store = FakeStore()
-    without = {"final_obs_step": None, "final_obs": None}
+    without: dict[str, Any] = {"final_obs_step": None, "final_obs": None}
     texts: dict[str, Any] = {"extras": {}, "obs": np.zeros((STEPS, 2)), "next_obs": np.zeros(2)}
     fragments = [
         rich_fragment(index, **texts, **(without if index == 3 else {})) for index in range(4)

@@ -564,8 +564,7 @@ def take_rows(batch: Batch, rows: Sequence[int]) -> Batch:
     leaves |= {name: taken(name, finals) if finals else None for name in _FINAL_FIELDS}
     if finals:
         moved = np.repeat(np.arange(len(rows)), end - first)
-        is_array = isinstance(held, np.ndarray)
-        leaves["final_obs_row"] = moved if is_array else held.new_tensor(moved)
+        leaves["final_obs_row"] = moved if type(held) is np.ndarray else held.new_tensor(moved)
     references = tuple([batch.references[row] for row in rows])
     return replace(batch, references=references, stacked=None, **leaves)
 

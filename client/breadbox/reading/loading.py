@@ -127,8 +127,7 @@ class LoadPlan(Generic[Loaded]):
     @property
     def depth(self) -> int:
         """Number of batches to load ahead."""
-        limit = self.options.max_staleness_at_use
-        ahead = self.options.prefetch_batches
+        ahead, limit = self.options.prefetch_batches, self.options.max_staleness_at_use
         return ahead if limit is None else min(ahead, limit)
 
     def fresh(self, loaded: Loaded, model_version: int) -> list[Loaded]:
@@ -139,8 +138,8 @@ class LoadPlan(Generic[Loaded]):
         self.staleness_at_use.update([staleness[row] for row in rows])
         if len(rows) == len(staleness):
             return [loaded]
-        left_out = set(range(len(staleness))) - set(rows)
-        self.left_out += [batch.references[row] for row in sorted(left_out)]
+        left_out = sorted(set(range(len(staleness))) - set(rows))
+        self.left_out += [batch.references[row] for row in left_out]
         return [cast(Loaded, take_rows(batch, rows))] if rows else []
 
     def jobs(

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -330,25 +331,15 @@ class PpoUpdater:
 def _as_single_steps(prepared: _Prepared) -> _Prepared:
     """Return views in which each step is a row of its own, [B * T, 1, ...]."""
 
-    def split(leaf: Tensor) -> Tensor:
-        return leaf.flatten(0, 1).unsqueeze(1)
+    def split(of: object, *names: str) -> dict[str, Any]:
+        return {
+            name: map_tree(lambda leaf: leaf.flatten(0, 1).unsqueeze(1), getattr(of, name))
+            for name in names
+        }
 
-    batch, reference = prepared.batch, prepared.reference_log_prob
-    return _Prepared(
-        batch=replace(
-            batch,
-            obs=map_tree(split, batch.obs),
-            action=map_tree(split, batch.action),
-            reward=split(batch.reward),
-            first=split(batch.first),
-        ),
-        proximal_log_prob=split(prepared.proximal_log_prob),
-        old_value=split(prepared.old_value),
-        advantage=split(prepared.advantage),
-        target=split(prepared.target),
-        weight=split(prepared.weight),
-        reference_log_prob=None if reference is None else split(reference),
-    )
+    batch = replace(prepared.batch, **split(prepared.batch, "obs", "action", "reward", "first"))
+    names = ("proximal_log_prob", "old_value", "advantage", "target", "weight")
+    return replace(prepared, batch=batch, **split(prepared, *names, "reference_log_prob"))
 
 
 def _staleness_ratio(batch: TrainingBatch, proximal_log_prob: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from breadbox import Client
@@ -168,7 +168,7 @@ class LeaseSource:
         if self._side_stream is not None:
             self._side_stream.hand_over(loaded)
         rows = list(self._as_many(rows, len(loaded)))
-        lists = {
+        lists: dict[str, Any] = {
             name: [getattr(fetched, name)[row] for row in rows]
             for name in ("versions", "staleness", "use_count")
         }
