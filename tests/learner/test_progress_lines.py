@@ -33,6 +33,12 @@ def test_a_line_says_what_a_run_has_come_to() -> None:
     ] == said
 
 
+def test_a_line_says_how_many_fragments_were_too_stale_to_be_trained_on() -> None:
+    said: list[str] = []
+    Lines(said.append, clock=ManualClock()).write(record(3) | {"left_out": 12})
+    assert "steps of 4096 made, 12 fragments too stale, waited 0.03 s" in said[0]
+
+
 @pytest.mark.parametrize(
     ("count", "shown"),
     [
