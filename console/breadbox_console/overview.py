@@ -55,7 +55,8 @@ class ChunkLife:
     """What the server reported of a chunk."""
 
     grants: list[dict[str, Any]] = field(default_factory=list)
-    """Grants: Unix time, staleness then, and how and when its lease ended, once it has."""
+    """Grants: Unix time, staleness then, and how, when and at what staleness its lease ended, once
+    it has."""
     left_at: float | None = None
     why: str = ""
     """Why it left, or empty while it is held."""
@@ -83,9 +84,10 @@ class BufferHistory:
     uses: Counter[int] = field(default_factory=Counter)
     """Chunks that left, by their uses."""
     training: deque[Point] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
-    """Unix time, mean staleness of what was granted, and the share of time that a learner waited,
-    over `TRAINING_S`."""
+    """Unix time, mean staleness of what was granted and of what was released as used, and the
+    share of time that a learner waited, over `TRAINING_S`."""
     _granted: list[int] = field(default_factory=list)
+    _used: list[int] = field(default_factory=list)
     _training_from: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def add(self, now: float, description: BufferDescription) -> None:
@@ -136,6 +138,8 @@ class BufferHistory:
             if is_granted:
                 self.latest_grant = (at, version, event)
                 self._granted.extend(event.values)
+            elif event.kind == "consumed":
+                self._used.extend(event.values)
             elif reason in _WHY:
                 self.uses.update(event.values)
                 if reason not in _ORDINARY:
@@ -150,16 +154,18 @@ class BufferHistory:
                 else:
                     begun = next((each for each in life.grants if not each["end"]), None)
                     if begun is not None:
-                        begun |= {"end": event.kind, "ended_at": at}
+                        behind = event.values[place] if event.values else None
+                        begun |= {"end": event.kind, "ended_at": at, "staleness_at_end": behind}
         while len(self.lives) > LIVES_MAX:
             self.lives.popitem(last=False)
         since, watched_s, wait_s = self._training_from
         if now - since >= TRAINING_S:
             share = (self.wait_s - wait_s) / max(self.watched_s - watched_s, 1e-3)
-            mean = float(np.mean(self._granted)) if self._granted else None
+            ages = [float(np.mean(each)) if each else None for each in (self._granted, self._used)]
             if since:
-                self.training.append((now, mean, share))
+                self.training.append((now, *ages, share))
             self._granted.clear()
+            self._used.clear()
             self._training_from = (now, self.watched_s, self.wait_s)
 
     def history(self) -> dict[str, list[float | None]]:

@@ -142,7 +142,8 @@ class Screen:
         table.add_row("model version", _number(log.latest("model_version"), ".0f"))
         table.add_row(
             "trained on",
-            f"staleness mean {_number(log.latest('staleness_mean'), '.2f')}, "
+            f"staleness when granted {_number(log.latest('staleness_at_grant_mean'), '.2f')}, "
+            f"when trained {_number(log.latest('staleness_mean'), '.2f')}, "
             f"oldest {_number(log.latest('staleness_max'), '.0f')} versions",
         )
         table.add_row(

@@ -284,13 +284,21 @@ class _Run:
         membership = self.ranks.membership
         # Different at each start, because the server remembers granted requests.
         nonce = self.ranks.from_main(uuid4().hex.encode()).decode()
-        spaces = spaces_of(self.settings.env, self.settings.env_options)
+        settings = self.settings
+        spaces = spaces_of(settings.env, settings.env_options)
+        if settings.prefetch_depth < settings.prefetch_batches and membership.is_main:
+            _log.warning(
+                "max_staleness_at_use: %d batches are fetched ahead, not %d",
+                *(settings.prefetch_depth, settings.prefetch_batches),
+            )
         return LeaseSource(
             self.client,
-            fragment_count=self.settings.fragments_per_batch,
+            fragment_count=settings.fragments_per_batch,
             share=Share(membership.rank, membership.world_size, nonce),
-            prefetch_batches=self.settings.prefetch_batches,
-            device=self.settings.device,
+            prefetch_batches=settings.prefetch_depth,
+            max_staleness_at_use=settings.max_staleness_at_use,
+            model_version=lambda: publisher.model_version,
+            device=settings.device,
             session_id=publisher.session_id,
             fitting=Fitting(expected_rows(spaces, self.policy.initial_state(1)), spaces),
             while_waiting=lambda: publisher.keep(self.policy),

@@ -54,7 +54,7 @@ def fragment(chunk_id: int) -> SeenFragment:
 def event(
     number: int, kind: str, *chunk_ids: int, age_s: float = 0.0, value: int = 0
 ) -> ChunkEvent:
-    values = tuple(value for _ in chunk_ids) if kind == "granted" or "_" in kind else ()
+    values = tuple(value for _ in chunk_ids)
     return ChunkEvent(number, kind, age_s, chunk_ids, values)
 
 
@@ -99,13 +99,18 @@ def test_chunks_that_left_are_counted_by_their_uses() -> None:
     assert {2: 2, 0: 1} == history.uses
 
 
-def test_staleness_when_trained_with_is_kept_for_each_ten_seconds() -> None:
+def test_staleness_when_granted_and_when_released_is_kept_for_each_ten_seconds() -> None:
     history = history_of()
-    history.add(111.0, description(event(1, "granted", 0, 1, value=2), waiter_count=1))
+    granted = event(1, "granted", 0, 1, value=2)
+    consumed, returned = event(2, "consumed", 0, value=5), event(3, "returned", 1, value=9)
+    history.add(111.0, description(granted, consumed, returned, waiter_count=1))
     history.add(122.0, description())
 
-    assert [(111.0, 2.0, 1.0), (122.0, None, 0.0)] == [
-        (at, mean, share) for at, mean, share in history.training
+    assert [(111.0, 2.0, 5.0, 1.0), (122.0, None, None, 0.0)] == list(history.training)
+    assert [("consumed", 5), ("returned", 9)] == [
+        (grant["end"], grant["staleness_at_end"])
+        for chunk in (0, 1)
+        for grant in history.lives[chunk].grants
     ]
 
 

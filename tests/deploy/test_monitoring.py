@@ -164,6 +164,7 @@ def test_the_ratio_that_workers_are_scaled_by_counts_fetches_that_still_wait(
         ("breadbox_uses_at_eviction", 3),
         ("breadbox_staleness_at_delivery_versions", 0),
         ("breadbox_staleness_at_delivery_versions", 2),
+        ("breadbox_staleness_at_release_versions", 3),
     ],
 )
 def test_whole_numbers_are_shown_as_whole_numbers(metric: str, value: int, tmp_path: Path) -> None:

@@ -125,7 +125,8 @@ class FragmentReference:
     metadata: FragmentMetadata
     chunk_id: int
     staleness: int
-    """Number of versions that it was behind at the grant."""
+    """Number of versions that its chunk was behind at the grant; it grows with each version that
+    the learner publishes before its update."""
     use_count: int
     """Deliveries of the chunk, this one included."""
     priority: float = 1.0
@@ -136,6 +137,18 @@ class FragmentReference:
     """Chunks that the buffer held at the draw, or 0 if unknown."""
     body: bytes = field(default=b"", repr=False, compare=False)
     """The payload, if it is small and came inline, or empty if it is in the store."""
+
+    def staleness_at(self, model_version: int) -> int:
+        """Return the versions between the fragment's oldest step and *model_version*.
+
+        ```python
+        staleness = lease.references[0].staleness_at(version)
+        ```
+
+        `model_version` is of the fragment's session. `staleness` counts from the oldest step of the
+        whole chunk instead, which may have several fragments.
+        """
+        return model_version - self.metadata.model_version_min
 
     def __repr__(self) -> str:
         """Return the fragment's identity and use in one line."""
@@ -384,7 +397,8 @@ class ChunkEvent(NamedTuple):
     """Seconds since it happened, at the server's reply."""
     chunk_ids: tuple[int, ...]
     values: tuple[int, ...]
-    """A number for each chunk: its staleness if granted, its uses if evicted; otherwise empty."""
+    """A number for each chunk: its staleness then, if granted or at the end of a lease of the
+    current session, or its uses if evicted. Otherwise empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ function batch(buffer, now) {
   return h("section", {}, h("h4", {}, "Latest batch"), each ? list([
     ["Granted", `${ago(now - each.granted_at)}, at version ${number(each.version)}`],
     ["Chunks", `${number(each.chunks)}${each.fragments ? `, acted with ${versions(each)}` : ""}`],
-    ["Staleness", `${each.staleness.map((age) => number(age)).join(" / ")} (min / median / max), ${limit}`],
+    ["Staleness when granted", `${each.staleness.map((age) => number(age)).join(" / ")} (min / median / max), ${limit}`],
     ...(each.fragments ? [["Uses", `${share(each.uses, (uses) => `use ${uses}:`)}, of ${buffer.uses_max ?? "any number"}`],
       ["By worker", share(each.workers, (name) => name)]] : []),
   ]) : h("p", { class: "empty" }, "No fetch was granted since the console began to watch."));

@@ -148,6 +148,8 @@ class TrainerState:
     """Fragments left out because they did not fit, by all ranks together."""
     skipped_draws: int = 0
     """Draws that no rank trained on, because one rank could use nothing of its share."""
+    left_out: int = 0
+    """Fragments left out because they were too stale at their update, by all ranks together."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -277,6 +279,7 @@ class Trainer:
         started_at = self.clock()
         settings, batch, number = self.settings, fetched.batch, self.state.update
         train_policy = number >= settings.value_warmup_updates
+        version = self.publisher.model_version
         trained = is_published = False
         self._is_updating = True
         try:
@@ -289,16 +292,20 @@ class Trainer:
             step_count = batch.step_count
         finally:
             fetched.release(trained)  # This frees the batch's memory for the next one.
-        staleness = fetched.staleness
+        at_use, at_grant = [version - each for each in fetched.versions], fetched.staleness
+        left_out = self.source.take_left_out_count()
         misfits = fetched.misfit_count + self._misfits_unsaid
         self._misfits_unsaid = 0
         # Over the shares of all ranks.
-        sums = [len(staleness), step_count, misfits, sum(staleness), sum(fetched.use_count)]
+        counts = [len(at_use), step_count, misfits, left_out]
+        sums = [*counts, sum(at_use), sum(at_grant), sum(fetched.use_count)]
         summed = self.ranks.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        fragments, steps, misfits, staleness_sum, use_count_sum = summed
+        fragments, steps, misfits, left_out, at_use_sum, at_grant_sum, use_count_sum = summed
         shares = {
-            "staleness_mean": staleness_sum / max(1.0, fragments),
-            "staleness_max": self.ranks.largest(max(staleness, default=0)),
+            "staleness_mean": at_use_sum / max(1.0, fragments),
+            "staleness_max": self.ranks.largest(max(at_use, default=0)),
+            "staleness_at_grant_mean": at_grant_sum / max(1.0, fragments),
+            "staleness_at_grant_max": self.ranks.largest(max(at_grant, default=0)),
             "use_count_mean": use_count_sum / max(1.0, fragments),
         }
         self.returns.count(self._of_all_ranks(ended))
@@ -307,6 +314,7 @@ class Trainer:
         self.state.fragments += int(fragments)
         self.state.steps += int(steps)
         self.state.misfits += int(misfits)
+        self.state.left_out += int(left_out)
         if train_policy and self.state.update % settings.publish_every == 0:
             self.publisher.publish(self.updater.policy)
             is_published = True
@@ -396,6 +404,7 @@ class Trainer:
             "steps": self.state.steps,
             "environment_steps": self.environment.total,
             "misfits": self.state.misfits,
+            "left_out": self.state.left_out,
             "skipped_draws": self.state.skipped_draws,
             "waiting_reason": fetched.waiting_reason,
             **asdict(statistics),

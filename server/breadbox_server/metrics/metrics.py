@@ -26,6 +26,7 @@ from breadbox_server.core.model.events import (
     FetchGranted,
     FragmentsDiscarded,
     FragmentsJudged,
+    LeaseEnd,
     LeaseEnded,
     WaitElapsed,
 )
@@ -137,12 +138,14 @@ class Metrics(Series):
         match event:
             case FragmentsDiscarded(buffer=buffer, reason=why, fragment_count=count):
                 self._of(buffer, self.fragments_discarded, why.value).inc(count)
-            case LeaseEnded(buffer=buffer, end=end):
+            case LeaseEnded(buffer=buffer, end=end, staleness=staleness):
                 self._of(buffer, self.leases_ended, end.value).inc()
+                if end is LeaseEnd.CONSUMED:
+                    _observe_each(self._of(buffer, self.staleness_at_release_versions), staleness)
             case FetchGranted(buffer=buffer, fragments=fragments, first_delivery=True):
                 self._of(buffer, self.fetch_wait_seconds, "granted").observe(event.wait_s)
-                staleness = [each.staleness for each in fragments]
-                _observe_each(self._of(buffer, self.staleness_at_delivery_versions), staleness)
+                at_grant = [each.staleness for each in fragments]
+                _observe_each(self._of(buffer, self.staleness_at_delivery_versions), at_grant)
                 size_bytes = sum([each.fragment.payload.size_bytes for each in fragments])
                 self._of(buffer, self.delivered_bytes).inc(size_bytes)
             case WaitElapsed(buffer=buffer, wait_s=wait_s):

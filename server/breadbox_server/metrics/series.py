@@ -67,6 +67,12 @@ class Series:
     staleness_at_delivery_versions = series(
         Histogram, "Staleness of a fragment's chunk at its grant", "buffer", buckets=SMALL_BUCKETS
     )
+    staleness_at_release_versions = series(
+        Histogram,
+        "Staleness of a chunk when its learner released it as used: at most this when trained on",
+        "buffer",
+        buckets=SMALL_BUCKETS,
+    )
     uses_at_eviction = series(
         Histogram, "Deliveries of a chunk when it left", "buffer", buckets=SMALL_BUCKETS
     )

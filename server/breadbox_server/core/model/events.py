@@ -127,3 +127,5 @@ class LeaseEnded(Event):
 
     end: LeaseEnd
     chunk_ids: tuple[int, ...]
+    staleness: tuple[int, ...] = ()
+    """Staleness of each chunk then, or empty if its session has ended."""

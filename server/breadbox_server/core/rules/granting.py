@@ -364,7 +364,11 @@ def _let_go(state: BufferState, lease: Lease, end: LeaseEnd, *, gives_back: bool
     state.holdings.end_leases(chunks, state.config.uses_max, obstacle)
     state.counters[LEASES_ENDED[end]] += 1
     chunk_ids = tuple([each.chunk.chunk_id for each in lease.share])
-    state.events.append(events.LeaseEnded(state.name, end, chunk_ids))
+    version = state.model.version
+    staleness: tuple[int, ...] = ()
+    if version is not None and lease.grant.session_id == state.model.session_id:
+        staleness = tuple([version - each.chunk.version for each in lease.share])
+    state.events.append(events.LeaseEnded(state.name, end, chunk_ids, staleness))
 
 
 def _giving_back(state: BufferState, lease: Lease) -> Iterator[Chunk]:
