@@ -15,6 +15,10 @@ class WorkerCounts:
     step_count: int
     fragments: dict[str, int]
     """Number of fragments by outcome, see `Sender.counts`."""
+    steps: dict[str, int]
+    """Number of steps by what became of them, see `breadbox.model.worker_steps`."""
+    slow_env_count: int
+    """Environments of which one fragment after the other became stale before it was full."""
     failures: dict[str, int]
     """Number of failures of environments, by kind."""
     waiting_fragment_count: int
@@ -43,6 +47,7 @@ class WorkerCollector:
             f"{prefix}_steps", "Steps answered by environments.", counts.step_count
         )
         for name, text, label, by_label in (
+            ("steps_by_end", "Steps by what became of them.", "end", counts.steps),
             ("fragments", "Fragments by outcome.", "outcome", counts.fragments),
             ("failures", "Failures of environments.", "kind", counts.failures),
         ):
@@ -59,6 +64,11 @@ class WorkerCollector:
             f"{prefix}_waiting_fragments",
             "Fragments that wait to be sent.",
             counts.waiting_fragment_count,
+        )
+        yield GaugeMetricFamily(
+            f"{prefix}_slow_environments",
+            "Environments of which each fragment becomes stale before it is full.",
+            counts.slow_env_count,
         )
         yield GaugeMetricFamily(
             f"{prefix}_live_environments",

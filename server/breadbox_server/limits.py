@@ -113,6 +113,8 @@ PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 1000
 """Buffers of one reply to ListBuffers, unless the caller says otherwise; and whatever it says."""
 EPISODES_MAX: Final = 1024
+REPORTED_WORKERS_MAX: Final = 4096
+LEFT_OUT_NAMES_MAX: Final = 16
 TASK_SIZE_BYTES_MAX: Final = 64
 READ_CHUNKS: Final = 64
 READ_CHUNKS_MAX: Final = 4096
@@ -449,6 +451,20 @@ LIMITS: Final = (
         "the worker that reports the most makes room, or counts as task `other`, as do all further "
         "tasks of one report",
         metric="breadbox_episodes_total",
+    ),
+    Limit(
+        "workers of which a buffer knows where their steps went",
+        REPORTED_WORKERS_MAX,
+        BUFFER,
+        "the one that has been silent for longest makes room",
+        metric="breadbox_worker_steps",
+    ),
+    Limit(
+        "processes with workers left out of training that have series of their own",
+        LEFT_OUT_NAMES_MAX,
+        BUFFER,
+        "the others count as worker `other`",
+        metric="breadbox_workers_left_out",
     ),
     Limit("unreadable payloads named by a release", UNREADABLE_MAX, MESSAGE, "ARGUMENT_INVALID"),
     Limit(

@@ -16,6 +16,7 @@ from breadbox.model.errors import InvalidRequestError
 from breadbox.model.outcomes import AdmissionOutcome as AdmissionOutcome
 from breadbox.model.outcomes import AppendResult as AppendResult
 from breadbox.model.presets import PRESETS
+from breadbox.model.worker_steps import WorkerSteps as WorkerSteps
 
 
 class TorchDevice(Protocol):
@@ -407,6 +408,8 @@ class BufferDescription:
     """Subscriptions, sorted by name; only `get_buffer` returns them."""
     chunk_events: tuple[ChunkEvent, ...] = ()
     """Events of chunks, in order; only `get_buffer` returns them, if requested."""
+    workers: tuple[WorkerSteps, ...] = ()
+    """Where each worker's steps went, by name; only `get_buffer` returns them, if requested."""
 
     @property
     def schema(self) -> Mapping[str, ArrayType] | None:
