@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from breadbox.model.fragment import Fragment
-from breadbox.model.worker_steps import REPORT_S, ends_of
+from breadbox.model.worker_steps import REPORT_S, REPORTED_ENDS, ends_of
 from breadbox.shared.throttle import Throttle
 from breadbox.transport.heartbeat import Heartbeat
 from breadbox_rollout.acting.batching import BatchSize, ReadyQueue
@@ -86,6 +86,7 @@ class RolloutWorker:
         self._recordings = recordings
         self._heartbeat = heartbeat or Heartbeat(None)
         self._logged_steps = 0
+        self._is_running = True
         env_count = sum(len(env_indices) for env_indices in pool.groups)
         self._batch_size = None if options.batch_env_count else BatchSize(env_count)
         self._ready = ReadyQueue(options.batch_env_count or env_count, options.batch_wait_s_max)
@@ -136,6 +137,7 @@ class RolloutWorker:
             with self._pool:
                 self._loop()
         finally:
+            self._is_running = False
             if self._recordings is not None:
                 self._recordings.clean()
 
@@ -308,7 +310,10 @@ class RolloutWorker:
 
     def steps_by_end(self) -> dict[str, int]:
         """Return the number of steps by what became of them, as far as this worker knows."""
-        return ends_of([each for player in self._players for each in player.steps()])
+        steps = [each for player in self._players for each in player.steps()]
+        return ends_of(
+            steps if self._is_running else [each.ended() for each in steps], REPORTED_ENDS
+        )
 
     def _fragments(self) -> dict[str, int]:
         counts: Counter[str] = Counter()

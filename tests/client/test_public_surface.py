@@ -84,6 +84,7 @@ TYPES = [
     "Subscription",
     "TorchDevice",
     "Tree",
+    "WorkerSteps",
 ]
 
 OPAQUE = [breadbox.types.Stack]

@@ -1,7 +1,7 @@
 """Where each worker's steps went, which workers are left out of training, and why. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 REPORT_S = 5.0
@@ -74,16 +74,19 @@ class WorkerSteps:
         return self.fragment_step_count / self.steps_per_version
 
 
-ENDS = (
-    *("filling", "sending", "dropped", "refused", "undelivered", "admitted"),
-    *("trained", "evicted", "held"),
-)
-"""What may have become of a step; trained, evicted and held are the parts of admitted."""
+_UNSENT = ("filling", "sending", "dropped", "refused", "undelivered")
+REPORTED_ENDS = (*_UNSENT, "admitted")
+"""What may have become of a step, as far as its worker knows."""
+ENDS = (*_UNSENT, "held", "trained", "evicted")
+"""What may have become of a step, with the server's part: held, trained or evicted if admitted."""
 
 
-def ends_of(workers: Sequence[WorkerSteps]) -> dict[str, int]:
+def ends_of(workers: Iterable[WorkerSteps], ends: Sequence[str] = ENDS) -> dict[str, int]:
     """Return the steps of workers by what became of them, without those of which there is none."""
-    counts = {end: sum([getattr(each, f"{end}_count") for each in workers]) for end in ENDS}
+    counts = dict.fromkeys(ends, 0)
+    for each in workers:
+        for end in ends:
+            counts[end] += getattr(each, f"{end}_count")
     return {end: count for end, count in counts.items() if count}
 
 
@@ -139,7 +142,7 @@ def slow_advice(workers: Sequence[WorkerSteps], staleness_max: int | None) -> st
     steps = math.floor(slowest.steps_per_version * staleness_max / SPARE)
     shorter = (
         f"shorten to {steps} steps (and fetch as many more, so that versions take as long), or "
-        if steps
+        if steps > 1
         else ""
     )
     return (

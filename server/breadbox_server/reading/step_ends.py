@@ -92,7 +92,7 @@ class StepEnds:
         workers: list[WorkerSteps] = [WORKER.read(each) for each in self.messages(buffer, now)]
         reported = [each for each in workers if each.report_age_s is not None]
         counts = ends_of(reported)
-        ends = {end: counts.get(end, 0) for end in ENDS if end != "admitted"}
+        ends = {end: counts.get(end, 0) for end in ENDS}
         by_process = Counter(
             each.worker_id.rpartition("-")[0] or each.worker_id for each in left_out(workers)
         )
