@@ -396,7 +396,7 @@ class Client(ProcessBound):
     ) -> None:
         """Report 1 to 1024 finished episodes, for metrics. The report is sent once, never retried.
 
-        `workers` says where the steps of at most 1024 workers went, since their start; the server
+        `workers` says where the steps of at most 256 workers went, since their start; the server
         keeps the latest report of each. With them there may be no episode.
 
         ```python

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from breadbox.model.errors import InvalidRequestError
@@ -15,16 +15,16 @@ class WorkerCounts:
     step_count: int
     fragments: dict[str, int]
     """Number of fragments by outcome, see `Sender.counts`."""
-    steps: dict[str, int]
-    """Number of steps by what became of them, see `breadbox.model.worker_steps`."""
-    slow_env_count: int
-    """Environments of which one fragment after the other became stale before it was full."""
     failures: dict[str, int]
     """Number of failures of environments, by kind."""
     waiting_fragment_count: int
     live_env_count: int
     blocked_s: float
     """Seconds for which a full queue blocked the environments."""
+    steps: dict[str, int] = field(default_factory=dict)
+    """Number of steps by what became of them, see `breadbox.model.worker_steps`."""
+    slow_env_count: int = 0
+    """Environments of which one fragment after the other became stale before it was full."""
 
 
 class WorkerCollector:

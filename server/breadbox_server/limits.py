@@ -113,6 +113,7 @@ PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 1000
 """Buffers of one reply to ListBuffers, unless the caller says otherwise; and whatever it says."""
 EPISODES_MAX: Final = 1024
+REPORT_WORKERS_MAX: Final = 256
 REPORTED_WORKERS_MAX: Final = 4096
 LEFT_OUT_NAMES_MAX: Final = 16
 TASK_SIZE_BYTES_MAX: Final = 64
@@ -443,6 +444,7 @@ LIMITS: Final = (
         "fragments that a worker may leave out at once", INDEX_JUMP_MAX, MESSAGE, "ARGUMENT_INVALID"
     ),
     Limit("episodes of a report", EPISODES_MAX, MESSAGE, "ARGUMENT_INVALID"),
+    Limit("workers of a report", REPORT_WORKERS_MAX, MESSAGE, "ARGUMENT_INVALID"),
     Limit("name of a task", TASK_SIZE_BYTES_MAX, MESSAGE, "ARGUMENT_INVALID", unit="bytes"),
     Limit(
         "tasks with series of their own",

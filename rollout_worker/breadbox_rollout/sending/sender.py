@@ -22,7 +22,8 @@ FLUSH_AFTER_S = 0.0
 """Fragments are sent immediately; those that come meanwhile are sent together."""
 _CLOSED_S = 5.0
 """Seconds for the thread to end after its service was closed."""
-_REPORTS_PER_CALL_MAX = 1024
+_REPORTS_PER_CALL_MAX = 512
+_WORKERS_PER_CALL_MAX = 256
 LAST_REPORT_S = 2.0
 
 
@@ -270,7 +271,7 @@ class EpisodeReporter:
                 return False
             count = min(len(self._waiting), _REPORTS_PER_CALL_MAX)
             batch = [self._waiting.popleft() for _ in range(count)]
-            names = list(self._workers)[:_REPORTS_PER_CALL_MAX]
+            names = list(self._workers)[:_WORKERS_PER_CALL_MAX]
             workers = [self._workers.pop(name) for name in names]
         sent = False
         try:

@@ -54,6 +54,7 @@ from breadbox_server.limits import (
     GATEWAY_PAYLOADS_MAX,
     PAGE_SIZE,
     PAGE_SIZE_MAX,
+    REPORT_WORKERS_MAX,
     SHARED_REPLY_BYTES_MAX,
 )
 from breadbox_server.metrics.episodes import by_key
@@ -473,7 +474,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             # Refused if there is no such buffer.
             _ = driver.core.buffers[buffer]
         count = len(request.episodes) + len(request.workers)
-        check_int("workers", len(request.workers), 0, EPISODES_MAX)
+        check_int("workers", len(request.workers), 0, REPORT_WORKERS_MAX)
         check_int("episodes", len(request.episodes), 0 if request.workers else 1, EPISODES_MAX)
         check_reports(request.workers)
         episodes, caller = by_key(request.episodes), current_caller()
