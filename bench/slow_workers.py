@@ -204,10 +204,11 @@ def _range(shares: Sequence[float]) -> str:
     return f"{low} %" if low == high else f"{low} to {high} %"
 
 
-@click.command(help=__doc__)
+@click.command()
 @click.option("--seeds", default=SEED_COUNT, help="Seeds of each row.")
 @click.option("--out", type=click.Path(path_type=Path), default=PAGE, help="Page to write into.")
 def main(seeds: int, out: Path) -> None:
+    """Play each case, and write the table into the page."""
     rows = [(case, [shares(case, seed) for seed in range(seeds)]) for case in CASES]
     write_into(out, table(rows), COMMAND)
 

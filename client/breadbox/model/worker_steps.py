@@ -131,7 +131,7 @@ def left_out_text(workers: Sequence[WorkerSteps]) -> str:
 
 
 def slow_advice(workers: Sequence[WorkerSteps], staleness_max: int | None) -> str:
-    """Return the remedy for the slowest of workers whose fragments take too long, or empty."""
+    """Return the remedy for the slowest worker, or empty if no fragment takes too many versions."""
     if staleness_max is None:
         return ""
     slow = [each for each in workers if each.fragment_versions * SPARE > staleness_max]

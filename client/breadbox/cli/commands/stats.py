@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from rich.console import Group
 from rich.table import Table
@@ -10,7 +11,9 @@ from breadbox.cli import frame
 from breadbox.cli.command import command
 from breadbox.cli.connection import Target
 from breadbox.cli.settings import of_one_call
+from breadbox.client import Client
 from breadbox.diagnosis import diagnose
+from breadbox.model.errors import ReplayBufferError
 from breadbox.model.presets import UNLIMITED
 from breadbox.model.types import (
     ArrayType,
@@ -42,8 +45,8 @@ def stats(settings: StatsSettings) -> None:
     docs/operate.md describes each counter.
     """
     with settings.connect() as client:
-        names = settings.names or [each.name for each in client.list_buffers()]
-        found = [client.get_buffer(name, with_workers=True) for name in names]
+        found = [client.get_buffer(name, with_workers=True) for name in settings.names]
+        found = found or [_with_workers(client, each) for each in client.list_buffers()]
     if settings.as_json:
         frame.print_json(found)
         return
@@ -52,6 +55,14 @@ def stats(settings: StatsSettings) -> None:
         if number:
             console.print()
         console.print(describe(description, show_zeros=settings.show_zeros))
+
+
+def _with_workers(client: Client, listed: BufferDescription) -> BufferDescription:
+    """Return a buffer with its workers, or as it was listed if these cannot be asked for."""
+    try:
+        return replace(listed, workers=client.get_buffer(listed.name, with_workers=True).workers)
+    except ReplayBufferError:
+        return listed
 
 
 def describe(description: BufferDescription, *, show_zeros: bool) -> Group:
