@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from breadbox.model.presets import OFF_POLICY_ADVICE, STORE_FULL_ADVICE
 from breadbox.model.types import BufferDescription, FullPolicy
-from breadbox.model.worker_steps import left_out, left_out_text, slow_advice
+from breadbox.shared.step_ends import left_out, left_out_text, slow_advice
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,14 @@ from typing import Any, Final
 import numpy as np
 
 from breadbox.diagnosis import Diagnosis, diagnose, diagnose_arrivals, rates_of
-from breadbox.model.types import BufferDescription, ChunkEvent, FragmentReference, FullPolicy
-from breadbox.model.worker_steps import WorkerSteps, ends_of, left_out, reporting
+from breadbox.model.types import (
+    BufferDescription,
+    ChunkEvent,
+    FragmentReference,
+    FullPolicy,
+    WorkerSteps,
+)
+from breadbox.shared.step_ends import ends_of, left_out, reporting
 from breadbox_console.arrays import finite
 from breadbox_console.episodes import EpisodeIndex, SeenFragment, Worker
 

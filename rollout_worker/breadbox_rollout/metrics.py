@@ -22,7 +22,7 @@ class WorkerCounts:
     blocked_s: float
     """Seconds for which a full queue blocked the environments."""
     steps: dict[str, int] = field(default_factory=dict)
-    """Number of steps by what became of them, see `breadbox.model.worker_steps`."""
+    """Number of steps by what became of them, see `breadbox.shared.step_ends`."""
     slow_env_count: int = 0
     """Environments of which one fragment after the other became stale before it was full."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from breadbox.model.fragment import Fragment
-from breadbox.model.worker_steps import REPORT_S, REPORTED_ENDS, ends_of
+from breadbox.shared.step_ends import REPORT_S, REPORTED_ENDS, ends_of
 from breadbox.shared.throttle import Throttle
 from breadbox.transport.heartbeat import Heartbeat
 from breadbox_rollout.acting.batching import BatchSize, ReadyQueue

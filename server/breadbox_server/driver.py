@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from breadbox.model.worker_steps import REPORT_S
+from breadbox.shared.step_ends import REPORT_S
 from breadbox.stores.base import PayloadCustodian
 from breadbox_server.access.authorization import EVERYTHING, Caller
 from breadbox_server.admission.appends import Appends

@@ -16,7 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import breadbox
-from breadbox.model.worker_steps import WorkerSteps, left_out
+from breadbox.model.types import WorkerSteps
+from breadbox.shared.step_ends import left_out
 from breadbox_policies import make_policy, policy_weights
 from rollout.test_through_the_service import worker_process
 from support.eventually import eventually_sync

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from breadbox.model.columns import Columns
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.trees import copied
-from breadbox.model.worker_steps import SPARE
+from breadbox.shared.step_ends import SPARE
 
 EPISODE_COLUMNS = ("episode_return", "episode_length")
 """Names in `extras` that every producer of steps fills in (F7), so that their fragments stack."""

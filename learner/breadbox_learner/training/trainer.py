@@ -12,7 +12,7 @@ import torch
 from breadbox import Client
 from breadbox.model.errors import ClosedError, ReplayBufferError, SessionEndedError
 from breadbox.model.types import WorkerSteps
-from breadbox.model.worker_steps import ENDS, ends_of, left_out
+from breadbox.shared.step_ends import ENDS, ends_of, left_out
 from breadbox_learner.evaluation import Evaluator
 from breadbox_learner.ranks import Ranks
 from breadbox_learner.runs import Progress, Record, RunFolderError

@@ -10,7 +10,7 @@ from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.trees import row as tree_row
 from breadbox.model.types import EpisodeEnd, WorkerSteps
-from breadbox.model.worker_steps import slow_advice
+from breadbox.shared.step_ends import slow_advice
 from breadbox.writing.fragmenter import Fragmenter, Step
 from breadbox_policies import PolicyModule, State, WeightsMismatchError, set_policy_weights
 from breadbox_rollout.acting.inference import Inference, Round, play_round, state_arrays

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from breadbox.model.worker_steps import ENDS, WorkerSteps, ends_of, left_out
+from breadbox.model.types import WorkerSteps
+from breadbox.shared.step_ends import ENDS, ends_of, left_out
 from breadbox.v1 import buffer_pb2
 from breadbox.wire.conversion import WORKER
 from breadbox_server.base.conversion import to_duration

@@ -23,7 +23,7 @@ from breadbox.model.types import (
     SampleToInsertRatio,
     SchemaPolicy,
 )
-from breadbox.model.worker_steps import left_out_text, reporting
+from breadbox.shared.step_ends import left_out_text, reporting
 
 WORKERS_SHOWN = 20
 COLUMNS = 80

@@ -7,7 +7,7 @@ import pytest
 
 from breadbox.diagnosis import diagnose
 from breadbox.model.types import BufferConfig, BufferDescription, BufferState, WorkerSteps
-from breadbox.model.worker_steps import ENDS, ends_of, left_out, left_out_text, slow_advice
+from breadbox.shared.step_ends import ENDS, ends_of, left_out, left_out_text, slow_advice
 
 
 def steps_of(name: str, **counts: Any) -> WorkerSteps:
