@@ -368,7 +368,7 @@ def test_environments_that_are_never_trained_on_are_named_though_none_of_their_d
     history = history_of(chunk_count=4, counters={"fragments_admitted": 1, "uses": 1})
     later = description(chunk_count=4, counters={"fragments_admitted": 9, "uses": 9})
     history.add(102.0, replace(later, workers=(*fast, slow)))
-    shown = describe_buffer(history, EpisodeIndex())
+    shown = describe_buffer(history, EpisodeIndex(steps_max=999, age_s_max=9.0))
     assert ("Check workers", "warn") == (shown["status"], shown["level"])
     assert "1 of 5 environments is never trained on (slow-0)." == shown["headline"]
     assert "staleness_max 8." in shown["advice"][0]

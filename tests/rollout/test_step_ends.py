@@ -178,3 +178,35 @@ def test_a_ragged_buffer_gets_short_fragments_of_the_slow_instead_of_nothing(
                 within_s=60.0,
             )
     assert "too slow" not in log.read_text()
+
+
+def test_a_learners_records_have_the_steps_that_workers_report_by_what_became_of_them(
+    tmp_path: Path,
+) -> None:
+    """`environment_steps` came from the indices of fragments, and missed what was never sent."""
+    run_dir = tmp_path / "run"
+    server = ServerProcess("--store", f"file://{tmp_path}/store", log=tmp_path / "server.log")
+    learner = [
+        *("learn", "--env", "CartPole-v1", "--policy", "mlp", "--run-dir", str(run_dir)),
+        *("--fragments-per-batch", str(FAST_COUNT), "--epochs", "1", "--time-limit-s", "20"),
+        *("--no-tensorboard",),
+    ]
+    with (
+        server,
+        breadbox.connect(server.address) as client,
+        worker_process(server.address, tmp_path / "fast.log", *worker("fast", FAST_COUNT, 0.01)),
+        worker_process(server.address, tmp_path / "slow.log", *worker("slow", SLOW_COUNT, 0.1)),
+    ):
+        command(server.address, *learner)
+        workers = client.get_buffer(with_workers=True).workers
+    records = [json.loads(line) for line in (run_dir / "progress.jsonl").read_text().splitlines()]
+    record = next(each for each in reversed(records) if each["steps_acted"])
+    ends = ("filling", "sending", "dropped", "refused", "undelivered", "held", "trained", "evicted")
+    missing = record["steps_acted"] - sum(record[f"steps_{end}"] for end in ends)
+    # Trained and evicted ones are known at once, the others when the worker reports next.
+    assert missing <= 0
+    # Fragments of the last seconds may say more than the reports do.
+    assert record["environment_steps"] >= record["steps_acted"] > 0
+    assert record["steps_dropped"] > 0
+    assert SLOW_COUNT == record["workers_left_out"]
+    assert 0 == sum(each.trained_count for each in of(workers, "slow"))
