@@ -209,4 +209,5 @@ def test_a_learners_records_have_the_steps_that_workers_report_by_what_became_of
     assert record["environment_steps"] >= record["steps_acted"] > 0
     assert record["steps_dropped"] > 0
     assert SLOW_COUNT == record["workers_left_out"]
-    assert 0 == sum(each.trained_count for each in of(workers, "slow"))
+    for each in of(workers, "slow"):
+        assert each.trained_count < each.acted_count / 4, each
