@@ -387,9 +387,16 @@ class Client(ProcessBound):
         return self._run(operations.append_many, buffer, fragments, codecs, answered)
 
     def report_episodes(
-        self, episodes: Sequence[types.EpisodeReport], *, buffer: str | None = None
+        self,
+        episodes: Sequence[types.EpisodeReport],
+        *,
+        workers: Sequence[types.WorkerSteps] = (),
+        buffer: str | None = None,
     ) -> None:
         """Report 1 to 1024 finished episodes, for metrics. The report is sent once, never retried.
+
+        `workers` says where the steps of at most 256 workers went, since their start; the server
+        keeps the latest report of each. With them there may be no episode.
 
         ```python
         end = breadbox.EpisodeEnd.TERMINATED
@@ -401,7 +408,7 @@ class Client(ProcessBound):
         Raises:
             BackpressureError: The token's rate is used up; nothing was counted.
         """
-        self._invoke(calls.report_episodes(buffer or self.buffer, episodes))
+        self._invoke(calls.report_episodes(buffer or self.buffer, episodes, workers))
 
     # Reading fragments -------------------------------------------------------------------------
 
@@ -810,7 +817,11 @@ class Client(ProcessBound):
         return self._interpreter.run(operations.list_buffers(self._context))
 
     def get_buffer(
-        self, name: str | None = None, *, events_after: int | None = None
+        self,
+        name: str | None = None,
+        *,
+        events_after: int | None = None,
+        with_workers: bool = False,
     ) -> types.BufferDescription:
         """Return one buffer, or the client's if None, with its gauges and counters.
 
@@ -819,6 +830,7 @@ class Client(ProcessBound):
         ```
 
         `events_after` is the number of the last `ChunkEvent` that the caller has seen, or 0: later
-        ones are returned, as far as the server remembers them. None: no events.
+        ones are returned, as far as the server remembers them. None: no events. `with_workers`:
+        return where the steps of each worker went, too.
         """
-        return self._invoke(calls.get_buffer(name or self.buffer, events_after))
+        return self._invoke(calls.get_buffer(name or self.buffer, events_after, with_workers))

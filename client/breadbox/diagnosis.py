@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from breadbox.model.presets import OFF_POLICY_ADVICE, STORE_FULL_ADVICE
 from breadbox.model.types import BufferDescription, FullPolicy
+from breadbox.shared.step_ends import left_out, left_out_text, slow_advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,7 @@ class Diagnosis:
 
     cause: str
     """One of OUTAGE, NO_SESSION, HOLD, NOTHING_ARRIVES, WRONG_SESSION, STALE, PRODUCERS_WAIT,
-    LEASES, QUEUE, TOO_FEW, LIMITER, NONE."""
+    LEASES, LEFT_OUT, QUEUE, TOO_FEW, LIMITER, NONE."""
     headline: str
     """A sentence with the numbers."""
     advice: tuple[str, ...]
@@ -92,11 +93,12 @@ def diagnose(
         judgement = (
             _leases(seen)
             or _little_comes(seen)
+            or _left_out(seen)
             or _too_few(seen, needed)
             or _queue(seen)
             or _limiter(seen)
         )
-    return _diagnosis(judgement, seen, before)
+    return _diagnosis(judgement or _left_out(seen), seen, before)
 
 
 def diagnose_arrivals(
@@ -104,7 +106,8 @@ def diagnose_arrivals(
 ) -> Diagnosis:
     """Judge what keeps fragments from arriving, whatever delays fetches of others."""
     seen = _Seen(before, after, watched_s)
-    return _diagnosis(_nothing_is_decided(seen) or _little_comes(seen), seen, before)
+    judgement = _nothing_is_decided(seen) or _little_comes(seen) or _left_out(seen)
+    return _diagnosis(judgement, seen, before)
 
 
 def is_idle(before: BufferDescription, after: BufferDescription) -> bool:
@@ -151,6 +154,9 @@ def _diagnosis(judgement: _Judgement | None, seen: _Seen, before: BufferDescript
     # During an outage no learner can fetch or publish, so an idle session means nothing.
     if not seen.state.outage and is_idle(before, seen.after):
         advice = [*advice, idle_text(seen.after)]
+    excluded = _left_out(seen)
+    if excluded is not None and cause not in ("LEFT_OUT", "NONE"):
+        advice = [*advice, excluded[1], *excluded[2]]
     return Diagnosis(cause, headline, (*advice, *_quarantined(seen)), seen.rates, seen.watched_s)
 
 
@@ -288,6 +294,23 @@ def _producers_wait(seen: _Seen) -> _Judgement | None:
             "Raise capacity_chunks or capacity_bytes, or fetch fewer fragments at a time.",
             "Leased chunks count against both capacities, as open chunks do: release leases "
             "sooner.",
+        ],
+    )
+
+
+def _left_out(seen: _Seen) -> _Judgement | None:
+    workers = seen.after.workers
+    text = left_out_text(workers)
+    if not text:
+        return None
+    remedy = slow_advice(left_out(workers), seen.config.staleness_max)
+    return (
+        "LEFT_OUT",
+        f"{text}.",
+        [
+            *([remedy] if remedy else []),
+            "`breadbox stats` shows where the steps of each worker go; more workers of this kind "
+            "change nothing, and more fast ones leave out the slow.",
         ],
     )
 

@@ -373,6 +373,7 @@ PIECES_MAX: Final = limit("pieces of the payloads of an append", 8_192, MESSAGE,
 one call can make the server and its store name."""
 limit("fragments that a worker may leave out at once", INDEX_JUMP_MAX, MESSAGE, "ARGUMENT_INVALID")
 EPISODES_MAX: Final = limit("episodes of a report", 1024, MESSAGE, "ARGUMENT_INVALID")
+REPORT_WORKERS_MAX: Final = limit("workers of a report", 256, MESSAGE, "ARGUMENT_INVALID")
 TASK_SIZE_BYTES_MAX: Final = limit("name of a task", 64, MESSAGE, "ARGUMENT_INVALID", unit="bytes")
 TASKS_MAX: Final = limit(
     "tasks with series of their own",
@@ -381,6 +382,20 @@ TASKS_MAX: Final = limit(
     "the worker that reports the most makes room, or counts as task `other`, as do all further "
     "tasks of one report",
     metric="breadbox_episodes_total",
+)
+REPORTED_WORKERS_MAX: Final = limit(
+    "workers of which a buffer knows where their steps went",
+    4096,
+    BUFFER,
+    "the one that has been silent for longest makes room",
+    metric="breadbox_worker_steps",
+)
+LEFT_OUT_NAMES_MAX: Final = limit(
+    "processes with workers left out of training that have series of their own",
+    16,
+    BUFFER,
+    "the others count as worker `other`",
+    metric="breadbox_workers_left_out",
 )
 UNREADABLE_MAX: Final = limit(
     "unreadable payloads named by a release", 4096, MESSAGE, "ARGUMENT_INVALID"

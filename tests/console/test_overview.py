@@ -1,6 +1,7 @@
 """What the console says of a buffer follows from what the server said."""
 
 from collections import Counter, deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from breadbox.model.types import (
     BufferState,
     ChunkEvent,
     FullPolicy,
+    WorkerSteps,
 )
 from breadbox_console.episodes import EpisodeIndex, FragmentKey, SeenFragment, Worker
 from breadbox_console.overview import (
@@ -353,3 +355,29 @@ def test_workers_are_not_called_silent_while_the_server_cannot_be_asked() -> Non
     index.workers["w0"] = Worker(last_seen_at=99.0)
 
     assert [1.0] == [each["silent_s"] for each in describe_buffer(history, index)["workers"]]
+
+
+def test_environments_that_are_never_trained_on_are_named_though_none_of_their_data_came() -> None:
+    """Nothing of theirs arrives, so that the page had no line of them."""
+    fast = [
+        WorkerSteps(
+            worker_id=f"fast-{index}", acted_count=64, admitted_count=64, trained_count=64,
+            fragment_step_count=8, report_age_s=1.0,
+        )
+        for index in range(4)
+    ]  # fmt: skip
+    slow = WorkerSteps(
+        worker_id="slow-0", acted_count=40, dropped_count=40, fragment_step_count=8,
+        steps_per_version=1.6, report_age_s=1.0,
+    )  # fmt: skip
+    history = history_of(chunk_count=4, counters={"fragments_admitted": 1, "uses": 1})
+    later = description(chunk_count=4, counters={"fragments_admitted": 9, "uses": 9})
+    history.add(102.0, replace(later, workers=(*fast, slow)))
+    shown = describe_buffer(history, EpisodeIndex(steps_max=999, age_s_max=9.0))
+    assert ("Check workers", "warn") == (shown["status"], shown["level"])
+    assert "1 of 5 environments is never trained on (slow-0)." == shown["headline"]
+    assert "staleness_max 8." in shown["advice"][0]
+    [row] = [row for row in shown["workers"] if row["name"] == "slow-0"]
+    assert ["is never trained on: of 40 steps 40 dropped"] == row["problems"]
+    assert (0.0, 5.0) == (row["trained"], row["fragment_versions"])
+    assert {"trained": 256, "dropped": 40} == shown["steps"]

@@ -17,7 +17,7 @@ from breadbox_server.core.model.errors import (
     RequestNotFoundError,
     WaitersFullError,
 )
-from breadbox_server.core.model.events import FetchGranted, FetchRefused, WaitElapsed
+from breadbox_server.core.model.events import FetchGranted, FetchRefused, StepsEnded, WaitElapsed
 from breadbox_server.core.model.ids import CallerId, LeaseId
 from breadbox_server.core.model.inputs import AdmissionOutcome
 from breadbox_server.core.state.grants import RETRIES_MAX
@@ -85,7 +85,8 @@ def test_fetch_that_bytes_can_never_satisfy_is_refused_with_both_numbers(
     behind = world.fetch(4)
     for index in range(4):
         world.append("w0", index, size_bytes=10)
-    refused, granted = world.buffers.take_events()[-2:]
+    refused, trained, granted = world.buffers.take_events()[-3:]
+    assert isinstance(trained, StepsEnded)
     assert isinstance(refused, FetchRefused)
     assert isinstance(granted, FetchGranted)
     assert (waiting, behind) == (refused.caller_id, granted.caller_id)

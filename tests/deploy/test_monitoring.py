@@ -234,6 +234,18 @@ def test_somebody_is_woken_when_redis_refuses_to_write(is_refused: bool, tmp_pat
     check_rules(tmp_path, series, [wanted])
 
 
+def test_eight_slow_environments_beside_a_thousand_fast_ones_raise_an_alert(tmp_path: Path) -> None:
+    """Of all steps, 0.2 % were lost, and the alerts looked at the share of all."""
+    (rule,) = [each for each in alert_rules() if each["alert"] == "BreadboxWorkersLeftOut"]
+    name = "breadbox_workers_left_out"
+    series = {f'{name}{{buffer="default",worker="slow"}}': "8+0x20"}
+    labels = f'{name}{{buffer="default",worker="slow"}}'
+    wanted = [
+        {"expr": rule["expr"], "eval_time": "3m", "exp_samples": [{"labels": labels, "value": 8}]}
+    ]
+    check_rules(tmp_path, series, wanted)
+
+
 def check_rules(folder: Path, series: dict[str, str], wanted: list[dict[str, Any]]) -> None:
     """See that expressions come to what is wanted over series of a value every 15 s."""
     inputs = [{"series": name, "values": values} for name, values in series.items()]

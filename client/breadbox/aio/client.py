@@ -218,9 +218,13 @@ class Client(ProcessBound):
         return await self._run(operations.append_many, buffer, fragments, codecs, answered)
 
     async def report_episodes(
-        self, episodes: Sequence[types.EpisodeReport], *, buffer: str | None = None
+        self,
+        episodes: Sequence[types.EpisodeReport],
+        *,
+        workers: Sequence[types.WorkerSteps] = (),
+        buffer: str | None = None,
     ) -> None:
-        await self._invoke(calls.report_episodes(buffer or self.buffer, episodes))
+        await self._invoke(calls.report_episodes(buffer or self.buffer, episodes, workers))
 
     # Reading fragments -------------------------------------------------------------------------
 
@@ -425,6 +429,10 @@ class Client(ProcessBound):
         return await self._interpreter.run(operations.list_buffers(self._context))
 
     async def get_buffer(
-        self, name: str | None = None, *, events_after: int | None = None
+        self,
+        name: str | None = None,
+        *,
+        events_after: int | None = None,
+        with_workers: bool = False,
     ) -> types.BufferDescription:
-        return await self._invoke(calls.get_buffer(name or self.buffer, events_after))
+        return await self._invoke(calls.get_buffer(name or self.buffer, events_after, with_workers))

@@ -1,8 +1,9 @@
 """The session, and the training loop: fetch a batch, train on it, publish, write a record."""
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum, IntEnum
 
@@ -10,6 +11,8 @@ import torch
 
 from breadbox import Client
 from breadbox.model.errors import ClosedError, ReplayBufferError, SessionEndedError
+from breadbox.model.types import WorkerSteps
+from breadbox.shared.step_ends import ENDS, ends_of, left_out
 from breadbox_learner.evaluation import Evaluator
 from breadbox_learner.ranks import Ranks
 from breadbox_learner.runs import Progress, Record, RunFolderError
@@ -97,6 +100,8 @@ class NullPublisher:
 
 MEANINGFUL_EPISODES = 100
 """Episodes below which a mean return is not compared with the target."""
+WORKERS_S = 1.0
+"""Seconds between two questions where the steps of workers went; they report every few seconds."""
 LAST_EVALUATION_S_MAX = 60.0
 """Seconds that the end of a run waits for evaluations, unless it was stopped."""
 
@@ -168,7 +173,12 @@ class Trainer:
     environment: EnvironmentSteps = field(default_factory=EnvironmentSteps)
     ranks: Ranks = field(default_factory=Ranks)
     evaluations: Evaluator | None = None
+    workers: Callable[[], Sequence[WorkerSteps]] = lambda: ()
+    """Asks the server where the steps of workers went."""
     clock: Callable[[], float] = time.monotonic
+    _seen: Sequence[WorkerSteps] = ()
+    """What `workers` returned last."""
+    _seen_at: float = -math.inf
     _is_updating: bool = False
     """True in the middle of an update, and after one that failed."""
     _misfits_unsaid: int = 0
@@ -319,6 +329,7 @@ class Trainer:
             self.publisher.publish(self.updater.policy)
             is_published = True
         update_s = self.clock() - started_at
+        self._look_at_workers()
         self.progress.write(self._record(fetched, shares, statistics, waited_s, update_s))
         self._is_evaluation_due |= self._is_turn(settings.evaluate_every)
         if is_published and self._is_evaluation_due:
@@ -327,6 +338,19 @@ class Trainer:
             self._write_down(self.evaluations.finished())
         if self._is_turn(settings.checkpoint_every):
             self._save_on_the_way()
+
+    def _look_at_workers(self) -> None:
+        if self.clock() - self._seen_at < WORKERS_S:
+            return
+        self._seen_at = self.clock()
+        try:
+            self._seen = self.workers()
+        except ClosedError:
+            raise
+        except ReplayBufferError as error:
+            _log.debug("where the steps of workers went is not known: %s", error)
+        else:
+            self.environment.report(self._seen)
 
     def _is_turn(self, every: int) -> bool:
         return bool(every) and self.state.update % every == 0
@@ -381,6 +405,13 @@ class Trainer:
         self.state.trained_s = self.elapsed_s
         self.checkpoint(self.state)
 
+    def _step_ends(self) -> Record:
+        """Return where the steps of workers went since their start, or None for each if unknown."""
+        counts = ends_of(self._seen)
+        ends = {f"steps_{end}": counts.get(end, 0) if self._seen else None for end in ENDS}
+        acted = sum([each.acted_count for each in self._seen]) if self._seen else None
+        return {"steps_acted": acted, **ends, "workers_left_out": len(left_out(self._seen))}
+
     def _record(
         self,
         fetched: FetchedBatch,
@@ -403,6 +434,7 @@ class Trainer:
             "fragments": self.state.fragments,
             "steps": self.state.steps,
             "environment_steps": self.environment.total,
+            **self._step_ends(),
             "misfits": self.state.misfits,
             "left_out": self.state.left_out,
             "skipped_draws": self.state.skipped_draws,

@@ -169,6 +169,20 @@ class Metrics(Series):
             for metric, value in zip(self._of_subscriptions, values, strict=True):
                 self._of(buffer, metric, each.name).set(value)
 
+    def show_step_ends(
+        self, buffer: str, ends: Mapping[str, int], left_out: Mapping[str, int]
+    ) -> None:
+        """Set the steps of a buffer's workers by end, and the number left out by process."""
+        for end, count in ends.items():
+            self._of(buffer, self.worker_steps, end).set(count)
+        children = self._of_buffer.get(buffer, {})
+        for metric, labels in list(children):
+            if metric is self.workers_left_out and labels[0] not in left_out:
+                del children[metric, labels]
+                metric.remove(buffer, *labels)
+        for worker, count in left_out.items():
+            self._of(buffer, self.workers_left_out, worker).set(count)
+
     def set_waiters(self, buffer: str, waiter_count: int, reason: WaitingFor) -> None:
         """Set the number of waiting fetches under this reason, and 0 under the others."""
         for each in WaitingFor:

@@ -211,4 +211,15 @@ class Series:
     )
     episodes = series(Counter, "Episodes reported", "task end")
     episode_return = series(Summary, "Sum of rewards of an episode", "task")
+    worker_steps = series(
+        Gauge,
+        "Steps of the workers that report, by where they went: the sum of all is what they acted",
+        "buffer end",
+    )
+    workers_left_out = series(
+        Gauge,
+        "Environments of which hardly any step is trained on although others' are, by the "
+        "process that runs them",
+        "buffer worker",
+    )
     episode_steps = series(Summary, "Steps of an episode", "task")

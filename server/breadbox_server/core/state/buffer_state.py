@@ -13,6 +13,8 @@ from breadbox_server.core.model.events import (
     Event,
     FragmentsDiscarded,
     PayloadsDisposable,
+    StepsEnd,
+    StepsEnded,
 )
 from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId
 from breadbox_server.core.model.inputs import Fragment
@@ -197,6 +199,7 @@ class BufferState:
             self.payloads.dispose(fragments)
             self.counters[FRAGMENTS_DISCARDED[reason]] += len(fragments)
             self.events.append(FragmentsDiscarded(self.name, reason, len(fragments)))
+            self.events.append(StepsEnded(self.name, StepsEnd.EVICTED, tuple(fragments)))
 
     def tell_disposable(self) -> None:
         """Report what was let go of since the last call, at the end of each input (B13)."""
