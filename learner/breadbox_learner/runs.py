@@ -248,7 +248,7 @@ class Lines:
             f"update {record['update']}: return {shown} "
             f"(mean of {count} episode{'' if count == 1 else 's'}), "
             f"model version {record['model_version']}, "
-            f"staleness {record['staleness_mean']:.1f} of at most {record['staleness_max']}, "
+            f"staleness mean {record['staleness_mean']:.1f}, largest {record['staleness_max']}, "
             f"trained on {record['steps']} steps of {record['environment_steps']} made, "
             f"waited {record['fetch_wait_s']:.2f} s for the last batch"
         )

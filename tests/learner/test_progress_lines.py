@@ -26,7 +26,7 @@ def test_a_line_says_what_a_run_has_come_to() -> None:
 
     assert [
         "update 3: return 41.5 (mean of 100 episodes), model version 3, "
-        "staleness 1.2 of at most 2, trained on 2048 steps of 4096 made, "
+        "staleness mean 1.2, largest 2, trained on 2048 steps of 4096 made, "
         "waited 0.03 s for the last batch"
     ] == said
 
