@@ -4,7 +4,7 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,7 @@ def unit_of(option: click.Option) -> str:
 # Metrics ---------------------------------------------------------------------------------------
 
 
-LABEL_VALUES: dict[tuple[str, str], Sequence[str]] = {
+LABEL_VALUES: Mapping[tuple[str, str], Sequence[str]] = {
     (f"breadbox_{name}", label): [each.value for each in kind]
     for name, label, kind in (
         ("fragments", "outcome", AdmissionOutcome),
