@@ -438,7 +438,7 @@ class Client(ProcessBound):
             fragment_count: Fragments for all ranks together; a multiple of
                 fragments_per_chunk * world_size.
             max_wait_s: Seconds to wait for fragments, a minute by default; 0: do not wait. None:
-                wait until they are there.
+                wait for ever, until they are there.
             rank: Rank of this learner, from 0.
             world_size: Number of learners that share the fetch.
             request_id: Name of the fetch, the same for all ranks and for a retry, or None for a

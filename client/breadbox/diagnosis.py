@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from breadbox.model.presets import OFF_POLICY_ADVICE, STORE_FULL_ADVICE
+from breadbox.model.sizes import counted
 from breadbox.model.types import BufferDescription, FullPolicy
 from breadbox.shared.step_ends import left_out, left_out_text, slow_advice
 
@@ -140,7 +141,7 @@ def _quarantined(seen: _Seen) -> list[str]:
     last = named[-1]
     workers = ", ".join(repr(each) for each in sorted({each.worker_id for each in named})[:4])
     return [
-        f"{count} chunks are in quarantine, because readers could not read them: check the "
+        f"In quarantine, because readers could not read it: {counted(count, 'chunk')}. Check the "
         f"producers of {workers}; the latest is fragment {last.fragment_index} of worker "
         f"{last.worker_id!r}, payload {last.payload_id}."
     ]
@@ -219,8 +220,8 @@ def _leases(seen: _Seen) -> _Judgement | None:
         return None
     return (
         "LEASES",
-        f"{seen.state.lease_count} leases are active, which is leases_max; a fetch waits until one "
-        "ends.",
+        f"Active: {counted(seen.state.lease_count, 'lease')}, which is leases_max; a fetch waits "
+        "until one ends.",
         [
             "Leave `with client.fetch(...)` blocks sooner, or release leases by hand.",
             "Raise leases_max, or shorten lease_s if learners die with leases.",
@@ -234,8 +235,8 @@ def _nothing_arrives(seen: _Seen) -> _Judgement | None:
     return (
         "NOTHING_ARRIVES",
         f"No fragment arrived in the {seen.watched_s:.1f} s watched; the buffer holds "
-        f"{seen.state.chunk_count} chunks and has seen {seen.state.worker_count} workers in this "
-        "session.",
+        f"{counted(seen.state.chunk_count, 'chunk')} and has seen "
+        f"{counted(seen.state.worker_count, 'worker')} in this session.",
         [
             "Check that rollout workers run, and reach this server: `breadbox doctor` there.",
             "An environment that takes long for a fragment looks the same: watch for longer.",
@@ -286,8 +287,8 @@ def _producers_wait(seen: _Seen) -> _Judgement | None:
         return None
     return (
         "PRODUCERS_WAIT",
-        f"The server asks producers to wait: {seen.state.chunk_count} chunks of "
-        f"{seen.config.capacity_chunks} are held; leases, which keep chunks too: "
+        f"The server asks producers to wait: it holds {counted(seen.state.chunk_count, 'chunk')} "
+        f"of {seen.config.capacity_chunks}; leases, which keep chunks too: "
         f"{seen.state.lease_count}; {seen.state.payload_bytes} bytes of "
         f"{seen.config.capacity_bytes} are taken.",
         [
@@ -325,7 +326,7 @@ def _too_few(seen: _Seen, needed: int) -> _Judgement | None:
     else:
         headline += (
             f"none was completed in {seen.watched_s:.1f} s, {seen.state.open_chunk_count} are open "
-            f"and need {seen.fragments_per_chunk} fragments each."
+            f"and need {counted(seen.fragments_per_chunk, 'fragment')} each."
         )
     advice = ["Add workers, or fetch fewer fragments at a time."]
     if (seen.config.uses_max or 1) == 1:
@@ -359,7 +360,8 @@ def _nothing_wrong(seen: _Seen) -> _Judgement:
     held = seen.state.chunk_count * seen.fragments_per_chunk
     return (
         "NONE",
-        f"No learner needs to wait: {held} fragments in {seen.state.chunk_count} chunks could be "
-        f"fetched now, and {seen.rate('fragments admitted'):.3g} per second arrive.",
+        f"No learner needs to wait: {counted(held, 'fragment')} in "
+        f"{counted(seen.state.chunk_count, 'chunk')} could be fetched now, and "
+        f"{seen.rate('fragments admitted'):.3g} per second arrive.",
         [],
     )

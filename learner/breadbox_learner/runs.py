@@ -252,7 +252,7 @@ class Lines:
             f"(mean of {count} episode{'' if count == 1 else 's'}), "
             f"model version {record['model_version']}, "
             f"staleness {record['staleness_at_grant_mean']:.1f} when granted, "
-            f"{record['staleness_mean']:.1f} of at most {record['staleness_max']} when trained, "
+            f"{record['staleness_mean']:.1f} when trained (largest {record['staleness_max']}), "
             f"trained on {record['steps']} steps of {record['environment_steps']} made{stale}, "
             f"{left_out}"
             f"waited {record['fetch_wait_s']:.2f} s for the last batch"

@@ -506,7 +506,7 @@ def test_fetch_waits_while_as_many_leases_live_as_may() -> None:
     lease = world.granted(1)
     world.fetch(1)
     reason = world.seen().waiting_reason
-    assert "1 leases are alive and 1 more are needed, but leases_max is 1" == reason
+    assert "live leases: 1 of leases_max (1); needed: 1 more" == reason
     world.release(lease.lease_id)
     assert 1 == len(world.events(FetchGranted))
 

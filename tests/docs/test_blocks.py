@@ -253,7 +253,7 @@ def run_dict_observations() -> None:
     place = "docs/rollout.md#dict"
     with breadbox.local_server() as client:
         client.start_session("s", model_version=0)
-        names = run(place, client=client)
+        names = run(place, client.address)
     (told,) = re.findall(r"shape\)  # (.*)", PYTHON[place].code)
     batch = names["batch"]
     assert told == f"{batch.obs['camera'].shape} {batch.obs['speed'].shape}"
@@ -290,6 +290,17 @@ def run_resume() -> None:
         resumed = run(place, client.address)
         assert 6 == resumed["version"] == client.get_buffer().model_version
         assert session.session_id == resumed["state"].session_id
+
+        client.start_session("another", take_over=True)
+        replaced = ThreadPoolExecutor().submit(run, place, client.address)
+        following = client.watch_model(max_wait_s=60)
+        while following is not None and following.session_id == "another":
+            following = client.watch_model(following, max_wait_s=60)
+        assert following is not None
+        client.append_many(
+            [vector_fragment(index, session_id=following.session_id) for index in range(8)]
+        )
+        assert following.session_id == replaced.result(60)["session"]
 
 
 def run_mirror() -> None:

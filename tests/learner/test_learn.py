@@ -340,7 +340,7 @@ def test_another_learner_that_takes_over_ends_it(
         code, _, err = finish(learner)
         assert 2 == code
         assert (tmp_path / "checkpoint.safetensors").exists()
-        assert "is not current; current is 'another'" in err
+        assert "is not current: another run has started 'another'" in err
         assert 1 == len(err.splitlines())
         client.end_session("another")
 

@@ -27,7 +27,7 @@ def test_a_line_says_what_a_run_has_come_to() -> None:
 
     assert [
         "update 3: return 41.5 (mean of 100 episodes), model version 3, "
-        "staleness 0.2 when granted, 1.2 of at most 2 when trained, "
+        "staleness 0.2 when granted, 1.2 when trained (largest 2), "
         "trained on 2048 steps of 4096 made, "
         "waited 0.03 s for the last batch"
     ] == said

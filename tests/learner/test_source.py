@@ -275,7 +275,7 @@ def test_fragments_of_another_session_are_refused_and_given_back(
 ) -> None:
     client.session_id = "another"
     source = make_source(session_id="run")
-    with pytest.raises(SessionEndedError, match="current is 'another'"):
+    with pytest.raises(SessionEndedError, match="another run has started 'another'"):
         source.next(never)
     source.close()
     assert [ReleaseMode.RETURNED] == client.ends

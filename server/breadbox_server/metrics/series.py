@@ -124,9 +124,7 @@ class Series:
     store_limit_files = series(
         Gauge, "Inodes at which the payload store refuses to take more; 0: it has no such limit"
     )
-    gateway_bytes = series(
-        Counter, "Payload bytes that passed through the gateway; direction: in, out", "direction"
-    )
+    gateway_bytes = series(Counter, "Payload bytes that passed through the gateway", "direction")
     gateway_calls = series(Gauge, "Calls that move payloads")
     gateway_unannounced_bytes = series(
         Gauge, "Payload bytes written through the gateway and not announced"

@@ -181,8 +181,8 @@ class BufferState:
             return reason
         if not self.has_leases_for(world_size):
             return (
-                f"{self.leases.live_count} leases are alive and {world_size} more are needed, "
-                f"but leases_max is {self.config.leases_max}"
+                f"live leases: {self.leases.live_count} of leases_max "
+                f"({self.config.leases_max}); needed: {world_size} more"
             )
         if not self.limiter.may_draw(self.flow, chunk_count):
             return self.limiter.reason(self.flow, chunk_count)
