@@ -318,6 +318,5 @@ class RolloutWorker:
     def _fragments(self) -> dict[str, int]:
         counts: Counter[str] = Counter()
         for player in self._players:
-            if player.sender is not None:
-                counts.update(player.sender.counts())
+            counts.update(player.fragments())
         return dict(counts)

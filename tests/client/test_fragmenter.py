@@ -555,4 +555,4 @@ def test_the_speed_is_steps_by_version_and_fragments_dropped_in_a_row_are_counte
         trace.version += 1
     assert (1.0, 3) == (trace.fragmenter.steps_per_version, trace.fragmenter.stale_in_a_row)
     trace.run([""] * 9)
-    assert 0 == trace.fragmenter.stale_in_a_row
+    assert (0, 4) == (trace.fragmenter.stale_in_a_row, trace.fragmenter.stale_count)

@@ -134,6 +134,8 @@ def test_the_slow_are_named_within_half_a_minute_and_each_step_has_one_end(tmp_p
             served = re.search(r"metrics on (\S+)", slow_log.read_text())
             assert served is not None
             assert series(served[1], "breadbox_rollout_steps_by_end_total")["dropped"] > 0
+            by_outcome = series(served[1], "breadbox_rollout_fragments_total")
+            assert by_outcome["stale_while_filled"] >= 3
         client.end_session("s")
         workers = client.get_buffer(with_workers=True).workers
     assert "too slow" not in fast_log.read_text()

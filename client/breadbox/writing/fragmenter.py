@@ -172,8 +172,10 @@ class Fragmenter:
         self.staleness_max = staleness_max
         self.is_ragged = False
         self.dropped_step_count = 0
+        self.stale_count = 0
+        """Fragments that became stale while they were filled, and were dropped."""
         self.stale_in_a_row = 0
-        """Fragments dropped as stale since one was completed."""
+        """Those of them since one was completed."""
         self._spanned = (0.0, 0.0)
         """Steps and versions of the latest fragments, older ones counting half as much each."""
         self._step_count = step_count
@@ -208,6 +210,7 @@ class Fragmenter:
         fragment = None
         if self._is_stale(step.model_version):
             self._note_span(step.model_version)
+            self.stale_count += 1
             self.stale_in_a_row += 1
             self.drop_open()
         elif self._is_due(step.model_version):

@@ -2,6 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -136,6 +137,10 @@ class Participant(ABC):
     def steps(self) -> list[WorkerSteps]:
         """Return where the steps of each row went, if they are learned from."""
         return []
+
+    def fragments(self) -> Counter[str]:
+        """Return the number of its fragments by outcome, with those that were never sent."""
+        return Counter()
 
     def slow_steps(self) -> list[WorkerSteps]:
         """Return the rows of which one fragment after the other became stale before it was full."""
@@ -309,6 +314,13 @@ class Player(Participant):
             steps_per_version=fragmenter.steps_per_version,
             **self.sender.steps_of(fragmenter.worker_id),
         )
+
+    def fragments(self) -> Counter[str]:
+        counts = Counter(self.sender.counts())
+        counts["stale_while_filled"] = sum(
+            slot.fragmenter.stale_count for slots in self._slots for slot in slots
+        )
+        return counts
 
     def slow_steps(self) -> list[WorkerSteps]:
         return [
