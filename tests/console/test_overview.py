@@ -224,7 +224,7 @@ def test_producers_that_wait_while_a_learner_holds_the_chunks_are_named_with_a_r
     said = describe_buffer(history, EpisodeIndex(steps_max=9, age_s_max=9.0))
 
     assert ("Full", "warn") == (said["status"], said["level"])
-    assert said["headline"].startswith("The server asks producers to wait: 4 chunks of 10")
+    assert said["headline"].startswith("The server asks producers to wait: it holds 4 chunks of 10")
     assert any("release leases" in each for each in said["advice"])
 
 

@@ -89,7 +89,9 @@ async def test_a_lease_says_its_staleness_now_even_when_it_has_ended(caller: Cal
     assert released is None or await released is None
     assert [5] * COUNT == await staleness_of(lease)
     await caller.call("start_session", "t")
-    with pytest.raises(errors.SessionEndedError, match="'s' is not current; current is 't'"):
+    with pytest.raises(
+        errors.SessionEndedError, match="'s' is not current: another run has started 't'"
+    ):
         await staleness_of(lease)
 
 
