@@ -308,11 +308,15 @@ def describe_workers(
 
 
 def _trained(steps: WorkerSteps | None) -> dict[str, Any]:
-    """Return the share of a worker's steps that were trained on, and versions per fragment."""
-    if steps is None or not steps.acted_count:
+    """Return the share of a worker's ended steps that were trained on, and versions per fragment.
+
+    Not of the steps acted, which the worker reports only every few seconds.
+    """
+    ended_count = 0 if steps is None else steps.trained_count + steps.lost_count
+    if steps is None or not ended_count:
         return {"trained": None, "fragment_versions": None}
     return {
-        "trained": steps.trained_count / steps.acted_count,
+        "trained": steps.trained_count / ended_count,
         "fragment_versions": steps.fragment_versions or None,
     }
 

@@ -357,6 +357,23 @@ def test_workers_are_not_called_silent_while_the_server_cannot_be_asked() -> Non
     assert [1.0] == [each["silent_s"] for each in describe_buffer(history, index)["workers"]]
 
 
+def test_the_share_that_is_trained_on_is_never_above_all_though_the_report_is_older() -> None:
+    ahead = WorkerSteps(
+        worker_id="w0", acted_count=90, admitted_count=90, trained_count=96, evicted_count=32,
+        fragment_step_count=8, steps_per_version=8.0, report_age_s=4.0,
+    )  # fmt: skip
+    history = history_of(chunk_count=4, counters={"fragments_admitted": 1, "uses": 1})
+    later = description(chunk_count=4, counters={"fragments_admitted": 9, "uses": 9})
+    unjudged = replace(ahead, worker_id="w1", trained_count=0, evicted_count=0)
+    history.add(102.0, replace(later, workers=(ahead, unjudged)))
+    index = EpisodeIndex(steps_max=999, age_s_max=9.0)
+    for name in ("w0", "w1"):
+        part = played(0, worker_id=name)
+        index.add(reference(part), {}, part, 90.0)
+    shown = describe_buffer(history, index)
+    assert {"w0": 0.75, "w1": None} == {row["name"]: row["trained"] for row in shown["workers"]}
+
+
 def test_environments_that_are_never_trained_on_are_named_though_none_of_their_data_came() -> None:
     """Nothing of theirs arrives, so that the page had no line of them."""
     fast = [
