@@ -191,8 +191,8 @@ class Context:
     """Waits for room: no outages, since the server answers."""
     origin: Mapping[str, str] = field(default_factory=dict)
     """What the client's fragments come from; said with each schema that is declared."""
-    origin_told: frozenset[tuple[str, str]] = frozenset()
-    """Buffers and sessions whose server knows it."""
+    origin_known: frozenset[tuple[str, str]] = frozenset()
+    """Buffers and sessions in which the server knows it."""
     has_answered: bool = field(default=False, init=False)
     """True once the server answered; it never becomes False again, so threads need no lock."""
     route: Route = field(init=False)
@@ -950,14 +950,14 @@ class _Appending:
     def _announcement_of(self, pending: Sequence[int]) -> Call[AppendReply]:
         options = self._context.options
         origin = self._context.origin
-        tells = bool(origin and self._places(pending) - self._context.origin_told)
+        is_new = bool(origin and self._places(pending) - self._context.origin_known)
         waited_s = 0.0 if self._progress_at is None else self._context.now() - self._progress_at
         left_s = max(0.0, options.append_wait_s - waited_s)
         return calls.announce_fragments(
             self._buffer,
             [self._fragments[position] for position in pending],
             [self._written[position] for position in pending],
-            sends_schemas=self._sends_schemas or tells,
+            sends_schemas=self._sends_schemas or is_new,
             origin=origin,
             # Less than the attempt's time, so that a silent server is noticed. A wait that is cut
             # keeps its position in the queue.
@@ -985,7 +985,7 @@ class _Appending:
             yield from _discard(context, self._store, refused)
         if context.origin:
             taken = [p for p in pending if self._results[p].outcome is AdmissionOutcome.ADMITTED]
-            context.origin_told |= self._places(taken)
+            context.origin_known |= self._places(taken)
         if missing:
             yield from self._rewrite(missing)
         if len(missing) < len(pending):

@@ -150,9 +150,9 @@ class PpoUpdater:
                 hook(batch)
         if self._ranks.membership.world_size > 1:
             buffers = {name: each.cpu() for name, each in self.policy.named_buffers()}
-            told = load(self._ranks.from_main(save(buffers) if is_main else b""))
+            given = load(self._ranks.from_main(save(buffers) if is_main else b""))
             for name, buffer in self.policy.named_buffers():
-                buffer.copy_(told[name])
+                buffer.copy_(given[name])
 
     def _set_out(self, number: int) -> None:
         entropy = (self._seed, self._ranks.membership.rank, number)

@@ -25,7 +25,7 @@ class RewardScale:
         self._ranks = ranks
         self._moments = RunningMoments(1)
         self._running: OrderedDict[int, tuple[int, float]] = OrderedDict()
-        """Of each worker, the fragment index that comes next, and the return until then."""
+        """The next fragment index, and the return until then, by worker."""
 
     def scaled(self, batch: TrainingBatch) -> TrainingBatch:
         """Count a batch, and return it with rewards that are scaled and clipped."""

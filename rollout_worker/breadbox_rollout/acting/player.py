@@ -41,7 +41,7 @@ class PlayerOptions:
     discount: float = 0.99
     strict_weights: bool = True
     policy_options: Mapping[str, Any] | None = None
-    """Options of the policy that are declared with spaces and wrappers; None: nothing is."""
+    """Options of the policy to declare with spaces and wrappers, or None to declare nothing."""
 
 
 class Participant(ABC):

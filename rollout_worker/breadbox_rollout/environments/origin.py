@@ -34,7 +34,7 @@ _OF_ONE_WORKER: Final = frozenset({"device", "render_mode", "seed"})
 def wrappers_of(env: Any) -> dict[str, str]:
     """Return the wrappers of an environment, outermost first, with the arguments they record.
 
-    Those around a vector environment are told apart from those within, which not all show.
+    Those around a vector environment are apart from those within, which not all show.
     """
     inner, outside = _unwrapped(env)
     if not is_vector(inner):
