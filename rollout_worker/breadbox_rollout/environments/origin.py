@@ -23,7 +23,7 @@ _TEXT_LENGTH_MAX: Final = 400
 """Longer descriptions are cut, and have a digest of the whole instead."""
 _DEPTH_MAX: Final = 64
 _HARMLESS: Final = frozenset({
-    "HumanRendering", "OrderEnforcing", "PassiveEnvChecker", "RecordEpisodeStatistics",
+    "DictInfoToList", "HumanRendering", "OrderEnforcing", "PassiveEnvChecker", "RecordEpisodeStatistics",
     "RecordVideo", "RenderCollection",
 })  # fmt: skip
 """Wrappers that change neither observations nor rewards nor ends of episodes."""
