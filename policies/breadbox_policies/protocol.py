@@ -128,6 +128,9 @@ class Policy(Protocol):
 class PolicyModule(nn.Module, Policy):
     """A `Policy` that is a torch module; states may be any tree of tensors."""
 
+    def update_statistics(self, batch: Any) -> None:
+        """See `Policy.update_statistics`. By default there are none."""
+
     def merge_state(self, states: Sequence[State]) -> State:
         """See `Policy.merge_state`."""
         return map_tree(lambda *parts: torch.stack(parts), *states)

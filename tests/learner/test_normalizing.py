@@ -224,7 +224,12 @@ def test_all_ranks_have_the_same_statistics() -> None:
     policies = [policy_of(Scaled(), normalize_observations=True) for _ in range(2)]
     batch = collate(rollout.collect(policies[0], 2))
     rows: list[torch.Tensor] = []
-    RewardScale(0.9, 10.0, _Halves(0, lambda own: rows.append(own) or own, [])).scaled(batch)
+
+    def kept(own: torch.Tensor) -> torch.Tensor:
+        rows.append(own)
+        return own
+
+    RewardScale(0.9, 10.0, _Halves(0, kept, [])).scaled(batch)
     told: list[bytes] = []
     trainers = [
         PpoUpdater(

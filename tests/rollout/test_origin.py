@@ -131,8 +131,6 @@ def test_a_worker_of_other_wrappers_than_its_session_ends_with_code_2(tmp_path: 
         assert "DtypeObservation(" in said
         assert "start a new session for others" in said
         assert "fragments {'admitted'" not in said
-        code, said = run_to_its_end(
-            *(server.address, tmp_path / "wanted.log", *normalized),
-            *("--no-declare-origin", "--steps-max", "64"),
-        )
+        free = [*normalized, "--no-declare-origin", "--steps-max", "64"]
+        code, said = run_to_its_end(server.address, tmp_path / "wanted.log", *free)
         assert (0, True) == (code, "'admitted'" in said)

@@ -23,8 +23,8 @@ _TEXT_LENGTH_MAX: Final = 400
 """Longer descriptions are cut, and have a digest of the whole instead."""
 _DEPTH_MAX: Final = 64
 _HARMLESS: Final = frozenset({
-    "DictInfoToList", "HumanRendering", "OrderEnforcing", "PassiveEnvChecker", "RecordEpisodeStatistics",
-    "RecordVideo", "RenderCollection",
+    "DictInfoToList", "HumanRendering", "OrderEnforcing", "PassiveEnvChecker",
+    "RecordEpisodeStatistics", "RecordVideo", "RenderCollection",
 })  # fmt: skip
 """Wrappers that change neither observations nor rewards nor ends of episodes."""
 _OF_ONE_WORKER: Final = frozenset({"device", "render_mode", "seed"})
