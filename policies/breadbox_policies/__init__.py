@@ -1,6 +1,7 @@
 """Torch policies, the same networks for workers and learners; importing this imports torch."""
 
 from breadbox_policies.networks import make_policy, policy_names
+from breadbox_policies.normalizing import RunningMoments
 from breadbox_policies.protocol import (
     ActResult,
     Evaluation,
@@ -18,6 +19,7 @@ __all__ = [
     "Evaluation",
     "Policy",
     "PolicyModule",
+    "RunningMoments",
     "State",
     "WeightsMismatchError",
     "check_greedy",
