@@ -161,16 +161,19 @@ class FragmentReference:
             return self.staleness_when_granted
         return self.staleness_at(self._newest.version)
 
-    def staleness_at(self, model_version: int) -> int:
+    def staleness_at(self, model_version: int | None) -> int:
         """Return the versions between the fragment's oldest step and *model_version*.
 
         ```python
         staleness = lease.references[0].staleness_at(version)
         ```
 
-        `model_version` is of the fragment's session. `staleness_when_granted` counts from the
-        oldest step of the whole chunk instead, which may have several fragments.
+        `model_version` is of the fragment's session, or None for `staleness`.
+        `staleness_when_granted` counts from the oldest step of the whole chunk instead, which may
+        have several fragments.
         """
+        if model_version is None:
+            return self.staleness
         return model_version - self.metadata.model_version_min
 
     def __repr__(self) -> str:

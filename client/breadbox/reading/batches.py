@@ -540,14 +540,8 @@ def _joined(trees: Sequence[tuple[Tree, str]]) -> Tree:
 def stalenesses(
     references: Sequence[FragmentReference], model_version: int | None
 ) -> NDArray[np.int64]:
-    """Return the staleness of each fragment at *model_version*, int64[N], or now if None."""
-    return np.array(
-        [
-            each.staleness if model_version is None else each.staleness_at(model_version)
-            for each in references
-        ],
-        dtype=np.int64,
-    )
+    """Return the staleness of each fragment at *model_version*, or now if None, int64[N]."""
+    return np.array([each.staleness_at(model_version) for each in references], dtype=np.int64)
 
 
 def take_rows(batch: Batch, rows: Sequence[int]) -> Batch:
