@@ -375,7 +375,7 @@ def test_torchrun_starts_ranks_that_get_every_fragment_once(
 def test_torchrun_ranks_train_on_nothing_staler_than_the_limit_at_use(
     server: ServerProcess, torchrun: Torchrun, tmp_path: Path
 ) -> None:
-    """Both ranks fetch ahead, and each leaves out its own; all steps of an update count."""
+    """Rank 1 was a version behind, since rank 0 alone counted the one that it starts with."""
     with breadbox.connect(server.address) as client, feeding(server.address, steps_per_fragment=16):
         torchrun.start(
             *("--nproc-per-node", "2", "-m", "breadbox.cli.main"),
@@ -390,6 +390,7 @@ def test_torchrun_ranks_train_on_nothing_staler_than_the_limit_at_use(
     assert list(range(1, 9)) == [each["update"] for each in records]
     assert [16 * n for n in range(1, 9)] == [each["fragments"] for each in records]
     assert {0, 1} >= {each["staleness_max"] for each in records}
+    # Each fragment is at least as stale at its use as it was at its grant, on both ranks.
     assert all(each["staleness_at_grant_mean"] <= each["staleness_mean"] for each in records)
 
 

@@ -234,9 +234,9 @@ def test_the_slow_of_each_buffer_are_its_own_through_the_gateway_with_bound_toke
 ) -> None:
     """Two runs on one server, whose workers have the same names, and in turn are the slow ones."""
     tokens = tmp_path / "tokens"
-    operator, learner, *producers = write_tokens(
+    admin, learner, *producers = write_tokens(
         tokens,
-        *("operator o", "learner l"),
+        *("admin o", "learner l"),
         *("producer one workers=one-* buffers=a,b", "producer two workers=two-* buffers=a,b"),
     )
     names = ("one-0", "two-0")
@@ -246,7 +246,7 @@ def test_the_slow_of_each_buffer_are_its_own_through_the_gateway_with_bound_toke
             *("--metrics-listen", "127.0.0.1:0"),
             log=tmp_path / "server.log",
         ) as server,
-        breadbox.connect(server.address, token=operator) as made,
+        breadbox.connect(server.address, token=admin) as made,
         breadbox.connect(server.address, token=learner) as learning_client,
         breadbox.connect(server.address, token=producers[0], store_url="gateway:") as one,
         breadbox.connect(server.address, token=producers[1], store_url="gateway:") as two,
@@ -262,11 +262,15 @@ def test_the_slow_of_each_buffer_are_its_own_through_the_gateway_with_bound_toke
                     sent = [vector_fragment(n, worker_id=name) for n in range(8)]
                     client.append_many(sent, buffer=buffer)
                     steps["admitted_count"] = 32
-                client.report_episodes([], workers=[WorkerSteps(name, **steps)], buffer=buffer)
+                client.report_episodes(
+                    [], workers=[WorkerSteps(worker_id=name, **steps)], buffer=buffer
+                )
             with learning_client.fetch(8, max_wait_s=WAIT_S, buffer=buffer) as lease:
                 assert 8 == len(list(lease.fragments()))
         with pytest.raises(breadbox.errors.PermissionDeniedError, match="may not use worker"):
-            one.report_episodes([], workers=[WorkerSteps("two-0", acted_count=1)], buffer="a")
+            one.report_episodes(
+                [], workers=[WorkerSteps(worker_id="two-0", acted_count=1)], buffer="a"
+            )
         described = [made.get_buffer(buffer, with_workers=True).workers for buffer in "ab"]
         eventually_sync(
             lambda: {("a", "one"): 1.0, ("b", "two"): 1.0} == excluded_of(server.metrics_url),
