@@ -14,6 +14,7 @@ from breadbox.cli.main import cli
 from breadbox.testing import ServerProcess, start_server
 from breadbox_learner.training.checkpoint import read_policy_weights
 from rollout.test_through_the_service import worker_process
+from support.eventually import eventually_sync
 from support.server_process import plain_environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -109,6 +110,22 @@ def test_the_same_seeds_give_the_same_weights_and_curve_and_others_do_not(
     assert weights != trained(server, tmp_path / "learner", seed=2, options=options)[1]
     said = (tmp_path / "first" / "settings.yaml").read_text().splitlines()
     assert {"seed: 1", "deterministic: true"} <= set(said)
+
+
+def test_a_killed_run_is_repeated_from_its_start_by_new_processes(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    whole = trained(server, tmp_path / "whole")
+    folder, log = tmp_path / "killed", tmp_path / "killed.log"
+    with worker_process(server.address, log, *worker(1)):
+        command = learner(server.address, folder, 1, "--updates-max", "1000")
+        process = subprocess.Popen(command, env=plain_environment())
+        progress = folder / "progress.jsonl"
+        eventually_sync(lambda: progress.exists() and len(records(folder)) >= 2, within_s=60)
+        process.kill()
+        process.wait()
+    anew = ("--overwrite", "--take-over")  # The server has seen its worker a moment ago.
+    assert whole == trained(server, folder, options=((), anew))
 
 
 def test_a_learner_that_gets_another_batch_than_one_worker_makes_ends_with_the_remedy(
