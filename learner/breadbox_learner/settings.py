@@ -97,6 +97,9 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     max_staleness_at_use: int | None = setting(None, ge=0)
     """Versions that a fragment may be behind at its update; staler ones are left out, and no more
     batches are fetched ahead than this allows. Default: any number."""
+    deterministic: bool = False
+    """Train in turns with one worker that has this setting and as many fragments_per_batch, so that
+    the same seeds repeat the run; any other batch ends it (docs/learner-cookbook.md)."""
     publish_every: int = setting(1, ge=1)
     """Updates between published versions."""
     updates_max: int = setting(0, ge=0)

@@ -13,16 +13,19 @@ from breadbox_policies.protocol import (
     policy_weights,
     set_policy_weights,
 )
+from breadbox_policies.repeatable import NotRepeatableError, compute_repeatably
 
 __all__ = [
     "ActResult",
     "Evaluation",
+    "NotRepeatableError",
     "Policy",
     "PolicyModule",
     "RunningMoments",
     "State",
     "WeightsMismatchError",
     "check_greedy",
+    "compute_repeatably",
     "make_policy",
     "policy_names",
     "policy_weights",

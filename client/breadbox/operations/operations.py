@@ -26,6 +26,7 @@ from functools import partial
 from itertools import islice
 from threading import Lock
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import grpc
 
@@ -45,6 +46,7 @@ from breadbox.model.types import (
     FragmentReference,
     LeaseGrant,
     ModelState,
+    NewestVersion,
     PayloadReference,
     PrioritiesReply,
     PublishReply,
@@ -200,6 +202,11 @@ class Context:
     """Retry policy of most calls."""
     append_policy: RetryPolicy = field(init=False)
     """Retry policy of calls that may wait while buffer or store is full."""
+    _newest: WeakValueDictionary[tuple[str, str], NewestVersion] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
+    """The newest version by buffer and session, for as long as a reference of it is there."""
+    _newest_lock: Lock = field(default_factory=Lock, init=False)
 
     def __post_init__(self) -> None:
         self.waits = Outages(self.now)
@@ -218,6 +225,24 @@ class Context:
         """Return the deadline of an attempt at the store that begins now."""
         ends_at = math.inf if budget is None else budget.ends_at
         return Deadline(self.options.deadline_s, ends_at=ends_at, now=self.now)
+
+    def heard(self, call: Call[Any], answer: Any) -> None:
+        """Note the version that an answer names, for the references of its session."""
+        version = getattr(answer, "model_version", None)
+        if version is None:
+            return
+        request: Any = call.request
+        session_id = getattr(answer, "session_id", "") or request.session_id
+        key = (getattr(request, "buffer", "") or request.name, session_id)
+        newest, references = self._newest.get(key), getattr(answer, "fragments", ())
+        if newest is None and references:
+            with self._newest_lock:
+                newest = self._newest.setdefault(key, NewestVersion())
+        if newest is not None and newest.version < version:
+            with self._newest_lock:
+                newest.version = max(newest.version, version)
+        for reference in references:
+            reference._newest = newest  # noqa: SLF001 - the same library's
 
     def failed_call(self, place: int, error: grpc.RpcError) -> errors.ReplayBufferError:
         """Translate gRPC's error; the next call goes to another address if that helps."""
@@ -287,6 +312,7 @@ def repeat(
             context.has_answered = True
             context.outages.succeeded(calling)
             context.waits.succeeded(calling)
+            context.heard(call, answer)
             return answer, budget.attempts + 1
 
 
@@ -661,16 +687,18 @@ def without_body(reference: FragmentReference) -> FragmentReference:
     if not it.body:
         return it
     # Called once per fragment, and `replace` takes several times as long.
-    return FragmentReference(
+    bare = FragmentReference(
         it.metadata,
         it.chunk_id,
-        it.staleness,
+        it.staleness_when_granted,
         it.use_count,
         it.priority,
         it.probability,
         it.population,
         b"",
     )
+    bare._newest = it._newest  # noqa: SLF001 - the same library's
+    return bare
 
 
 def load_fragments(
