@@ -340,10 +340,10 @@ class Client(ProcessBound):
         client.declare_origin({"environment wrappers": "FrameStackObservation(stack_size=4)"})
         ```
 
-        Makes no call: the first fragments of each session bring it to the server. If another producer of
-        the session said another text under a name, the append raises SchemaMismatchError, and
-        nothing of it is admitted. Producers that do not say a name are not compared. At most 16
-        names, and 512 printable characters for a name or text.
+        Makes no call: the first fragments of each session bring it to the server. If another
+        producer of the session said another text under a name, the append raises
+        SchemaMismatchError, and nothing of it is admitted. Producers that do not say a name are not
+        compared. At most 16 names, and 512 printable characters for a name or text.
         """
         self._context.origin = dict(origin)
 
