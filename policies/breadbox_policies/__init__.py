@@ -1,6 +1,7 @@
 """Torch policies, the same networks for workers and learners; importing this imports torch."""
 
 from breadbox_policies.networks import make_policy, policy_names
+from breadbox_policies.normalizing import RunningMoments
 from breadbox_policies.protocol import (
     ActResult,
     Evaluation,
@@ -20,6 +21,7 @@ __all__ = [
     "NotRepeatableError",
     "Policy",
     "PolicyModule",
+    "RunningMoments",
     "State",
     "WeightsMismatchError",
     "check_greedy",

@@ -182,6 +182,7 @@ class _Chain:
                 task=settings.task,
                 discount=settings.discount,
                 strict_weights=settings.weights == "strict",
+                policy_options=entry.policy_options if settings.declare_origin else None,
             ),
         )
 

@@ -94,6 +94,9 @@ class RolloutSettings(PlaySettings, Connection):
     """Longest time that a ready environment waits for others to join its batch."""
     weights: Literal["strict", "matching"] = "strict"
     """strict: published weights must fit exactly. matching: those with matching names are used."""
+    declare_origin: bool = True
+    """Declare spaces, wrappers and policy options, so that the server refuses other ones in the
+    session. --no-declare-origin is for a worker that differs on purpose."""
     agents: JsonObject = setting(default_factory=dict)
     """Policies of an environment's agents, by pattern of their names:
     {"red_*": {"buffer": "red", "policy": "mlp"}, "*": {"learn": false}}. Default: all share one."""

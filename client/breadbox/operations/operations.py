@@ -191,6 +191,10 @@ class Context:
     slot: StoreSlot = field(default_factory=StoreSlot)
     waits: Outages = field(init=False)
     """Waits for room: no outages, since the server answers."""
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """What the client's fragments come from; said with each schema that is declared."""
+    origin_known: frozenset[tuple[str, str]] = frozenset()
+    """Buffers and sessions in which the server knows it."""
     has_answered: bool = field(default=False, init=False)
     """True once the server answered; it never becomes False again, so threads need no lock."""
     route: Route = field(init=False)
@@ -973,13 +977,16 @@ class _Appending:
 
     def _announcement_of(self, pending: Sequence[int]) -> Call[AppendReply]:
         options = self._context.options
+        origin = self._context.origin
+        is_new = bool(origin and self._places(pending) - self._context.origin_known)
         waited_s = 0.0 if self._progress_at is None else self._context.now() - self._progress_at
         left_s = max(0.0, options.append_wait_s - waited_s)
         return calls.announce_fragments(
             self._buffer,
             [self._fragments[position] for position in pending],
             [self._written[position] for position in pending],
-            sends_schemas=self._sends_schemas,
+            sends_schemas=self._sends_schemas or is_new,
+            origin=origin,
             # Less than the attempt's time, so that a silent server is noticed. A wait that is cut
             # keeps its position in the queue.
             max_wait_s=min(left_s, options.deadline_s * ROOM_PART),
@@ -1004,6 +1011,9 @@ class _Appending:
         left, missing, refused = self._sort(pending, reply.results)
         if refused:
             yield from _discard(context, self._store, refused)
+        if context.origin:
+            taken = [p for p in pending if self._results[p].outcome is AdmissionOutcome.ADMITTED]
+            context.origin_known |= self._places(taken)
         if missing:
             yield from self._rewrite(missing)
         if len(missing) < len(pending):
@@ -1039,6 +1049,9 @@ class _Appending:
             elif result.outcome in _REFUSED and position not in self._doubtful:
                 refused += self._stored([position])
         return left, missing, refused
+
+    def _places(self, positions: Sequence[int]) -> set[tuple[str, str]]:
+        return {(self._buffer, self._fragments[each].session_id) for each in positions}
 
     def _rewrite(self, missing: Sequence[int]) -> Operation[None]:
         stored = self._stored(missing)

@@ -3,7 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from breadbox_policies import (
 )
 from breadbox_rollout.acting.inference import Inference, Round, play_round, state_arrays
 from breadbox_rollout.environments.arrays import GroupArrays
+from breadbox_rollout.environments.origin import policy_text, spaces_text
 from breadbox_rollout.processes.pool import AgentRows
 from breadbox_rollout.sending.models import NO_MODEL, Model, ModelWatcher
 from breadbox_rollout.sending.sender import EpisodeReporter, EpisodeTracker, Sender
@@ -45,6 +46,8 @@ class PlayerOptions:
     task: str = "default"
     discount: float = 0.99
     strict_weights: bool = True
+    policy_options: Mapping[str, Any] | None = None
+    """Options of the policy to declare with spaces and wrappers, or None to declare nothing."""
 
 
 class Participant(ABC):
@@ -211,9 +214,12 @@ class Player(Participant):
 
     def sit(self, part: AgentRows, groups: Sequence[range]) -> None:
         self.part = part
-        self._inference = self._make_inference(
-            self._make_policy(part.observation_space, part.action_space)
-        )
+        policy = self._make_policy(part.observation_space, part.action_space)
+        self._inference = self._make_inference(policy)
+        if self._options.policy_options is not None:
+            said = spaces_text(part.observation_space, part.action_space)
+            said |= policy_text(policy, self._options.policy_options)
+            self.sender.declare_origin({**part.wrappers, **said})
         self._slots = [
             [self._make_slot(index, label) for index in env_indices for label in part.labels]
             for env_indices in groups
