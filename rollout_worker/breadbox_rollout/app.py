@@ -52,7 +52,8 @@ _SWITCH_INTERVAL_S = 0.0005
 
 def run(settings: RolloutSettings) -> None:
     """Run a worker until a signal, or only check for a dry run; raise permanent errors."""
-    settings.check_deterministic()
+    if settings.deterministic:
+        settings.check_deterministic()
     spec = EnvSpec(name=settings.env, options=settings.env_options, vectorize=settings.vectorize)
     check_environment(spec)
     if settings.record_dir is not None and settings.record_media != "none":
@@ -216,6 +217,7 @@ def run_worker(
         _pool_options(settings, spec, entries),
         recording=asdict(recordings.options) if recordings else None,
     )
+    rounds = settings.fragments_per_batch // settings.num_envs * settings.fragment_steps
     worker = RolloutWorker(
         pool,
         [chain.player for chain in chains],
@@ -224,7 +226,7 @@ def run_worker(
             batch_wait_s_max=settings.batch_wait_s,
             log_interval_s=settings.log_interval_s,
             steps_max=settings.steps_max,
-            rounds_per_version=settings.rounds_per_version,
+            rounds_per_version=rounds if settings.deterministic else None,
         ),
         recordings=recordings,
         heartbeat=heartbeat.from_environment(),

@@ -153,16 +153,8 @@ class RolloutSettings(PlaySettings, Connection):
         """Seed of this worker's environments and actions."""
         return mixed_seed(self.seed, "" if self.deterministic else self.worker_name)
 
-    @property
-    def rounds_per_version(self) -> int | None:
-        """Rounds in which environments of one agent make a batch, or None if not deterministic."""
-        each = self.fragments_per_batch // self.num_envs
-        return each * self.fragment_steps if self.deterministic else None
-
     def check_deterministic(self) -> None:
         """Refuse settings that a repeatable worker cannot have."""
-        if not self.deterministic:
-            return
         self.check_fixed(
             "deterministic",
             agents=({}, "each policy would wait for its own learner; let all agents share one"),

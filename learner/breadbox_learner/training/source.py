@@ -264,7 +264,9 @@ class LeaseSource:
         granted_at = time.monotonic()
         references: Sequence[FragmentReference] = lease.references
         if self.is_repeatable:
-            references = sorted(references, key=_place_of)
+            references = sorted(
+                references, key=lambda it: (it.metadata.worker_id, it.metadata.fragment_index)
+            )
         while True:
             try:
                 loaded = self._stacked(self._as_many(references, len(lease.references)))
@@ -407,10 +409,6 @@ class LeaseSource:
             if mode is ReleaseMode.CONSUMED:
                 raise
             _log.warning("a lease could not be given back and will expire: %s", error)
-
-
-def _place_of(reference: FragmentReference) -> tuple[str, int]:
-    return reference.metadata.worker_id, reference.metadata.fragment_index
 
 
 def _id_of(reference: FragmentReference) -> str:
