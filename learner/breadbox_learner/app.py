@@ -125,6 +125,7 @@ def dry_run_text(settings: LearnSettings) -> str:
     """Build everything that needs no server, and return the settings as YAML."""
     policy = build_policy(settings)
     build_reference(settings)
+    _ = settings.ppo  # Its schedules fit the run.
     connect(settings).close()
     count = sum(parameter.numel() for parameter in policy.parameters())
     return f"{settings.as_yaml()}# policy with {count} parameters: fits"
@@ -139,6 +140,7 @@ def run(
     membership = membership_from_environment()
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    ppo = settings.ppo
     policy = build_policy(settings)
     reference = build_reference(settings)
     device = torch.device(settings.device)
@@ -153,7 +155,7 @@ def run(
     ):
         updater = PpoUpdater(
             policy,
-            settings.ppo,
+            ppo,
             device=device,
             seed=settings.seed,
             reference=reference,

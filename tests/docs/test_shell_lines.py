@@ -93,7 +93,7 @@ NOT_HERE = {
 """Blocks that no test here runs: the test that runs them or their like, or why none does."""
 
 SCALED_DOWN = {
-    "--target-return 475 --lr-decay-updates 300": "--target-return 40",
+    "--target-return 475 --lr 2.5e-3:2.5e-4@300updates": "--target-return 40",
     "--episodes 40": "--episodes 6",
 }
 
