@@ -11,6 +11,7 @@ from breadbox_policies.protocol import (
     check_greedy,
     policy_weights,
     set_policy_weights,
+    takes,
 )
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "policy_names",
     "policy_weights",
     "set_policy_weights",
+    "takes",
 ]
