@@ -39,7 +39,7 @@ from breadbox_learner.training import checkpoint
 from breadbox_learner.training.batching import EnvironmentSteps, EpisodeReturns
 from breadbox_learner.training.checkpoint import CheckpointError, SessionState
 from breadbox_learner.training.fitting import Fitting, expected_rows
-from breadbox_learner.training.ppo import PpoUpdater
+from breadbox_learner.training.ppo import PpoUpdater, check_burn_in
 from breadbox_learner.training.source import LeaseSource, Share
 from breadbox_learner.training.trainer import (
     NullPublisher,
@@ -72,6 +72,7 @@ def build_policy(settings: LearnSettings) -> PolicyModule:
     )
     if settings.evaluate_every:
         check_greedy(policy, "evaluate_every")
+    check_burn_in(policy, settings.burn_in_steps)
     try:
         return policy.to(settings.device)
     except (RuntimeError, AssertionError) as error:

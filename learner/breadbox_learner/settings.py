@@ -34,6 +34,9 @@ class PpoConfig(Settings):
     minibatch_fragments: int = setting(16, ge=1)
     """Fragments per gradient step and rank. A policy without memory trains on as many steps as they
     have, drawn from the whole batch; a recurrent one on whole fragments."""
+    burn_in_steps: int = setting(0, ge=0)
+    """First steps of a fragment that only renew the state of a policy with memory, which an older
+    version left, by the current weights; no loss is taken on them. Less than a fragment has."""
     accumulation_count: int = setting(1, ge=1)
     """Parts in which a minibatch is processed, to save memory; the gradient is the same."""
     lr: PositiveSchedule = setting(Schedule(2.5e-3))

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.distributions import Categorical
 
+from breadbox.model.errors import InvalidRequestError
 from breadbox_learner.ranks import Ranks
 from breadbox_learner.settings import PpoConfig
 from breadbox_learner.training.batching import TrainingBatch
-from breadbox_learner.training.ppo import PpoUpdater
+from breadbox_learner.training.ppo import Evaluator, PpoUpdater
 from breadbox_policies import PolicyModule, make_policy
 from support.collating import collate
 from support.local_rollout import LocalRollout
@@ -263,3 +264,108 @@ def test_the_policys_gradient_is_that_of_the_formula_with_the_scheduled_clip(
         ]
     )
     torch.testing.assert_close(wanted, still.gradients[0], atol=1e-6, rtol=1e-4)
+
+
+def recurrent_batch(seed: int = 7) -> TrainingBatch:
+    made = LocalRollout(make_cartpole, env_count=4, steps_per_fragment=16, seed=seed)
+    policy = cartpole_policy("lstm")
+    made.collect(policy, 1)
+    fragments = made.collect(policy, 2)
+    made.close()
+    return collate(fragments)
+
+
+@torch.no_grad()
+def by_hand(policy: PolicyModule, batch: TrainingBatch, start: int) -> torch.Tensor:
+    """Log-probs from a step on, after a state that was stepped there from the stored one."""
+    state = batch.in_state
+    for step in range(start):
+        state = policy.act(batch.obs[:, step], state, batch.first[:, step], greedy=True).state
+    evaluation = policy.evaluate(
+        batch.obs[:, start:], batch.action[:, start:], state, batch.first[:, start:]
+    )
+    return evaluation.log_prob
+
+
+def test_a_burn_in_makes_the_state_by_the_current_weights_and_has_no_loss() -> None:
+    """The state at step 5 is what acting from the stored one gives, episode borders included."""
+    batch = recurrent_batch()
+    assert bool(batch.first[:, 1:5].any())
+    policy = cartpole_policy("lstm", seed=4)
+    with torch.no_grad():
+        state_before = Evaluator(policy)(batch.obs, batch.action, batch.in_state, batch.first)
+        renewed = Evaluator(policy, 5)(batch.obs, batch.action, batch.in_state, batch.first)
+    torch.testing.assert_close(by_hand(policy, batch, 5), renewed[0], atol=1e-5, rtol=1e-5)
+    # The same as in one pass: what is left out are the losses of the first steps.
+    for whole, rest in zip(state_before, renewed, strict=True):
+        torch.testing.assert_close(whole[:, 5:], rest, atol=1e-5, rtol=1e-5)
+
+
+def test_no_gradient_goes_into_the_burn_in_and_none_comes_from_its_steps() -> None:
+    batch = recurrent_batch()
+    options: dict[str, Any] = {
+        "epochs": 1, "minibatch_fragments": 8, "value_coefficient": 0, "gae_lambda": 0.0,
+        "advantage_normalization": "off", "entropy_coefficient": 0, "staleness_weight_max": 0,
+    }  # fmt: skip
+    policy = cartpole_policy("lstm", seed=4)
+    still = Still(policy, burn_in_steps=5, **options)
+    statistics = still.update(batch)
+    assert [8 * 11] == [len(each) for each in still.advantages]
+    assert 0.0 == pytest.approx(statistics.kl, abs=1e-6)
+    state = batch.in_state
+    with torch.no_grad():
+        value = policy.evaluate(batch.obs, batch.action, state, batch.first).value
+        early = policy.evaluate(batch.obs[:, :5], batch.action[:, :5], state, batch.first[:, :5])
+    policy.zero_grad()
+    late = policy.evaluate(batch.obs[:, 5:], batch.action[:, 5:], early.state, batch.first[:, 5:])
+    ended = batch.terminated | batch.truncated
+    following = torch.cat([value[:, 1:], value[:, -1:]], 1)
+    advantage = batch.reward + 0.99 * ~ended * following - value
+    ratio = (late.log_prob - late.log_prob.detach()).exp()
+    # The last step bootstraps from next_obs: the updater's own number is taken there.
+    used = still.advantages[0].reshape(8, 11)[still.rows[0].argsort()]
+    torch.testing.assert_close(advantage[:, 5:-1], used[:, :-1], atol=1e-4, rtol=1e-4)
+    (-(ratio * used).mean()).backward()
+    wanted = torch.cat(
+        [
+            torch.zeros(each.numel()) if each.grad is None else each.grad.flatten()
+            for each in policy.parameters()
+        ]
+    )
+    torch.testing.assert_close(wanted, still.gradients[0], atol=1e-6, rtol=1e-3)
+
+
+def test_a_burn_in_brings_a_state_of_older_weights_nearer_to_the_current_ones() -> None:
+    """Beside the state that the current weights would have left at the start of the episode."""
+    policy = cartpole_policy("lstm", seed=4)
+    generator = torch.Generator().manual_seed(1)
+    obs = torch.randn(1, 40, 4, generator=generator)
+    action = torch.zeros(1, 40, dtype=torch.long)
+    first = torch.zeros(1, 40, dtype=torch.bool)
+    first[:, 0] = True
+    stale = cartpole_policy("lstm", seed=9)
+    with torch.no_grad():
+        true, old = (
+            each.evaluate(obs[:, :20], action[:, :20], each.initial_state(1), first[:, :20]).state
+            for each in (policy, stale)
+        )
+        rest = obs[:, 20:], action[:, 20:]
+        wanted = Evaluator(policy)(*rest, true, first[:, 20:])[2][:, 10:]
+        plain = Evaluator(policy)(*rest, old, first[:, 20:])[2]
+        renewed = Evaluator(policy, 10)(*rest, old, first[:, 20:])[2]
+    assert float((renewed - wanted).abs().max()) < 0.1 * float((plain[:, 0] - wanted[:, 0]).abs())
+
+
+@pytest.mark.parametrize("steps", [16, 17])
+def test_a_burn_in_that_leaves_no_step_is_refused(steps: int) -> None:
+    updater = PpoUpdater(cartpole_policy("lstm"), PpoConfig(burn_in_steps=steps))
+    with pytest.raises(InvalidRequestError, match="leaves none of a fragment's 16 steps"):
+        updater.update(recurrent_batch())
+
+
+def test_a_reference_policy_gets_its_own_burnt_in_states() -> None:
+    batch = recurrent_batch()
+    policy = cartpole_policy("lstm", seed=4)
+    config = PpoConfig(burn_in_steps=4, kl_coefficient=0.1, epochs=1, minibatch_fragments=8)
+    updater = PpoUpdater(policy, config, reference=cartpole_policy("lstm", seed=4))
+    assert 0.0 == pytest.approx(updater.update(batch).reference_kl, abs=1e-6)

@@ -4,7 +4,8 @@ The clip keeps the policy near the *proximal* one, the learner's policy before t
 importance weight corrects for the policy that *acted*. With fresh data this is plain PPO.
 
 A minibatch has single steps, drawn from all fragments, because consecutive steps are alike. A
-policy with memory needs them in order: it gets whole fragments.
+policy with memory needs them in order: it gets whole fragments. The states that these begin with
+are of the policies that acted; a burn-in makes newer ones of them.
 """
 
 import math
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from breadbox.model.errors import InvalidRequestError
 from breadbox.model.trees import Tree, map_tree
 from breadbox.writing.advantages import VTrace, estimate_advantages_torch, find_successors
 from breadbox_learner.ranks import Ranks
@@ -55,7 +57,7 @@ class UpdateStatistics:
 
 @dataclass(slots=True)
 class _Prepared:
-    """A batch, and values that are constant during an update; tensors [B, T]."""
+    """A batch, and values that are constant during an update; tensors [B, T - burn_in_steps]."""
 
     batch: TrainingBatch
     proximal_log_prob: Tensor
@@ -67,16 +69,35 @@ class _Prepared:
 
 
 class Evaluator(nn.Module):
-    """A policy's `evaluate` as a `forward`, which data-parallel modules call."""
+    """A policy's `evaluate` as a `forward`, which data-parallel modules call.
 
-    def __init__(self, policy: PolicyModule) -> None:
+    The first *burn_in_steps* only make the state that the others begin with, without a gradient
+    (stored state and burn-in of R2D2, Kapturowski et al. 2019).
+    """
+
+    def __init__(self, policy: PolicyModule, burn_in_steps: int = 0) -> None:
         super().__init__()
         self.policy = policy
+        self._burn_in = burn_in_steps
 
     def forward(self, obs: Tree, action: Tree, state: Tree, first: Tensor) -> tuple[Tensor, ...]:
-        """Return log-probability, entropy and value, float32[B, T] each."""
+        """Return log-probability, entropy and value, float32[B, T - burn_in_steps] each."""
+        if self._burn_in:
+            parts = obs, action, first
+            early = [map_tree(lambda leaf: leaf[:, : self._burn_in], part) for part in parts]
+            with torch.no_grad():
+                state = self.policy.evaluate(*early[:2], state, early[2]).state
+            obs, action, first = (
+                map_tree(lambda leaf: leaf[:, self._burn_in :], part) for part in parts
+            )
         evaluation: Evaluation = self.policy.evaluate(obs, action, state, first)
         return evaluation.log_prob.float(), evaluation.entropy.float(), evaluation.value.float()
+
+
+def check_burn_in(policy: PolicyModule, steps: int) -> None:
+    """Raise InvalidRequestError if there are *steps* for a state that the policy does not have."""
+    if steps and policy.initial_state(1) is None:
+        raise InvalidRequestError("burn_in_steps", "is for a policy with memory, such as 'lstm'")
 
 
 class PpoUpdater:
@@ -94,6 +115,7 @@ class PpoUpdater:
     ) -> None:
         if config.kl_coefficient and reference is None:
             raise ValueError("kl_coefficient needs a reference policy")
+        check_burn_in(policy, config.burn_in_steps)
         self.policy = policy
         self.config = config
         self.device = torch.device(device)
@@ -102,8 +124,10 @@ class PpoUpdater:
         self._seed = seed
         self._order = torch.Generator()
         self._ranks: Ranks = ranks or Ranks()
-        self._evaluator = self._ranks.shared(Evaluator(policy), self.device)
-        self._reference_evaluator = None if reference is None else Evaluator(reference).eval()
+        self._evaluator = self._ranks.shared(Evaluator(policy, config.burn_in_steps), self.device)
+        self._reference_evaluator = (
+            None if reference is None else Evaluator(reference, config.burn_in_steps).eval()
+        )
 
     def update(
         self,
@@ -158,6 +182,12 @@ class PpoUpdater:
     @torch.no_grad()
     def _prepare(self, batch: TrainingBatch) -> _Prepared:
         """Compute values and log-probabilities under the proximal policy, then advantages."""
+        burn_in = self.config.burn_in_steps
+        if burn_in >= batch.reward.shape[1]:
+            length = batch.reward.shape[1]
+            raise InvalidRequestError(
+                "burn_in_steps", f"leaves none of a fragment's {length} steps"
+            )
         passes = [self._values_of(batch, rows) for rows in self._slices(len(batch))]
         value, log_prob, next_value, final = (
             torch.cat(parts) for parts in zip(*passes, strict=True)
@@ -195,11 +225,11 @@ class PpoUpdater:
             reference = torch.cat([log_prob for log_prob, _, _ in judged])
         return _Prepared(
             batch=batch,
-            proximal_log_prob=log_prob,
-            old_value=value,
-            advantage=self._normalized(advantage, "batch"),
-            target=target,
-            weight=ratio.clamp(max=bound) if bound > 0 else torch.ones_like(ratio),
+            proximal_log_prob=log_prob[:, burn_in:],
+            old_value=value[:, burn_in:],
+            advantage=self._normalized(advantage[:, burn_in:], "batch"),
+            target=target[:, burn_in:],
+            weight=(ratio.clamp(max=bound) if bound > 0 else torch.ones_like(ratio))[:, burn_in:],
             reference_log_prob=reference,
         )
 
