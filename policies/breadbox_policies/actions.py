@@ -20,7 +20,7 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _TINY = torch.finfo(torch.float32).tiny
 _LOG_STD_START = -0.5
 _LOG_STD_RANGE = (-5.0, 2.0)
-"""Ends of a state-dependent deviation's logarithm; float32 cannot tell finer ones from a mean."""
+"""Ends of a state-dependent deviation's logarithm; float32 cannot resolve finer ones."""
 _SATURATED = 0.999
 """Share of the way from a box's middle to its end from which on squashed actions are one event."""
 _SATURATED_AT = math.atanh(_SATURATED)
@@ -44,7 +44,7 @@ class ActionHead(nn.Module):
     is_choice: Sequence[bool]
     """For each input, whether it is the logit of a choice."""
     choice_counts: Sequence[int] = ()
-    """Of each independent choice among the parts, the number of its inputs."""
+    """Number of inputs of each independent choice among the parts."""
 
     @abstractmethod
     def sample(self, inputs: Tensor, generator: torch.Generator | None) -> tuple[Tree, Tensor]:
@@ -260,7 +260,7 @@ class _Gaussian(ActionHead):
         action = self._centre + self._scale * (unit.tanh() if self._squash else unit)
         if self._squash:
             action = action.clamp(*self._ends)
-            # Of the rounded action, as it is recorded: whoever judges it finds the same.
+            # From the rounded action, which is recorded: so judging it gives the same.
             taken = (action - self._centre) / self._scale
             log_prob = self._squashed_log_prob(taken, mean, log_std)
         else:

@@ -15,7 +15,7 @@ _FORBIDDEN = -1e30
 
 
 class ActionMask(nn.Module):
-    """Leave a policy the choices whose entry of `obs[key]` is not 0, in the order of the inputs."""
+    """Leave a policy the choices with a nonzero entry in `obs[key]`, in the order of the inputs."""
 
     def __init__(
         self, key: str, observation_space: "gymnasium.Space[object]", head: ActionHead

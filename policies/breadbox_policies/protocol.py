@@ -89,7 +89,7 @@ class Policy(Protocol):
                 distribution), without randomness. Callers that only sample omit it, so that custom
                 policies need not have it.
 
-        Policies of this package take `acts`, too: bool[B], the rows whose action counts, or None
+        Policies of this package take `acts`, too: bool[B], rows in which the action counts, or None
         for all. The observations of other rows need not allow any action.
         """
 

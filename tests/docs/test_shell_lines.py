@@ -87,6 +87,9 @@ NOT_HERE = {
     "docs/rollout.md#agents": "needs a package that no extra has; tests/rollout/test_parallel.py",
     "docs/rollout.md#policies": "needs a package that no extra has; tests/rollout/test_parallel.py",
     "docs/rollout.md#opponents": "names a module of the reader's; tests/rollout/test_parallel.py",
+    "docs/rollout.md#mask-start": (
+        "names a module of the reader's; tests/rollout/test_masked_actions.py"
+    ),
     "docs/rollout.md#record": "goes on from a line with `...`; tests/rollout/test_command.py",
     "docs/rollout.md#generate": "needs weights of Atari; the lines in Python below it are run",
 }

@@ -77,7 +77,7 @@ def test_the_value_loss_and_its_gradient_are_those_of_the_formula(
 ) -> None:
     """Huber: e^2 / 2 up to delta, delta * (|e| - delta / 2) beyond; the worse one if clipped."""
     policy = cartpole_policy(seed=2)
-    options = {"value_loss": loss, "huber_delta": delta, "value_clip": clip}
+    options: dict[str, Any] = {"value_loss": loss, "huber_delta": delta, "value_clip": clip}
     still = Still(policy, epochs=1, minibatch_fragments=8, gae_lambda=0.0, **options)
     batch.reward *= torch.linspace(0, 6, batch.reward.numel()).reshape(batch.reward.shape)
     with torch.no_grad():
@@ -113,7 +113,8 @@ def test_the_value_loss_and_its_gradient_are_those_of_the_formula(
 
 def test_huber_with_a_delta_beyond_every_error_is_the_squared_error(batch: TrainingBatch) -> None:
     trained = []
-    for options in ({}, {"value_loss": "huber", "huber_delta": 1e6}):
+    choices: list[dict[str, Any]] = [{}, {"value_loss": "huber", "huber_delta": 1e6}]
+    for options in choices:
         policy = cartpole_policy()
         PpoUpdater(policy, PpoConfig(**options), seed=1).update(batch)
         trained.append(weights_of(policy))
@@ -124,7 +125,7 @@ def test_huber_with_a_delta_beyond_every_error_is_the_squared_error(batch: Train
 def test_advantages_of_a_minibatch_have_mean_0_and_deviation_1_in_it(
     batch: TrainingBatch, parts: int
 ) -> None:
-    options = {"minibatch_fragments": 2, "epochs": 2, "accumulation_count": parts}
+    options: dict[str, Any] = {"minibatch_fragments": 2, "epochs": 2, "accumulation_count": parts}
     by = {
         how: Still(cartpole_policy(), advantage_normalization=how, **options)
         for how in ("batch", "minibatch", "off")
@@ -223,7 +224,7 @@ def test_ranks_normalise_a_minibatch_over_all_of_them(batch: TrainingBatch) -> N
                 [2 * total + 2 * count, 2 * squares + 4 * total + 4 * count, 2 * count]
             )
 
-    options = {"epochs": 1, "minibatch_fragments": 4}
+    options: dict[str, Any] = {"epochs": 1, "minibatch_fragments": 4}
     off = Still(cartpole_policy(), advantage_normalization="off", **options)
     both = Still(cartpole_policy(), Two(), advantage_normalization="minibatch", **options)
     off.update(batch)

@@ -25,7 +25,7 @@ from breadbox_learner.settings import LearnSettings, PpoConfig
 def test_a_value_goes_in_a_line_and_stays_at_its_end(
     text: str, run: dict[str, int], points: list[tuple[int, int, float]]
 ) -> None:
-    ppo = LearnSettings(entropy_coefficient=text, **run).ppo
+    ppo = LearnSettings.model_validate({"entropy_coefficient": text, **run}).ppo
     got = [ppo.entropy_coefficient.at(updates, steps) for updates, steps, _ in points]
     assert [value for _, _, value in points] == pytest.approx(got, abs=1e-12)
 
@@ -34,7 +34,7 @@ def test_a_value_goes_in_a_line_and_stays_at_its_end(
     "text", ["0.00123456789", "3e-05:0", "0.3:0.1@7updates", "1:0@1000000steps"]
 )
 def test_what_is_printed_is_read_as_the_same(text: str) -> None:
-    made = LearnSettings(lr=text)
+    made = LearnSettings.model_validate({"lr": text})
     again = LearnSettings(**yaml.safe_load(made.as_yaml()))
     assert (made.lr, text) == (again.lr, str(made.lr))
     # A constant is a number for those that read the settings, such as a table of runs.
@@ -71,7 +71,7 @@ def test_what_is_wrong_is_told_in_one_line_with_the_option(
 
 def test_a_schedule_without_a_length_has_no_value() -> None:
     with pytest.raises(ValueError, match=r"write 0\.001:0@300updates"):
-        PpoConfig(lr="1e-3:0").lr.at(0, 0)
+        PpoConfig.model_validate({"lr": "1e-3:0"}).lr.at(0, 0)
 
 
 def test_the_defaults_are_constant() -> None:

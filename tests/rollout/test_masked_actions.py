@@ -1,5 +1,7 @@
 """Masks of actions from the worker's environments to the learner's update, and in evaluation."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from breadbox_learner.playing import play
 from breadbox_learner.settings import PpoConfig
 from breadbox_learner.training.batching import TrainingBatch
 from breadbox_learner.training.ppo import PpoUpdater
-from breadbox_policies import PolicyModule, policy_weights
+from breadbox_policies import PolicyModule, make_policy, policy_weights
 from breadbox_rollout.environments.environments import EnvSpec
 from support import masked_env
 from support.collating import collate
@@ -37,7 +39,7 @@ def collected(
     service.publish("s", 0, policy_weights(policy_of(kind, name)))
     spec = EnvSpec(name=f"support.masked_env:{factory}", options={"kind": kind})
     inside = 3 if factory == "make_vector" else 1
-    pool = {"env_count": 2 * inside, "envs_per_process": inside}
+    pool: dict[str, Any] = {"env_count": 2 * inside, "envs_per_process": inside}
     policy = f"support.masked_env:{name}"
     with running_worker(
         service, ".", spec=spec, policy=policy, fragment_steps=8, **pool
@@ -102,3 +104,28 @@ def test_a_worker_whose_environment_allows_nothing_ends_with_the_key_that_is_at_
 def test_evaluation_minds_the_mask(kind: str) -> None:
     played = [play(Masked(kind), policy_of(kind), seed=seed, steps_max=100) for seed in range(20)]
     assert [(0.0, 6)] * 20 == [(each.episode_return, each.steps) for each in played]
+
+
+@pytest.mark.parametrize("name", ["mlp", "random"])
+def test_the_pages_environment_is_played_without_a_forbidden_step(name: str) -> None:
+    """Beyond its ends there is no cell."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "rollout.md").read_text()
+    (code,) = re.findall(r"<!-- mask -->\n```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(code, "docs/rollout.md#mask", "exec"), names)  # The page is ours.
+    env = names["Corridor"]()
+    torch.manual_seed(SEED)
+    policy = make_policy(name, env.observation_space, env.action_space, action_mask="legal")
+    obs, _ = env.reset(seed=SEED)
+    cells = set()
+    for _ in range(300):
+        assert env.observation_space.contains(obs)
+        batch = {key: torch.from_numpy(each[None]) for key, each in obs.items()}
+        with torch.no_grad():
+            acted = policy.act(batch, None, torch.ones(1, dtype=torch.bool))
+        obs, _, over, _, _ = env.step(int(acted.action[0]))
+        cells.add(env.cell)
+        if over:
+            assert [1, 0] == obs["legal"].tolist()
+            obs, _ = env.reset()
+    assert {0, 1, 2, 3, 4} == cells, f"seed {SEED}"

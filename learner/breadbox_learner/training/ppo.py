@@ -83,13 +83,14 @@ class Evaluator(nn.Module):
     def forward(self, obs: Tree, action: Tree, state: Tree, first: Tensor) -> tuple[Tensor, ...]:
         """Return log-probability, entropy and value, float32[B, T - burn_in_steps] each."""
         if self._burn_in:
-            parts = obs, action, first
-            early = [map_tree(lambda leaf: leaf[:, : self._burn_in], part) for part in parts]
-            with torch.no_grad():
-                state = self.policy.evaluate(*early[:2], state, early[2]).state
-            obs, action, first = (
-                map_tree(lambda leaf: leaf[:, self._burn_in :], part) for part in parts
+            steps = obs, action, first
+            early, late = (
+                [map_tree(lambda leaf, part=part: leaf[:, part], tree) for tree in steps]
+                for part in (slice(0, self._burn_in), slice(self._burn_in, None))
             )
+            with torch.no_grad():
+                state = self.policy.evaluate(early[0], early[1], state, early[2]).state
+            obs, action, first = late
         evaluation: Evaluation = self.policy.evaluate(obs, action, state, first)
         return evaluation.log_prob.float(), evaluation.entropy.float(), evaluation.value.float()
 
