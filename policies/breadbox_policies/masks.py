@@ -50,7 +50,8 @@ class ActionMask(nn.Module):
 
     def check(self, obs: Tree, acts: Tensor | None) -> None:
         """Raise InvalidRequestError if no action is allowed in a row, of those that act."""
-        parts = self._allowed(obs, obs[self.key].shape[:1]).split(self._counts, -1)
+        allowed = self._allowed(obs, obs[self.key].shape[:1])
+        parts = torch.split_with_sizes(allowed, self._counts, -1)
         blocked = ~torch.stack([part.any(-1) for part in parts], -1)
         if acts is not None:
             blocked &= acts[:, None]
@@ -64,4 +65,5 @@ class ActionMask(nn.Module):
             )
 
     def _allowed(self, obs: Tree, leading: torch.Size) -> Tensor:
-        return obs[self.key].reshape(*leading, -1) != 0
+        mask: Tensor = obs[self.key]
+        return mask.reshape(*leading, -1) != 0

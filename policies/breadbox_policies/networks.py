@@ -44,7 +44,7 @@ class _HeadPolicy(PolicyModule):
     ) -> "tuple[ActionHead, gymnasium.Space[object]]":
         """Make mask and action head; return the head, and the space of what the networks see."""
         options = {"squash": squash, "state_dependent_std": state_dependent_std}
-        head = make_action_head(action_space, **options)
+        head = make_action_head(action_space, "", **options)
         for name, value in options.items():
             if not isinstance(value, bool) or (value and all(head.is_choice)):
                 problem = f"is true or false, and for boxes of numbers, got {value!r}"

@@ -150,7 +150,7 @@ def test_the_learner_bootstraps_a_time_limit_with_the_last_observation() -> None
     wanted[0][2], wanted[1][2] = 4 + 0.99 * wanted[0][3], 4.0
     wanted[0][1], wanted[1][1] = 2 + 0.99 * final[0], 2 + 0.99 * 4
     wanted[0][0], wanted[1][0] = (1 + 0.99 * each[1] for each in wanted)
-    returns = {}
+    returns: dict[str, torch.Tensor] = {}
 
     def noting(*arguments: Any) -> Any:
         returns["got"] = returns_of(*arguments)

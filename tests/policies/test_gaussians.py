@@ -21,7 +21,7 @@ SEED = 11
 
 
 def head_of(space: Any = BOX, **options: bool) -> ActionHead:
-    head = make_action_head(space, **options)
+    head = make_action_head(space, "", **options)
     for parameter in head.parameters():
         with torch.no_grad():
             parameter.copy_(torch.linspace(-1.5, 0.2, len(parameter)))
@@ -41,10 +41,10 @@ def normal_of(head: Any, inputs: torch.Tensor) -> Normal:
     return Normal(inputs[..., :SIZE], (inputs[..., SIZE:] - 0.5).clamp(-5, 2).exp())
 
 
-def told_of(head: Any, inputs: torch.Tensor, squash: bool) -> Independent:
+def told_of(head: Any, inputs: torch.Tensor, squash: bool) -> Any:
     low, high = (torch.from_numpy(each).double() for each in (BOX.low, BOX.high))
     to_box = AffineTransform((low + high) / 2, (high - low) / 2)
-    transforms = [TanhTransform(), to_box] if squash else [to_box]
+    transforms: list[Any] = [TanhTransform(), to_box] if squash else [to_box]
     return Independent(TransformedDistribution(normal_of(head, inputs), transforms), 1)
 
 

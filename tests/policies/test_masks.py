@@ -9,7 +9,7 @@ from gymnasium import spaces
 from torch.distributions import Categorical
 
 from breadbox.model.errors import InvalidRequestError
-from breadbox_policies import PolicyModule, make_policy, policy_weights
+from breadbox_policies import make_policy, policy_weights
 from breadbox_policies.actions import make_action_head
 from support.masked_env import ACTIONS, COUNTS, Masked, is_allowed
 
@@ -18,7 +18,8 @@ SEED = 5
 
 def rows_of(kind: str, count: int) -> dict[str, torch.Tensor]:
     """Observations of so many steps, without those after an episode's last one."""
-    env, seen = Masked(kind), []
+    env = Masked(kind)
+    seen: list[Any] = []
     obs, _ = env.reset(seed=SEED)
     while len(seen) < count:
         seen.append(obs)
@@ -28,7 +29,7 @@ def rows_of(kind: str, count: int) -> dict[str, torch.Tensor]:
     return {key: torch.from_numpy(np.stack([each[key] for each in seen])) for key in seen[0]}
 
 
-def policy_of(kind: str, name: str = "mlp") -> PolicyModule:
+def policy_of(kind: str, name: str = "mlp") -> Any:
     torch.manual_seed(SEED)
     return make_policy(name, Masked(kind).observation_space, ACTIONS[kind], action_mask="legal")
 
@@ -73,9 +74,9 @@ def test_log_prob_and_entropy_are_those_of_the_allowed_choices_alone() -> None:
     generator = torch.Generator().manual_seed(SEED)
     inputs = torch.randn(50, 9, generator=generator)
     assert policy.mask is not None
-    masked = policy.mask(inputs, obs)  # type: ignore[operator]
+    masked = policy.mask(inputs, obs)
     action = make_action_head(ACTIONS["multi"]).sample(masked, generator)[0]
-    judged = policy.head.judge(masked, action)  # type: ignore[union-attr, operator]
+    judged = policy.head.judge(masked, action)
     for row in range(50):
         log_prob = entropy = start = 0.0
         for part, count in enumerate(COUNTS["multi"]):
@@ -97,7 +98,7 @@ def test_a_single_allowed_action_is_certain_and_has_no_gradient() -> None:
     judged = policy.evaluate(obs, torch.tensor([[4]]), None, torch.ones(1, 1, dtype=torch.bool))
     assert (0.0, 0.0) == (judged.log_prob.item(), judged.entropy.item())
     (judged.log_prob + judged.entropy).sum().backward()
-    gradients = [each.grad for each in policy.actor.parameters()]  # type: ignore[operator, union-attr]
+    gradients = [each.grad for each in policy.actor.parameters()]
     assert all(each is not None and not each.any() for each in gradients)
 
 

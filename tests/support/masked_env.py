@@ -86,8 +86,8 @@ def make_vector(kind: str, num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any
 
 def policy(observations: Any, actions: Any) -> PolicyModule:
     """A policy that minds the mask, far from uniform."""
-    made = make_policy("mlp", observations, actions, action_mask="legal")
-    made.actor[-1].weight.data.mul_(1000)  # type: ignore[index, operator, union-attr]
+    made: Any = make_policy("mlp", observations, actions, action_mask="legal")
+    made.actor[-1].weight.data.mul_(1000)
     return made
 
 
