@@ -17,7 +17,7 @@ TASKS = {
     "CartPole-v1": (
         475.0,
         ("--env", "CartPole-v1"),
-        ("--lr", "1e-3", "--lr-decay-updates", "150", "--epochs", "6"),
+        ("--lr", "1e-3:1e-4@150updates", "--epochs", "6"),
         (),
     ),
     "CartPole-v1, velocities hidden": (

@@ -39,7 +39,7 @@ from breadbox_learner.training import checkpoint
 from breadbox_learner.training.batching import EnvironmentSteps, EpisodeReturns
 from breadbox_learner.training.checkpoint import CheckpointError, SessionState
 from breadbox_learner.training.fitting import Fitting, expected_rows
-from breadbox_learner.training.ppo import PpoUpdater
+from breadbox_learner.training.ppo import PpoUpdater, check_burn_in
 from breadbox_learner.training.source import LeaseSource, Share
 from breadbox_learner.training.trainer import (
     NullPublisher,
@@ -73,6 +73,7 @@ def build_policy(settings: LearnSettings) -> PolicyModule:
     )
     if settings.evaluate_every:
         check_greedy(policy, "evaluate_every")
+    check_burn_in(policy, settings.burn_in_steps)
     try:
         return policy.to(settings.device)
     except (RuntimeError, AssertionError) as error:
@@ -126,6 +127,7 @@ def dry_run_text(settings: LearnSettings) -> str:
     """Build everything that needs no server, and return the settings as YAML."""
     policy = build_policy(settings)
     build_reference(settings)
+    _ = settings.ppo  # Its schedules fit the run.
     connect(settings).close()
     count = sum(parameter.numel() for parameter in policy.parameters())
     return f"{settings.as_yaml()}# policy with {count} parameters: fits"
@@ -142,6 +144,7 @@ def run(
         compute_repeatably()
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    ppo = settings.ppo
     policy = build_policy(settings)
     reference = build_reference(settings)
     device = torch.device(settings.device)
@@ -156,7 +159,7 @@ def run(
     ):
         updater = PpoUpdater(
             policy,
-            settings.ppo,
+            ppo,
             device=device,
             seed=settings.seed,
             reference=reference,

@@ -10,6 +10,7 @@ from breadbox.cli.connection import Connection
 from breadbox.cli.logs import LogSettings
 from breadbox.cli.settings import JsonObject, Settings, of_one_call, setting
 from breadbox.model.errors import InvalidRequestError
+from breadbox_learner.schedules import PositiveSchedule, Schedule, ScheduleText
 
 
 class PpoConfig(Settings):
@@ -38,20 +39,30 @@ class PpoConfig(Settings):
     minibatch_fragments: int = setting(16, ge=1)
     """Fragments per gradient step and rank. A policy without memory trains on as many steps as they
     have, drawn from the whole batch; a recurrent one on whole fragments."""
+    burn_in_steps: int = setting(0, ge=0)
+    """First steps of a fragment that only renew the state of a policy with memory, which an older
+    version left, by the current weights; no loss is taken on them. Less than a fragment has."""
     accumulation_count: int = setting(1, ge=1)
     """Parts in which a minibatch is processed, to save memory; the gradient is the same."""
-    lr: float = setting(2.5e-3, gt=0)
-    """Adam's step size."""
-    lr_decay_updates: int = setting(0, ge=0)
-    """Updates over which the step size falls linearly to a tenth; 0: it is constant."""
-    clip: float = setting(0.2, gt=0)
-    """Bound of |ratio - 1| between trained and proximal policy."""
+    lr: PositiveSchedule = setting(Schedule(2.5e-3))
+    """Adam's step size, over 0; or a schedule: 3e-4:0 goes in a line from 3e-4 to 0 over the run,
+    to updates_max or environment_steps_max; 3e-4:0@300updates and 3e-4:0@1e6steps over so many
+    updates, or steps of the environments."""
+    clip: PositiveSchedule = setting(Schedule(0.2))
+    """Bound of |ratio - 1| between trained and proximal policy, over 0; or a schedule as of lr."""
+    advantage_normalization: Literal["batch", "minibatch", "off"] = "batch"
+    """Scale advantages to mean 0 and deviation 1 over the batch of all ranks, over each minibatch
+    of all ranks, or not at all."""
     value_coefficient: float = setting(0.5, ge=0)
     """Weight of the value loss."""
+    value_loss: Literal["mse", "huber"] = "mse"
+    """Half the squared error; "huber": linear beyond huber_delta, for returns with outliers."""
+    huber_delta: float = setting(1.0, gt=0)
+    """Error of the value, in reward units, from which on "huber" is linear."""
     value_clip: float = setting(0.0, ge=0)
     """Most that a value may move in one update, in reward units; 0: no bound."""
-    entropy_coefficient: float = setting(0.01, ge=0)
-    """Weight of the entropy bonus."""
+    entropy_coefficient: ScheduleText = setting(Schedule(0.01))
+    """Weight of the entropy bonus, at least 0; or a schedule as of lr."""
     kl_coefficient: float = setting(0.0, ge=0)
     """Weight of the divergence from a reference policy; 0: no reference policy."""
     target_kl: float = setting(0.0, ge=0)
@@ -104,6 +115,8 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     """Updates between published versions."""
     updates_max: int = setting(0, ge=0)
     """Stop after this many updates; 0: no limit."""
+    environment_steps_max: int = setting(0, ge=0)
+    """Stop once the environments have made this many steps, as in the records; 0: no limit."""
     evaluate_every: int = setting(0, ge=0)
     """Updates between evaluations; 0: none. A process on this machine's CPU plays episodes of env
     greedily, the same ones each time, while training continues."""
@@ -152,8 +165,15 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
 
     @property
     def ppo(self) -> PpoConfig:
-        """Settings of the updater."""
-        return PpoConfig(**self.chosen(PpoConfig.model_fields))
+        """Settings of the updater; its schedules end with the run, unless they say when."""
+        chosen = self.chosen(PpoConfig.model_fields)
+        for name, value in chosen.items():
+            if isinstance(value, Schedule):
+                try:
+                    chosen[name] = value.over(self.updates_max, self.environment_steps_max)
+                except ValueError as error:
+                    raise InvalidRequestError(name, str(error)) from error
+        return PpoConfig(**chosen)
 
 
 @dataclass(frozen=True, slots=True)

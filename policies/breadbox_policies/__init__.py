@@ -12,6 +12,7 @@ from breadbox_policies.protocol import (
     check_greedy,
     policy_weights,
     set_policy_weights,
+    takes,
 )
 from breadbox_policies.repeatable import NotRepeatableError, compute_repeatably
 
@@ -30,4 +31,5 @@ __all__ = [
     "policy_names",
     "policy_weights",
     "set_policy_weights",
+    "takes",
 ]

@@ -19,13 +19,40 @@ from breadbox_policies.encoders import (
     initialise,
     mlp,
 )
+from breadbox_policies.masks import ActionMask
 from breadbox_policies.protocol import ActResult, Evaluation, PolicyModule, State, Tree
 
 
 class _HeadPolicy(PolicyModule):
-    """Base of policies with an action head: subclasses compute its inputs, and the value."""
+    """Base of policies with an action head: subclasses compute its inputs, and the value.
+
+    Options of all: `action_mask`, the key of the observation that says which choices are allowed;
+    `squash`, by a tanh into the box, and `state_dependent_std`, for continuous actions.
+    """
 
     head: ActionHead
+    mask: ActionMask | None
+
+    def _arrange(
+        self,
+        observation_space: "gymnasium.Space[object]",
+        action_space: "gymnasium.Space[object]",
+        *,
+        action_mask: str | None = None,
+        squash: bool = False,
+        state_dependent_std: bool = False,
+    ) -> "tuple[ActionHead, gymnasium.Space[object]]":
+        """Make mask and action head; return the head, and the space of what the networks see."""
+        options = {"squash": squash, "state_dependent_std": state_dependent_std}
+        head = make_action_head(action_space, "", **options)
+        for name, value in options.items():
+            if not isinstance(value, bool) or (value and all(head.is_choice)):
+                problem = f"is true or false, and for boxes of numbers, got {value!r}"
+                raise InvalidRequestError(name, f"{problem} for {action_space}")
+        self.mask = (
+            None if action_mask is None else ActionMask(action_mask, observation_space, head)
+        )
+        return head, observation_space if self.mask is None else self.mask.rest
 
     @abstractmethod
     def _step(self, obs: Tree, state: State, first: Tensor) -> tuple[Tensor, Tensor, State]:
@@ -47,15 +74,21 @@ class _HeadPolicy(PolicyModule):
         *,
         generator: torch.Generator | None = None,
         greedy: bool = False,
+        acts: Tensor | None = None,
     ) -> ActResult:
         """See `Policy.act`."""
         inputs, value, state = self._step(obs, state, first)
+        if self.mask is not None:
+            self.mask.check(obs, acts)
+            inputs = self.mask(inputs, obs)
         action, log_prob = self.head.choose(inputs, generator, greedy=greedy)
         return ActResult(action, log_prob, value, state)
 
     def evaluate(self, obs: Tree, action: Tree, state: State, first: Tensor) -> Evaluation:
         """See `Policy.evaluate`."""
         inputs, value, state = self._sequence(obs, state, first)
+        if self.mask is not None:
+            inputs = self.mask(inputs, obs)
         judged = self.head.judge(inputs, action)
         return Evaluation(judged.log_prob, judged.entropy, value, state)
 
@@ -80,11 +113,13 @@ class MlpPolicy(_HeadPolicy):
         hidden_sizes: Sequence[int] = (64, 64),
         normalize_observations: bool = False,
         observation_clip: float = 10.0,
+        **options: Any,
     ) -> None:
         super().__init__()
+        head, seen = self._arrange(observation_space, action_space, **options)
         clip = observation_clip if normalize_observations else None
-        self._flattener = VectorFlattener(observation_space, clip)
-        self.head = make_action_head(action_space)
+        self._flattener = VectorFlattener(seen, clip)
+        self.head = head
         input_count = self._flattener.output_count
         # A small gain starts the policy near uniform; the value starts near zero.
         self.actor = mlp(input_count, hidden_sizes, self.head.input_count, gain=0.01)
@@ -109,11 +144,13 @@ class LstmPolicy(_HeadPolicy):
         memory_count: int = 128,
         normalize_observations: bool = False,
         observation_clip: float = 10.0,
+        **options: Any,
     ) -> None:
         super().__init__()
+        head, seen = self._arrange(observation_space, action_space, **options)
         clip = observation_clip if normalize_observations else None
-        self.encoder = ObservationEncoder(observation_space, feature_count, clip)
-        self.head = make_action_head(action_space)
+        self.encoder = ObservationEncoder(seen, feature_count, clip)
+        self.head = head
         self.memory_count = memory_count
         self.cell = nn.LSTMCell(self.encoder.output_count, memory_count)
         for name, parameter in self.cell.named_parameters():
@@ -197,11 +234,13 @@ class UniformPolicy(_HeadPolicy):
     """Uniform over choices, normal around boxes' middles, value 0; greedy: first choice, middle."""
 
     def __init__(
-        self, observation_space: "gymnasium.Space[object]", action_space: "gymnasium.Space[object]"
+        self,
+        observation_space: "gymnasium.Space[object]",
+        action_space: "gymnasium.Space[object]",
+        **options: Any,
     ) -> None:
         super().__init__()
-        del observation_space
-        self.head = make_action_head(action_space)
+        self.head, _ = self._arrange(observation_space, action_space, **options)
 
     def _step(self, obs: Tree, state: State, first: Tensor) -> tuple[Tensor, Tensor, State]:
         inputs = torch.zeros(*first.shape, self.head.input_count, device=first.device)

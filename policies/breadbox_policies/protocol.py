@@ -88,6 +88,9 @@ class Policy(Protocol):
             greedy: Return the mode of the distribution (the likeliest choice, the mean of a normal
                 distribution), without randomness. Callers that only sample omit it, so that custom
                 policies need not have it.
+
+        Policies of this package take `acts`, too: bool[B], rows in which the action counts, or None
+        for all. The observations of other rows need not allow any action.
         """
 
     @abstractmethod
@@ -141,10 +144,15 @@ class PolicyModule(nn.Module, Policy):
         return [row_view(state, index) for index in range(max(batch_sizes, default=0))]
 
 
+def takes(policy: Policy, argument: str) -> bool:
+    """Return True if a policy's `act` has an argument that not all policies have."""
+    parameters = inspect.signature(policy.act).parameters.values()
+    return any(p.name == argument or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
 def check_greedy(policy: Policy, setting: str) -> None:
     """Raise InvalidRequestError if *setting* needs a greedy policy, and `act` takes no `greedy`."""
-    parameters = inspect.signature(policy.act).parameters.values()
-    if not any(p.name == "greedy" or p.kind is p.VAR_KEYWORD for p in parameters):
+    if not takes(policy, "greedy"):
         raise InvalidRequestError(
             setting,
             f"needs a policy that can act greedily; {type(policy).__name__}.act takes no argument "

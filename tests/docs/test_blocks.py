@@ -43,6 +43,9 @@ ELSEWHERE = {
         "docs/rollout.md#worker": "test_the_worker_of_ones_own_has_every_fragment_admitted",
         "docs/rollout.md#policy": "test_the_policy_of_ones_own_acts_and_learns",
     },
+    "tests/rollout/test_masked_actions.py": {
+        "docs/rollout.md#mask": "test_the_pages_environment_is_played_without_a_forbidden_step",
+    },
     "tests/examples/test_my_learner.py": {
         f"docs/my-learner.md#{name}": "test_the_page_shows_lines_of_the_scripts"
         for name in (

@@ -88,13 +88,16 @@ NOT_HERE = {
     "docs/rollout.md#agents": "needs a package that no extra has; tests/rollout/test_parallel.py",
     "docs/rollout.md#policies": "needs a package that no extra has; tests/rollout/test_parallel.py",
     "docs/rollout.md#opponents": "names a module of the reader's; tests/rollout/test_parallel.py",
+    "docs/rollout.md#mask-start": (
+        "names a module of the reader's; tests/rollout/test_masked_actions.py"
+    ),
     "docs/rollout.md#record": "goes on from a line with `...`; tests/rollout/test_command.py",
     "docs/rollout.md#generate": "needs weights of Atari; the lines in Python below it are run",
 }
 """Blocks that no test here runs: the test that runs them or their like, or why none does."""
 
 SCALED_DOWN = {
-    "--target-return 475 --lr-decay-updates 300": "--target-return 40",
+    "--target-return 475 --lr 2.5e-3:2.5e-4@300updates": "--target-return 40",
     "--episodes 40": "--episodes 6",
 }
 

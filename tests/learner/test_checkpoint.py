@@ -81,7 +81,7 @@ def batches() -> list[TrainingBatch]:
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"amp": "bfloat16"}, {"lr_decay_updates": 8}, {"accumulation_count": 2}]
+    "config", [{}, {"amp": "bfloat16"}, {"lr": "2.5e-3:0@8updates"}, {"accumulation_count": 2}]
 )
 def test_a_resumed_run_makes_the_very_same_curve(
     batches: list[TrainingBatch], config: dict[str, Any]

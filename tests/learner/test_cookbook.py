@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -119,6 +120,49 @@ def test_the_whole_learner_learns_under_every_seed(
     told = f"seeds {list(SEEDS)}: from {first} to {best}"
     assert max(first) < 60, told
     assert min(best) > 100, told
+
+
+def test_the_learner_bootstraps_a_time_limit_with_the_last_observation() -> None:
+    """Two fragments: one is cut off at its step 1 of 4, one ends at 2; by hand, discount 0.99."""
+    code = python_blocks()["learner"].split("session = ")[0]
+    names: dict[str, Any] = {}
+    exec(compile(code, f"{COOKBOOK}, learner", "exec"), names)  # The page is ours.
+    policy = names["policy"]
+    generator = torch.Generator().manual_seed(3)
+    flags = torch.zeros(2, 4, dtype=torch.bool)
+    cut, over = flags.clone(), flags.clone()
+    cut[0, 1] = over[1, 2] = True
+    batch = SimpleNamespace(
+        obs=torch.randn(2, 4, 4, generator=generator), action=torch.zeros(2, 4, dtype=torch.long),
+        in_state=None, first=flags, reward=torch.tensor([[1.0, 2, 4, 8], [1, 2, 4, 8]]),
+        truncated=cut, terminated=over, log_prob=torch.full((2, 4), -0.7),
+        next_obs=torch.randn(2, 4, generator=generator),
+        final_obs=torch.randn(2, 4, generator=generator),
+        final_obs_row=torch.tensor([0, 1]), final_obs_step=torch.tensor([1, 2]),
+    )  # fmt: skip
+    with torch.no_grad():
+        final, following, seen = (
+            policy.critic(obs).squeeze(-1).tolist()
+            for obs in (batch.final_obs, batch.next_obs, batch.obs)
+        )
+    wanted = [[0.0] * 4, [0.0] * 4]
+    wanted[0][3], wanted[1][3] = 8 + 0.99 * following[0], 8 + 0.99 * following[1]
+    wanted[0][2], wanted[1][2] = 4 + 0.99 * wanted[0][3], 4.0
+    wanted[0][1], wanted[1][1] = 2 + 0.99 * final[0], 2 + 0.99 * 4
+    wanted[0][0], wanted[1][0] = (1 + 0.99 * each[1] for each in wanted)
+    returns: dict[str, torch.Tensor] = {}
+
+    def noting(*arguments: Any) -> Any:
+        returns["got"] = returns_of(*arguments)
+        return returns["got"]
+
+    returns_of, names["returns_of"] = names["returns_of"], noting
+    names["loss_of"](batch).backward()
+    torch.testing.assert_close(torch.tensor(wanted), returns["got"], atol=1e-5, rtol=1e-5)
+    # Without the last observation the step's own value is the nearest there is.
+    batch.final_obs = None
+    names["loss_of"](batch)
+    assert 2 + 0.99 * seen[0][1] == pytest.approx(float(returns["got"][0, 1]), abs=1e-5)
 
 
 def test_the_asyncio_example_prints_batches(

@@ -86,9 +86,17 @@ class RecallPolicy(MlpPolicy):
         return torch.full((batch_size, 1), -7.0)
 
     def act(
-        self, obs: Any, state: Any, first: Any, *, generator: Any = None, greedy: bool = False
+        self,
+        obs: Any,
+        state: Any,
+        first: Any,
+        *,
+        generator: Any = None,
+        greedy: bool = False,
+        acts: Any = None,
     ) -> ActResult:
         assert greedy
+        assert acts is None
         state = torch.where(first[:, None], obs[:, :1], state)
         zeros = torch.zeros(len(first))
         return ActResult(state[:, 0].long(), zeros, zeros, state)

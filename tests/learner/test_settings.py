@@ -43,6 +43,7 @@ def dry_run(*arguments: str, environment: dict[str, str] | None = None) -> Resul
             ("--fragments-per-batch", "0"),
             "--fragments-per-batch must be greater than or equal to 1",
         ),
+        (("--burn-in-steps", "4"), "burn_in_steps is for a policy with memory"),
         (("--kl-coefficient", "0.1"), "reference_policy is needed"),
         (("--wandb-project", "x"), "wandb_project needs the package wandb"),
         (("--config", "/no/such/file.yaml"), "--config /no/such/file.yaml cannot be read"),

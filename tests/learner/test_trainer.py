@@ -361,3 +361,41 @@ def test_numbers_that_json_cannot_say_become_null(tmp_path: Path) -> None:
     lines.close()
     text = (tmp_path / "progress.jsonl").read_text()
     assert {"update": 1, "loss": None, "limit": None} == json.loads(text)
+
+
+def test_a_run_of_ten_updates_goes_to_zero_by_tenths_and_records_it(bench: Bench) -> None:
+    bench.trainer(
+        updates_max=10, lr="1e-3:0", clip="0.3:0.1@5updates", entropy_coefficient="0:1"
+    ).run()
+    names = ("learning_rate", "clip", "entropy_coefficient")
+    rows = [[record[name] for name in names] for record in bench.records()]
+    for number, row in enumerate(rows):
+        clip = 0.3 - 0.2 * min(1.0, number / 5)
+        assert [1e-3 * (1 - number / 10), clip, number / 10] == pytest.approx(row), number
+
+
+def test_steps_of_the_environments_end_a_run_and_its_schedules(bench: Bench) -> None:
+    """Each update has 8 fragments of 16 steps: 128 steps."""
+    outcome = bench.trainer(environment_steps_max=500, lr="1e-3:0").run()
+    records = bench.records()
+    assert (Outcome.STEPS_DONE, [128, 256, 384, 512]) == (
+        outcome,
+        [record["environment_steps"] for record in records],
+    )
+    wanted = [1e-3 * (1 - made / 500) for made in (0, 128, 256, 384)]
+    assert wanted == pytest.approx([record["learning_rate"] for record in records])
+
+
+def test_a_resumed_run_goes_on_where_its_schedules_were(bench: Bench) -> None:
+    settings: dict[str, Any] = {"lr": "1e-3:0@10updates", "clip": "0.2:0.1@1024steps"}
+    bench.trainer(updates_max=4, **settings).run()
+    bench.progress.close()
+    second = bench.trainer(updates_max=6, **settings)
+    second.state.update = 4
+    second.environment.restore({"total": 512, "by_worker": []})
+    second.run()
+    records = bench.records()
+    assert [1e-3 * (1 - number / 10) for number in range(6)] == pytest.approx(
+        [record["learning_rate"] for record in records]
+    )
+    assert 0.2 - 0.1 * 512 / 1024 == pytest.approx(records[4]["clip"])

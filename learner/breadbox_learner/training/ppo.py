@@ -4,7 +4,8 @@ The clip keeps the policy near the *proximal* one, the learner's policy before t
 importance weight corrects for the policy that *acted*. With fresh data this is plain PPO.
 
 A minibatch has single steps, drawn from all fragments, because consecutive steps are alike. A
-policy with memory needs them in order: it gets whole fragments.
+policy with memory needs them in order: it gets whole fragments. The states that these begin with
+are of the policies that acted; a burn-in makes newer ones of them.
 """
 
 import math
@@ -18,6 +19,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from breadbox.model.errors import InvalidRequestError
 from breadbox.model.trees import Tree, map_tree
 from breadbox.writing.advantages import VTrace, estimate_advantages_torch, find_successors
 from breadbox_learner.ranks import Ranks
@@ -47,6 +49,9 @@ class UpdateStatistics:
     gradient_norm: float
     explained_variance: float
     """Share of the targets' variance that the value explained before the update."""
+    learning_rate: float
+    clip: float
+    entropy_coefficient: float
     gradient_steps: int
     skipped_steps: int
     """Number of gradient steps left out because the gradient was not finite."""
@@ -54,7 +59,7 @@ class UpdateStatistics:
 
 @dataclass(slots=True)
 class _Prepared:
-    """A batch, and values that are constant during an update; tensors [B, T]."""
+    """A batch, and values that are constant during an update; tensors [B, T - burn_in_steps]."""
 
     batch: TrainingBatch
     proximal_log_prob: Tensor
@@ -66,16 +71,36 @@ class _Prepared:
 
 
 class Evaluator(nn.Module):
-    """A policy's `evaluate` as a `forward`, which data-parallel modules call."""
+    """A policy's `evaluate` as a `forward`, which data-parallel modules call.
 
-    def __init__(self, policy: PolicyModule) -> None:
+    The first *burn_in_steps* only make the state that the others begin with, without a gradient
+    (stored state and burn-in of R2D2, Kapturowski et al. 2019).
+    """
+
+    def __init__(self, policy: PolicyModule, burn_in_steps: int = 0) -> None:
         super().__init__()
         self.policy = policy
+        self._burn_in = burn_in_steps
 
     def forward(self, obs: Tree, action: Tree, state: Tree, first: Tensor) -> tuple[Tensor, ...]:
-        """Return log-probability, entropy and value, float32[B, T] each."""
+        """Return log-probability, entropy and value, float32[B, T - burn_in_steps] each."""
+        if self._burn_in:
+            steps = obs, action, first
+            early, late = (
+                [map_tree(lambda leaf, part=part: leaf[:, part], tree) for tree in steps]
+                for part in (slice(0, self._burn_in), slice(self._burn_in, None))
+            )
+            with torch.no_grad():
+                state = self.policy.evaluate(early[0], early[1], state, early[2]).state
+            obs, action, first = late
         evaluation: Evaluation = self.policy.evaluate(obs, action, state, first)
         return evaluation.log_prob.float(), evaluation.entropy.float(), evaluation.value.float()
+
+
+def check_burn_in(policy: PolicyModule, steps: int) -> None:
+    """Raise InvalidRequestError if there are *steps* for a state that the policy does not have."""
+    if steps and policy.initial_state(1) is None:
+        raise InvalidRequestError("burn_in_steps", "is for a policy with memory, such as 'lstm'")
 
 
 class PpoUpdater:
@@ -93,23 +118,34 @@ class PpoUpdater:
     ) -> None:
         if config.kl_coefficient and reference is None:
             raise ValueError("kl_coefficient needs a reference policy")
+        check_burn_in(policy, config.burn_in_steps)
         self.policy = policy
         self.config = config
         self.device = torch.device(device)
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, eps=1e-5)
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr.start, eps=1e-5)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.amp == "float16")
         self._seed = seed
         self._order = torch.Generator()
         self._ranks: Ranks = ranks or Ranks()
-        self._evaluator = self._ranks.shared(Evaluator(policy), self.device)
-        self._reference_evaluator = None if reference is None else Evaluator(reference).eval()
+        self._evaluator = self._ranks.shared(Evaluator(policy, config.burn_in_steps), self.device)
+        self._reference_evaluator = (
+            None if reference is None else Evaluator(reference, config.burn_in_steps).eval()
+        )
         self.rewards = RewardScale(config.discount, config.reward_clip, self._ranks)
 
     def update(
-        self, batch: TrainingBatch, *, number: int = 0, train_policy: bool = True
+        self,
+        batch: TrainingBatch,
+        *,
+        number: int = 0,
+        environment_steps: int = 0,
+        train_policy: bool = True,
     ) -> UpdateStatistics:
-        """Train on at least one fragment, as many on all ranks; `number` counts updates."""
-        self._set_out(number)
+        """Train on at least one fragment, as many on all ranks.
+
+        Schedules go by `number`, of earlier updates, and `environment_steps`, equal on all ranks.
+        """
+        self._set_out(number, environment_steps)
         batch = batch.to(self.device)
         self.policy.eval()
         prepared = self._prepare(
@@ -135,6 +171,9 @@ class PpoUpdater:
             gradient_norm=sum(taken) / len(losses),
             explained_variance=_explained_variance(prepared.old_value, prepared.target),
             staleness_weight=float(prepared.weight.mean()),
+            learning_rate=self._learning_rate,
+            clip=self._clip,
+            entropy_coefficient=self._entropy_coefficient,
             gradient_steps=len(taken),
             skipped_steps=len(norms) - len(taken),
         )
@@ -154,18 +193,26 @@ class PpoUpdater:
             for name, buffer in self.policy.named_buffers():
                 buffer.copy_(given[name])
 
-    def _set_out(self, number: int) -> None:
+    def _set_out(self, number: int, steps: int) -> None:
         entropy = (self._seed, self._ranks.membership.rank, number)
         seed = np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]
         self._order.manual_seed(int(seed >> np.uint64(1)))
-        decay = self.config.lr_decay_updates
-        share = 1.0 - 0.9 * min(1.0, number / decay) if decay else 1.0
+        config = self.config
+        self._learning_rate, self._clip, self._entropy_coefficient = (
+            each.at(number, steps) for each in (config.lr, config.clip, config.entropy_coefficient)
+        )
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.lr * share
+            group["lr"] = self._learning_rate
 
     @torch.no_grad()
     def _prepare(self, batch: TrainingBatch) -> _Prepared:
         """Compute values and log-probabilities under the proximal policy, then advantages."""
+        burn_in = self.config.burn_in_steps
+        if burn_in >= batch.reward.shape[1]:
+            length = batch.reward.shape[1]
+            raise InvalidRequestError(
+                "burn_in_steps", f"leaves none of a fragment's {length} steps"
+            )
         passes = [self._values_of(batch, rows) for rows in self._slices(len(batch))]
         value, log_prob, next_value, final = (
             torch.cat(parts) for parts in zip(*passes, strict=True)
@@ -203,11 +250,11 @@ class PpoUpdater:
             reference = torch.cat([log_prob for log_prob, _, _ in judged])
         return _Prepared(
             batch=batch,
-            proximal_log_prob=log_prob,
-            old_value=value,
-            advantage=self._normalized(advantage),
-            target=target,
-            weight=ratio.clamp(max=bound) if bound > 0 else torch.ones_like(ratio),
+            proximal_log_prob=log_prob[:, burn_in:],
+            old_value=value[:, burn_in:],
+            advantage=self._normalized(advantage[:, burn_in:], "batch"),
+            target=target[:, burn_in:],
+            weight=(ratio.clamp(max=bound) if bound > 0 else torch.ones_like(ratio))[:, burn_in:],
             reference_log_prob=reference,
         )
 
@@ -234,13 +281,20 @@ class PpoUpdater:
             final,
         )
 
-    def _normalized(self, advantage: Tensor) -> Tensor:
-        """Scale to mean 0 and deviation 1 over the whole batch of all ranks."""
+    def _normalized(self, advantage: Tensor, part: str) -> Tensor:
+        """Scale to mean 0 and deviation 1 over all ranks, if this *part* is to be normalised.
+
+        A single step has no deviation, and keeps its advantage.
+        """
+        if part != self.config.advantage_normalization:
+            return advantage
         wide = advantage.double()
         count = torch.tensor(float(wide.numel()), dtype=torch.float64, device=wide.device)
         total, squares, number = self._ranks.sum(
             torch.stack([wide.sum(), (wide * wide).sum(), count])
         )
+        if number <= 1:
+            return advantage
         mean: Tensor = total / number
         deviation = (squares / number - mean * mean).clamp(min=0.0).sqrt()
         normalized: Tensor = ((wide - mean) / (deviation + EPSILON)).float()
@@ -255,6 +309,9 @@ class PpoUpdater:
         train_policy: bool,
     ) -> float:
         """Make one gradient step on some rows; return the gradient's norm, perhaps not finite."""
+        index = rows.to(self.device)
+        advantage = self._normalized(prepared.advantage[index], "minibatch")
+        prepared = replace(prepared, advantage=prepared.advantage.index_copy(0, index, advantage))
         self.optimizer.zero_grad(set_to_none=True)
         parts = rows.tensor_split(min(self.config.accumulation_count, len(rows)))
         for number, part in enumerate(parts, 1):
@@ -281,21 +338,21 @@ class PpoUpdater:
         index = rows.to(self.device)
         log_prob, entropy, value = self._evaluate(prepared.batch, rows, self._evaluator)
         target = prepared.target[index]
-        squared = (value - target) ** 2
+        error = self._value_error(value, target)
         if config.value_clip > 0:
             old = prepared.old_value[index]
             near = old + (value - old).clamp(-config.value_clip, config.value_clip)
-            squared = torch.maximum(squared, (near - target) ** 2)
-        value_loss = 0.5 * squared.mean()
+            error = torch.maximum(error, self._value_error(near, target))
+        value_loss = 0.5 * error.mean()
         log_ratio = log_prob - prepared.proximal_log_prob[index]
         ratio = log_ratio.exp()
         advantage, weight = prepared.advantage[index], prepared.weight[index]
-        clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
+        clipped = ratio.clamp(1 - self._clip, 1 + self._clip)
         policy_loss = -(weight * torch.minimum(ratio * advantage, clipped * advantage)).mean()
         loss = config.value_coefficient * value_loss
         # Multiplied, not left out: data-parallel modules need every parameter in the graph.
         on = 1.0 if train_policy else 0.0
-        loss = loss + on * (policy_loss - config.entropy_coefficient * entropy.mean())
+        loss = loss + on * (policy_loss - self._entropy_coefficient * entropy.mean())
         reference_kl = torch.zeros((), device=value.device)
         if prepared.reference_log_prob is not None:
             reference_kl = _divergence(log_prob, prepared.reference_log_prob[index])
@@ -307,8 +364,15 @@ class PpoUpdater:
                 "entropy": float(entropy.mean()),
                 "kl": float((ratio - 1 - log_ratio).mean()),
                 "reference_kl": float(reference_kl),
-                "clip_fraction": float(((ratio - 1).abs() > config.clip).float().mean()),
+                "clip_fraction": float(((ratio - 1).abs() > self._clip).float().mean()),
             }
+
+    def _value_error(self, value: Tensor, target: Tensor) -> Tensor:
+        """Return the squared error of each step; with "huber", a line beyond huber_delta."""
+        if self.config.value_loss == "mse":
+            return (value - target) ** 2
+        delta = self.config.huber_delta
+        return 2 * nn.functional.huber_loss(value, target, reduction="none", delta=delta)
 
     def _evaluate(
         self, batch: TrainingBatch, rows: Tensor, evaluator: nn.Module

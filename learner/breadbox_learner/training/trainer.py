@@ -111,6 +111,7 @@ class Outcome(Enum):
 
     TARGET_REACHED = "target_reached"
     UPDATES_DONE = "updates_done"
+    STEPS_DONE = "steps_done"
     TIME_LIMIT = "time_limit"
     STOPPED = "stopped"
 
@@ -123,9 +124,10 @@ class _Vote(IntEnum):
     """A rank can use nothing of its share of this draw."""
     TARGET_REACHED = 2
     UPDATES_DONE = 3
-    TIME_LIMIT = 4
-    STOPPED = 5
-    STARVED = 6
+    STEPS_DONE = 4
+    TIME_LIMIT = 5
+    STOPPED = 6
+    STARVED = 7
 
 
 class StarvedError(ReplayBufferError):
@@ -273,6 +275,8 @@ class Trainer:
             return _Vote.STOPPED
         if settings.updates_max and self.state.update >= settings.updates_max:
             return _Vote.UPDATES_DONE
+        if 0 < settings.environment_steps_max <= self.environment.total:
+            return _Vote.STEPS_DONE
         mean = self.returns.mean
         if (
             settings.target_return is not None
@@ -295,7 +299,11 @@ class Trainer:
         trained = is_published = False
         self._is_updating = True
         try:
-            statistics = self.updater.update(batch, number=number, train_policy=train_policy)
+            # Only rank 0 knows what workers report, which may be more than all ranks have seen.
+            made = self.ranks.largest(self.environment.total)
+            statistics = self.updater.update(
+                batch, number=number, environment_steps=made, train_policy=train_policy
+            )
             trained = True
             self._is_updating = False
             self.state.update += 1

@@ -12,7 +12,7 @@ from breadbox.model.errors import InvalidRequestError, ReplayBufferError
 from breadbox.model.fragment import Tree
 from breadbox.model.trees import map_tree
 from breadbox.model.trees import rows as tree_rows
-from breadbox_policies import PolicyModule, State, check_greedy
+from breadbox_policies import PolicyModule, State, check_greedy, takes
 from breadbox_rollout.environments.arrays import GroupArrays
 
 
@@ -67,7 +67,8 @@ class Inference:
         self._bfloat16 = bfloat16
         self._generator = torch.Generator(device).manual_seed(seed)
         # Custom policies that never act greedily need not have the argument.
-        self._choice = {"greedy": True} if greedy else {}
+        self._choice: dict[str, Any] = {"greedy": True} if greedy else {}
+        self._takes_acts = takes(policy, "acts")
         self._initial_state = self._split_initial_state()
 
     def _split_initial_state(self) -> State:
@@ -93,8 +94,20 @@ class Inference:
         """Recurrent state before the first step, or None for a policy without memory."""
         return self._initial_state
 
-    def act(self, obs: Tree, states: list[State], first: NDArray[np.bool_]) -> Decision:
-        """Choose actions, leaves [B, ...]; raise PolicyOutputError on NaN or infinity."""
+    def act(
+        self,
+        obs: Tree,
+        states: list[State],
+        first: NDArray[np.bool_],
+        acts: NDArray[np.bool_] | None = None,
+    ) -> Decision:
+        """Choose actions, leaves [B, ...]; raise PolicyOutputError on NaN or infinity.
+
+        Only actions in the rows *acts* count, all if it is None.
+        """
+        choice = self._choice
+        if self._takes_acts and acts is not None and not acts.all():
+            choice = {**choice, "acts": self._tensor(acts)}
         with torch.inference_mode(), self._precision():
             state = self.policy.merge_state(states) if self.is_recurrent else None
             result = self.policy.act(
@@ -102,7 +115,7 @@ class Inference:
                 state,
                 self._tensor(first),
                 generator=self._generator,
-                **self._choice,
+                **choice,
             )
         batch_size = len(first)
         log_prob, value = _arrays(result.log_prob.float()), _arrays(result.value.float())
@@ -158,7 +171,7 @@ def play_round(
     obs = joined([entry.obs for entry in arrays])
     first = np.concatenate([entry.first for entry in arrays])
     acts = np.concatenate([entry.acts for entry in arrays])
-    decision = inference.act(obs, states, first)
+    decision = inference.act(obs, states, first, acts)
     decision = replace(decision, action=_in_types(decision.action, arrays[0].action))
     write_actions(arrays, decision.action, decision.value, model_version)
     return Round(obs, first, acts, decision)
