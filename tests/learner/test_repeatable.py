@@ -20,6 +20,7 @@ from support.server_process import plain_environment
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 UPDATES = 5
+NORMALIZED = ("--policy-options", json.dumps({"normalize_observations": True}))
 CLOCKED = {"time_s", "fetch_wait_s", "load_s", "update_s", "waiting_reason"}
 """Fields of a record that measure, so that they differ from run to run."""
 
@@ -85,8 +86,9 @@ def trained(
         ((), ()),
         # Three processes, whose answers come in any order.
         (("--envs-per-process", "1", "--policy", "lstm"), ("--policy", "lstm")),
+        (NORMALIZED, (*NORMALIZED, "--normalize-rewards")),
     ],
-    ids=["mlp", "lstm"],
+    ids=["mlp", "lstm", "normalized"],
 )
 def test_the_same_seeds_give_the_same_weights_and_curve_and_others_do_not(
     server: ServerProcess,
