@@ -71,6 +71,10 @@ class Switch:
         """Pass on."""
         return self._client.load_model(newer_than)
 
+    def declare_origin(self, origin: Mapping[str, str]) -> None:
+        """Pass on."""
+        self._client.declare_origin(origin)
+
     def append_many(
         self,
         fragments: Iterable[Fragment],

@@ -92,20 +92,33 @@ class _HeadPolicy(PolicyModule):
         judged = self.head.judge(inputs, action)
         return Evaluation(judged.log_prob, judged.entropy, value, state)
 
+    def update_statistics(self, batch: Any) -> None:
+        """See `Policy.update_statistics`."""
+        for module in self.modules():
+            if isinstance(module, VectorFlattener):
+                module.update_statistics(batch.obs)
+
 
 class MlpPolicy(_HeadPolicy):
-    """Two tanh networks without memory, for action and value; sharing features does more harm."""
+    """Two tanh networks without memory, for action and value; sharing features does more harm.
+
+    With `normalize_observations` the numbers of observations get mean 0 and deviation 1, by
+    statistics of the learner's batches, and are clipped at `observation_clip`.
+    """
 
     def __init__(
         self,
         observation_space: "gymnasium.Space[object]",
         action_space: "gymnasium.Space[object]",
         hidden_sizes: Sequence[int] = (64, 64),
+        normalize_observations: bool = False,
+        observation_clip: float = 10.0,
         **options: Any,
     ) -> None:
         super().__init__()
+        clip = observation_clip if normalize_observations else None
         head, seen = self._arrange(observation_space, action_space, **options)
-        self._flattener = VectorFlattener(seen)
+        self._flattener = VectorFlattener(seen, clip)
         self.head = head
         input_count = self._flattener.output_count
         # A small gain starts the policy near uniform; the value starts near zero.
@@ -118,7 +131,10 @@ class MlpPolicy(_HeadPolicy):
 
 
 class LstmPolicy(_HeadPolicy):
-    """Convolutions and linear layers, then one LSTM; state (hidden, cell), [B, memory_count]."""
+    """Convolutions and linear layers, then one LSTM; state (hidden, cell), [B, memory_count].
+
+    `normalize_observations` is as in `MlpPolicy`, for all but images.
+    """
 
     def __init__(
         self,
@@ -126,11 +142,14 @@ class LstmPolicy(_HeadPolicy):
         action_space: "gymnasium.Space[object]",
         feature_count: int = 128,
         memory_count: int = 128,
+        normalize_observations: bool = False,
+        observation_clip: float = 10.0,
         **options: Any,
     ) -> None:
         super().__init__()
+        clip = observation_clip if normalize_observations else None
         head, seen = self._arrange(observation_space, action_space, **options)
-        self.encoder = ObservationEncoder(seen, feature_count)
+        self.encoder = ObservationEncoder(seen, feature_count, clip)
         self.head = head
         self.memory_count = memory_count
         self.cell = nn.LSTMCell(self.encoder.output_count, memory_count)

@@ -74,6 +74,7 @@ NOT_HERE = {
     "docs/deploy.md#standby": "needs two machines; tests/integration/test_standby.py",
     "docs/deploy.md#gateway": "needs certificates; tests/integration/test_gateway.py",
     "docs/deploy.md#helm": "needs a cluster; tests/deploy",
+    "docs/learner-cookbook.md#normalise": "goes on from `...`; tests/learner/test_normalizing.py",
     "docs/learner-cookbook.md#torchrun": "goes on from a line with `...`; tests/learner/test_ranks",
     "docs/operate.md#start": "needs an engine; tests/containers",
     "docs/operate.md#again": "needs an engine; tests/containers",

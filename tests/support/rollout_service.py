@@ -33,6 +33,8 @@ class FakeService:
         self.workers: dict[str, WorkerSteps] = {}
         """The latest report of each worker's steps."""
         self.append_calls: list[int] = []
+        self.origin: Mapping[str, str] = {}
+        """What was declared last."""
         self.answer: Callable[[Sequence[Fragment]], list[AppendResult]] | None = None
         self.errors: deque[ReplayBufferError] = deque()
         """Raised by the next appends, one each."""
@@ -128,6 +130,9 @@ class FakeService:
         self._check_open()
         config = BufferConfig(staleness_max=self.staleness_max, schema=self.schema)
         return BufferDescription(name or "default", config, "", None, None)  # type: ignore[arg-type]
+
+    def declare_origin(self, origin: Mapping[str, str]) -> None:
+        self.origin = origin
 
     def close(self) -> None:
         with self.changed:
