@@ -116,8 +116,8 @@ class MlpPolicy(_HeadPolicy):
         **options: Any,
     ) -> None:
         super().__init__()
-        head, seen = self._arrange(observation_space, action_space, **options)
         clip = observation_clip if normalize_observations else None
+        head, seen = self._arrange(observation_space, action_space, **options)
         self._flattener = VectorFlattener(seen, clip)
         self.head = head
         input_count = self._flattener.output_count
@@ -147,8 +147,8 @@ class LstmPolicy(_HeadPolicy):
         **options: Any,
     ) -> None:
         super().__init__()
-        head, seen = self._arrange(observation_space, action_space, **options)
         clip = observation_clip if normalize_observations else None
+        head, seen = self._arrange(observation_space, action_space, **options)
         self.encoder = ObservationEncoder(seen, feature_count, clip)
         self.head = head
         self.memory_count = memory_count
