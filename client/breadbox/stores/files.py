@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from itertools import accumulate, compress
+from operator import not_
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
@@ -55,7 +56,7 @@ from breadbox.stores.disk import (
     make_private_directory,
     opener,
 )
-from breadbox.stores.groups import Group, GroupFiles, gathered, ids_together, is_there
+from breadbox.stores.groups import Group, GroupFiles, gathered, ids_together
 from breadbox.stores.keys import group_of, is_payload_id, is_sound, new_payload_id, place_of
 from breadbox.stores.reading import drop, head_bytes_of
 from breadbox.stores.spare import SPARE_S, SPARE_SIZE_BYTES_MIN, SpareFiles, hold
@@ -122,8 +123,7 @@ class PayloadDirectory:
 
     def written_path(self, name: str) -> str:
         """Return the path of what was just written: a payload, or a group file."""
-        is_group = group_of(name) == name
-        return self.groups.path(name) if is_group else self.unannounced_path(name)
+        return self.groups.path(name) if group_of(name) == name else self.unannounced_path(name)
 
     def file(self, payload_id: str, memory: Sequence[memoryview], blocks: Blocks) -> File:
         """Describe a payload for `read_files`."""
@@ -160,12 +160,12 @@ class PayloadDirectory:
     def _check_there(self, reference: PayloadReference, descriptor: int) -> None:
         payload_id = reference.payload_id
         if group_of(payload_id):
-            is_gone = not is_there(descriptor, payload_id)
+            is_there = Group(descriptor).range_of(payload_id)[1] > 0
         else:
-            is_gone = reference.size_bytes >= SPARE_SIZE_BYTES_MIN and not any(
+            is_there = reference.size_bytes < SPARE_SIZE_BYTES_MIN or any(
                 map(os.path.lexists, self.places(payload_id))
             )
-        if is_gone:
+        if not is_there:
             raise PayloadMissingError(payload_id)
 
     def _open(self, reference: PayloadReference) -> tuple[int, int]:
@@ -282,10 +282,8 @@ class FileStore(PartsStore):
 
     def _new_references(self, sizes: Sequence[int]) -> list[PayloadReference]:
         has_groups = self._threads is None and self._directory.groups.directory.is_dir()
-        payload_ids = ids_together(sizes) if has_groups else None
-        if payload_ids is None:
-            return super()._new_references(sizes)
-        return [*map(PayloadReference, payload_ids, sizes)]
+        payload_ids = ids_together(sizes) if has_groups else []
+        return [*map(PayloadReference, payload_ids, sizes)] or super()._new_references(sizes)
 
     @_bounded
     def write_parts(self, parts: Sequence[Part]) -> None:
@@ -361,9 +359,8 @@ class FileStore(PartsStore):
         for reference in references:
             with self._directory.open(reference) as (descriptor, start), _translated_errors():
                 if start:  # There are other payloads on its pages, and holes come.
-                    body = memoryview(bytearray(reference.size_bytes))
-                    _read_fully(descriptor, [body], start, reference)
-                    mapped.append(body)
+                    mapped.append(memoryview(bytearray(reference.size_bytes)))
+                    _read_fully(descriptor, mapped[-1:], start, reference)
                     continue
                 # The mapping has a copy of the descriptor, and so the lock.
                 if not hold(descriptor):
@@ -508,31 +505,23 @@ class FileCustodian:
                 for number in range(_DIRECTORIES):
                     listed.update(os.listdir(self._directory.payloads / f"{number:02x}"))
                     _heard()
-            present = _each(
-                references,
-                self._directory.groups.present,
-                lambda each: each.payload_id in listed or self._is_present(each),
-                False,
-            )
-            return [
-                each for each, is_there in zip(references, present, strict=True) if not is_there
-            ]
+
+            def is_present(each: PayloadReference) -> bool:
+                return each.payload_id in listed or self._is_present(each)
+
+            present = _each(references, self._directory.groups.present, is_present, False)
+            return [*compress(references, map(not_, present))]
 
     async def confirmed(self) -> AsyncIterator[str]:
-        for number in range(_DIRECTORIES):
-            for payload_id in await self._confirmed_in(f"{number:02x}"):
+        for prefix in ("", *(f"{number:02x}" for number in range(_DIRECTORIES))):
+            for payload_id in await self._confirmed_in(prefix):
                 yield payload_id
-        for payload_id in await self._confirmed_in_groups():
-            yield payload_id
-
-    @_in_thread
-    def _confirmed_in_groups(self) -> list[str]:
-        with _translated_errors():
-            return [*self._directory.groups.confirmed()]
 
     @_in_thread
     def _confirmed_in(self, prefix: str) -> list[str]:
         with _translated_errors():
+            if not prefix:
+                return [*self._directory.groups.confirmed()]
             listed = os.listdir(self._directory.payloads / prefix)
             return [name for name in listed if is_payload_id(name)]
 
@@ -757,35 +746,43 @@ def _is_file(path: str, size_bytes: int) -> bool:
 
 def _each(
     references: Sequence[PayloadReference],
-    of_groups: Callable[[Sequence[PayloadReference]], Sequence[R]],
+    of_group: Callable[[str, Sequence[PayloadReference]], Sequence[R]],
     of_file: Callable[[PayloadReference], R],
     unsound: R,
 ) -> list[R]:
     """Return an answer for each payload: of its group, of its file, or for an unsound reference."""
-    sound = [*map(is_sound, references)]
-    together = [each for each in compress(references, sound) if group_of(each.payload_id)]
-    grouped = iter(of_groups(together))
-    return [
-        unsound if not ok else next(grouped) if group_of(each.payload_id) else of_file(each)
-        for each, ok in zip(references, sound, strict=True)
-    ]
+    answers = [unsound] * len(references)
+    grouped: dict[str, list[int]] = {}
+    for position, reference in enumerate(references):
+        if not is_sound(reference):
+            continue
+        if group := group_of(reference.payload_id):
+            grouped.setdefault(group, []).append(position)
+        else:
+            answers[position] = of_file(reference)
+    for group, positions in grouped.items():
+        found = of_group(group, [references[position] for position in positions])
+        for position, answer in zip(positions, found, strict=True):
+            answers[position] = answer
+    return answers
 
 
 def _delete(directory: PayloadDirectory, payload_ids: Iterable[str]) -> None:
-    together = []
+    grouped: dict[str, list[str]] = {}
     with _translated_errors():
         for payload_id in payload_ids:
             _heard()
             if not is_payload_id(payload_id):
                 continue
-            if group_of(payload_id):
-                together.append(payload_id)
+            if group := group_of(payload_id):
+                grouped.setdefault(group, []).append(payload_id)
                 continue
             for path in directory.places(payload_id):
                 with suppress(FileNotFoundError):
                     os.unlink(path)
                     break
-        directory.groups.delete(together)
+        for group, together in grouped.items():
+            directory.groups.delete(group, together)
 
 
 @contextmanager

@@ -16,52 +16,42 @@ import ctypes
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, chain, compress, groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from breadbox.model.types import PayloadReference
 from breadbox.stores.base import Confirmation, Part
-from breadbox.stores.keys import (
-    GROUP_PLACES,
-    group_of,
-    is_group,
-    new_group_ids,
-    payload_ids_of,
-    place_of,
-)
+from breadbox.stores.keys import GROUP_PLACES, group_of, new_group, payload_ids_of, place_of
 
-GROUP_COUNT_MIN: Final = 4
+GROUP_COUNT_MIN: Final = 8
 """Fewest payloads of a call that share a file."""
 GROUPED_SIZE_BYTES_MAX: Final = 64 * 1024
 """Largest payload that shares one; with a larger one in the call none does."""
 GROUP_BYTES_MAX: Final = 1024 * 1024
 """Bytes of payloads after which the next one begins another file."""
 
-GONE: Final = 0
-UNANNOUNCED: Final = 1
-CONFIRMED: Final = 2
+GONE, UNANNOUNCED, CONFIRMED = range(3)
 
-_OFFSET_BYTES: Final = 4
-TABLE_BYTES: Final = GROUP_PLACES + _OFFSET_BYTES * (GROUP_PLACES + 1)
+TABLE_BYTES: Final = GROUP_PLACES + 4 * (GROUP_PLACES + 1)
 _PAGE_BYTES: Final = 4096
 _PUNCH: Final = 0x03
 """FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 
 
-def ids_together(sizes: Sequence[int]) -> list[str] | None:
-    """Return ids of payloads that one call writes into group files, or None for files of theirs."""
-    if len(sizes) < GROUP_COUNT_MIN or max(sizes) > GROUPED_SIZE_BYTES_MAX or not min(sizes):
-        return None
+def ids_together(sizes: Sequence[int]) -> list[str]:
+    """Return ids of payloads that one call writes, or [] where each gets a file of its own."""
     payload_ids: list[str] = []
+    if len(sizes) < GROUP_COUNT_MIN or max(sizes) > GROUPED_SIZE_BYTES_MAX or not min(sizes):
+        return payload_ids
     places: Iterator[str] = iter(())
     room_bytes = 0
     for size_bytes in sizes:
         payload_id = next(places, "")
         if size_bytes > room_bytes or not payload_id:
-            places, room_bytes = new_group_ids(), GROUP_BYTES_MAX
+            places, room_bytes = payload_ids_of(new_group()), GROUP_BYTES_MAX
             payload_id = next(places)
         payload_ids.append(payload_id)
         room_bytes -= size_bytes
@@ -77,12 +67,11 @@ def gathered(parts: Sequence[Part]) -> Iterator[Part]:
         payloads = list(together)
         sizes = (part.reference.size_bytes for part in payloads)
         offsets = array("I", accumulate(sizes, initial=TABLE_BYTES))
-        end = offsets[-1]
-        offsets.extend([end] * (GROUP_PLACES + 1 - len(offsets)))
+        offsets.extend(offsets[-1:] * (GROUP_PLACES - len(payloads)))
         states = bytes([UNANNOUNCED] * len(payloads)).ljust(GROUP_PLACES, bytes([GONE]))
-        buffers = chain.from_iterable(part.buffers for part in payloads)
         table = memoryview(states + offsets.tobytes())
-        yield Part(PayloadReference(group, end), 0, [table, *buffers])
+        buffers = chain.from_iterable(part.buffers for part in payloads)
+        yield Part(PayloadReference(group, offsets[-1]), 0, [table, *buffers])
 
 
 class Group:
@@ -109,30 +98,26 @@ class Group:
     def has(self, reference: PayloadReference) -> Confirmation:
         """Return what is in a payload's place."""
         size_bytes = self.range_of(reference.payload_id)[1]
-        if not size_bytes:
-            return Confirmation.MISSING
-        is_right = size_bytes == reference.size_bytes
-        return Confirmation.THERE if is_right else Confirmation.OTHER_SIZE
+        if size_bytes == reference.size_bytes:
+            return Confirmation.THERE
+        return Confirmation.OTHER_SIZE if size_bytes else Confirmation.MISSING
 
-    def mark(self, places: set[int], state: int) -> None:
-        """Set the states of places, by one write for neighbours."""
-        changed = [place for place in sorted(places) if self.states[place] not in (GONE, state)]
+    def mark(self, payload_ids: Iterable[str], state: int) -> None:
+        """Set the states of payloads, by one write for neighbours."""
+        places = sorted(map(place_of, payload_ids))
+        changed = [place for place in places if self.states[place] not in (GONE, state)]
         for _, run in groupby(enumerate(changed), lambda item: item[1] - item[0]):
             (_, first), *others = run
             os.pwrite(self._descriptor, bytes([state] * (1 + len(others))), first)
 
-    def punch(self, places: set[int]) -> None:
+    def free(self, payload_ids: Iterable[str]) -> None:
         """Free the pages of payloads that are gone, with their neighbours that are."""
-        for is_gone, run in groupby(range(GROUP_PLACES), lambda place: self.states[place] == GONE):
-            dead = [*run]
-            start, end = self._offsets[dead[0]], self._offsets[dead[-1] + 1]
-            if is_gone and end - start >= _PAGE_BYTES and not places.isdisjoint(dead):
-                _fallocate(self._descriptor, _PUNCH, start, end - start)
-
-
-def is_there(descriptor: int, payload_id: str) -> bool:
-    """Return False if a payload of an open group file is gone."""
-    return any(os.pread(descriptor, 1, place_of(payload_id)))
+        places = {*map(place_of, payload_ids)}
+        for state, run in groupby(range(GROUP_PLACES), self.states.__getitem__):
+            alike = [*run]
+            start, end = self._offsets[alike[0]], self._offsets[alike[-1] + 1]
+            if state == GONE and end - start >= _PAGE_BYTES and not places.isdisjoint(alike):
+                _punch(self._descriptor, start, end - start)
 
 
 class GroupFiles:
@@ -147,49 +132,41 @@ class GroupFiles:
     def path(self, group: str) -> str:
         return f"{self.directory}/{group}"
 
-    def confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
-        """Make payloads of the right size stay."""
-        answers = [Confirmation.MISSING] * len(references)
-        for name, positions in _by_group([each.payload_id for each in references]).items():
-            with suppress(FileNotFoundError), self._open(name, os.O_RDWR) as group:
-                found = {position: group.has(references[position]) for position in positions}
-                there = [each for each, answer in found.items() if answer is Confirmation.THERE]
-                places = {place_of(references[position].payload_id) for position in there}
-                group.mark(places, CONFIRMED)
-                os.stat(self.path(name))  # A sweep that saw no state of these took it away.
-                for position, answer in found.items():
-                    answers[position] = answer
-        return answers
+    def confirm(self, group: str, references: Sequence[PayloadReference]) -> list[Confirmation]:
+        """Make payloads of a group stay that have the right size."""
+        try:
+            with self._open(group, os.O_RDWR) as file:
+                found = [*map(file.has, references)]
+                right = compress(references, [each is Confirmation.THERE for each in found])
+                file.mark([each.payload_id for each in right], CONFIRMED)
+                os.stat(self.path(group))  # Raises where a sweep that saw no mark took it away.
+                return found
+        except FileNotFoundError:
+            return [Confirmation.MISSING] * len(references)
 
-    def present(self, references: Sequence[PayloadReference]) -> list[bool]:
-        """Return whether each payload is there."""
-        answers = [False] * len(references)
-        for name, positions in _by_group([each.payload_id for each in references]).items():
-            with suppress(FileNotFoundError), self._open(name, os.O_RDONLY) as group:
-                for position in positions:
-                    answers[position] = group.has(references[position]) is Confirmation.THERE
-        return answers
+    def present(self, group: str, references: Sequence[PayloadReference]) -> list[bool]:
+        """Return whether each payload of a group is there."""
+        try:
+            with self._open(group, os.O_RDONLY) as file:
+                return [file.has(each) is Confirmation.THERE for each in references]
+        except FileNotFoundError:
+            return [False] * len(references)
 
-    def delete(self, payload_ids: Sequence[str]) -> None:
-        """Delete payloads; missing ones are fine."""
-        for name, positions in _by_group(payload_ids).items():
-            places = {place_of(payload_ids[position]) for position in positions}
-            with suppress(FileNotFoundError), self._open(name, os.O_RDWR) as group:
-                group.mark(places, GONE)
-                if any(group.look()):
-                    group.punch(places)
-                else:
-                    os.unlink(self.path(name))
+    def delete(self, group: str, payload_ids: Sequence[str]) -> None:
+        """Delete payloads of a group; missing ones are fine."""
+        with suppress(FileNotFoundError), self._open(group, os.O_RDWR) as file:
+            file.mark(payload_ids, GONE)
+            if any(file.look()):
+                file.free(payload_ids)
+            else:
+                os.unlink(self.path(group))
 
     def confirmed(self) -> Iterator[str]:
         """Yield the ids of confirmed payloads."""
-        for name in self._names():
-            with suppress(FileNotFoundError), self._open(name, os.O_RDONLY) as group:
-                yield from (
-                    payload_id
-                    for payload_id, state in zip(payload_ids_of(name), group.states, strict=True)
-                    if state == CONFIRMED
-                )
+        for group in self._groups():
+            with suppress(FileNotFoundError), self._open(group, os.O_RDONLY) as file:
+                are_confirmed = [state == CONFIRMED for state in file.states]
+                yield from compress(payload_ids_of(group), are_confirmed)
 
     def sweep(self, before: float) -> int:
         """Delete files without confirmed payloads, unchanged since a time; return their payloads.
@@ -197,58 +174,43 @@ class GroupFiles:
         Each file is looked at once after its last change, whenever a process died.
         """
         count = 0
-        for name in self._names():
+        for group in self._groups():
             with suppress(FileNotFoundError):
-                if self._looked_until <= os.lstat(self.path(name)).st_mtime < before:
-                    count += self._expire(name)
+                if self._looked_until <= os.lstat(self.path(group)).st_mtime < before:
+                    count += self._expire(group)
         self._looked_until = before
         return count
 
-    def _expire(self, name: str) -> int:
-        path, aside = self.path(name), f"{self._unannounced}/.{name}"
-        with self._open(name, os.O_RDONLY) as group:
-            if CONFIRMED in group.states:
+    def _expire(self, group: str) -> int:
+        path, aside = self.path(group), f"{self._unannounced}/.{group}"
+        with self._open(group, os.O_RDONLY) as file:
+            if CONFIRMED in file.states:
                 return 0
             # A server that confirms writes states before it looks for the file.
+            os.utime(path)  # Or another sweep takes it from there.
             os.rename(path, aside)
-            if CONFIRMED in group.look():
+            if CONFIRMED in file.look():
                 os.rename(aside, path)
                 return 0
             os.unlink(aside)
-            return GROUP_PLACES - group.states.count(GONE)
+            return GROUP_PLACES - file.states.count(GONE)
 
-    def _names(self) -> list[str]:
+    def _groups(self) -> Iterator[str]:
         with suppress(FileNotFoundError):
-            return [name for name in os.listdir(self.directory) if is_group(name)]
-        return []
+            yield from [name for name in os.listdir(self.directory) if group_of(name) == name]
 
     @contextmanager
-    def _open(self, name: str, flags: int) -> Iterator[Group]:
+    def _open(self, group: str, flags: int) -> Iterator[Group]:
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(self.path(name), flags)
+        descriptor = os.open(self.path(group), flags)
         try:
             yield Group(descriptor)
         finally:
             os.close(descriptor)
 
 
-def _by_group(payload_ids: Sequence[str]) -> dict[str, list[int]]:
-    """Return the positions of payloads by their group files."""
-    positions: dict[str, list[int]] = {}
-    for position, payload_id in enumerate(payload_ids):
-        group = group_of(payload_id)
-        assert group is not None, "the caller asks for payloads of groups alone"
-        positions.setdefault(group, []).append(position)
-    return positions
+_libc: Final = ctypes.CDLL(None)
 
 
-def _function() -> Callable[[int, int, int, int], Any]:
-    try:
-        found = ctypes.CDLL(None).fallocate
-    except (AttributeError, OSError, TypeError):
-        return lambda *_: None
-    found.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    return found
-
-
-_fallocate: Final = _function()
+def _punch(descriptor: int, start: int, size_bytes: int) -> None:
+    _libc.fallocate(descriptor, _PUNCH, ctypes.c_int64(start), ctypes.c_int64(size_bytes))

@@ -41,9 +41,9 @@ _GROUP_MARK = b"group".hex()
 _MARKED = slice(20, 30)
 
 
-def new_group_ids() -> Iterator[str]:
-    """Yield fresh ids for all places of a group file, in order."""
-    return payload_ids_of(os.urandom(10).hex() + _GROUP_MARK)
+def new_group() -> str:
+    """Return the name of a new group file."""
+    return os.urandom(10).hex() + _GROUP_MARK
 
 
 def payload_ids_of(group: str) -> Iterator[str]:
@@ -54,11 +54,6 @@ def payload_ids_of(group: str) -> Iterator[str]:
 def group_of(payload_id: str) -> str | None:
     """Return the name of a payload's group file, or None if it has a file of its own."""
     return payload_id[: _MARKED.stop] if payload_id[_MARKED] == _GROUP_MARK else None
-
-
-def is_group(name: str) -> bool:
-    """Return whether a file's name is one of a group file."""
-    return is_payload_id(f"{name}00") and name[_MARKED] == _GROUP_MARK
 
 
 def place_of(payload_id: str) -> int:
