@@ -23,6 +23,7 @@ from breadbox.stores import bulk, groups
 from breadbox.stores import files as files_module
 from breadbox.stores.base import Confirmation, Part
 from breadbox.stores.bulk import read_files
+from breadbox.stores.disk import DiskRoom
 from breadbox.stores.files import FileCustodian, FileStore, PayloadDirectory
 from breadbox.stores.groups import (
     GROUP_BYTES_MAX,
@@ -419,13 +420,18 @@ def test_a_full_disk_leaves_nothing_of_a_group_behind(
     assert [True] * 5 == world.present(bystanders)
 
 
-def test_groups_count_as_the_files_that_they_are(world: World) -> None:
-    def used() -> int:
-        return asyncio.run(world.custodian.usage()).used_file_count
+def test_a_group_asks_for_the_room_of_one_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
 
-    before = used()
-    world.confirmed(payloads_of(200))
-    assert used() - before <= 10  # Others use this file system, too.
+    def has_room_for(room: DiskRoom, size_bytes: int, file_count: int) -> bool:
+        asked.append((size_bytes, file_count))
+        return True
+
+    monkeypatch.setattr(DiskRoom, "has_room_for", has_room_for)
+    world.write(payloads_of(200))
+    assert {(200 * SIZE_BYTES + TABLE_BYTES, 1)} == {*asked}
 
 
 def write(world: World, references: Sequence[PayloadReference], payloads: list[bytes]) -> None:

@@ -5,8 +5,8 @@
 A file has a table, then the payloads, one behind another. The table is a byte for the state of each
 of 256 places, and 257 offsets: payload k is between offsets k and k + 1.
 
-1. Nothing is locked. A process writes states of payloads alone that it was told to confirm or
-   delete, and a state that is `GONE` stays so.
+1. Nothing is locked. A process writes the states of those payloads alone that it confirms or
+   deletes, and a server does not confirm what a client discards or what is being deleted.
 2. Before a payload is gone its bytes do not change. Afterwards a hole may be in their place, so a
    reader looks at the state after the last byte.
 3. What is gone takes no memory but on pages with other payloads. With its last payload goes a file.
