@@ -281,9 +281,10 @@ class FileStore(PartsStore):
         return PayloadReference(new_payload_id(), size_bytes)
 
     def _new_references(self, sizes: Sequence[int]) -> list[PayloadReference]:
-        has_groups = self._threads is None and self._directory.groups.directory.is_dir()
-        payload_ids = ids_together(sizes) if has_groups else []
-        return [*map(PayloadReference, payload_ids, sizes)] or super()._new_references(sizes)
+        payload_ids = ids_together(sizes) if self._threads is None else []
+        if payload_ids and self._directory.groups.directory.is_dir():
+            return [*map(PayloadReference, payload_ids, sizes)]
+        return super()._new_references(sizes)
 
     @_bounded
     def write_parts(self, parts: Sequence[Part]) -> None:
