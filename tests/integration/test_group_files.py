@@ -138,6 +138,25 @@ def test_the_part_of_a_group_that_is_released_over_a_crash_goes_and_the_rest_sta
         eventually_sync(lambda: not group_files(folder), "deletions")
 
 
+def test_a_damaged_payload_of_a_group_is_found_and_deleted_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        server = serve(stack, folder, tmp_path / "log")
+        client = stack.enter_context(breadbox.connect(server.address, reconnect_s=60.0))
+        client.start_session("s")
+        client.append_many(group(0))
+        server.stop()
+        (path,) = (folder / "groups").iterdir()
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        report = fsck_report("--store", f"file://{folder}", "--repair")
+        assert (1, 1) == (report["corrupt"], report["deleted_corrupt"])
+        server.start()
+        assert indexes(0, GROUP - 1) == read(client, GROUP - 1)
+
+
 def test_payloads_of_a_group_that_were_confirmed_for_nothing_are_orphans(
     folder: Path, tmp_path: Path
 ) -> None:

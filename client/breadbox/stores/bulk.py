@@ -29,8 +29,8 @@ class File(NamedTuple):
     memory: Sequence[memoryview]
     """For every byte of it, in order."""
     blocks: Blocks
-    place: int | None = None
-    """Place in a group file, or None for a file of its own."""
+    place: int = -1
+    """Place in a group file; less than 0 for a file of its own."""
 
 
 class Question(NamedTuple):
@@ -80,7 +80,7 @@ def read_files(files: Sequence[File]) -> Sequence[Sequence[int] | None]:
     blocks = array("Q", chain.from_iterable(chain.from_iterable(file.blocks for file in files)))
     block_counts = array("Q", [len(file.blocks) for file in files])
     digests = array("Q", bytes(4 * len(blocks) + 8))
-    places = array("q", [-1 if file.place is None else file.place for file in files])
+    places = array("q", [file.place for file in files])
     are_whole = array("b", bytes(len(files) + 1))
     done = 0
     while done < len(files):

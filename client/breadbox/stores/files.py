@@ -121,13 +121,9 @@ class PayloadDirectory:
         """Return the path of a payload that is being written."""
         return f"{self.unannounced}/.{payload_id}"
 
-    def written_path(self, name: str) -> str:
-        """Return the path of what was just written: a payload, or a group file."""
-        return self.groups.path(name) if group_of(name) == name else self.unannounced_path(name)
-
     def file(self, payload_id: str, memory: Sequence[memoryview], blocks: Blocks) -> File:
         """Describe a payload for `read_files`."""
-        place = place_of(payload_id) if group_of(payload_id) else None
+        place = place_of(payload_id) if group_of(payload_id) else -1
         return File(self.places(payload_id), memory, blocks, place)
 
     def places(self, payload_id: str) -> tuple[str, str, str]:
@@ -288,12 +284,14 @@ class FileStore(PartsStore):
 
     @_bounded
     def write_parts(self, parts: Sequence[Part]) -> None:
-        parts = [*gathered(parts)]
+        path_of = self._directory.unannounced_path
+        if parts and group_of(parts[0].reference.payload_id):  # And so are the others.
+            parts, path_of = [*gathered(parts)], self._directory.groups.path
         size_bytes = sum(len(buffer) for part in parts for buffer in part.buffers)
         _check_room(self._directory, size_bytes, len(parts))
         with _translated_errors():
             for reference, offset_bytes, buffers in parts:
-                path = self._directory.written_path(reference.payload_id)
+                path = path_of(reference.payload_id)
                 _write(self._directory, reference, offset_bytes, buffers, path)
 
     @_bounded

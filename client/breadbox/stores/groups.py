@@ -59,11 +59,8 @@ def ids_together(sizes: Sequence[int]) -> list[str]:
 
 
 def gathered(parts: Sequence[Part]) -> Iterator[Part]:
-    """Yield parts, those of a group as one of its file."""
-    for group, together in groupby(parts, lambda part: group_of(part.reference.payload_id)):
-        if group is None:
-            yield from together
-            continue
+    """Yield group files, each as a part, for the payloads of `ids_together`."""
+    for group, together in groupby(parts, lambda part: str(group_of(part.reference.payload_id))):
         payloads = list(together)
         sizes = (part.reference.size_bytes for part in payloads)
         offsets = array("I", accumulate(sizes, initial=TABLE_BYTES))
