@@ -531,9 +531,9 @@ def exchange(folder: Path, seed: int) -> None:
         assert [THERE] * cut == asyncio.run(world.custodian.confirm(references[:cut]))
         world.store.delete_many(references[cut:])
         mine += references[:cut]
-        (folder / f"{seed}.list").write_text(
-            "\n".join(f"{each.payload_id} {each.size_bytes}" for each in mine)
-        )
+        half = folder / f"{seed}.half"
+        half.write_text("\n".join(f"{each.payload_id} {each.size_bytes}" for each in mine))
+        half.rename(folder / f"{seed}.list")
         for path in folder.glob("*.list"):
             known = [PayloadReference(a, int(b)) for a, b in map(str.split, path.open())]
             look(world, rng.sample(known, min(8, len(known))), rng, held)
