@@ -284,7 +284,7 @@ class FileStore(PartsStore):
 
     @_bounded
     def write_parts(self, parts: Sequence[Part]) -> None:
-        path_of = self._directory.unannounced_path
+        path_of: Callable[[str], str] = self._directory.unannounced_path
         if parts and group_of(parts[0].reference.payload_id):  # And so are the others.
             parts, path_of = [*gathered(parts)], self._directory.groups.path
         size_bytes = sum(len(buffer) for part in parts for buffer in part.buffers)
