@@ -110,7 +110,7 @@ class DiskWorld:
 
     def payloads(self) -> list[str]:
         store = self.folder / "store"
-        places = (store / "payloads", store / "unannounced")
+        places = [store / each for each in ("payloads", "groups", "unannounced")]
         return [path.name for place in places for path in place.rglob("*") if path.is_file()]
 
     def fill(self) -> None:

@@ -296,7 +296,7 @@ class World:
     def payloads(self) -> list[str]:
         """What is in the store, confirmed or not, beside the journal."""
         if self.setting.store == "file":
-            places = ("payloads", "unannounced")
+            places = ("payloads", "groups", "unannounced")
             files = (
                 each for place in places for each in (self.folder / "store" / place).rglob("*")
             )

@@ -1,6 +1,7 @@
 """The contract suite, on every store there is."""
 
 import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from breadbox.model.options import ClientOptions
 from breadbox.model.types import PayloadReference
-from breadbox.stores import open_custodian, open_store
+from breadbox.stores import groups, open_custodian, open_store
 from breadbox.stores.gateway import GatewayStore
 from breadbox.testing import start_server
 from breadbox.wire.route import Route
@@ -30,6 +31,19 @@ class TestFileStore(StoreContract):
     def faces(self, tmp_path: Path) -> Faces:
         url = f"file://{tmp_path}/a store"
         return Faces(open_store(url), lambda: open_custodian(url))
+
+
+class TestGroupFiles(StoreContract):
+    """Of a directory in memory, where all payloads share files."""
+
+    @pytest.fixture
+    def faces(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faces]:
+        monkeypatch.setattr(groups, "GROUP_COUNT_MIN", 1)
+        monkeypatch.setattr(groups, "GROUPED_SIZE_BYTES_MAX", groups.GROUP_BYTES_MAX)
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            url = f"file://{folder}/a store"
+            custodian = open_custodian(url)
+            yield Faces(open_store(url), lambda: open_custodian(url), [custodian])
 
 
 class Prompt(GatewayStore):

@@ -8,7 +8,6 @@ import os
 import random
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +27,7 @@ from breadbox.stores.disk import DiskRoom
 from breadbox.stores.files import FileCustodian, FileStore
 from breadbox.stores.spare import SPARE_S, SPARE_SIZE_BYTES_MIN
 from support.compiler import needs_compiler
+from support.crashes import CRASHED, crash_at, in_child, on_first_call
 from support.store_contract import in_buffers, payload_of, read_back
 
 SIZE_BYTES = SPARE_SIZE_BYTES_MIN + 4097
@@ -46,6 +46,10 @@ class World:
 
     def open_custodian(self, now: Callable[[], float] = time.time) -> FileCustodian:
         return FileCustodian(str(self.root), unannounced_s=600.0, wall_clock=now)
+
+    def reopen(self) -> None:
+        """Open the custodian anew: its threads are not in a copy of this process."""
+        self.custodian = self.open_custodian()
 
     def confirmed(self, *payloads: bytes) -> list[PayloadReference]:
         references = self.store.write_many([in_buffers(each) for each in payloads])
@@ -79,19 +83,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(spare, "_LOOK_S", 0.0)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield World(Path(folder))
-
-
-def in_child(act: Callable[[], None]) -> int:
-    """Run a function in a copy of this process; return its exit code."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    try:
-        act()
-    except BaseException:  # noqa: BLE001 - it is this process's end
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
 
 
 @pytest.mark.parametrize("size_bytes", [SIZE_BYTES, SIZE_BYTES + 5000, SIZE_BYTES - 3000])
@@ -224,20 +215,6 @@ def test_a_file_with_another_name_is_not_written_again(world: World) -> None:
     os.link(world.path(old), backup)
     world.replace(old)
     assert payload == backup.read_bytes()
-
-
-def on_first_call(
-    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, act: Callable[[], object]
-) -> None:
-    """Act once, just before a function is called for the first time."""
-    original = getattr(owner, name)
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        monkeypatch.setattr(owner, name, original)
-        act()
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, call)
 
 
 def test_a_reader_that_comes_too_late_finds_its_payload_missing(
@@ -453,36 +430,6 @@ def test_a_folder_of_spare_files_that_vanishes_costs_no_payload(world: World) ->
     assert 0 <= asyncio.run(world.custodian.usage()).used_bytes
 
 
-STEPS: Sequence[tuple[Any, str]] = (
-    *[(os, name) for name in ("open", "utime", "rename", "ftruncate", "writev", "close", "unlink")],
-    (fcntl, "flock"),
-)
-CRASHED = 77
-
-
-def crash_at(step: int, act: Callable[[], None]) -> int:
-    """Act in a copy of this process that ends before its n-th call of the file system."""
-
-    def crashing() -> None:
-        left = step
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **options: Any) -> Any:
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    os._exit(CRASHED)
-                return original(*arguments, **options)
-
-            return call
-
-        for owner, name in STEPS:
-            setattr(owner, name, wrap(getattr(owner, name)))
-        act()
-
-    return in_child(crashing)
-
-
 def write(world: World, old: PayloadReference, payload: bytes) -> None:
     del old
     world.store.write_many([in_buffers(payload)])
@@ -490,8 +437,7 @@ def write(world: World, old: PayloadReference, payload: bytes) -> None:
 
 def delete(world: World, old: PayloadReference, payload: bytes) -> None:
     del payload
-    # The threads of the parent's are not in the copy.
-    asyncio.run(world.open_custodian().delete([old]))
+    asyncio.run(world.custodian.delete([old]))
 
 
 ACTS = {"write": write, "delete": delete}
@@ -507,7 +453,7 @@ def test_a_crash_at_any_step_leaves_payloads_whole_and_files_that_are_swept(
         (old,) = world.confirmed(payload_of(SIZE_BYTES))
         if act == "write":
             world.delete([old])
-        code = crash_at(step, partial(ACTS[act], world, old, next_payload))
+        code = crash_at(step, partial(ACTS[act], world, old, next_payload), world.reopen)
         written = [
             PayloadReference(name, len(next_payload))
             for name in os.listdir(world.root / "unannounced")

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -14,6 +15,7 @@
 #define STEP_BYTES ((uint64_t)512 * 1024) /* of one system call */
 #define STEP_PIECES 64
 #define PATHS 3
+#define GROUP_PLACES 256
 #define CALL_MS 100 /* after which a call returns, so that Python handles signals such as Ctrl-C */
 
 typedef uint64_t (*digest_function)(const void *, size_t);
@@ -151,46 +153,75 @@ static bool is_there(const char *const *paths)
     return false;
 }
 
-static bool is_read(const char *const *paths, struct memory *memory, uint64_t spare_bytes)
+/* Find a payload in a group file (groups.py has its table), and go there. */
+static bool is_found(int descriptor, int64_t place, const struct memory *memory)
 {
-    int descriptor = -1, error = 0;
-    char beyond;
-    for (int i = 0; descriptor < 0 && i < PATHS; i++)
-        descriptor = open(paths[i], O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (descriptor < 0)
+    uint32_t bounds[2];
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < memory->piece_count; i++)
+        bytes += memory->pieces[i].size;
+    return pread(descriptor, bounds, sizeof bounds, GROUP_PLACES + place * (off_t)sizeof *bounds) ==
+               (ssize_t)sizeof bounds &&
+           bounds[0] + bytes == bounds[1] && lseek(descriptor, bounds[0], SEEK_SET) == bounds[0];
+}
+
+static bool is_read(int descriptor, const char *const *paths, int64_t place, struct memory *memory,
+                    uint64_t spare_bytes)
+{
+    int error = 0;
+    char seen;
+    if (descriptor < 0 || (place >= 0 && !is_found(descriptor, place, memory)))
         return false;
     advance(memory, 0);
     while ((!error || error == EINTR) && memory->piece < memory->piece_count)
         error = fill(memory, descriptor, false, STEP_BYTES);
-    bool is_whole = !error && read(descriptor, &beyond, 1) == 0;
-    close(descriptor);
-    return is_whole && (memory->filled < spare_bytes || is_there(paths));
+    if (error)
+        return false;
+    if (place >= 0) /* The state, which is zero if the payload is gone. */
+        return pread(descriptor, &seen, 1, place) == 1 && seen;
+    return read(descriptor, &seen, 1) == 0 && (memory->filled < spare_bytes || is_there(paths));
 }
 
-/* Read files, each the first of its paths that opens, into memory of exactly their lengths, from
- * `first` on. Returns the next one to read: after CALL_MS perhaps not the last. A file of
- * `spare_bytes` or more that has no path any more after that may have been written again. */
-uint64_t read_files(uint64_t first, uint64_t file_count, const char *const *paths, const struct piece *pieces,
-                const uint64_t *piece_counts, const struct block *blocks,
-                const uint64_t *block_counts, uint64_t *digests, digest_function digest,
-                bool *are_whole, uint64_t spare_bytes)
+static int opened(const char *const *paths)
+{
+    int descriptor = -1;
+    for (int i = 0; descriptor < 0 && i < PATHS; i++)
+        descriptor = open(paths[i], O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    return descriptor;
+}
+
+/* Read files, each the first of its paths that opens, or from `places` on payloads of group files,
+ * into memory of exactly their lengths, from `first` on. Returns the next one to read: after CALL_MS
+ * perhaps not the last. A file of `spare_bytes` or more that has no path any more after that may have
+ * been written again. */
+uint64_t read_files(uint64_t first, uint64_t file_count, const char *const *paths,
+                    const int64_t *places, const struct piece *pieces, const uint64_t *piece_counts,
+                    const struct block *blocks, const uint64_t *block_counts, uint64_t *digests,
+                    digest_function digest, bool *are_whole, uint64_t spare_bytes)
 {
     int64_t ends_at_ms = now_ms() + CALL_MS;
-    for (uint64_t i = 0; i < file_count; i++) {
-        if (i > first && now_ms() >= ends_at_ms)
-            return i;
+    int descriptor = -1;
+    uint64_t i = 0;
+    for (; i < file_count && (i <= first || now_ms() < ends_at_ms); i++, paths += PATHS) {
         struct memory memory = {.pieces = pieces,
                                 .piece_count = piece_counts[i],
                                 .blocks = blocks,
                                 .block_count = block_counts[i],
                                 .digests = digests,
                                 .digest = digest};
-        if (i >= first)
-            are_whole[i] = is_read(paths, &memory, spare_bytes);
-        paths += PATHS;
+        if (i >= first) {
+            if (descriptor < 0 || places[i] < 0 || strcmp(paths[0], paths[-PATHS]) != 0) {
+                if (descriptor >= 0)
+                    close(descriptor);
+                descriptor = opened(paths);
+            }
+            are_whole[i] = is_read(descriptor, paths, places[i], &memory, spare_bytes);
+        }
         pieces += piece_counts[i];
         blocks += block_counts[i];
         digests += block_counts[i];
     }
-    return file_count;
+    if (descriptor >= 0)
+        close(descriptor);
+    return i;
 }

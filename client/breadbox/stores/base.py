@@ -317,7 +317,7 @@ class PartsStore(AbstractStore, PayloadStore, PayloadParts):
     def write_many(self, payloads: Sequence[Sequence[memoryview]]) -> list[PayloadReference]:
         """On failure nothing of the call is left behind, or it expires."""
         bounded = self.within(self._begin())
-        references = [self.new_reference(sum(map(len, buffers))) for buffers in payloads]
+        references = self._new_references([sum(map(len, buffers)) for buffers in payloads])
         try:
             with largest_noted(payloads):
                 bounded.write_parts([Part(*each) for each in zip(references, repeat(0), payloads)])
@@ -327,6 +327,10 @@ class PartsStore(AbstractStore, PayloadStore, PayloadParts):
                 self._leave_nothing(bounded, references)
             raise
         return references
+
+    def _new_references(self, sizes: Sequence[int]) -> list[PayloadReference]:
+        """Name payloads that are written by one call, in this order."""
+        return [self.new_reference(size_bytes) for size_bytes in sizes]
 
     @staticmethod
     def _leave_nothing(parts: PayloadParts, references: Sequence[PayloadReference]) -> None:

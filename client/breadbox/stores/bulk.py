@@ -29,6 +29,8 @@ class File(NamedTuple):
     memory: Sequence[memoryview]
     """For every byte of it, in order."""
     blocks: Blocks
+    place: int = -1
+    """Place in a group file; less than 0 for a file of its own."""
 
 
 class Question(NamedTuple):
@@ -49,7 +51,7 @@ def _compiled() -> tuple[Any, Any]:
     except (ImportError, AttributeError, OSError):
         return None, None
     pointer, count = ctypes.c_void_p, ctypes.c_uint64
-    library.read_files.argtypes = (count, count, *[pointer] * 8, count)
+    library.read_files.argtypes = (count, count, *[pointer] * 9, count)
     library.read_files.restype = count
     library.receive.argtypes = (
         ctypes.c_int, pointer, count, pointer, count, pointer, pointer, count, pointer, count
@@ -78,12 +80,13 @@ def read_files(files: Sequence[File]) -> Sequence[Sequence[int] | None]:
     blocks = array("Q", chain.from_iterable(chain.from_iterable(file.blocks for file in files)))
     block_counts = array("Q", [len(file.blocks) for file in files])
     digests = array("Q", bytes(4 * len(blocks) + 8))
+    places = array("q", [file.place for file in files])
     are_whole = array("b", bytes(len(files) + 1))
     done = 0
     while done < len(files):
         done = _library.read_files(
             *(done, len(files), paths),
-            *map(_address, (pieces, piece_counts, blocks, block_counts, digests)),
+            *map(_address, (places, pieces, piece_counts, blocks, block_counts, digests)),
             _digest,
             _address(are_whole),
             SPARE_SIZE_BYTES_MIN,

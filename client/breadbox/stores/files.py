@@ -3,6 +3,7 @@
     DIR/unannounced/<id>       written, not yet confirmed; swept by age
     DIR/unannounced/.<id>      being written
     DIR/payloads/<2 hex>/<id>  confirmed
+    DIR/groups/                small payloads that share files (`breadbox.stores.groups`)
     DIR/journals/<journal>     latest epoch of a journal whose payloads are kept here
     DIR/spare/                 files to write again (`breadbox.stores.spare`)
 
@@ -19,7 +20,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
-from itertools import accumulate
+from itertools import accumulate, compress
+from operator import not_
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
@@ -45,7 +47,7 @@ from breadbox.stores.base import (
     StoreUsage,
     check_sound,
 )
-from breadbox.stores.bulk import File, read_files
+from breadbox.stores.bulk import Blocks, File, read_files
 from breadbox.stores.deadline import Deadline, current, in_force
 from breadbox.stores.disk import (
     DiskRoom,
@@ -54,7 +56,8 @@ from breadbox.stores.disk import (
     make_private_directory,
     opener,
 )
-from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
+from breadbox.stores.groups import Group, GroupFiles, gathered, ids_together
+from breadbox.stores.keys import group_of, is_payload_id, is_sound, new_payload_id, place_of
 from breadbox.stores.reading import drop, head_bytes_of
 from breadbox.stores.spare import SPARE_S, SPARE_SIZE_BYTES_MIN, SpareFiles, hold
 
@@ -85,6 +88,7 @@ class PayloadDirectory:
         self.payloads = self.root / "payloads"
         self.journals = self.root / "journals"
         self.spare = SpareFiles(self.root / "spare")
+        self.groups = GroupFiles(self.root / "groups", self.unannounced)
 
     def make(self) -> None:
         with _translated_errors():
@@ -117,35 +121,50 @@ class PayloadDirectory:
         """Return the path of a payload that is being written."""
         return f"{self.unannounced}/.{payload_id}"
 
+    def file(self, payload_id: str, memory: Sequence[memoryview], blocks: Blocks) -> File:
+        """Describe a payload for `read_files`."""
+        place = place_of(payload_id) if group_of(payload_id) else -1
+        return File(self.places(payload_id), memory, blocks, place)
+
     def places(self, payload_id: str) -> tuple[str, str, str]:
         """Return where to look for a payload, which may be confirmed between two looks."""
+        if group := group_of(payload_id):
+            return (self.groups.path(group),) * 3
         confirmed = self.confirmed_path(payload_id)
         return confirmed, self.unannounced_path(payload_id), confirmed
 
     @contextmanager
-    def open(self, reference: PayloadReference) -> Iterator[int]:
-        """Open a payload; PayloadMissingError after the block if it was deleted meanwhile."""
+    def open(self, reference: PayloadReference) -> Iterator[tuple[int, int]]:
+        """Open a payload, yield descriptor and first byte.
+
+        PayloadMissingError after the block if it was deleted meanwhile.
+        """
         check_sound((reference,))
         with _translated_errors():
-            descriptor = self._open(reference)
+            descriptor, start = self._open(reference)
         try:
-            yield descriptor
+            yield descriptor, start
         except Exception:
             # Perhaps the bytes of another payload are at fault.
-            self._check_there(reference)
+            self._check_there(reference, descriptor)
             raise
         else:
-            self._check_there(reference)
+            self._check_there(reference, descriptor)
         finally:
             os.close(descriptor)
 
-    def _check_there(self, reference: PayloadReference) -> None:
-        if reference.size_bytes >= SPARE_SIZE_BYTES_MIN and not any(
-            map(os.path.lexists, self.places(reference.payload_id))
-        ):
-            raise PayloadMissingError(reference.payload_id)
+    def _check_there(self, reference: PayloadReference, descriptor: int) -> None:
+        payload_id = reference.payload_id
+        if group_of(payload_id):
+            is_there = Group(descriptor).range_of(payload_id)[1] > 0
+        else:
+            is_there = reference.size_bytes < SPARE_SIZE_BYTES_MIN or any(
+                map(os.path.lexists, self.places(payload_id))
+            )
+        if not is_there:
+            raise PayloadMissingError(payload_id)
 
-    def _open(self, reference: PayloadReference) -> int:
+    def _open(self, reference: PayloadReference) -> tuple[int, int]:
         payload_id = reference.payload_id
         for path in self.places(payload_id):
             try:
@@ -157,13 +176,19 @@ class PayloadDirectory:
                     raise PayloadCorruptError(f"payload {payload_id} is no file") from error
                 raise
             seen = os.fstat(descriptor)
-            if stat.S_ISREG(seen.st_mode) and seen.st_size == reference.size_bytes:
-                return descriptor
+            is_file = stat.S_ISREG(seen.st_mode)
+            start, size_bytes = 0, seen.st_size
+            if is_file and group_of(payload_id):
+                start, size_bytes = Group(descriptor).range_of(payload_id)
+            if is_file and size_bytes == reference.size_bytes:
+                return descriptor, start
             os.close(descriptor)
-            if not stat.S_ISREG(seen.st_mode):
+            if not is_file:
                 raise PayloadCorruptError(f"payload {payload_id} is no file")
+            if group_of(payload_id) and not size_bytes:
+                break
             raise PayloadCorruptError(
-                f"payload {payload_id} has {seen.st_size} bytes where its reference says "
+                f"payload {payload_id} has {size_bytes} bytes where its reference says "
                 f"{reference.size_bytes}"
             )
         raise PayloadMissingError(payload_id)
@@ -244,20 +269,29 @@ class FileStore(PartsStore):
         """See that the files can be read, where that may hang."""
         if self._threads is not None:
             for each in references:
-                with self._directory.open(each) as descriptor, _translated_errors():
-                    os.pread(descriptor, 1, 0)
+                with self._directory.open(each) as (descriptor, start), _translated_errors():
+                    os.pread(descriptor, 1, start)
                 _heard()
 
     def new_reference(self, size_bytes: int) -> PayloadReference:
         return PayloadReference(new_payload_id(), size_bytes)
 
+    def _new_references(self, sizes: Sequence[int]) -> list[PayloadReference]:
+        payload_ids = ids_together(sizes) if self._threads is None else []
+        if payload_ids and self._directory.groups.directory.is_dir():
+            return [*map(PayloadReference, payload_ids, sizes)]
+        return super()._new_references(sizes)
+
     @_bounded
     def write_parts(self, parts: Sequence[Part]) -> None:
+        path_of: Callable[[str], str] = self._directory.unannounced_path
+        if parts and group_of(parts[0].reference.payload_id):  # And so are the others.
+            parts, path_of = [*gathered(parts)], self._directory.groups.path
         size_bytes = sum(len(buffer) for part in parts for buffer in part.buffers)
         _check_room(self._directory, size_bytes, len(parts))
         with _translated_errors():
             for reference, offset_bytes, buffers in parts:
-                path = self._directory.unannounced_path(reference.payload_id)
+                path = path_of(reference.payload_id)
                 _write(self._directory, reference, offset_bytes, buffers, path)
 
     @_bounded
@@ -271,8 +305,8 @@ class FileStore(PartsStore):
     def read_parts(self, parts: Sequence[Part]) -> None:
         self._reach([each.reference for each in parts])
         for reference, offset_bytes, buffers in parts:
-            with self._directory.open(reference) as descriptor:
-                _read_fully(descriptor, buffers, offset_bytes, reference)
+            with self._directory.open(reference) as (descriptor, start):
+                _read_fully(descriptor, buffers, start + offset_bytes, reference)
 
     def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
         self._reach(references)
@@ -285,8 +319,8 @@ class FileStore(PartsStore):
                 continue
             self._read_foreseen(references, foreseen, receiver)
             foreseen.clear()
-            with self._directory.open(reference) as descriptor:
-                _read(descriptor, position, reference, receiver)
+            with self._directory.open(reference) as opened:
+                _read(opened, position, reference, receiver)
             receiver.arrived(position)
         self._read_foreseen(references, foreseen, receiver)
 
@@ -296,13 +330,13 @@ class FileStore(PartsStore):
         foreseen: Sequence[tuple[int, Foreseen]],
         receiver: PayloadReceiver,
     ) -> None:
-        places = self._directory.places
-        read = read_files([File(places(references[at].payload_id), *each) for at, each in foreseen])
+        file = self._directory.file
+        read = read_files([file(references[at].payload_id, *each) for at, each in foreseen])
         for (position, (memory, _)), digests in zip(foreseen, read, strict=True):
             if digests is None:
                 reference = references[position]
-                with self._directory.open(reference) as descriptor:
-                    _read_fully(descriptor, memory, 0, reference)
+                with self._directory.open(reference) as (descriptor, start):
+                    _read_fully(descriptor, memory, start, reference)
             receiver.arrived(position, digests)
 
     def at_hand(self, references: Sequence[PayloadReference]) -> list[bytes] | None:
@@ -314,15 +348,19 @@ class FileStore(PartsStore):
     @_bounded
     def _read_small(self, references: Sequence[PayloadReference]) -> list[bytes] | None:
         bodies = [bytearray(each.size_bytes) for each in references]
-        places, pairs = self._directory.places, zip(references, bodies, strict=True)
-        files = [File(places(each.payload_id), [memoryview(body)], ()) for each, body in pairs]
+        file, pairs = self._directory.file, zip(references, bodies, strict=True)
+        files = [file(each.payload_id, [memoryview(body)], ()) for each, body in pairs]
         return None if None in read_files(files) else [*map(bytes, bodies)]
 
     def map_many(self, references: Sequence[PayloadReference]) -> list[memoryview] | None:
         self._reach(references)
         mapped = []
         for reference in references:
-            with self._directory.open(reference) as descriptor, _translated_errors():
+            with self._directory.open(reference) as (descriptor, start), _translated_errors():
+                if start:  # There are other payloads on its pages, and holes come.
+                    mapped.append(memoryview(bytearray(reference.size_bytes)))
+                    _read_fully(descriptor, mapped[-1:], start, reference)
+                    continue
                 # The mapping has a copy of the descriptor, and so the lock.
                 if not hold(descriptor):
                     return None
@@ -372,6 +410,9 @@ class FileCustodian:
         self._directory.make()
         self._answer_s = answer_s
         self._is_in_memory = not can_hang(directory)
+        if self._is_in_memory:
+            with _translated_errors():
+                make_private_directory(self._directory.groups.directory)
         self._threads = _file_threads(self._directory)
         self._unannounced_s = unannounced_s
         self._wall_clock = wall_clock
@@ -415,10 +456,8 @@ class FileCustodian:
     def _confirm(self, references: Sequence[PayloadReference]) -> list[Confirmation]:
         self._check_custody()
         with _translated_errors():
-            return [
-                self._confirm_one(each) if is_sound(each) else Confirmation.MISSING
-                for each in references
-            ]
+            groups = self._directory.groups
+            return _each(references, groups.confirm, self._confirm_one, Confirmation.MISSING)
 
     @_in_thread
     def keep(self, payloads: Sequence[tuple[PayloadReference, bytes]]) -> None:
@@ -436,8 +475,8 @@ class FileCustodian:
         for reference in references:
             try:
                 body = bytearray(reference.size_bytes)
-                with self._directory.open(reference) as descriptor:
-                    _read_fully(descriptor, [memoryview(body)], 0, reference)
+                with self._directory.open(reference) as (descriptor, start):
+                    _read_fully(descriptor, [memoryview(body)], start, reference)
                 bodies.append(bytes(body))
             except (PayloadMissingError, PayloadCorruptError):
                 bodies.append(b"")
@@ -454,7 +493,7 @@ class FileCustodian:
     @_in_thread
     def present(self, references: Sequence[PayloadReference]) -> list[bool]:
         with _translated_errors():
-            return [is_sound(each) and self._is_present(each) for each in references]
+            return _each(references, self._directory.groups.present, self._is_present, False)
 
     @_in_thread
     def missing(self, references: Sequence[PayloadReference]) -> list[PayloadReference]:
@@ -465,20 +504,23 @@ class FileCustodian:
                 for number in range(_DIRECTORIES):
                     listed.update(os.listdir(self._directory.payloads / f"{number:02x}"))
                     _heard()
-            return [
-                each
-                for each in references
-                if each.payload_id not in listed and not (is_sound(each) and self._is_present(each))
-            ]
+
+            def is_present(each: PayloadReference) -> bool:
+                return each.payload_id in listed or self._is_present(each)
+
+            present = _each(references, self._directory.groups.present, is_present, False)
+            return [*compress(references, map(not_, present))]
 
     async def confirmed(self) -> AsyncIterator[str]:
-        for number in range(_DIRECTORIES):
-            for payload_id in await self._confirmed_in(f"{number:02x}"):
+        for prefix in ("", *(f"{number:02x}" for number in range(_DIRECTORIES))):
+            for payload_id in await self._confirmed_in(prefix):
                 yield payload_id
 
     @_in_thread
     def _confirmed_in(self, prefix: str) -> list[str]:
         with _translated_errors():
+            if not prefix:
+                return [*self._directory.groups.confirmed()]
             listed = os.listdir(self._directory.payloads / prefix)
             return [name for name in listed if is_payload_id(name)]
 
@@ -502,6 +544,7 @@ class FileCustodian:
                         swept += 1
                 except FileNotFoundError:
                     continue  # Confirmed or deleted meanwhile.
+            swept += self._directory.groups.sweep(oldest)
             self._directory.spare.delete(self._wall_clock() - SPARE_S)
         return swept
 
@@ -644,16 +687,17 @@ def _write(
 
 
 def _read(
-    descriptor: int, position: int, reference: PayloadReference, receiver: PayloadReceiver
+    opened: tuple[int, int], position: int, reference: PayloadReference, receiver: PayloadReceiver
 ) -> None:
     """Read the head, then the segments into place: a mapping makes a disk error a signal."""
+    descriptor, first = opened
     guess = memoryview(bytearray(min(_HEAD_GUESS_BYTES, reference.size_bytes)))
-    _read_fully(descriptor, [guess], 0, reference)
+    _read_fully(descriptor, [guess], first, reference)
     head_bytes = head_bytes_of(position, reference, guess[:PRELUDE_BYTES], receiver)
     head = guess[:head_bytes]
     if head_bytes > len(guess):
         head = memoryview(bytearray(head_bytes))
-        _read_fully(descriptor, [head], 0, reference)
+        _read_fully(descriptor, [head], first, reference)
     run: list[memoryview] = []
     run_start = end = 0
     for segment in receiver.segments(position, head):
@@ -665,11 +709,11 @@ def _read(
             # Near enough: reading the gap costs less than another call.
             run.append(_GAP[: start - end])
         else:
-            _read_fully(descriptor, run, run_start, reference)
+            _read_fully(descriptor, run, first + run_start, reference)
             run, run_start = [], start
         run.append(destination)
         end = start + len(destination)
-    _read_fully(descriptor, run, run_start, reference)
+    _read_fully(descriptor, run, first + run_start, reference)
 
 
 def _read_fully(
@@ -699,16 +743,45 @@ def _is_file(path: str, size_bytes: int) -> bool:
     return seen.st_size == size_bytes and stat.S_ISREG(seen.st_mode)
 
 
+def _each(
+    references: Sequence[PayloadReference],
+    of_group: Callable[[str, Sequence[PayloadReference]], Sequence[R]],
+    of_file: Callable[[PayloadReference], R],
+    unsound: R,
+) -> list[R]:
+    """Return an answer for each payload: of its group, of its file, or for an unsound reference."""
+    answers = [unsound] * len(references)
+    grouped: dict[str, list[int]] = {}
+    for position, reference in enumerate(references):
+        if not is_sound(reference):
+            continue
+        if group := group_of(reference.payload_id):
+            grouped.setdefault(group, []).append(position)
+        else:
+            answers[position] = of_file(reference)
+    for group, positions in grouped.items():
+        found = of_group(group, [references[position] for position in positions])
+        for position, answer in zip(positions, found, strict=True):
+            answers[position] = answer
+    return answers
+
+
 def _delete(directory: PayloadDirectory, payload_ids: Iterable[str]) -> None:
+    grouped: dict[str, list[str]] = {}
     with _translated_errors():
         for payload_id in payload_ids:
             _heard()
             if not is_payload_id(payload_id):
                 continue
+            if group := group_of(payload_id):
+                grouped.setdefault(group, []).append(payload_id)
+                continue
             for path in directory.places(payload_id):
                 with suppress(FileNotFoundError):
                     os.unlink(path)
                     break
+        for group, together in grouped.items():
+            directory.groups.delete(group, together)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 A payload id is 32 random lower-case hexadecimal digits. In Redis, piece k is `breadbox:{<id>}:<k>`,
 all on one node by the hash tag; in a directory, one file of that name. The hash
 `breadbox:{store}:journals` (one per slot of a cluster) has the latest epoch of each journal.
+In a group file (`breadbox.stores.groups`) an id is 20 random digits, a mark, and two of the place.
 """
 
 import binascii
@@ -29,6 +30,35 @@ PIECE_SIZE_BYTES_MIN = 1 << 16
 def new_payload_id() -> str:
     """Return a fresh id: 128 random bits."""
     return os.urandom(16).hex()
+
+
+GROUP_PLACES = 256
+"""Most payloads of a group file."""
+
+_GROUP_MARK = b"group".hex()
+"""One in 2^40 other ids has it; that payload is answered as missing, and written again."""
+
+_MARKED = slice(20, 30)
+
+
+def new_group() -> str:
+    """Return the name of a new group file."""
+    return os.urandom(10).hex() + _GROUP_MARK
+
+
+def payload_ids_of(group: str) -> Iterator[str]:
+    """Yield the ids for all places of a group file, in order."""
+    return (f"{group}{place:02x}" for place in range(GROUP_PLACES))
+
+
+def group_of(payload_id: str) -> str | None:
+    """Return the name of a payload's group file, or None if it has a file of its own."""
+    return payload_id[: _MARKED.stop] if payload_id[_MARKED] == _GROUP_MARK else None
+
+
+def place_of(payload_id: str) -> int:
+    """Return the place of a payload in its group file."""
+    return int(payload_id[_MARKED.stop :], 16)
 
 
 def is_payload_id(text: str) -> bool:
