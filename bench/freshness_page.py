@@ -43,6 +43,8 @@ COMMAND = "python -m bench.freshness_page"
 DEFAULT_LIMIT = 2
 SIGNIFICANT = 0.05
 
+MEASURES = ("step size", "return at the end", "lowest", "area", "held")
+
 Rows = Mapping[Run, Mapping[str, Any]]
 Slice = tuple[str, str]
 
@@ -158,42 +160,59 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _measures(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    form = ".1f" if abs(statistics.fmean(map(at_end, found))) < 50 else ".0f"
+    ends = [at_end(row) for row in found]
+    form = ".1f" if abs(statistics.fmean(ends)) < 50 else ".0f"
     return [
-        _with_interval([at_end(row) for row in found], form),
+        _with_interval(ends, form),
+        f"{min(ends):{form}}",
         _with_interval([area(row) for row in found], ".2f"),
         f"{statistics.fmean(map(held, found)):.0f}",
     ]
 
 
+def _compared(
+    found: Mapping[Cell, Sequence[Mapping[str, Any]]], default_of: Callable[[Cell], Cell | None]
+) -> dict[Cell, list[str]]:
+    """Corrected p of the return at the end, and of the area, of each setting to its default."""
+    columns = []
+    for measure in (at_end, area):
+        values = {cell: [measure(row) for row in each] for cell, each in found.items()}
+        pairs = {cell: default_of(cell) for cell in found}
+        ps = holm(
+            {
+                cell: paired_p(values[cell], values[default])
+                for cell, default in pairs.items()
+                if default not in (None, cell)
+            }
+        )
+        columns.append(ps)
+    return {cell: [_p(ps.get(cell)) for ps in columns] for cell in found}
+
+
 def lag_table(rows: Rows, task: str) -> str:
     """What each correction ended at, by lag."""
     found = judged(rows, task, "lag")
-    ps: dict[Cell, float] = {}
-    for lag in LAGS[1:]:
-        default = [at_end(row) for row in found[Cell(task, lag, None, DEFAULT)]]
-        for cell, each in found.items():
-            if cell.lag == lag and cell.correction != DEFAULT:
-                ps[cell] = paired_p([at_end(row) for row in each], default)
-    corrected = holm(ps)
+    ps = _compared(found, lambda cell: cell._replace(correction=DEFAULT) if cell.lag else None)
+    fresh = _compared(found, lambda _: Cell(task, 0, None, "none"))
     lines = [
         [
             str(cell.lag),
-            cell.correction if cell.lag else "(no difference)",
+            cell.correction if cell.lag else "all alike",
             each[0]["lr"],
             *_measures(each),
-            _p(corrected.get(cell)),
+            *ps[cell],
+            *fresh[cell],
         ]
         for cell, each in found.items()
     ]
     heads = [
         "lag",
         "correction",
-        "step size",
-        "return at the end",
+        *MEASURES,
+        f"p to {DEFAULT}: end",
         "area",
-        "held",
-        f"p to {DEFAULT}",
+        "p to lag 0: end",
+        "area",
     ]
     return _table(heads, lines)
 
@@ -201,21 +220,20 @@ def lag_table(rows: Rows, task: str) -> str:
 def limit_table(rows: Rows, task: str) -> str:
     """What each limit lost and ended at."""
     found = judged(rows, task, "limit")
-    ends = {cell.limit: [at_end(row) for row in each] for cell, each in found.items()}
-    corrected = against(ends, DEFAULT_LIMIT)
+    ps = _compared(found, lambda cell: cell._replace(limit=DEFAULT_LIMIT))
     lines = [
         [
             str(cell.limit),
-            each[0]["lr"],
             f"{statistics.fmean(float(row['lost']) for row in each):.0%}".replace("%", " %"),
             f"{statistics.fmean(float(row['staleness']) for row in each):.1f}",
+            each[0]["lr"],
             *_measures(each),
-            _p(corrected.get(cell.limit)),
+            *ps[cell],
         ]
         for cell, each in found.items()
     ]
-    heads = ["`staleness_max`", "step size", "steps lost", "staleness", "return at the end", "area",
-             "held", f"p to {DEFAULT_LIMIT}"]  # fmt: skip
+    heads = ["`staleness_max`", "steps lost", "staleness", *MEASURES,
+             f"p to {DEFAULT_LIMIT}: end", "area"]  # fmt: skip
     return _table(heads, lines)
 
 
@@ -266,11 +284,11 @@ def draw(rows: Rows, path: Path) -> None:
         len(tasks), 3, figsize=(14, 3.4 * len(tasks)), layout="constrained", squeeze=False
     )
     for task, line in zip(tasks, panels, strict=True):
-        for axes, lag in zip(line, LAGS[1:], strict=False):
-            if (task, "lag") in done:
+        for axes, lag in zip(line, (*LAGS[1:], None), strict=True):
+            if (task, "limit" if lag is None else "lag") in done:
                 _draw_panel(axes, rows, task, lag)
-        if (task, "limit") in done:
-            _draw_panel(line[2], rows, task, None)
+            else:
+                axes.set_axis_off()
     for axes in panels[-1]:
         axes.set_xlabel("updates")
     figure.savefig(path, dpi=80)

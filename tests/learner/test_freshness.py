@@ -26,6 +26,7 @@ from bench.freshness import (
     Group,
     Learner,
     Run,
+    at_end,
     cells,
     joined,
     lr_of,
@@ -36,12 +37,16 @@ from bench.freshness_page import (
     COMMAND,
     DEFAULT_LIMIT,
     PAGE,
+    SIGNIFICANT,
+    against,
     area,
     complete,
     draw,
     holm,
     interval,
     judged,
+    lag_table,
+    limit_table,
     over_tasks,
     paired_p,
     recommended,
@@ -256,6 +261,27 @@ def test_the_defaults_follow_from_the_rows(rows: Mapping[Run, Mapping[str, str]]
     assert rho == PpoConfig().vtrace_rho_max
     limits = over_tasks(rows, "limit")
     assert recommended(limits, DEFAULT_LIMIT) == BufferConfig().staleness_max
+
+
+def test_what_the_page_says_of_cartpole_holds(rows: Mapping[Run, Mapping[str, str]]) -> None:
+    found = judged(rows, "CartPole", "lag")
+    ends = {
+        (cell.lag, cell.correction): [at_end(row) for row in each] for cell, each in found.items()
+    }
+    assert (4, 4) == (sum(e < 60 for e in ends[8, "none"]), sum(e > 460 for e in ends[8, "none"]))
+    assert min(ends[8, DEFAULT]) > 160
+    for world, default in (("lag", DEFAULT), ("limit", DEFAULT_LIMIT)):
+        assert min(against(over_tasks(rows, world), default).values()) >= SIGNIFICANT
+    # The table's one star is in the column of the area, against fresh data.
+    starred = [line for line in lag_table(rows, "CartPole").splitlines() if "*" in line]
+    assert ["| 8 | V-trace 2 |"] == [line[:17] for line in starred]
+    assert starred[0].endswith("* |")
+    assert "*" not in limit_table(rows, "CartPole")
+    lost = {
+        cell.limit: sum(float(row["lost"]) for row in each) / len(each)
+        for cell, each in judged(rows, "CartPole", "limit").items()
+    }
+    assert (0.5, 0.03) == (pytest.approx(lost[0], abs=0.05), pytest.approx(lost[8], abs=0.005))
 
 
 def test_a_published_row_comes_out_again(rows: Mapping[Run, Mapping[str, str]]) -> None:
