@@ -178,8 +178,8 @@ bench-grpcio: $(VENV)/.ready  ## Is the newest grpcio as cheap per call as the l
 learn-check: $(VENV)/.ready  ## Does the reference PPO learn? Every task, three seeds; minutes
 	$(BIN)/python -m bench.learn_check $(ARGS)
 
-freshness: $(VENV)/.ready  ## What the age of data does to learning; hours (ARGS="--seeds 1")
-	$(BIN)/python -m bench.freshness run $(ARGS)
+freshness: $(VENV)/.ready  ## What the age of data does to learning; goes on where it was ended; half an hour of two cores
+	$(BIN)/python -m bench.freshness $(ARGS)
 
 smoke: $(VENV)/.ready  ## Does each target still run? Those that no test runs, as small as can be; minutes
 	$(BIN)/python scripts/smoke.py $(ARGS)

@@ -54,8 +54,42 @@ def _step_cartpole(state: Array, action: NDArray[np.generic]) -> Stepped:
     return _push_cart(state, np.where(action == 1, 10.0, -10.0))
 
 
-def _step_force_cartpole(state: Array, action: NDArray[np.generic]) -> Stepped:
-    return _push_cart(state, 10.0 * np.clip(np.asarray(action, np.float64)[:, 0], -1.0, 1.0))
+def _step_pendulum(state: Array, action: NDArray[np.generic]) -> Stepped:
+    theta, rate = state.T
+    torque = np.clip(np.asarray(action, np.float64)[:, 0], -2.0, 2.0)
+    angle = (theta + math.pi) % (2 * math.pi) - math.pi
+    cost = angle**2 + 0.1 * rate**2 + 0.001 * torque**2
+    after = np.clip(rate + 0.05 * (15.0 * np.sin(theta) + 3.0 * torque), -8.0, 8.0)
+    return np.stack([theta + 0.05 * after, after], 1), -cost, np.zeros(len(state), dtype=np.bool_)
+
+
+def _observe_pendulum(state: Array) -> NDArray[np.float32]:
+    theta, rate = state.T
+    return np.stack([np.cos(theta), np.sin(theta), rate], 1).astype(np.float32)
+
+
+_LCG = 2.0**22
+"""Modulus of the generator that symbols come from: its products are exact in float64."""
+_SYMBOLS = 3
+
+
+def _symbols(state: Array) -> NDArray[np.int64]:
+    """Symbols from numbers below `_LCG`, or from -`_LCG` where an episode begins."""
+    return (np.abs(state) * _SYMBOLS / _LCG).astype(np.int64)
+
+
+def _step_recall(state: Array, action: NDArray[np.generic]) -> Stepped:
+    reward = (_symbols(state[:, -1]) == action).astype(np.float64)
+    newest = (np.floor(np.abs(state[:, :1])) * 1_140_671_485 + 12_820_163) % _LCG
+    return (
+        np.concatenate([newest, state[:, :-1]], 1),
+        reward,
+        np.zeros(len(state), dtype=np.bool_),
+    )
+
+
+def _observe_recall(state: Array) -> NDArray[np.float32]:
+    return np.eye(_SYMBOLS, dtype=np.float32)[_symbols(state[:, 0])]
 
 
 def _acrobot_rates(state: Array, torque: Array) -> Array:
@@ -100,10 +134,6 @@ _CARTPOLE = gymnasium.spaces.Box(-math.inf, math.inf, (4,))
 CARTPOLE = BatchedEnv(
     _CARTPOLE, gymnasium.spaces.Discrete(2), 500, (0.05,) * 4, _step_cartpole, _same
 )
-FORCE_CARTPOLE = BatchedEnv(
-    _CARTPOLE, gymnasium.spaces.Box(-1.0, 1.0, (1,)), 500, (0.05,) * 4, _step_force_cartpole, _same
-)
-"""CartPole whose cart is pushed with any force that CartPole's two lie at the ends of."""
 ACROBOT = BatchedEnv(
     gymnasium.spaces.Box(-math.inf, math.inf, (6,)),
     gymnasium.spaces.Discrete(3),
@@ -112,3 +142,20 @@ ACROBOT = BatchedEnv(
     _step_acrobot,
     _observe_acrobot,
 )
+PENDULUM = BatchedEnv(
+    gymnasium.spaces.Box(-math.inf, math.inf, (3,)),
+    gymnasium.spaces.Box(-2.0, 2.0, (1,)),
+    200,
+    (math.pi, 1.0),
+    _step_pendulum,
+    _observe_pendulum,
+)
+RECALL = BatchedEnv(
+    gymnasium.spaces.Box(0.0, 1.0, (_SYMBOLS,)),
+    gymnasium.spaces.Discrete(_SYMBOLS),
+    32,
+    (_LCG - 1,) * 3,
+    _step_recall,
+    _observe_recall,
+)
+"""Each step shows one of three symbols; the reward is 1 for naming the one of two steps before."""

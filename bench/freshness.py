@@ -1,25 +1,30 @@
-"""What the age of data does to learning: exact lag, in one process, with the project's own PPO.
+"""What the age of data does to learning, and what it costs to do without old data.
 
-Nothing is measured in time, and nothing depends on the machine's speed: version v of the policy is
-trained on what version v - lag did, in environments that are stepped here (`bench.batched_envs`).
-A run has reached its target once the mean return of the last 100 episodes is there, as
-`breadbox learn --target-return` counts, or has not when its environment steps are used up.
+Runs in one process each, with the project's own PPO. Nothing is measured in time, and nothing
+depends on the machine's speed. Every run begins with a policy that was trained on fresh data, the
+same one for all runs of a task and seed, and goes on for a fixed number of environment steps in one
+of two worlds:
 
-    python -m bench.freshness run --seeds 10    # goes on where it was ended; hours of one core
-    python -m bench.freshness page              # the tables and the picture, from what is written
+- `lag`: all environments are equally fast, and version v trains on what version v - lag did.
+- `limit`: beside 64 fast environments, 320 slow ones, in groups whose steps take 2 to 12 times as
+  long. Each acts with the newest version from its next step on. Steps that would be staler than
+  `staleness_max` are lost, as in a buffer.
 
-`run` appends a row for each run to docs/images/freshness.csv; `page` writes the tables of
-docs/studies/lag.md and docs/images/freshness.png from these rows alone.
+    python -m bench.freshness         # goes on where it was ended
+    python -m bench.freshness_page    # tables and picture of docs/studies/lag.md, from the rows
+
+Each run appends a row to docs/images/freshness.csv.
 """
 
+import copy
 import csv
 import math
 import multiprocessing
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,158 +33,224 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.batched_envs import ACROBOT, CARTPOLE, FORCE_CARTPOLE, BatchedEnv
+from bench.batched_envs import ACROBOT, CARTPOLE, PENDULUM, RECALL, BatchedEnv
+from breadbox.model.trees import map_tree
 from breadbox_learner.settings import PpoConfig
 from breadbox_learner.training.batching import TrainingBatch
 from breadbox_learner.training.ppo import PpoUpdater
 from breadbox_policies import PolicyModule, make_policy
 
-ENVS = 32
-ROUNDS = 4
-"""A batch is the last four fragments of each environment."""
-WINDOW_EPISODES = 100
-HIDDEN_SIZES = (32, 32)
-EPOCHS = 2
-MINIBATCH_STEPS = 512
-"""What is not said here is as `breadbox learn` has it."""
+ENVS = 64
+"""Environments that step together."""
+FRAGMENT_STEPS = 8
+BATCH_STEPS = 1024
+MINIBATCH_STEPS = 256
+"""Everything that is not said here is as `breadbox learn` has it."""
+SLOWNESS = (2, 3, 5, 8, 12)
+"""Fast steps that a step takes, for each group of slow environments."""
+BINS = 20
+"""Parts of a run that its returns are told of."""
 
-LAGS = (0, 1, 2, 4, 8, 32)
-USES = (1, 4)
+LAGS = (0, 2, 8)
+LIMITS = (0, 1, 2, 4, 8)
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "none": {"staleness_weight_max": 0.0},
+    "weight 1": {"staleness_weight_max": 1.0},
     "weight 2": {"staleness_weight_max": 2.0},
     "V-trace 1": {"advantages": "vtrace", "vtrace_rho_max": 1.0},
     "V-trace 2": {"advantages": "vtrace", "vtrace_rho_max": 2.0},
 }
+DEFAULT = "weight 2"
+SEEDS = tuple(range(10))
+"""Those that judge."""
+TUNING_SEEDS = (100, 101)
+LRS = (1e-3, 2.5e-3, 6e-3)
+TUNING_LAG = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An environment, and when it counts as learned."""
+    """An environment, and what counts as good in it."""
 
     env: BatchedEnv
     target: float
-    """Mean return of the last 100 episodes."""
-    fragment_steps: int
-    """A batch, and so a version, is 128 times as many."""
+    low: float
+    """Return that scores 0: about that of a random policy."""
+    high: float
+    """Return that scores 1: the best, or near to it."""
+    warm_up: int
+    """Updates on fresh data before a run begins."""
+    updates: int
+    """Length of a run."""
+    policy: str = "mlp"
+    options: Mapping[str, Any] = field(default_factory=lambda: {"hidden_sizes": (32, 32)})
+    ppo: Mapping[str, Any] = field(default_factory=dict)
+    staggered: bool = True
+    """Environments begin in the middle of an episode, each elsewhere, so that episodes end one by
+    one. Not where all are equally long and a policy with memory learns faster side by side."""
 
 
 TASKS = {
-    "CartPole": Task(CARTPOLE, 195.0, 8),
-    "Acrobot": Task(ACROBOT, -120.0, 4),
-    "CartPole, any force": Task(FORCE_CARTPOLE, 195.0, 8),
+    "CartPole": Task(CARTPOLE, 195.0, 20.0, 500.0, 20, 40),
+    "Acrobot": Task(ACROBOT, -120.0, -500.0, -80.0, 20, 40),
+    "Pendulum": Task(PENDULUM, -300.0, -1200.0, -150.0, 60, 40, ppo={"discount": 0.9}),
+    "Recall": Task(
+        RECALL,
+        25.0,
+        32 / 3,
+        32.0,
+        10,
+        40,
+        policy="lstm",
+        options={"feature_count": 16, "memory_count": 16},
+        ppo={"discount": 0.5},
+        staggered=False,
+    ),
 }
-STEPS_MAX = 80_000
-"""Environment steps at which a run is given up, once its batch has been played."""
 
 
 class Cell(NamedTuple):
-    """A setting."""
+    """A setting in one of the two worlds."""
 
     task: str
-    lag: int
-    """Versions between the policy that acts and the one that is trained first on what it did."""
-    uses: int
-    """Updates that train on each fragment, one after the other; each makes a version."""
+    lag: int | None
+    """Versions between the policy that acts and the one that trains on it; or None."""
+    limit: int | None
+    """`staleness_max` beside slow environments; or None."""
     correction: str
 
+    @property
+    def tuned_as(self) -> "Cell":
+        """The setting whose step size this one has."""
+        return self._replace(lag=TUNING_LAG) if self.lag else self
 
-COLUMNS = (*Cell._fields, "seed", "steps", "updates", "return_mean")
+
+class Run(NamedTuple):
+    """One training."""
+
+    cell: Cell
+    lr: float
+    seed: int
+
+
+COLUMNS = (*Cell._fields, "lr", "seed", "lost", "staleness", "returns")
 DOCS = Path(__file__).parents[1] / "docs"
 DATA = DOCS / "images" / "freshness.csv"
-PAGE = DOCS / "studies" / "lag.md"
-BEGIN = "<!-- freshness: written by python -m bench.freshness page -->\n"
-END = "<!-- end of freshness -->\n"
 
 
-class Rollout:
-    """Environments that one policy acts in, cut into fragments."""
+class Fragments(NamedTuple):
+    """One fragment of each environment of a group, and the version of their first steps."""
 
-    def __init__(self, env: BatchedEnv, fragment_steps: int, seed: int) -> None:
-        self._env = env
-        self._steps = fragment_steps
+    batch: TrainingBatch
+    version: int
+
+
+class Group:
+    """Environments that step together, cut into fragments."""
+
+    def __init__(self, task: Task, name: str, seed: tuple[int, ...]) -> None:
+        self._env = env = task.env
+        self._name = name
         self._rng = np.random.default_rng(seed)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(int(self._rng.integers(2**62)))
         self._state = env.reset(self._rng, ENVS)
+        self._memory: Any = None
         self._first = np.ones(ENVS, dtype=np.bool_)
-        self._length = np.zeros(ENVS, dtype=np.int64)
-        self._return = np.zeros(ENVS)
-        self._round = 0
-        self.returns: deque[float] = deque(maxlen=WINDOW_EPISODES)
-
-    @property
-    def step_count(self) -> int:
-        """Steps of all environments."""
-        return self._round * ENVS * self._steps
-
-    @property
-    def mean_return(self) -> float:
-        """Of the last 100 episodes; NaN before there are as many."""
-        full = len(self.returns) == WINDOW_EPISODES
-        return statistics.fmean(self.returns) if full else float("nan")
+        self._length = self._rng.integers(0, env.steps_max if task.staggered else 1, ENVS)
+        # What began in the middle is not counted.
+        self._return = np.where(self._length > 0, np.nan, 0.0)
+        self._index = 0
+        self._is_torn = False
+        self._version = 0
+        self._rows: list[dict[str, Any]] = []
+        self._finals: list[tuple[int, int, NDArray[np.float32]]] = []
 
     @torch.no_grad()
-    def collect(self, policy: PolicyModule) -> TrainingBatch:
-        """Make one fragment of each environment."""
-        rows: list[dict[str, torch.Tensor]] = []
-        finals: list[tuple[int, int, NDArray[np.float32]]] = []
-        for step in range(self._steps):
-            obs = torch.from_numpy(self._env.observe(self._state))
-            first = torch.from_numpy(self._first)
-            acted = policy.act(obs, None, first, generator=self._generator)
-            after, reward, terminated = self._env.step(self._state, acted.action.numpy())
-            self._length += 1
-            self._return += reward
-            truncated = (self._length >= self._env.steps_max) & ~terminated
-            rows.append(
-                {
-                    "obs": obs,
-                    "action": acted.action,
-                    "log_prob": acted.log_prob,
-                    "reward": torch.from_numpy(reward.astype(np.float32)),
-                    "terminated": torch.from_numpy(terminated),
-                    "truncated": torch.from_numpy(truncated),
-                    "first": first,
-                }
-            )
-            cut = np.flatnonzero(truncated)
-            finals += zip(cut, [step] * len(cut), self._env.observe(after[cut]), strict=True)
-            self._begin_again(after, terminated | truncated)
-        self._round += 1
-        finals.sort(key=lambda each: each[:2])
+    def step(self, policy: PolicyModule, version: int) -> tuple[Fragments | None, list[float]]:
+        """Step once; return fragments if they are full now, and the returns of ended episodes."""
+        if not self._rows:
+            self._version, self._finals = version, []
+            if self._memory is None:
+                self._memory = policy.initial_state(ENVS)
+            self._in_state = self._memory
+        obs = torch.from_numpy(self._env.observe(self._state))
+        first = torch.from_numpy(self._first)
+        acted = policy.act(obs, self._memory, first, generator=self._generator)
+        self._memory = acted.state
+        after, reward, terminated = self._env.step(self._state, acted.action.numpy())
+        self._length += 1
+        self._return += reward
+        truncated = (self._length >= self._env.steps_max) & ~terminated
+        cut = np.flatnonzero(truncated)
+        step = [len(self._rows)] * len(cut)
+        self._finals += zip(cut, step, self._env.observe(after[cut]), strict=True)
+        self._rows.append(
+            {
+                "obs": obs,
+                "action": acted.action,
+                "log_prob": acted.log_prob,
+                "reward": torch.from_numpy(reward.astype(np.float32)),
+                "terminated": torch.from_numpy(terminated),
+                "truncated": torch.from_numpy(truncated),
+                "first": first,
+            }
+        )
+        returns = self._begin_again(after, terminated | truncated)
+        return (self._cut() if len(self._rows) == FRAGMENT_STEPS else None), returns
+
+    def drop(self, oldest: int) -> int:
+        """Give open fragments up if they began before version *oldest*; return their steps."""
+        if not self._rows or self._version >= oldest:
+            return 0
+        count = len(self._rows) * ENVS
+        self._rows, self._is_torn = [], True
+        return count
+
+    def _begin_again(self, after: NDArray[np.float64], ended: NDArray[np.bool_]) -> list[float]:
+        """Go on from the states *after* a step, anew where the episode has ended."""
+        self._state, self._first = after, ended
+        if not ended.any():
+            return []
+        returns = self._return[ended]
+        self._state = np.where(ended[:, None], self._env.reset(self._rng, ENVS), after)
+        self._length[ended] = 0
+        self._return[ended] = 0.0
+        counted: list[float] = returns[~np.isnan(returns)].tolist()
+        return counted
+
+    def _cut(self) -> Fragments:
         columns: dict[str, Any] = {
-            name: torch.stack([row[name] for row in rows], 1) for name in rows[0]
+            name: torch.stack([row[name] for row in self._rows], 1) for name in self._rows[0]
         }
-        return TrainingBatch(
+        finals = sorted(self._finals, key=lambda each: each[:2])
+        batch = TrainingBatch(
             **columns,
-            episode_id=torch.zeros((ENVS, self._steps), dtype=torch.int64),
+            episode_id=torch.zeros((ENVS, FRAGMENT_STEPS), dtype=torch.int64),
             next_obs=torch.from_numpy(self._env.observe(self._state)),
+            in_state=self._in_state,
             final_row=np.array([row for row, _, _ in finals], dtype=np.intp),
             final_step=np.array([step for _, step, _ in finals], dtype=np.intp),
             final_obs=torch.from_numpy(np.stack([f for _, _, f in finals])) if finals else None,
-            worker_ids=[str(number) for number in range(ENVS)],
-            fragment_indices=[self._round] * ENVS,
+            worker_ids=[f"{self._name}{number}" for number in range(ENVS)],
+            fragment_indices=[self._index] * ENVS,
             session_ids=[""] * ENVS,
-            discontinuities=[False] * ENVS,
+            discontinuities=[self._is_torn] * ENVS,
         )
-
-    def _begin_again(self, after: NDArray[np.float64], ended: NDArray[np.bool_]) -> None:
-        """Go on from the states *after* a step, anew where the episode has ended."""
-        self._state, self._first = after, ended
-        if ended.any():
-            self.returns.extend(self._return[ended].tolist())
-            self._state = np.where(ended[:, None], self._env.reset(self._rng, ENVS), after)
-            self._length[ended] = 0
-            self._return[ended] = 0.0
+        self._index += 1
+        self._rows, self._is_torn = [], False
+        return Fragments(batch, self._version)
 
 
 def joined(parts: Sequence[TrainingBatch]) -> TrainingBatch:
-    """One batch of several rounds."""
+    """One batch of the fragments of several."""
     tensors = ("obs", "action", "log_prob", "reward", "terminated", "truncated", "first",
-               "episode_id", "next_obs")  # fmt: skip
+               "episode_id", "next_obs", "in_state")  # fmt: skip
     lists = ("worker_ids", "fragment_indices", "session_ids", "discontinuities")
     columns: dict[str, Any] = {
-        **{name: torch.cat([getattr(part, name) for part in parts]) for name in tensors},
+        **{
+            name: map_tree(lambda *leaves: torch.cat(leaves), *[getattr(p, name) for p in parts])
+            for name in tensors
+        },
         **{name: [each for part in parts for each in getattr(part, name)] for name in lists},
     }
     finals = [part.final_obs for part in parts if part.final_obs is not None]
@@ -191,259 +262,242 @@ def joined(parts: Sequence[TrainingBatch]) -> TrainingBatch:
     )
 
 
-def train(cell: Cell, seed: int, *, steps_max: int = STEPS_MAX) -> dict[str, Any]:
-    """Run a setting under a seed, on one thread.
+class Learner:
+    """A policy in training, its versions, and what the environments did until now."""
+
+    def __init__(self, task: Task, seed: int) -> None:
+        torch.manual_seed(seed)
+        env = task.env
+        self.task, self.seed, self.version = task, seed, 0
+        self.policy, self._acting = (
+            make_policy(task.policy, env.observation_space, env.action_space, **task.options)
+            for _ in range(2)
+        )
+        self.updater = self._updater({})
+        self.fast = Group(task, "fast", (seed, 0))
+        self.slow: list[Group] = []
+        self.acted = self.lost = 0
+        self.staleness: list[int] = []
+        self._full: deque[Fragments] = deque()
+        self._versions: deque[dict[str, torch.Tensor]] = deque()
+        self._follow(0)
+
+    def _updater(self, options: Mapping[str, Any]) -> PpoUpdater:
+        fragments = MINIBATCH_STEPS // FRAGMENT_STEPS
+        config = PpoConfig(minibatch_fragments=fragments, **self.task.ppo, **options)
+        return PpoUpdater(self.policy, config, seed=self.seed)
+
+    def begin(self, cell: Cell, lr: float) -> None:
+        """Enter a setting's world."""
+        state = self.updater.optimizer.state_dict()
+        self.updater = self._updater({"lr": lr, **CORRECTIONS[cell.correction]})
+        self.updater.optimizer.load_state_dict(state)
+        if cell.limit is not None:
+            self.slow = [
+                Group(self.task, f"slow{number}-", (self.seed, 1 + number))
+                for number in range(len(SLOWNESS))
+            ]
+        self.acted = self.lost = 0
+        self.staleness = []
+
+    def tick(self, tick: int) -> list[float]:
+        """Have the environments step whose turn it is; return what fast ones' episodes came to."""
+        groups = [self.fast]
+        for number, group in enumerate(self.slow):
+            if (tick + number) % SLOWNESS[number] == 0:
+                groups.append(group)
+        ended: list[float] = []
+        for group in groups:
+            full, returns = group.step(self._acting, self.version)
+            self.acted += ENVS
+            self._full.extend([] if full is None else [full])
+            if group is self.fast:
+                ended = returns
+        return ended
+
+    def train(self, lag: int, limit: float) -> bool:
+        """Train on a batch if there is one, and publish a version."""
+        count = BATCH_STEPS // (ENVS * FRAGMENT_STEPS)
+        if len(self._full) < count:
+            return False
+        chosen = [self._full.popleft() for _ in range(count)]
+        self.staleness += [self.version - each.version for each in chosen]
+        self.updater.update(joined([each.batch for each in chosen]), number=self.version)
+        self.version += 1
+        self._follow(lag)
+        oldest = self.version - limit
+        kept = [each for each in self._full if each.version >= oldest]
+        self.lost += (len(self._full) - len(kept)) * ENVS * FRAGMENT_STEPS
+        self._full = deque(kept)
+        if math.isfinite(limit):
+            self.lost += sum(group.drop(int(oldest)) for group in [self.fast, *self.slow])
+        return True
+
+    def skip(self) -> None:
+        """Throw full fragments away."""
+        self._full.clear()
+
+    def _follow(self, lag: int) -> None:
+        """Have the environments act with the version of *lag* versions ago."""
+        now = {name: each.clone() for name, each in self.policy.state_dict().items()}
+        self._versions.append(now)
+        while len(self._versions) > lag + 1:
+            self._versions.popleft()
+        self._acting.load_state_dict(self._versions[0])
+
+
+@lru_cache(maxsize=4)
+def trained(task: str, seed: int) -> Learner:
+    """Return a learner after the fresh part that all runs of a task and seed begin with."""
+    learner = Learner(TASKS[task], seed)
+    tick = 0
+    while learner.version < TASKS[task].warm_up:
+        learner.tick(tick)
+        learner.train(0, math.inf)
+        tick += 1
+    return learner
+
+
+def train(run: Run, *, updates: int | None = None) -> dict[str, Any]:
+    """Make a run, on one thread.
+
+    With a lag, the policy that acts is `lag` versions behind the one that is trained; its returns
+    count for itself, so environments act for as long as it takes to see the last version.
 
     Args:
-        cell: What.
-        seed: Of environments, actions, first weights and minibatches.
-        steps_max: Environment steps at most.
+        run: What.
+        updates: Its length, if it is not the task's.
 
     Returns:
-        Its row: what it was, `steps` to the target ("" if it was not reached), and the `updates`
-        and the mean return (`return_mean`) at its end.
+        Its row: the share of steps `lost` as stale, the mean `staleness` of the others when they
+        were trained on, and the mean return in each of `BINS` equal parts.
     """
     torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    task = TASKS[cell.task]
-    env = task.env
-    rollout = Rollout(env, task.fragment_steps, seed)
-    policy, acting = (
-        make_policy("mlp", env.observation_space, env.action_space, hidden_sizes=HIDDEN_SIZES)
-        for _ in range(2)
-    )
-    config = PpoConfig(
-        epochs=EPOCHS,
-        minibatch_fragments=MINIBATCH_STEPS // task.fragment_steps,
-        **CORRECTIONS[cell.correction],
-    )
-    updater = PpoUpdater(policy, config, seed=seed)
-    versions: deque[dict[str, torch.Tensor]] = deque(maxlen=cell.lag + 1)
-    recent: deque[TrainingBatch] = deque(maxlen=ROUNDS)
-    updates, reached = 0, False
-    while rollout.step_count < steps_max:
-        versions.append({name: each.clone() for name, each in policy.state_dict().items()})
-        acting.load_state_dict(versions[0])
-        recent.extend(rollout.collect(acting) for _ in range(ROUNDS // cell.uses))
-        if reached := rollout.mean_return >= task.target:
-            break
-        if len(recent) == ROUNDS:  # As a fetch waits for a whole batch.
-            updater.update(joined(recent), number=updates)
-            updates += 1
+    cell = run.cell
+    learner = copy.deepcopy(trained(cell.task, run.seed))
+    learner.begin(cell, run.lr)
+    updates = updates or TASKS[cell.task].updates
+    lag = cell.lag or 0
+    limit = math.inf if cell.limit is None else cell.limit
+    last = learner.version + updates
+    steps, delay = updates * BATCH_STEPS, lag * BATCH_STEPS
+    bins: list[list[float]] = [[] for _ in range(BINS)]
+    tick = 0
+    while learner.acted - delay < steps:
+        place = BINS * (learner.acted - delay) // steps
+        ended = learner.tick(tick)
+        tick += 1
+        if place >= 0:
+            bins[place] += ended
+        if learner.version < last:
+            learner.train(lag, limit)
+        else:
+            learner.skip()
     return {
         **cell._asdict(),
-        "seed": seed,
-        "steps": rollout.step_count if reached else "",
-        "updates": updates,
-        "return_mean": round(rollout.mean_return, 1),
+        "lr": run.lr,
+        "seed": run.seed,
+        "lost": f"{learner.lost / learner.acted:.3f}",
+        "staleness": f"{lag + statistics.fmean(learner.staleness or [0]):.2f}",
+        "returns": " ".join(f"{each:.4g}" for each in _means(bins)),
     }
 
 
-def cells() -> Iterator[Cell]:
-    """Every setting. Fresh data used once are told once: there is nothing to correct in them."""
-    for lag in LAGS:
-        for uses in USES:
-            for task in TASKS:
-                for correction in CORRECTIONS:
-                    if lag or uses > 1 or correction == "none":
-                        yield Cell(task, lag, uses, correction)
+def _means(bins: Iterable[Sequence[float]]) -> list[float]:
+    """The mean of each part; where no episode ended, that of the part before, or of the next."""
+    means: list[float] = []
+    for each in bins:
+        means.append(statistics.fmean(each) if each else [math.nan, *means][-1])
+    known = next((each for each in means if not math.isnan(each)), math.nan)
+    return [known if math.isnan(each) else each for each in means]
 
 
-class Spread(NamedTuple):
-    """What the runs of one setting came to; steps are infinite for a run that did not arrive."""
-
-    low: float
-    median: float
-    high: float
-    """Quartiles of the environment steps."""
-    reached: int
-    runs: int
+def cells(task: str, world: str) -> list[Cell]:
+    """The settings of a task in one world. Without lag there is nothing to correct."""
+    if world == "limit":
+        return [Cell(task, None, limit, DEFAULT) for limit in LIMITS]
+    lagged = [Cell(task, lag, None, each) for lag in LAGS if lag for each in CORRECTIONS]
+    return [Cell(task, 0, None, "none"), *lagged]
 
 
-def read(path: Path) -> list[dict[str, str]]:
+def read(path: Path) -> dict[Run, dict[str, str]]:
     """The rows that are written so far."""
     if not path.exists():
-        return []
+        return {}
     with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        return {_run_of(row): row for row in csv.DictReader(file)}
 
 
-def _key(row: Mapping[str, str]) -> tuple[Cell, int]:
-    return Cell(row["task"], int(row["lag"]), int(row["uses"]), row["correction"]), int(row["seed"])
+def _run_of(row: Mapping[str, str]) -> Run:
+    lag, limit = (int(row[name]) if row[name] else None for name in ("lag", "limit"))
+    cell = Cell(row["task"], lag, limit, row["correction"])
+    return Run(cell, float(row["lr"]), int(row["seed"]))
 
 
-def spreads(rows: Iterable[Mapping[str, str]]) -> dict[Cell, Spread]:
-    """Median and quartiles of every setting that has runs."""
-    found: dict[Cell, list[float]] = {}
-    for row in rows:
-        found.setdefault(_key(row)[0], []).append(float(row["steps"] or "inf"))
-    return {cell: _spread(sorted(steps)) for cell, steps in found.items()}
+def returns_of(row: Mapping[str, Any]) -> list[float]:
+    """The mean return in each part of a run."""
+    return [float(each) for each in row["returns"].split()]
 
 
-def _spread(steps: Sequence[float]) -> Spread:
-    # A quartile is one of the runs: between a run that arrived and one that did not is nothing.
-    low, median, high = (steps[math.ceil(share * len(steps)) - 1] for share in (0.25, 0.5, 0.75))
-    return Spread(low, median, high, sum(math.isfinite(each) for each in steps), len(steps))
+def at_end(row: Mapping[str, Any]) -> float:
+    """The mean return of the last tenth."""
+    return statistics.fmean(returns_of(row)[-BINS // 10 :])
 
 
-def tables(rows: Iterable[Mapping[str, str]]) -> str:
-    """The page's tables, in Markdown: of all tasks together, then of each."""
-    found = spreads(rows)
-    seeds = min((each.runs for each in found.values()), default=0)
-    parts = [
-        f"Of {seeds} seeds of each of {len(TASKS)} tasks, these runs arrived:",
-        _table(partial(_of_all, found)),
-    ]
-    for name, task in TASKS.items():
-        parts += [
-            f"**{name}** to {task.target:g}:",
-            _table(partial(_of_task, found, name)),
-        ]
-    return "\n\n".join(parts) + "\n"
-
-
-def arrived(
-    found: Mapping[Cell, Spread],
-    correction: str,
-    *,
-    lags: Sequence[int] = LAGS,
-    uses: Sequence[int] = USES,
-) -> tuple[int, int]:
-    """How many runs with a correction reached their target, of how many, over all tasks."""
-    chosen = [
-        spread
-        for cell, spread in found.items()
-        if cell.correction == correction and cell.lag in lags and cell.uses in uses
-    ]
-    return sum(each.reached for each in chosen), sum(each.runs for each in chosen)
-
-
-def _of_all(found: Mapping[Cell, Spread], lag: int, uses: int, correction: str) -> str:
-    reached, runs = arrived(found, correction, lags=[lag], uses=[uses])
-    return f"{reached} of {runs}" if runs else "-"
-
-
-def _of_task(found: Mapping[Cell, Spread], task: str, lag: int, uses: int, correction: str) -> str:
-    return _told(found.get(Cell(task, lag, uses, correction)))
-
-
-def _table(told: Callable[[int, int, str], str]) -> str:
-    lines = [
-        f"| lag | uses | {' | '.join(CORRECTIONS)} |",
-        f"| --- | --- |{' --- |' * len(CORRECTIONS)}",
-    ]
-    for uses in USES:
-        for lag in LAGS:
-            texts = [told(lag, uses, each) for each in CORRECTIONS]
-            lines.append(f"| {lag} | {uses} | {' | '.join(texts)} |")
-    return "\n".join(lines)
-
-
-def _told(spread: Spread | None) -> str:
-    """A setting in a few characters: thousands of steps."""
-    if spread is None:
-        return "-"
-    low, median, high = (
-        f"{each / 1000:.0f}" if math.isfinite(each) else "never" for each in spread[:3]
+def lr_of(rows: Mapping[Run, Mapping[str, Any]], cell: Cell) -> float:
+    """The step size that ended best under the seeds that do not judge."""
+    return max(
+        LRS,
+        key=lambda lr: statistics.fmean(
+            at_end(rows[Run(cell.tuned_as, lr, seed)]) for seed in TUNING_SEEDS
+        ),
     )
-    few = "" if spread.reached == spread.runs else f", {spread.reached} of {spread.runs}"
-    return f"never{few}" if not spread.reached else f"{median} ({low}-{high}{few})"
 
 
-def draw(rows: Iterable[Mapping[str, str]], path: Path) -> None:
-    """Steps to the target over the lag: a panel for each task and number of uses."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    found = spreads(rows)
-    figure, panels = plt.subplots(
-        len(USES), len(TASKS), figsize=(15, 8), layout="constrained", sharex=True, squeeze=False
-    )
-    for uses, line in zip(USES, panels, strict=True):
-        for name, axes in zip(TASKS, line, strict=True):
-            for number, correction in enumerate(CORRECTIONS):
-                _draw_line(axes, found, (name, uses, correction), number)
-            axes.axhline(STEPS_MAX, linestyle="--", color="grey", linewidth=1)
-            axes.set(title=f"{name} to {TASKS[name].target:g}, uses {uses}", ylim=(0, None))
-            axes.set_xticks(range(len(LAGS)), [str(lag) for lag in LAGS])
-            axes.grid(visible=True, alpha=0.3)
-    panels[0][0].legend(frameon=False)
-    for axes in panels[-1]:
-        axes.set_xlabel("lag in versions")
-    for axes in panels[:, 0]:
-        axes.set_ylabel("environment steps, median and quartiles")
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+SLICES = tuple((task, world) for task in TASKS for world in ("lag", "limit"))
 
 
-def _draw_line(
-    axes: Any, found: Mapping[Cell, Spread], line: tuple[str, int, str], number: int
-) -> None:
-    """One correction over the lags; runs that did not arrive lie on the dashed line, hollow."""
-    name, uses, correction = line
-    color, xs, spread = f"C{number}", [], []
-    for at, lag in enumerate(LAGS):
-        cell = found.get(Cell(name, lag, uses, correction))
-        if cell is not None:
-            xs.append(at + 0.12 * (number - 1.5))
-            spread.append([min(each, STEPS_MAX) for each in cell[:3]])
-    if not spread:
-        return
-    lows, medians, highs = np.array(spread).T
-    axes.errorbar(
-        xs, medians, yerr=(medians - lows, highs - medians), color=color, capsize=3, linewidth=1.2,
-        label=correction,
-    )  # fmt: skip
-    arrived = medians < STEPS_MAX
-    axes.scatter(xs, medians, s=28, edgecolors=color, color=[color if a else "w" for a in arrived])
+def tuning(task: str, world: str) -> list[Run]:
+    """The runs that choose the step sizes of a slice."""
+    tuned = dict.fromkeys(cell.tuned_as for cell in cells(task, world))
+    return [Run(cell, lr, seed) for seed in TUNING_SEEDS for cell in tuned for lr in LRS]
 
 
-def with_tables(text: str, rows: Iterable[Mapping[str, str]]) -> str:
-    """A document with the tables of these rows between its marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{tables(rows)}\n{END}{after}"
+def judging(
+    rows: Mapping[Run, Mapping[str, Any]], task: str, world: str, seeds: Sequence[int] = SEEDS
+) -> list[Run]:
+    """The runs that a slice is judged by, once its step sizes are known."""
+    lrs = {cell: lr_of(rows, cell) for cell in cells(task, world)}
+    return [Run(cell, lr, seed) for seed in seeds for cell, lr in lrs.items()]
 
 
-def _train(steps_max: int, planned: tuple[Cell, int]) -> dict[str, Any]:
-    return train(*planned, steps_max=steps_max)
-
-
-@click.group()
-def main() -> None:
-    """Measure what the age of data does to learning."""
-
-
-@main.command("run")
-@click.option("--seeds", default=10, show_default=True, type=click.IntRange(1))
+@click.command()
+@click.option("--tasks", multiple=True, type=click.Choice(list(TASKS)), help="Default: all.")
+@click.option("--seeds", default=len(SEEDS), show_default=True, type=click.IntRange(1))
 @click.option("--processes", default=2, show_default=True, type=click.IntRange(1))
-@click.option("--steps-max", default=STEPS_MAX, show_default=True, type=click.IntRange(1))
+@click.option("--updates", type=click.IntRange(1), help="Length of a run; default: the task's.")
 @click.option("--out", default=DATA, type=click.Path(path_type=Path))
-def run_command(seeds: int, processes: int, steps_max: int, out: Path) -> None:
-    """Run what is not written yet, seed by seed, so that every setting has as many runs."""
-    done = {_key(row) for row in read(out)}
-    planned = [(cell, seed) for seed in range(seeds) for cell in cells()]
-    planned = [each for each in planned if each not in done]
+def main(
+    tasks: tuple[str, ...], seeds: int, processes: int, updates: int | None, out: Path
+) -> None:
+    """Make the runs that are not written yet, slice by slice."""
+    rows: dict[Run, dict[str, Any]] = dict(read(out))
     is_new = not out.exists()
     pool = multiprocessing.get_context("spawn").Pool(processes)
     with out.open("a", newline="") as file, pool:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if is_new:
             writer.writeheader()
-        for row in pool.imap_unordered(partial(_train, steps_max), planned):
-            writer.writerow(row)
-            file.flush()
-
-
-@main.command("page")
-@click.option("--data", default=DATA, type=click.Path(path_type=Path, exists=True))
-def page_command(data: Path) -> None:
-    """Write the tables and the picture from the rows; no run is made."""
-    rows = read(data)
-    PAGE.write_text(with_tables(PAGE.read_text(), rows))
-    draw(rows, DATA.with_suffix(".png"))
+        for task, world in SLICES:
+            if tasks and task not in tasks:
+                continue
+            for plan in (tuning, partial(judging, rows, seeds=range(seeds))):
+                planned = [run for run in plan(task, world) if run not in rows]
+                made = pool.imap(partial(train, updates=updates), planned)
+                for run, row in zip(planned, made, strict=True):
+                    writer.writerow(row)
+                    file.flush()
+                    rows[run] = row
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ SMALLEST: tuple[tuple[str, ...], ...] = (
     *(("bench", f"ARGS=--once --only {section} --out build/smoke") for section in _SECTIONS),
     ("bench-core", "ARGS=--once --out build/smoke/core.json"),
     ("bench-peers", "ARGS=--once --out build/smoke"),
-    ("freshness", "ARGS=--seeds 1 --steps-max 1 --out build/smoke/freshness.csv"),
+    ("freshness", "ARGS=--tasks CartPole --seeds 1 --updates 1 --out build/smoke/freshness.csv"),
     (
         "learn-check",
         "ARGS=--seeds 0 --only CartPole-v1 --target-return 12 --limit-s 100 --out build/smoke/runs "

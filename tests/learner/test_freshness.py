@@ -1,143 +1,291 @@
-"""`python -m bench.freshness`: its environments, one small run of it, and the published page."""
+"""`bench.freshness`: its environments and worlds, small runs, and the published page."""
 
-import math
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from bench.batched_envs import ACROBOT, CARTPOLE, FORCE_CARTPOLE, BatchedEnv
+from bench.batched_envs import ACROBOT, CARTPOLE, PENDULUM, RECALL, BatchedEnv
 from bench.freshness import (
+    BINS,
     COLUMNS,
     CORRECTIONS,
     DATA,
-    LAGS,
-    PAGE,
-    ROUNDS,
-    STEPS_MAX,
+    DEFAULT,
+    ENVS,
+    FRAGMENT_STEPS,
+    SEEDS,
     TASKS,
+    TUNING_SEEDS,
     Cell,
-    Rollout,
-    Spread,
-    arrived,
+    Fragments,
+    Group,
+    Learner,
+    Run,
+    at_end,
     cells,
-    draw,
     joined,
+    lr_of,
     read,
-    spreads,
-    tables,
     train,
-    with_tables,
 )
+from bench.freshness_page import (
+    COMMAND,
+    DEFAULT_LIMIT,
+    PAGE,
+    SIGNIFICANT,
+    against,
+    area,
+    complete,
+    draw,
+    holm,
+    interval,
+    judged,
+    lag_table,
+    limit_table,
+    over_tasks,
+    paired_p,
+    recommended,
+    text,
+)
+from bench.report import write_into
 
 from breadbox_learner.settings import PpoConfig
 from breadbox_policies import make_policy
+from breadbox_server.core.model.config import BufferConfig
 
-SMALL = Cell("CartPole", 2, 4, "V-trace 1")
+FRESH = Cell("CartPole", 0, None, "none")
 
 
 @pytest.mark.parametrize(
-    ("env_id", "batched"), [("CartPole-v1", CARTPOLE), ("Acrobot-v1", ACROBOT)]
+    ("env_id", "batched"),
+    [("CartPole-v1", CARTPOLE), ("Acrobot-v1", ACROBOT), ("Pendulum-v1", PENDULUM)],
 )
 def test_batched_environments_go_where_gymnasiums_go(env_id: str, batched: BatchedEnv) -> None:
     rng = np.random.default_rng(0)
     assert batched.steps_max == gymnasium.spec(env_id).max_episode_steps
     env = gymnasium.make(env_id, disable_env_checker=True).unwrapped
-    assert isinstance(env.action_space, gymnasium.spaces.Discrete)
+    env.action_space.seed(0)
     for _ in range(5):
         env.reset(seed=int(rng.integers(1000)))
         state = np.array([env.state], dtype=np.float64)  # type: ignore[attr-defined]
         for _ in range(100):
-            action = int(rng.integers(env.action_space.n))
+            action = env.action_space.sample()
             obs, reward, terminated, _, _ = env.step(action)
             state, rewards, ended = batched.step(state, np.array([action]))
             np.testing.assert_allclose(batched.observe(state)[0], obs, rtol=1e-3, atol=1e-3)
-            assert (reward, terminated) == (rewards[0], ended[0])
+            assert (pytest.approx(reward, abs=1e-5), terminated) == (rewards[0], ended[0])
             # From where it is to the last bit: chaotic systems would part after some steps.
             state = np.array([env.state], dtype=np.float64)  # type: ignore[attr-defined]
             if terminated:
                 break
 
 
-def test_any_force_at_its_ends_is_cartpoles() -> None:
-    state = CARTPOLE.reset(np.random.default_rng(0), 2)
-    discrete, _, _ = CARTPOLE.step(state, np.array([0, 1]))
-    continuous, _, _ = FORCE_CARTPOLE.step(state, np.array([[-1.0], [7.0]]))
-    np.testing.assert_array_equal(discrete, continuous)
+def test_recall_pays_for_the_symbol_of_two_steps_before() -> None:
+    state = RECALL.reset(np.random.default_rng(0), 100)
+    shown = []
+    for step in range(32):
+        shown.append(RECALL.observe(state).argmax(1))
+        named = shown[max(0, step - 2)]
+        state, reward, ended = RECALL.step(state, named)
+        if step >= 2:
+            assert [1.0] * 100 == reward.tolist()
+        assert not ended.any()
+    symbols, counts = np.unique(shown, return_counts=True)
+    assert [0, 1, 2] == symbols.tolist()
+    assert min(counts) > 0.3 * counts.sum()
 
 
-def test_a_batch_is_the_last_rounds_and_tells_where_episodes_were_cut_off() -> None:
-    env = CARTPOLE
-    policy = make_policy("mlp", env.observation_space, env.action_space)
-    rollout = Rollout(env, fragment_steps=8, seed=0)
-    rollout._length[:] = env.steps_max - 3  # noqa: SLF001
-    batch = joined([rollout.collect(policy) for _ in range(ROUNDS)])
+def test_fragments_tell_where_episodes_were_cut_off() -> None:
+    task = TASKS["CartPole"]
+    policy = make_policy("mlp", task.env.observation_space, task.env.action_space)
+    group = Group(task, "fast", (0, 0))
+    group._length[:] = task.env.steps_max - 3  # noqa: SLF001
+    group._return[:10] = np.nan  # noqa: SLF001
+    group._return[10:] = 400.0  # noqa: SLF001
+    parts: list[Fragments] = []
+    counted: list[list[float]] = []
+    while len(parts) < 2:
+        full, returns = group.step(policy, 7)
+        parts += [] if full is None else [full]
+        counted.append(returns)
+    assert [[], [], [403.0] * (ENVS - 10)] == counted[:3]
+    assert [7, 7] == [each.version for each in parts]
+    batch = joined([each.batch for each in parts])
     rows, steps = torch.nonzero(batch.truncated, as_tuple=True)
     assert rows.tolist() == batch.final_row.tolist()
     assert steps.tolist() == batch.final_step.tolist()
-    assert set(steps.tolist()) == {2}
+    assert {2} == set(steps[rows < ENVS].tolist())
     assert batch.final_obs is not None
     assert len(batch.final_obs) == len(rows)
     assert bool(batch.first[rows, steps + 1].all())
-    assert batch.step_count == rollout.step_count
+    assert batch.step_count == 2 * ENVS * FRAGMENT_STEPS
+
+
+class _Counting:
+    """An updater that makes every weight the number of its updates."""
+
+    def __init__(self, policy: torch.nn.Module) -> None:
+        self._policy = policy
+        self.trained_steps = 0
+
+    def update(self, batch: Any, *, number: int) -> None:
+        self.trained_steps += batch.step_count
+        with torch.no_grad():
+            for each in self._policy.parameters():
+                each.fill_(number + 1)
+
+
+def _in_world(cell: Cell) -> tuple[Learner, _Counting]:
+    learner = Learner(TASKS[cell.task], 0)
+    learner.begin(cell, 1e-3)
+    counting = _Counting(learner.policy)
+    learner.updater = counting  # type: ignore[assignment]
+    return learner, counting
+
+
+def test_with_a_lag_versions_train_on_what_the_version_of_as_many_before_did() -> None:
+    learner, _ = _in_world(Cell("CartPole", 3, None, "none"))
+    acted_by = []
+    for tick in range(16 * 8):
+        learner.tick(tick)
+        if learner.train(3, float("inf")):
+            weight = next(learner._acting.parameters())  # noqa: SLF001
+            acted_by.append(weight.flatten()[0].item())
+    # Version 0 has weights of its own, versions 1, 2, ... are as _Counting makes them.
+    assert [1.0, 2.0, 3.0, 4.0, 5.0] == acted_by[3:]
+    assert len(set(acted_by[:3])) == 1
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 8])
+def test_beside_slow_environments_every_step_is_trained_on_or_lost_or_not_sent_yet(
+    limit: int,
+) -> None:
+    learner, counting = _in_world(Cell("CartPole", None, limit, DEFAULT))
+    for tick in range(600):
+        learner.tick(tick)
+        learner.train(0, limit)
+    groups = [learner.fast, *learner.slow]
+    waiting = sum(len(group._rows) * ENVS for group in groups)  # noqa: SLF001
+    waiting += len(learner._full) * ENVS * FRAGMENT_STEPS  # noqa: SLF001
+    assert learner.acted == counting.trained_steps + learner.lost + waiting
+    assert max(learner.staleness) <= limit
+    assert (learner.lost > 0.2 * learner.acted) == (limit <= DEFAULT_LIMIT)
 
 
 def test_a_run_is_the_same_again() -> None:
-    rows = [train(SMALL, 3, steps_max=6_000) for _ in range(2)]
+    run = Run(Cell("Recall", 2, None, "V-trace 1"), 2.5e-3, 3)
+    rows = [train(run, updates=3) for _ in range(2)]
     assert rows[0] == rows[1]
-    assert set(COLUMNS) == set(rows[0])
-    assert "" == rows[0]["steps"]
-    assert 20 < rows[0]["updates"] < 30
+    assert COLUMNS == tuple(rows[0])
+    assert BINS == len(rows[0]["returns"].split())
 
 
-def test_fresh_data_used_once_are_trained_on_alike_by_every_correction() -> None:
+def test_fresh_data_are_trained_on_alike_by_every_correction() -> None:
     rows = [
-        {**train(Cell("CartPole", 0, 1, correction), 0, steps_max=10_000), "correction": ""}
-        for correction in CORRECTIONS
+        train(Run(FRESH._replace(correction=each), 2.5e-3, 0), updates=3)["returns"]
+        for each in CORRECTIONS
     ]
     assert [rows[0]] * len(CORRECTIONS) == rows
 
 
-def test_runs_that_never_arrived_count_as_the_slowest() -> None:
-    cell = {"task": "CartPole", "lag": "8", "uses": "1", "correction": "none"}
-    rows = [
-        {**cell, "seed": str(seed), "steps": steps}
-        for seed, steps in enumerate(["30000", "", "10000", "20000", ""])
-    ]
-    assert {Cell("CartPole", 8, 1, "none"): Spread(20_000, 30_000, math.inf, 3, 5)} == spreads(rows)
-    assert "| 8 | 1 | 3 of 5 | - | - | - |" in tables(rows)
-    assert "| 8 | 1 | 30 (20-never, 3 of 5) | - | - | - |" in tables(rows)
+def test_a_difference_in_every_pair_is_as_rare_as_two_of_all_swaps() -> None:
+    ours = [float(seed) for seed in range(10)]
+    assert 2 / 1024 == paired_p([each + 0.1 for each in ours], ours)
+    assert 1.0 == paired_p(ours, ours)
+    # Nine pairs say one thing, and one says the other more loudly.
+    assert paired_p([1.0] * 9 + [-9.0], [0.0] * 10) == 1.0
 
 
-def test_the_page_follows_from_the_rows(tmp_path: Path) -> None:
-    rows = read(DATA)
-    seeds = {row["seed"] for row in rows}
-    assert {(cell, seed) for cell in cells() for seed in seeds} == {
-        (Cell(row["task"], int(row["lag"]), int(row["uses"]), row["correction"]), row["seed"])
-        for row in rows
-    }
-    assert len(rows) == len(seeds) * len(list(cells()))
-    assert {row["task"] for row in rows} == set(TASKS)
-    # The batch in which the steps are used up is played to its end.
-    assert all(int(row["steps"] or 0) < STEPS_MAX + 1_024 for row in rows)
-    text = PAGE.read_text()
-    assert with_tables(text, rows) == text
+def test_several_comparisons_are_corrected_for_their_number() -> None:
+    assert {"a": 0.03, "b": 0.04, "c": 0.2} == pytest.approx(holm({"c": 0.2, "a": 0.01, "b": 0.02}))
+    assert {"a": 0.06, "b": 0.06} == pytest.approx(holm({"a": 0.04, "b": 0.03}))
+
+
+def test_the_interval_is_where_means_of_drawn_seeds_lie() -> None:
+    low, high = interval([0.0] * 5 + [1.0] * 5)
+    assert 0.2 == pytest.approx(low, abs=0.11)
+    assert 0.8 == pytest.approx(high, abs=0.11)
+    assert (2.0, 2.0) == interval([2.0, 2.0, 2.0])
+
+
+def test_the_default_changes_only_for_what_is_better_for_sure() -> None:
+    usual = [0.5 + 0.01 * seed for seed in range(10)]
+    assert "b" == recommended({"a": usual, "b": [each + 0.2 for each in usual]}, "a")
+    assert "a" == recommended({"a": usual, "b": [each - 0.2 for each in usual]}, "a")
+    assert "a" == recommended({"a": usual, "b": [0.9, *usual[1:]]}, "a")
+
+
+@pytest.fixture(scope="module")
+def rows() -> Mapping[Run, Mapping[str, str]]:
+    return read(DATA)
+
+
+def test_the_page_follows_from_the_rows(
+    rows: Mapping[Run, Mapping[str, str]], tmp_path: Path
+) -> None:
+    again = tmp_path / "lag.md"
+    shutil.copy(PAGE, again)
+    write_into(again, text(rows), COMMAND)
+    assert PAGE.read_text() == again.read_text()
     pytest.importorskip("matplotlib", reason="needs the extra breadbox[bench]")
     draw(rows, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 0
 
 
-def test_the_default_is_the_correction_with_which_most_runs_arrived_on_old_data() -> None:
-    found = spreads(read(DATA))
-    counts = {each: arrived(found, each, lags=LAGS[1:])[0] for each in CORRECTIONS}
-    best = max(counts, key=lambda each: counts[each])
-    wanted = {"advantages": "gae", **CORRECTIONS[best]}
+def test_a_slice_is_told_of_only_with_every_run(rows: Mapping[Run, Mapping[str, str]]) -> None:
+    done = complete(rows)
+    assert done
+    for task, world in done:
+        found = judged(rows, task, world)
+        assert list(found) == cells(task, world)
+        assert {len(SEEDS)} == {len(each) for each in found.values()}
+        assert not set(SEEDS) & set(TUNING_SEEDS)
+        for cell, each in found.items():
+            assert {lr_of(rows, cell)} == {float(row["lr"]) for row in each}
+    last = Run(cells(*done[0])[-1], lr_of(rows, cells(*done[0])[-1]), SEEDS[-1])
+    fewer = {run: row for run, row in rows.items() if run != last}
+    assert done[1:] == complete(fewer)
+
+
+def test_the_defaults_follow_from_the_rows(rows: Mapping[Run, Mapping[str, str]]) -> None:
+    arms = over_tasks(rows, "lag")
+    wanted = {"advantages": "gae", **CORRECTIONS[recommended(arms, DEFAULT)]}
     assert wanted == {name: getattr(PpoConfig(), name) for name in wanted}
+    traces = {each: arms[each] for each in ("V-trace 1", "V-trace 2")}
+    rho = CORRECTIONS[recommended(traces, "V-trace 2")]["vtrace_rho_max"]
+    assert rho == PpoConfig().vtrace_rho_max
+    limits = over_tasks(rows, "limit")
+    assert recommended(limits, DEFAULT_LIMIT) == BufferConfig().staleness_max
 
 
-def test_a_published_row_comes_out_again() -> None:
+def test_what_the_page_says_of_cartpole_holds(rows: Mapping[Run, Mapping[str, str]]) -> None:
+    found = judged(rows, "CartPole", "lag")
+    ends = {
+        (cell.lag, cell.correction): [at_end(row) for row in each] for cell, each in found.items()
+    }
+    assert (4, 4) == (sum(e < 60 for e in ends[8, "none"]), sum(e > 460 for e in ends[8, "none"]))
+    assert min(ends[8, DEFAULT]) > 160
+    for world, default in (("lag", DEFAULT), ("limit", DEFAULT_LIMIT)):
+        assert min(against(over_tasks(rows, world), default).values()) >= SIGNIFICANT
+    # The table's one star is in the column of the area, against fresh data.
+    starred = [line for line in lag_table(rows, "CartPole").splitlines() if "*" in line]
+    assert ["| 8 | V-trace 2 |"] == [line[:17] for line in starred]
+    assert starred[0].endswith("* |")
+    assert "*" not in limit_table(rows, "CartPole")
+    lost = {
+        cell.limit: sum(float(row["lost"]) for row in each) / len(each)
+        for cell, each in judged(rows, "CartPole", "limit").items()
+    }
+    assert [0.5, 0.03] == pytest.approx([lost[0], lost[8]], abs=0.03)
+
+
+def test_a_published_row_comes_out_again(rows: Mapping[Run, Mapping[str, str]]) -> None:
     """To the bit on this machine's kind; elsewhere arithmetic may round otherwise."""
-    row = next(row for row in read(DATA) if row["task"] == "CartPole" and row["lag"] == "0")
-    again = train(Cell("CartPole", 0, int(row["uses"]), row["correction"]), int(row["seed"]))
-    assert int(row["steps"]) == pytest.approx(again["steps"], rel=0.5)
+    run = next(run for run in rows if run.cell == FRESH)
+    again = train(run)
+    assert area(rows[run]) == pytest.approx(area(again), abs=0.2)
