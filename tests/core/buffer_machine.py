@@ -34,7 +34,7 @@ from breadbox_server.core.model.events import (
     PayloadsDisposable,
     WaitElapsed,
 )
-from breadbox_server.core.model.ids import CallerId, RequestId
+from breadbox_server.core.model.ids import CallerId, RequestId, ReservationId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     AppendFragments,
@@ -44,10 +44,12 @@ from breadbox_server.core.model.inputs import (
     Fetch,
     Fragment,
     Input,
+    Offer,
     Payload,
     ReleaseLease,
     ReleaseMode,
     RenewLease,
+    Settle,
     UndeliveredGrant,
     UpdateBuffer,
     UpdatePriorities,
@@ -62,7 +64,7 @@ from breadbox_server.journal.encoding.codec import (
     encode_turn,
 )
 from breadbox_server.journal.storage.interface import BEGINNING
-from core.naive_model import NaiveBuffer, NaiveGrant
+from core.naive_model import NaiveBuffer, NaiveGrant, NaiveReservation
 from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
 from support.snapshots import held_chunks, snapshot_of
@@ -71,6 +73,8 @@ WORKERS = ("a", "b", "c")
 REMOVERS = tuple(name for name in SAMPLERS if name not in ("uniform", "prioritised"))
 """Those that leave nothing to chance."""
 PRIORITIES = (1.0, 1.0, 0.0, 0.25, 9.0, 1e30, -0.5, math.nan, math.inf)
+BEHIND = (None, None, None, AdmissionOutcome.BUFFER_FULL, AdmissionOutcome.BYTES_FULL)
+"""What the first append lacks that waits for room; None: none waits."""
 PICKS = st.integers(0, 999)
 """Stands for a choice among things that exist only when the rule runs."""
 Choose = Callable[[Sequence[Any]], Any]
@@ -124,6 +128,8 @@ class BufferMachine(RuleBasedStateMachine):
         self.told_leases: list[str] = []
         self.disposed: list[Payload] = []
         self.callers_of_grant: set[int] = set()
+        self.reservations: list[tuple[ReservationId, NaiveReservation]] = []
+        """Those whose payloads the store has not answered for, whether they live or not."""
         self.base: bytes = encode_snapshot(Snapshot(BEGINNING, 0.0, ()))
         """The latest snapshot, as a journal keeps it; without buffers: the beginning."""
         self.all_entries: list[tuple[float, Entry]] = []
@@ -274,6 +280,75 @@ class BufferMachine(RuleBasedStateMachine):
             return
         answers = self.apply(AppendFragments(B, fragments))
         assert expected == [each.outcome for each in answers]
+
+    @rule(
+        workers=st.lists(st.sampled_from(WORKERS), min_size=1, max_size=6),
+        steps=st.lists(st.sampled_from([0, 0, 0, 0, 0, 1, -1]), min_size=6, max_size=6),
+        age=st.sampled_from([0, 0, 0, 1, 9]),
+        size=st.integers(1, 3),
+        behind=st.sampled_from(BEHIND),
+        reserve_s=st.sampled_from([1.0, 4.0, 30.0]),
+        twice=st.sampled_from([False, False, False, True]),
+    )
+    def offer_together(
+        self,
+        workers: list[str],
+        steps: list[int],
+        age: int,
+        size: int,
+        behind: AdmissionOutcome | None,
+        reserve_s: float,
+        twice: bool,
+    ) -> None:
+        """Fragments of one call whose payloads are still to be confirmed."""
+        next_indices = {name: known.next_index for name, known in self.model.workers.items()}
+        next_indices |= {name: tail.next_index for name, tail in self.model.tails.items()}
+        fragments: list[Fragment] = []
+        for place, (worker, step) in enumerate(zip(workers, steps, strict=False)):
+            index = max(0, next_indices.get(worker, 0) + step)
+            next_indices[worker] = index + 1
+            version = max(0, self.model.version - (age if place % 2 else 0))
+            session_id = self.model.session or "s0"
+            payload = fragments[-1].payload if twice and place == 2 else None
+            fragments.append(
+                make_fragment(
+                    worker,
+                    index,
+                    session_id=session_id,
+                    version=version,
+                    size_bytes=size,
+                    payload=payload,
+                    discontinuity=step == 1 and place % 2 == 0,
+                )
+            )
+        expires_at = self.now + reserve_s
+        reservation_count = len(self.model.reservations)
+        expected = self.model.offer(fragments, behind, expires_at, self.now)
+        command = Offer(B, fragments, expires_at, behind)
+        if not isinstance(expected, list):
+            self.apply(command, expected)
+            return
+        offered = self.apply(command)
+        got = [None if each is None else each.outcome for each in offered.answers]
+        assert expected == got, (expected, got, command, self.model.tails, self.model.config)
+        assert (offered.reservation_id is not None) == (None in expected)
+        if len(self.model.reservations) > reservation_count:
+            self.reservations.append((offered.reservation_id, self.model.reservations[-1]))
+
+    @precondition(lambda self: self.reservations)
+    @rule(pick=PICKS, missing=st.sets(st.integers(0, 5), max_size=2))
+    def settle(self, pick: int, missing: set[int]) -> None:
+        """The store has answered, in time or after the reservation ended; perhaps once more."""
+        reservation_id, reservation = self.pick(self.reservations[-3:], pick)
+        count = len(reservation.fragments)
+        there = [place not in missing for place in range(count)]
+        if self.model.waiters and count > 1:
+            there = [False] * count  # What each lets them have is followed one by one.
+        expected = self.model.settle(reservation, there, self.now)
+        answers = self.apply(Settle(B, reservation_id, list(reservation.fragments), there))
+        assert expected == [None if each is None else each.outcome for each in answers]
+        if pick % 4:
+            self.reservations.remove((reservation_id, reservation))
 
     @precondition(lambda self: self.model.payload_ids())
     @rule(pick=PICKS)
@@ -664,6 +739,7 @@ class BufferMachine(RuleBasedStateMachine):
         if self.buffers[B].model.session_id:
             self.apply(EndSession(B, self.buffers[B].model.session_id))
         self.advance(100.0, is_late=False)
+        assert not self.model.reservations
         seen = self.buffers.describe(B, now=self.now)
         left = (seen.chunk_count, seen.payload_bytes, seen.weights_bytes, seen.worker_count)
         assert left == (0, 0, 0, 0)

@@ -73,6 +73,29 @@ class NaiveWorker:
 
 
 @dataclass
+class NaiveReservation:
+    """Fragments whose payloads are being confirmed, and which of them will close a chunk."""
+
+    fragments: list[Fragment]
+    places: int
+    expires_at: float
+
+    @property
+    def size(self) -> int:
+        return sum(fragment.payload.size_bytes for fragment in self.fragments)
+
+
+@dataclass
+class NaiveTail:
+    """What a worker will have open once its reserved fragments are admitted."""
+
+    next_index: int
+    open_count: int
+    new_bytes: int
+    """Of the reserved fragments that will be open."""
+
+
+@dataclass
 class NaiveLease:
     lease_id: str
     rank: int
@@ -129,6 +152,8 @@ class NaiveBuffer:
         self.inserted = self.delivered = 0
         self.closed_fragment_count = 0
         self.set_count = 0
+        self.reservations: list[NaiveReservation] = []
+        self.tails: dict[str, NaiveTail] = {}
         self.may_lack_places = False
         """Limits of now or before let more chunks in than have a place when all come back."""
 
@@ -144,6 +169,17 @@ class NaiveBuffer:
         away = [chunk for chunk in self.chunks if chunk.place == USED_UP]
         current = [chunk for chunk in away if chunk.fragments[0].session_id == self.session]
         return len(self.held) + len(current)
+
+    @property
+    def reserved_places(self) -> int:
+        return sum(each.places for each in self.reservations)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes that must be free: where chunks are evicted, reserved chunks are evicted, too."""
+        if self.config.full_policy is FullPolicy.BLOCK:
+            return sum(each.size for each in self.reservations)
+        return sum(tail.new_bytes for tail in self.tails.values())
 
     @property
     def referred_bytes(self) -> int:
@@ -180,9 +216,9 @@ class NaiveBuffer:
             return True
         if self.waiters and self.has_leases(self.waiters[0].world_size):
             return True
-        ahead = self.inserted * limiter.ratio - self.delivered
+        ahead = (self.inserted + self.reserved_places) * limiter.ratio - self.delivered
         return (
-            len(self.held) < limiter.minimum_chunk_count
+            len(self.held) + self.reserved_places < limiter.minimum_chunk_count
             or ahead + limiter.ratio <= limiter.lead_chunks + limiter.error_chunks
         )
 
@@ -216,6 +252,8 @@ class NaiveBuffer:
         for worker in self.workers.values():
             self.dispose(worker.open)
         self.workers.clear()
+        self.reservations.clear()
+        self.tails.clear()
         self.disposed += [weights for _, weights in self.weights]
         self.weights.clear()
         self.session, self.version = "", 0
@@ -258,7 +296,9 @@ class NaiveBuffer:
 
     # Fragments
 
-    def expect_append(self, fragment: Fragment) -> AdmissionOutcome | type[DomainError]:
+    def expect_append(
+        self, fragment: Fragment, tail: NaiveTail | None = None
+    ) -> AdmissionOutcome | type[DomainError]:
         if not self.session or fragment.session_id != self.session:
             return AdmissionOutcome.WRONG_SESSION
         worker = self.workers.get(fragment.worker_id)
@@ -277,25 +317,140 @@ class NaiveBuffer:
             return WorkersFullError
         if fragment.model_version_min < self.oldest_fresh:
             return AdmissionOutcome.STALE
-        return self.expect_fit(fragment, worker)
+        return self.expect_fit(fragment, worker, tail)
 
-    def expect_fit(self, fragment: Fragment, worker: NaiveWorker | None) -> AdmissionOutcome:
+    def expect_fit(
+        self, fragment: Fragment, worker: NaiveWorker | None, tail: NaiveTail | None
+    ) -> AdmissionOutcome:
         evicts = self.config.full_policy is FullPolicy.EVICT
         opened = worker.open if worker else []
-        goes_on = self.goes_on(opened, fragment)
-        opened_after = [*opened, fragment] if goes_on else [fragment]
-        if len(opened_after) == self.config.fragments_per_chunk:
+        if self.count_after(fragment, worker, tail) == self.config.fragments_per_chunk:
             if not self.may_insert():
                 return AdmissionOutcome.BUFFER_FULL
-            if self.place_count >= self.config.capacity_chunks and not evicts:
+            taken = self.place_count + self.reserved_places
+            if taken >= self.config.capacity_chunks and not evicts:
                 return AdmissionOutcome.BUFFER_FULL
+        goes_on = tail is not None or self.goes_on(opened, fragment)
         freed = 0 if goes_on else sum(f.payload.size_bytes for f in opened)
         if evicts:
             freed += sum(chunk.size for chunk in self.held if not chunk.leases)
-        needed = self.referred_bytes - freed + fragment.payload.size_bytes
+        needed = self.referred_bytes + self.reserved_bytes - freed + fragment.payload.size_bytes
         if needed > self.config.capacity_bytes:
             return AdmissionOutcome.BYTES_FULL
         return AdmissionOutcome.ADMITTED
+
+    def count_after(
+        self, fragment: Fragment, worker: NaiveWorker | None, tail: NaiveTail | None
+    ) -> int:
+        """How many fragments its chunk has with a fragment, behind what is open, or reserved."""
+        if tail is None:
+            opened = worker.open if worker else []
+            return len(opened) + 1 if self.goes_on(opened, fragment) else 1
+        follows = fragment.fragment_index == tail.next_index and not fragment.discontinuity
+        return tail.open_count + 1 if follows else 1
+
+    def is_awaited(self, fragment: Fragment) -> bool:
+        """Whether another fragment, which is reserved, decides about this one."""
+        reserved = [each for held in self.reservations for each in held.fragments]
+        tail = self.tails.get(fragment.worker_id)
+        return fragment.payload.payload_id in [each.payload.payload_id for each in reserved] or (
+            tail is not None and fragment.fragment_index < tail.next_index
+        )
+
+    def may_overtake(
+        self, fragment: Fragment, worker: NaiveWorker | None, behind: AdmissionOutcome
+    ) -> bool:
+        """Whether a fragment takes nothing of what the first lacks that waits for room."""
+        if behind is AdmissionOutcome.BUFFER_FULL:
+            count = self.count_after(fragment, worker, self.tails.get(fragment.worker_id))
+            return count < self.config.fragments_per_chunk
+        return not self.held and not self.live_leases
+
+    def offer(
+        self,
+        fragments: Sequence[Fragment],
+        behind: AdmissionOutcome | None,
+        expires_at: float,
+        now: float,
+    ) -> list[AdmissionOutcome | None] | type[DomainError]:
+        """Judge fragments, and reserve room for those that would be admitted (None)."""
+        answers: list[AdmissionOutcome | None] = []
+        reservation = NaiveReservation([], 0, expires_at)
+        for fragment in fragments:
+            if self.is_awaited(fragment):
+                break
+            worker, tail = (each.get(fragment.worker_id) for each in (self.workers, self.tails))
+            outcome = self.expect_append(fragment, tail)
+            if not isinstance(outcome, AdmissionOutcome):
+                if not answers:
+                    return outcome
+                break
+            if outcome is AdmissionOutcome.ADMITTED:
+                if behind is None or self.may_overtake(fragment, worker, behind):
+                    if not reservation.fragments:
+                        self.reservations.append(reservation)
+                    self.reserve(reservation, fragment, worker, tail)
+                    answers.append(None)
+                    continue
+                outcome = behind
+            if reservation.fragments and outcome.asks_again:
+                break
+            if outcome is AdmissionOutcome.STALE and tail is not None:
+                break
+            self.append(fragment, outcome, now)
+            answers.append(outcome)
+            if outcome.asks_again:
+                break
+        return answers
+
+    def reserve(
+        self,
+        reservation: NaiveReservation,
+        fragment: Fragment,
+        worker: NaiveWorker | None,
+        tail: NaiveTail | None,
+    ) -> None:
+        count = self.count_after(fragment, worker, tail)
+        closes = count == self.config.fragments_per_chunk
+        follows = tail is not None and count > 1
+        before = tail.new_bytes if tail is not None and follows else 0
+        self.tails[fragment.worker_id] = NaiveTail(
+            fragment.fragment_index + 1,
+            0 if closes else count,
+            0 if closes else before + fragment.payload.size_bytes,
+        )
+        reservation.places += closes
+        reservation.fragments.append(fragment)
+
+    def end_reservation(self, reservation: NaiveReservation) -> None:
+        if reservation in self.reservations:
+            self.reservations.remove(reservation)
+        workers = {each.worker_id for held in self.reservations for each in held.fragments}
+        self.tails = {name: tail for name, tail in self.tails.items() if name in workers}
+
+    def settle(
+        self, reservation: NaiveReservation, there: Sequence[bool], now: float
+    ) -> list[AdmissionOutcome | None]:
+        """Admit what is there, as if it came only now, with the reserved room for it."""
+        self.end_reservation(reservation)
+        answers: list[AdmissionOutcome | None] = []
+        missing = set()
+        for fragment, is_there in zip(reservation.fragments, there, strict=True):
+            if fragment.worker_id in missing:
+                answers.append(None)
+                continue
+            outcome = self.expect_append(fragment)
+            if not isinstance(outcome, AdmissionOutcome):
+                break
+            if not is_there and outcome is AdmissionOutcome.ADMITTED:
+                missing.add(fragment.worker_id)
+                answers.append(None)
+                continue
+            self.append(fragment, outcome, now)
+            answers.append(outcome)
+            if outcome.asks_again:
+                break
+        return answers
 
     @staticmethod
     def goes_on(opened: list[Fragment], fragment: Fragment) -> bool:
@@ -652,6 +807,8 @@ class NaiveBuffer:
     def lose_callers(self) -> None:
         """What a restart of the process does: callers are gone, grants were told once."""
         self.waiters.clear()
+        self.reservations.clear()
+        self.tails.clear()
         for lease in self.live_leases:
             lease.told = 1
 
@@ -691,6 +848,8 @@ class NaiveBuffer:
         return [caller.caller_id for waiter in impossible for caller in waiter.callers]
 
     def expire(self, now: float) -> None:
+        for reservation in [each for each in self.reservations if each.expires_at <= now]:
+            self.end_reservation(reservation)
         gives_back = self.config.lease_expiry_policy is LeaseExpiryPolicy.GIVE_BACK
         due = [(g, lease) for g in self.grants for lease in g.leases if not lease.end]
         due = [(g, lease) for g, lease in due if lease.expires_at <= now]

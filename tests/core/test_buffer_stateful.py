@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from breadbox_server.core.model.inputs import ReleaseMode
 from breadbox_server.core.state import buffer_state as state
 from breadbox_server.core.state.holdings import ChunkHoldings
-from core.buffer_machine import PRIORITIES, WORKERS, BufferMachine, make_config
+from core.buffer_machine import BEHIND, PRIORITIES, WORKERS, BufferMachine, make_config
 from support.tiers import long_but
 
 SETTINGS = settings(
@@ -91,6 +91,25 @@ def walk(machine: BufferMachine, seed: int, length: int) -> None:
                 choose([False, False, True]),
                 choose([None, None, None, None, "s0"]),
                 choose([1.0, 0.0, 0.25, 9.0]),
+            ),
+        ),
+        "offer": (
+            14,
+            lambda: machine.offer_together(
+                [choose(WORKERS) for _ in range(choose([1, 2, 5]))],
+                [choose([0, 0, 0, 0, 1, -1]) for _ in range(6)],
+                choose([0, 0, 1, 9]),
+                choose([1, 2]),
+                choose(BEHIND),
+                choose([1.0, 30.0]),
+                choose([False, False, False, True]),
+            ),
+        ),
+        "settle": (
+            18,
+            lambda: (
+                machine.reservations
+                and machine.settle(pick(), {pick() % 6 for _ in range(choose([0, 0, 1, 2]))})
             ),
         ),
         "priorities": (

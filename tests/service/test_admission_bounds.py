@@ -300,17 +300,32 @@ async def test_a_payload_that_another_buffer_holds_is_missing_here() -> None:
 # Inline payloads and slices -----------------------------------------------------------------------
 
 
-async def test_an_inline_payload_that_waits_for_room_is_stored_once() -> None:
+async def test_an_inline_payload_is_stored_only_once_there_is_room_for_it() -> None:
     async with driven(ONE) as it:
         producers = Producers(it)
-        # Both are judged before either is admitted; one finds no room.
         calls = [producers.send(name, bodies=[b"body"], wait_s=WAIT_S) for name in ("a", "b")]
         await it.settle()
         assert [True, False] == [each.done() for each in calls]
-        trips = list(it.custodian.keep_trips)
+        assert [1] == it.custodian.keep_trips
         await it.consume(1)
         assert [ADMITTED] == await calls[1]
-        assert trips == it.custodian.keep_trips == [2]
+        assert [1, 1] == it.custodian.keep_trips
+
+
+async def test_an_inline_payload_whose_room_went_while_it_was_stored_is_stored_once() -> None:
+    async with driven(replace(ONE, capacity_chunks=2)) as it:
+        producers = Producers(it)
+        await producers.send("fill")
+        it.custodian.may_confirm.clear()
+        call = producers.send("w", bodies=[b"body"], wait_s=WAIT_S)
+        await it.custodian.confirming.wait()
+        await it.driver.core.apply(UpdateBuffer(BUFFER, ONE))
+        it.custodian.may_confirm.set()
+        await it.settle()
+        assert not call.done()
+        await it.consume(1)
+        assert [ADMITTED] == await call
+        assert [1] == it.custodian.keep_trips
 
 
 async def test_a_slice_takes_no_more_fragments_after_as_many_pieces(

@@ -26,15 +26,17 @@ from breadbox_server.admission.precedence import WAIT_S_MAX
 from breadbox_server.base.errors import AppendsFullError
 from breadbox_server.core.buffers import DEFAULT_BUFFER
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
-from breadbox_server.core.model.ids import BufferName, WorkerId
+from breadbox_server.core.model.ids import ReservationId, WorkerId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Answer,
     Appended,
-    AppendFragments,
     Fragment,
     Input,
+    Offer,
+    Offered,
     Payload,
+    Settle,
 )
 from breadbox_server.driver import DriverLimits
 from breadbox_server.journal.durable_core import DurableCore
@@ -373,17 +375,16 @@ class Refuser:
 
     outcome = Appended(AdmissionOutcome.STALE)
 
-    def judge(self, buffer: BufferName, fragment: Fragment) -> Appended | None:
-        return Appended(AdmissionOutcome.STALE)
+    reservation_id: ReservationId | None = None
 
     def decide(self, command: Input[Answer], /) -> Answer:
-        assert isinstance(command, AppendFragments)
-        return cast("Answer", [self.outcome] * len(command.fragments))
-
-    def may_overtake(
-        self, buffer: BufferName, fragment: Fragment, waits_for: AdmissionOutcome
-    ) -> bool:
-        return True
+        assert isinstance(command, Offer | Settle)
+        answers = [self.outcome] * len(command.fragments)
+        if isinstance(command, Settle):
+            return cast("Answer", answers)
+        if self.reservation_id is not None:
+            return cast("Answer", Offered(self.reservation_id, [None] * len(answers)))
+        return cast("Answer", Offered(None, [*answers]))
 
     def pump(self) -> None:
         """Nothing was decided."""
@@ -427,9 +428,7 @@ class Taker(Refuser):
     """A core that takes everything."""
 
     outcome = Appended(AdmissionOutcome.ADMITTED)
-
-    def judge(self, buffer: BufferName, fragment: Fragment) -> None:
-        return None
+    reservation_id = ReservationId(1)
 
 
 class SlowCustodian(FakeCustodian):

@@ -32,13 +32,20 @@ from breadbox_server.base.clock import Clock, TimerHandle
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.base.errors import AppendsFullError, PayloadSizeError
 from breadbox_server.core.model.errors import DomainError
-from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId, WorkerId
+from breadbox_server.core.model.ids import (
+    BufferName,
+    PayloadId,
+    ReservationId,
+    SessionId,
+    WorkerId,
+)
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Appended,
-    AppendFragments,
     Fragment,
+    Offer,
     Payload,
+    Settle,
 )
 from breadbox_server.journal.durable_core import DurableCore
 from breadbox_server.journal.turns import Turns
@@ -68,6 +75,8 @@ _LATEST_WEIGHT: Final = 0.2
 PROGRESS_S: Final = 0.25
 """Seconds that a caller waits on after some of its fragments were admitted."""
 HOLD_S: Final = 0.25
+RESERVED_S: Final = 60.0
+"""Seconds for which a trip to the store keeps the room of its fragments."""
 
 BYTES_FULL: Final = Appended(AdmissionOutcome.BYTES_FULL)
 _REFUSED: Final = Appended(AdmissionOutcome.WRONG_SESSION)
@@ -135,11 +144,9 @@ class PendingAppend:
         """Return True if the append failed, or every fragment has a result."""
         return self.error is not None or len(self.results) == len(self.fragments)
 
-    def takes(self, item: "_Item") -> bool:
-        """Return True if an item's payload, and those before it of its worker, are there."""
-        fragment = item.fragment
-        is_broken_off = (fragment.session_id, fragment.worker_id) in self.broken_off
-        return item.is_there and not item.found_no_room and not is_broken_off
+    def is_broken_off(self, fragment: Fragment) -> bool:
+        """Return True if a payload before it of its worker is missing."""
+        return (fragment.session_id, fragment.worker_id) in self.broken_off
 
     def fill(self, result: Appended) -> None:
         """Give every undecided fragment the same result."""
@@ -159,14 +166,56 @@ class PendingAppend:
 class _Item:
     pending: PendingAppend
     fragment: Fragment
-    judged: Appended | None
-    wants_confirmation: bool
-    body: bytes = b""
+    body: bytes
+    answer: Appended | None = None
+    """How it was refused; None: its room is reserved."""
     is_there: bool = False
     is_carried: bool = False
     """True if it is written with the entry about its fragment."""
     has_other_size: bool = False
     found_no_room: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Offer:
+    """What a slice has of an append, and the room that is reserved for it."""
+
+    pending: PendingAppend
+    reservation_id: ReservationId
+    items: list[_Item]
+
+
+class _Slice:
+    """Fragments that are judged, confirmed and admitted before others get the loop."""
+
+    def __init__(self, fragments_max: int) -> None:
+        self._fragments_max = fragments_max
+        self.fragment_count = self._piece_count = self._inline_bytes = 0
+        self.offers: list[_Offer] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Return True if it takes no more fragments."""
+        return (
+            self.fragment_count >= self._fragments_max
+            or self._piece_count >= SLICE_PIECES
+            or self._inline_bytes >= SLICE_BYTES
+        )
+
+    def take(self, pending: PendingAppend) -> list[_Item]:
+        """Take an append's fragments from the first undecided on, as far as there is room."""
+        items: list[_Item] = []
+        for position in range(len(pending.results), len(pending.fragments)):
+            fragment = pending.fragments[position]
+            if self.is_full or pending.is_broken_off(fragment):
+                break
+            body = pending.bodies[position] if pending.bodies else b""
+            items.append(_Item(pending, fragment, body))
+            self.fragment_count += 1
+            self._inline_bytes += len(body)
+            if fragment.payload.piece_size_bytes:
+                self._piece_count += fragment.payload.piece_count
+        return items
 
 
 class RoomQueue:
@@ -176,8 +225,6 @@ class RoomQueue:
         self._places: OrderedDict[Place, PendingAppend | None] = OrderedDict()
         """None marks a kept position."""
         self._kept: OrderedDict[Place, float] = OrderedDict()
-        self.burst = 1
-        """Appends that may try for room at a time; one more for each that found it."""
 
     @property
     def is_empty(self) -> bool:
@@ -379,31 +426,33 @@ class AppendQueue:
 
     async def _run_slice(self) -> None:
         started_at = self._clock.now()
-        if self._looks_again:
-            self._call_up()
-        items = self._take_slice()
-        for item in items:
-            if item.pending.state is State.QUEUED:  # Else it has come again meanwhile.
-                item.pending.state = State.DECIDING
+        taken = self._take_slice()
+        # A payload too large to be inline is answered as one that is not in the store.
+        items = [
+            item
+            for offer in taken.offers
+            for item in offer.items
+            if item.answer is None and len(item.body) <= self._inline_size_bytes_max
+        ]
         try:
             await self._keep(items)
             await self._confirm(items)
         except StoreError as error:
             for item in items:
-                if item.wants_confirmation:
-                    # The store may have confirmed it all the same, and only its answer was lost.
-                    item.is_there = True
-                    item.pending.error = error
+                # The store may have confirmed it all the same, and only its answer was lost.
+                item.is_there = True
+                item.pending.error = error
         self._is_deciding = True
         try:
-            if self._admit(items):
-                # What was admitted may have been granted at once, and so have made room again.
-                self._looks_again = bool(self._queues)
+            for offer in taken.offers:
+                self._settle(offer)
+            # What was admitted may have been granted at once, and what is missing took room.
+            self._looks_again |= bool(taken.offers and self._queues)
             self._core.pump()
         finally:
             self._is_deciding = False
-        for item in items:
-            pending = item.pending
+        for offer in taken.offers:
+            pending = offer.pending
             if pending.state is State.DECIDING:
                 pending.state = State.QUEUED
             if pending.kept and (pending.state is State.OVER or pending.is_decided):
@@ -417,16 +466,34 @@ class AppendQueue:
             self._core.when_settled(oldest.reply)
         # A slice of refusals made no trip to the store: let the others have the loop all the same.
         await asyncio.sleep(0)
-        if items:
-            self._learn_pace(len(items), self._clock.now() - started_at)
+        if taken.fragment_count:
+            self._learn_pace(taken.fragment_count, self._clock.now() - started_at)
 
-    def _call_up(self) -> None:
-        """Put waiting appends that there may be room for at the head, longest wait first."""
-        self._looks_again = False
-        if self._deletions.is_full or not self._has_room():
-            self._look_later()
-            return
-        now = self._clock.now()
+    def _take_slice(self) -> _Slice:
+        """Offer fragments to the core: those called up first, then the others as they came."""
+        learners = self.precedence.has_learners
+        taken = _Slice(SHORT_SLICE_FRAGMENTS if learners else SLICE_FRAGMENTS)
+        is_held = self._deletions.is_full or not self._has_room()
+        if self._looks_again:
+            self._looks_again = False
+            if is_held:
+                self._look_later()
+            else:
+                self._call_up(taken)
+        # An append that has to wait leaves `_pending` meanwhile.
+        for pending in list(islice(self._pending, None if is_held else SLICE_FRAGMENTS)):
+            if pending.is_decided or pending.state is State.DECIDING:
+                continue
+            if pending.done.cancelled() or is_held:
+                pending.fill(BYTES_FULL)  # If cancelled, nobody reads it: it only has to be over.
+            elif taken.is_full:
+                break
+            else:
+                self._offer(taken, pending)
+        return taken
+
+    def _call_up(self, taken: _Slice) -> None:
+        """Offer what waiting appends there may be room for, longest wait first."""
         called: list[PendingAppend] = []
         for _ in range(min(len(self._doubtful), SLICE_FRAGMENTS)):
             pending = self._doubtful.popleft()
@@ -437,30 +504,36 @@ class AppendQueue:
                     self._enter(pending, State.QUEUED)
                     called.append(pending)
         for buffer, queue in list(self._queues.items()):
-            queue.give_up_places(now)
+            queue.give_up_places(self._clock.now())
             if queue.is_empty:
                 del self._queues[buffer]
-            room = queue.burst
-            blocked_by: AdmissionOutcome | None = None
-            for pending in list(islice(queue.waiting(), SLICE_FRAGMENTS)):
-                if blocked_by is not None and not self._core.may_overtake(
-                    buffer, pending.next_fragment, blocked_by
-                ):
-                    break
-                outlook = self._outlook(pending)
-                if outlook is not None and outlook.outcome.asks_to_wait:
-                    blocked_by = pending.waits_for = outlook.outcome
-                    continue
-                self._enter(pending, State.QUEUED)
-                called.append(pending)
-                room -= outlook is None
-                if not room:
-                    break
+            called += self._call_up_from(buffer, queue, taken)
         if self._doubtful:
             self._looks_again = True
         for pending in reversed(called):
-            self._pending[pending] = None
-            self._pending.move_to_end(pending, last=False)
+            if not pending.is_waiting:
+                self._pending[pending] = None
+                self._pending.move_to_end(pending, last=False)
+
+    def _call_up_from(
+        self, buffer: BufferName, queue: RoomQueue, taken: _Slice
+    ) -> Iterator[PendingAppend]:
+        blocked_by: AdmissionOutcome | None = None
+        for pending in list(islice(queue.waiting(), SLICE_FRAGMENTS)):
+            if taken.is_full:
+                self._looks_again = True
+                return
+            if blocked_by is not None and not self._core.may_overtake(
+                buffer, pending.next_fragment, blocked_by
+            ):
+                return
+            outlook = self._outlook(pending)
+            if outlook is not None and outlook.outcome.asks_to_wait:
+                blocked_by = pending.waits_for = outlook.outcome
+                continue
+            self._enter(pending, State.QUEUED)
+            self._offer(taken, pending)
+            yield pending
 
     def _outlook(self, pending: PendingAppend) -> Appended | None:
         try:
@@ -504,8 +577,6 @@ class AppendQueue:
                 pending.wait_until = min(pending.wait_until, now + PROGRESS_S)
             self._count_waiting(pending, 1)
             pending.timer = self._clock.call_at(pending.wait_until, lambda: self._give_up(pending))
-        else:
-            queue.burst = 1
         former = queue.join(pending, place)
         if former is not None:
             self._supersede(former)
@@ -515,11 +586,8 @@ class AppendQueue:
         return True
 
     def _end_turn(self, pending: PendingAppend) -> None:
-        queue = self._queues[pending.buffer]
         last = None if pending.error else pending.results[-1]
         must_come_again = last is not None and last.outcome.asks_to_wait
-        if not must_come_again:
-            queue.burst = min(queue.burst + 1, SLICE_FRAGMENTS)
         self._leave_queue(pending, keeps_place=must_come_again)
         self._looks_again = True
 
@@ -559,19 +627,6 @@ class AppendQueue:
         self._count_waiting(pending, -1)
         pending.timer.cancel()
 
-    def _comes_too_early(self, pending: PendingAppend, fragment: Fragment) -> bool:
-        """Return True if a fragment would take an earlier append's room; the append then waits."""
-        queue = self._queues.get(pending.buffer)
-        if queue is None or pending.place is not None:
-            return False
-        waits_for = queue.waits_for()
-        if waits_for is None or self._core.may_overtake(pending.buffer, fragment, waits_for):
-            return False
-        # Behind others of its append in this slice it is looked at again once those are decided.
-        if fragment is pending.next_fragment and not self._wait(pending, waits_for):
-            pending.fill(Appended(waits_for))
-        return True
-
     def _learn_pace(self, fragment_count: int, took_s: float) -> None:
         """Learn from a slice how long full ones take.
 
@@ -582,85 +637,36 @@ class AppendQueue:
         if fragment_count == SLICE_FRAGMENTS or latest_s < self._slice_s:
             self._slice_s += _LATEST_WEIGHT * (latest_s - self._slice_s)
 
-    def _take_slice(self) -> list[_Item]:
-        items: list[_Item] = []
-        identities: set[tuple[str, str, str, int]] = set()
-        has_room = self._has_room()
-        fragments_max = SHORT_SLICE_FRAGMENTS if self.precedence.has_learners else SLICE_FRAGMENTS
-        piece_count = inline_bytes = 0
-        body_bytes_max = self._inline_size_bytes_max
-        is_carried = (
-            self._carrier is not None
-            and not self._queues
-            and self._carrier.can_carry(SLICE_FRAGMENTS, SLICE_BYTES + body_bytes_max)
-        )
-        # An append that has to wait behind others leaves `_pending` meanwhile.
-        for pending in list(self._pending) if self._queues else self._pending:
-            if pending.is_decided:
-                continue
-            if pending.done.cancelled():
-                pending.fill(BYTES_FULL)  # Nobody reads it; the append only has to be over.
-            if self._deletions.is_full or not has_room:
-                pending.fill(BYTES_FULL)
-            for position in range(len(pending.results), len(pending.fragments)):
-                fragment = pending.fragments[position]
-                is_full = len(items) >= fragments_max or piece_count >= SLICE_PIECES
-                if is_full or inline_bytes >= SLICE_BYTES:
-                    return items
-                body = pending.bodies[position] if pending.bodies else b""
-                item = (
-                    # No trip to the store depends on a look-ahead: it is judged once.
-                    _Item(pending, fragment, None, True, body)
-                    if is_carried and 0 < len(body) <= body_bytes_max and not pending.kept
-                    else self._judge(pending, fragment, body, identities)
-                )
-                if item is None:
-                    break
-                if (
-                    self._queues
-                    and item.judged is None
-                    and self._comes_too_early(pending, fragment)
-                ):
-                    break
-                items.append(item)
-                inline_bytes += len(body)
-                if fragment.payload.piece_size_bytes:
-                    piece_count += fragment.payload.piece_count
-                if item.judged is not None and item.judged.outcome.asks_again:
-                    break
-        return items
-
-    def _judge(
-        self,
-        pending: PendingAppend,
-        fragment: Fragment,
-        body: bytes,
-        identities: set[tuple[str, str, str, int]],
-    ) -> _Item | None:
+    def _offer(self, taken: _Slice, pending: PendingAppend) -> None:
+        """Have the core answer an append's next fragments, or reserve room for them."""
+        while not pending.is_decided and pending.is_broken_off(pending.next_fragment):
+            pending.results.append(None)
+        items = taken.take(pending)
+        if not items:
+            return
+        queue = self._queues.get(pending.buffer)
+        behind = None if queue is None or pending.place is not None else queue.waits_for()
+        fragments = [item.fragment for item in items]
+        expires_at = self._clock.now() + RESERVED_S
         try:
-            judged = self._core.judge(pending.buffer, fragment)
+            offered = self._core.decide(Offer(pending.buffer, fragments, expires_at, behind))
         except DomainError as error:
             pending.error = error
-            return None
-        identity = (
-            pending.buffer,
-            fragment.session_id,
-            fragment.worker_id,
-            fragment.fragment_index,
-        )
-        # The second of two equal fragments in a slice is a duplicate once the first is admitted;
-        # if it brought a payload of its own, that one must go on to expire.
-        wants = judged is None and identity not in identities
-        identities.add(identity)
-        # A payload too large to be inline is answered as one that is not in the store.
-        wants = wants and len(body) <= self._inline_size_bytes_max
-        return _Item(pending, fragment, judged, wants, body)
+            return
+        for item, answer in zip(items, offered.answers, strict=False):
+            item.answer = answer
+            if answer is not None and offered.reservation_id is None:
+                self._take_answer(item, answer)
+        if offered.reservation_id is not None:
+            pending.state = State.DECIDING
+            del items[len(offered.answers) :]
+            taken.offers.append(_Offer(pending, offered.reservation_id, items))
 
     async def _keep(self, items: list[_Item]) -> None:
         """Store inline payloads under fresh ids, in one trip with a turn's entries if it can."""
         riding = []
         for item in items:
-            if item.body and item.wants_confirmation:
+            if item.body:
                 item.is_there = item.fragment.payload.payload_id in item.pending.kept
                 if not item.is_there:
                     riding.append(item)
@@ -693,9 +699,7 @@ class AppendQueue:
         wanted = [
             item
             for item in items
-            if item.wants_confirmation
-            and not item.body
-            and not is_leaving(item.fragment.payload.payload_id)
+            if not item.body and not is_leaving(item.fragment.payload.payload_id)
         ]
         if not wanted:
             return
@@ -710,64 +714,54 @@ class AppendQueue:
             item.is_there = answer == Confirmation.THERE and not is_leaving(payload_id)
             item.has_other_size = answer == Confirmation.OTHER_SIZE
 
-    def _admit(self, items: list[_Item]) -> bool:
-        """Have the core decide about items, in order; return True if it admitted a fragment."""
-        has_admitted = False
-        left = deque(items)
-        while left:
-            pending = left[0].pending
+    def _settle(self, offer: _Offer) -> None:
+        """Have the core admit what is there of an offer, and let go of the rest."""
+        pending = offer.pending
+        items = [item for item in offer.items if item.answer is None]
+        if pending.is_decided:
+            items = []
+        stored = list(takewhile(lambda item: not item.found_no_room, items))
+        there = [item.is_there for item in stored]
+        fragments = [item.fragment for item in stored]
+        try:
+            settled = self._core.decide(
+                Settle(pending.buffer, offer.reservation_id, fragments, there)
+            )
+        except DomainError as error:
+            pending.error = pending.error or error
+            settled = []
+        left = deque(settled)
+        for position, item in enumerate(offer.items):
             if pending.is_decided or pending.is_waiting:
-                self._disown(left.popleft())
-            elif pending.takes(left[0]):
-                has_admitted |= self._admit_run(pending, left)
+                self._disown(item)
+            elif item.answer is not None:
+                self._take_answer(item, item.answer)
+            elif item.found_no_room:
+                self._disown(item)
+                pending.fill(BYTES_FULL)
+            elif left:
+                self._take_settled(item, left.popleft())
             else:
-                self._answer_absent(left.popleft())
-        return has_admitted
+                # The next is refused with an error: it is offered again, and gets it then.
+                for each in offer.items[position:]:
+                    self._disown(each)
+                break
 
-    def _admit_run(self, pending: PendingAppend, left: deque[_Item]) -> bool:
-        """Have the core decide about an append's items in front whose payloads are there."""
-        run = takewhile(lambda item: item.pending is pending and pending.takes(item), left)
-        fragments = [item.fragment for item in run]
-        try:
-            answers = self._core.decide(AppendFragments(pending.buffer, fragments))
-        except DomainError as error:
-            pending.error = error
-            self._disown(left.popleft())
-            return False
-        for answer in answers:
-            self._take_answer(left.popleft(), answer)
-        return any([answer.outcome is AdmissionOutcome.ADMITTED for answer in answers])
-
-    def _answer_absent(self, item: _Item) -> None:
-        """Answer for an item whose payload is missing, unless its fragment is still refused."""
+    def _take_settled(self, item: _Item, answer: Appended | None) -> None:
+        """Take an answer to a reserved fragment; None: its payload or an earlier one is missing."""
         pending, fragment = item.pending, item.fragment
-        worker = (fragment.session_id, fragment.worker_id)
-        if worker in pending.broken_off:
-            self._disown(item)
-            pending.results.append(None)
-            return
-        if item.found_no_room:
-            self._disown(item)
-            pending.fill(BYTES_FULL)
-            return
-        answer = item.judged
-        try:
-            if self._core.judge(pending.buffer, fragment) is not None:
-                (answer,) = self._core.decide(AppendFragments(pending.buffer, [fragment]))
-        except DomainError as error:
-            pending.error = error
-            return
         if answer is not None:
             self._take_answer(item, answer)
-        elif item.has_other_size:
-            pending.error = PayloadSizeError(
-                f"fragments[{len(pending.results)}].payload", fragment.payload
-            )
-        else:
-            if not item.body:
-                self._metrics.count_missing(pending.buffer, 1)
-            pending.broken_off.add(worker)
-            pending.results.append(None)
+            return
+        self._disown(item)
+        if item.has_other_size and not pending.is_broken_off(fragment):
+            field = f"fragments[{len(pending.results)}].payload"
+            pending.error = PayloadSizeError(field, fragment.payload)
+            return
+        if not item.body and not pending.is_broken_off(fragment):
+            self._metrics.count_missing(pending.buffer, 1)
+        pending.broken_off.add((fragment.session_id, fragment.worker_id))
+        pending.results.append(None)
 
     def _take_answer(self, item: _Item, answer: Appended) -> None:
         pending, payload = item.pending, item.fragment.payload

@@ -3,6 +3,7 @@
 What knows what:
 
     rules.intake     fragments coming in          state.assembly   workers and their open chunks
+    rules.offers     fragments to be confirmed    state.room       places and bytes reserved
     rules.granting   fetches and leases           state.holdings   closed chunks, held and leased
     rules.reading    cursors                      state.grants     waiters, grants and leases
     rules.changes    sessions, limits, losses     state.session    session, version, weights
@@ -35,7 +36,7 @@ from breadbox_server.core.model.errors import DomainError, RequestNotFoundError
 from breadbox_server.core.model.ids import LeaseId, PayloadId, RequestId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Answer, Fragment, Payload
 from breadbox_server.core.model.validation import check_name
-from breadbox_server.core.rules import changes, granting, intake, reading
+from breadbox_server.core.rules import changes, granting, intake, offers, reading
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.chunks import Chunk, ChunkState
 from breadbox_server.core.state.grants import granted_fragments
@@ -132,7 +133,9 @@ class ReplayBuffer:
 
     def may_overtake(self, fragment: Fragment, waits_for: AdmissionOutcome) -> bool:
         """Return whether a fragment takes nothing that one refused so earlier waits for (B31)."""
-        return intake.may_overtake(self._state, fragment, waits_for)
+        worker = self._state.assembly.workers.get(fragment.worker_id)
+        preview = self._state.assembly.preview(worker, fragment)
+        return intake.may_overtake(self._state, waits_for, preview.closes_chunk)
 
     def describe(self) -> description.BufferDescription:
         """Show limits, gauges and counters; O(model versions held)."""
@@ -168,12 +171,16 @@ class ReplayBuffer:
     def judge(self, fragment: Fragment, *, now: float) -> inputs.Appended | None:
         """Do what is due, then return how a fragment would be answered; see `BufferSet.judge`."""
         self.handle_timer(now=now)
-        answer = intake.judge(self._state, fragment)
+        worker = self._state.assembly.workers.get(fragment.worker_id)
+        preview = self._state.assembly.preview(worker, fragment)
+        answer = intake.judge(self._state, fragment, worker, preview)
         return None if answer.outcome is AdmissionOutcome.ADMITTED else answer
 
     def apply(self, input: inputs.Input[Answer], *, now: float) -> Answer:
         """Do what is due, then carry out an input; see `BufferSet.apply`."""
         self.handle_timer(now=now)
+        if type(input) not in _ADDITIVE:
+            self._state.shared.change_count += 1
         answer: Answer = _HANDLERS[type(input)](self._state, input, now=now)
         return answer
 
@@ -194,6 +201,9 @@ class ReplayBuffer:
         deadline = state.waiters.first_deadline()
         if deadline is not None and (due_at is None or deadline[0] < due_at):
             due_at = deadline[0]
+        expiry = state.room.first_expiry()
+        if expiry is not None and (due_at is None or expiry[0] < due_at):
+            due_at = expiry[0]
         return due_at
 
     def handle_timer(self, *, now: float) -> None:
@@ -202,6 +212,8 @@ class ReplayBuffer:
         if due_at is None or due_at > now:
             return
         state = self._state
+        state.shared.change_count += 1
+        offers.expire(state, now=now)
         granting.expire(state, now=now)
         intake.discard_silent(state, now=now)
         granting.settle(state, now=now)
@@ -242,7 +254,7 @@ class ReplayBuffer:
     def check_invariants(self) -> None:
         """Assert every invariant that a state alone can show; O(everything held)."""
         state = self._state
-        for part in (state.holdings.table, state.assembly, state.waiters, state.model):
+        for part in (state.holdings.table, state.assembly, state.waiters, state.room, state.model):
             part.check_invariants()
         state.leases.check_invariants(state.config.requests_remembered_max)
         state.holdings.subscriptions.check_invariants(state.holdings.closed_count - 1)
@@ -308,11 +320,15 @@ class ReplayBuffer:
             assert not state.may_grant(chunk_count, head.world_size), "I4: a request waits in vain"
 
 
+_ADDITIVE = frozenset((inputs.Offer, inputs.Settle))
+"""Inputs that overturn no judgement but as they say themselves."""
 _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.StartSession: changes.start_session,
     inputs.EndSession: changes.end_session,
     inputs.PublishModel: changes.publish,
     inputs.AppendFragments: intake.append,
+    inputs.Offer: offers.offer,
+    inputs.Settle: offers.settle,
     inputs.DeclareSchema: intake.declare_schema,
     inputs.Fetch: granting.fetch,
     inputs.CancelFetch: granting.cancel,

@@ -32,6 +32,7 @@ from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.core.state.buffer_state import BufferState, Shared
 
 DEFAULT_BUFFER = BufferName("default")
+REFUSED_AT_END = inputs.Fetch | inputs.AppendFragments | inputs.Offer | inputs.Settle
 DRAW_SEED_BITS = 63
 """A seed fits a signed 64-bit integer, wherever a journal puts it."""
 
@@ -75,7 +76,7 @@ class BufferSet:
         if isinstance(input, inputs.DeleteBuffer):
             self._delete(input, now=now)
             return cast(Answer, None)
-        if self._draining and isinstance(input, inputs.Fetch | inputs.AppendFragments):
+        if self._draining and isinstance(input, REFUSED_AT_END):
             raise errors.DrainingError
         return buffer.apply(input, now=now)
 
@@ -99,7 +100,7 @@ class BufferSet:
             buffer.handle_timer(now=now)
 
     def drain(self, *, now: float) -> None:
-        """Refuse all waiters, and from now on every Fetch and AppendFragments, with DRAINING.
+        """Refuse all waiters, and from now on every fetch and fragment, with DRAINING.
 
         The rest still works, so that learners can release. Idempotent; there is no way back.
         """
@@ -107,6 +108,7 @@ class BufferSet:
         for name, buffer in self._buffers.items():
             buffer.handle_timer(now=now)
             granting.refuse_all(self._shared.states[name], errors.DrainingError())
+            self._shared.states[name].room.end_all()
 
     def names(self) -> tuple[BufferName, ...]:
         """List the buffers, sorted by name."""

@@ -119,6 +119,35 @@ class AppendFragments(Input["list[Appended]"]):
 
 
 @dataclass(frozen=True, slots=True)
+class Offer(Input["Offered"]):
+    """Offer well-formed fragments, at least one, whose payloads are still to be confirmed.
+
+    What is refused is answered as by `AppendFragments`; for the others room is reserved, until
+    `Settle` or `expires_at`. The answer ends before a fragment that can be judged only once those
+    before it are settled; it may be empty. `behind` says what the first append lacks that waits for
+    room, whose room is not to be taken (B31).
+    """
+
+    fragments: Sequence[Fragment]
+    expires_at: float
+    behind: AdmissionOutcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settle(Input["list[Appended | None]"]):
+    """End a reservation, and admit those of its fragments whose payloads are there.
+
+    The answer has a result for each up to the first that asks to be sent again, or until the next
+    would be refused with an error: it may be empty. None is for a fragment whose payload is
+    missing, and those behind it of its worker. A reservation that has ended gives no room.
+    """
+
+    reservation_id: ids.ReservationId
+    fragments: Sequence[Fragment]
+    there: Sequence[bool]
+
+
+@dataclass(frozen=True, slots=True)
 class DeclareSchema(Input[None]):
     """Declare the schema behind a `schema_hash` (B30); ignored if known, full or not current."""
 
@@ -275,6 +304,15 @@ class Appended:
     outcome: AdmissionOutcome
     first_outcome: AdmissionOutcome | None = None
     """First outcome of a duplicate, or None if it is no longer remembered."""
+
+
+class Offered(NamedTuple):
+    """Answer to `Offer`."""
+
+    reservation_id: ids.ReservationId | None
+    """None if nothing is reserved."""
+    answers: list[Appended | None]
+    """None for a fragment whose room is reserved."""
 
 
 class PrioritiesUpdated(NamedTuple):

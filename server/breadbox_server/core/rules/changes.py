@@ -52,6 +52,7 @@ def end_session(state: BufferState, input: inputs.EndSession, *, now: float) -> 
 def drop_session(state: BufferState) -> None:
     """End the current session, if there is one, and let go of everything of it."""
     if state.model.version is not None:
+        state.room.end_all()
         state.holdings.end_session()
         state.discard(state.assembly.discard_all(), DiscardReason.SESSION_ENDED)
         state.model.end()

@@ -1,6 +1,6 @@
 """Fragments coming in: judged, admitted, given up (B1 to B4, B7, B30)."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from breadbox_server.core.model import errors, inputs
@@ -17,7 +17,7 @@ from breadbox_server.core.state.counters import FRAGMENTS_JUDGED
 
 REMEMBERED = (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE)
 """Outcomes that change the buffer, and are what a re-append is answered with (B2)."""
-_ADMITTED = Appended(AdmissionOutcome.ADMITTED)
+ADMITTED = Appended(AdmissionOutcome.ADMITTED)
 _SCHEMA_UNKNOWN = Appended(AdmissionOutcome.SCHEMA_UNKNOWN)
 
 INDEX_JUMP_MAX: Final = 2**20
@@ -27,14 +27,18 @@ make everything that the worker sends from then on a DUPLICATE."""
 
 def append(state: BufferState, input: inputs.AppendFragments, *, now: float) -> list[Appended]:
     """Judge fragments in order and act on each, as far as `AppendFragments` says."""
-    fragments = input.fragments
+    return append_run(state, input.fragments, now=now)
+
+
+def append_run(state: BufferState, fragments: Sequence[Fragment], *, now: float) -> list[Appended]:
+    """Judge fragments whose payloads are there, and act on each, in order."""
     answers: list[Appended] = []
     while (start := len(answers)) < len(fragments):
         run = fragments[start : start + unopposed_count(state, fragments, start)]
         if run:
             _admit_run(state, run)
             _record(state, AdmissionOutcome.ADMITTED, run, now=now)
-            answers += [_ADMITTED] * len(run)
+            answers += [ADMITTED] * len(run)
             continue
         try:
             answer = _append_one(state, fragments[start], now=now)
@@ -51,13 +55,32 @@ def append(state: BufferState, input: inputs.AppendFragments, *, now: float) -> 
 def _append_one(state: BufferState, fragment: Fragment, *, now: float) -> Appended:
     worker = state.assembly.workers.get(fragment.worker_id)
     preview = state.assembly.preview(worker, fragment)
-    answer = _judge(state, fragment, worker, preview)
+    answer = judge(state, fragment, worker, preview)
+    decide(state, fragment, answer, preview, now=now)
+    return answer
+
+
+def decide(
+    state: BufferState, fragment: Fragment, answer: Appended, preview: AppendPreview, *, now: float
+) -> None:
+    """Act on a judgement."""
     if answer.outcome in REMEMBERED:
         _carry_out(state, fragment, answer.outcome, preview, now=now)
     else:
         state.counters[FRAGMENTS_JUDGED[answer.outcome]] += 1
     _record(state, answer.outcome, (fragment,), now=now)
-    return answer
+
+
+def admit_judged(state: BufferState, run: Sequence[Fragment], *, now: float) -> None:
+    """Admit fragments of known workers whose judgement stands."""
+    if state.config.fragments_per_chunk == 1 and state.holdings.closes_in_order:
+        _admit_run(state, run)
+    else:
+        for fragment in run:
+            worker = state.assembly.workers.get(fragment.worker_id)
+            preview = state.assembly.preview(worker, fragment)
+            _carry_out(state, fragment, AdmissionOutcome.ADMITTED, preview, now=now)
+    _record(state, AdmissionOutcome.ADMITTED, run, now=now)
 
 
 def _record(
@@ -72,20 +95,26 @@ def _record(
     settle(state, now=now)
 
 
-def unopposed_count(state: BufferState, fragments: Sequence[Fragment], start: int) -> int:
+def unopposed_count(
+    state: BufferState, fragments: Sequence[Fragment], start: int, *, is_ahead: bool = False
+) -> int:
     """Count the fragments from `start` on that are admitted for certain, each as its own chunk.
 
     They are the usual ones: each the next of a known worker, of the session's schema, and with
-    room. So what they have in common is judged once; the others are judged one by one.
+    room. So what they have in common is judged once; the others are judged one by one. `is_ahead`:
+    behind those that are reserved.
     """
     config, holdings, model = state.config, state.holdings, state.model
+    tails = state.room.tails if is_ahead else {}
     version, version_min = model.version, state.version_min
     blocks = config.full_policy is FullPolicy.BLOCK
-    must_stay_bytes = state.payloads.referred_bytes - (0 if blocks else holdings.unleased_bytes)
-    places_left = config.capacity_chunks - holdings.place_count if blocks else len(fragments)
+    must_stay_bytes = state.taken_bytes - (0 if blocks else holdings.unleased_bytes)
+    places_left = config.capacity_chunks - state.taken_places if blocks else len(fragments)
     if version is None or places_left <= 0 or not _closes_alone(state):
         return 0
-    owners = [each.payloads.owners for each in state.shared.states.values()]
+    owners: list[Container[str]] = [each.payloads.owners for each in state.shared.states.values()]
+    if is_ahead:
+        owners += [each.room.payload_ids for each in state.shared.states.values()]
     workers, next_indices = state.assembly.workers, dict[WorkerId, int]()
     payload_ids = set[str]()
     for fragment in fragments[start : start + places_left]:
@@ -93,7 +122,10 @@ def unopposed_count(state: BufferState, fragments: Sequence[Fragment], start: in
         if worker_id not in next_indices:
             if worker_id not in workers:
                 break
-            next_indices[worker_id] = workers[worker_id].outcomes.next_index
+            next_index = workers[worker_id].outcomes.next_index
+            if worker_id in tails:
+                next_index = max(next_index, tails[worker_id].next_index)
+            next_indices[worker_id] = next_index
         payload_id = payload.payload_id
         if (
             fragment.fragment_index != next_indices[worker_id]
@@ -124,15 +156,10 @@ def _closes_alone(state: BufferState) -> bool:
     )
 
 
-def judge(state: BufferState, fragment: Fragment) -> Appended:
-    """Return how `append` would answer to a well-formed fragment; change nothing."""
-    worker = state.assembly.workers.get(fragment.worker_id)
-    return _judge(state, fragment, worker, state.assembly.preview(worker, fragment))
-
-
-def _judge(
+def judge(
     state: BufferState, fragment: Fragment, worker: Worker | None, preview: AppendPreview
 ) -> Appended:
+    """Return how a well-formed fragment is answered; change nothing."""
     config, holdings = state.config, state.holdings
     closes_chunk = preview.closes_chunk
     # By place, not by keyword: this is asked twice for every fragment.
@@ -143,11 +170,11 @@ def _judge(
         state.version_min,
         fragment.payload.size_bytes,
         closes_chunk,
-        holdings.place_count,
+        state.taken_places,
         config.capacity_chunks,
         not closes_chunk or _limiter_permits(state),
         config.full_policy,
-        state.payloads.referred_bytes - preview.discarded_bytes,
+        state.taken_bytes - preview.discarded_bytes,
         holdings.unleased_bytes,
         config.capacity_bytes,
     )
@@ -157,7 +184,7 @@ def _judge(
         _check_novelty(state, fragment, worker)
         if outcome is not AdmissionOutcome.STALE and not _is_known(state, fragment):
             return _SCHEMA_UNKNOWN
-    return _ADMITTED if outcome is AdmissionOutcome.ADMITTED else Appended(outcome)
+    return ADMITTED if outcome is AdmissionOutcome.ADMITTED else Appended(outcome)
 
 
 def outcome_of(
@@ -207,7 +234,7 @@ def outcome_of(
 
 def _limiter_permits(state: BufferState) -> bool:
     """Return whether one more chunk may be closed; while a fetch waits for chunks it may."""
-    if not state.limiter.limits_inserts or state.limiter.may_insert(state.flow):
+    if not state.limiter.limits_inserts or state.limiter.may_insert(state.flow_ahead):
         return True
     head = state.waiters.head()
     return head is not None and state.has_leases_for(head.world_size)
@@ -252,6 +279,14 @@ def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None
         raise errors.WorkersFullError(state.config.workers_max)
 
 
+def is_usual(state: BufferState, fragment: Fragment) -> bool:
+    """Return whether a fragment has the schema and the number of steps of its session."""
+    model = state.model
+    return (
+        fragment.schema_hash == model.schemas.first_hash and fragment.step_count == model.step_count
+    )
+
+
 def _is_known(state: BufferState, fragment: Fragment) -> bool:
     """Return whether a fragment's schema is known, or need not be (B30); refuse another one."""
     schemas = state.model.schemas
@@ -279,7 +314,7 @@ def declare_schema(state: BufferState, input: inputs.DeclareSchema, *, now: floa
         state.shared.record(input, now)
 
 
-def may_overtake(state: BufferState, fragment: Fragment, waits_for: AdmissionOutcome) -> bool:
+def may_overtake(state: BufferState, waits_for: AdmissionOutcome, closes_chunk: bool) -> bool:
     """Return whether a fragment takes nothing that an earlier, refused one waits for (B31).
 
     A fragment that closes no chunk takes no chunk's room. Bytes are left to the one that waits
@@ -287,20 +322,19 @@ def may_overtake(state: BufferState, fragment: Fragment, waits_for: AdmissionOut
     checked that there is room.
     """
     if waits_for is AdmissionOutcome.BUFFER_FULL:
-        worker = state.assembly.workers.get(fragment.worker_id)
-        return not state.assembly.preview(worker, fragment).closes_chunk
+        return not closes_chunk
     return state.holdings.kept_count == 0 and state.leases.live_count == 0
 
 
 def credit(state: BufferState) -> AppendCredit:
     """Return how much all producers together may send now without having to wait."""
     config, holdings = state.config, state.holdings
-    free_bytes = config.capacity_bytes - state.payloads.referred_bytes
+    free_bytes = config.capacity_bytes - state.taken_bytes
     if config.full_policy is FullPolicy.EVICT:
         free_bytes += holdings.unleased_bytes
         free_chunks = config.capacity_chunks
     else:
-        free_chunks = max(0, config.capacity_chunks - holdings.place_count)
+        free_chunks = max(0, config.capacity_chunks - state.taken_places)
     if not _limiter_permits(state):
         free_chunks = 0
     open_count = state.assembly.open_fragment_count

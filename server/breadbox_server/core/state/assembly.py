@@ -118,8 +118,8 @@ class AppendPreview(NamedTuple):
     closes_chunk: bool
 
 
-_CLOSES = AppendPreview(None, 0, closes_chunk=True)
-_GOES_ON = AppendPreview(None, 0, closes_chunk=False)
+CLOSES = AppendPreview(None, 0, closes_chunk=True)
+GOES_ON = AppendPreview(None, 0, closes_chunk=False)
 
 
 class Assembly:
@@ -150,12 +150,12 @@ class Assembly:
         """Return what `place` would do with a fragment; None is a worker not yet remembered."""
         open_chunk = None if worker is None else worker.open_chunk
         if open_chunk is None:
-            return _CLOSES if self.fragments_per_chunk == 1 else _GOES_ON
+            return CLOSES if self.fragments_per_chunk == 1 else GOES_ON
         gap = open_chunk.gap_before(fragment)
         if gap is not None:
             return AppendPreview(gap, open_chunk.size_bytes, self.fragments_per_chunk == 1)
         closes = len(open_chunk.fragments) + 1 == self.fragments_per_chunk
-        return _CLOSES if closes else _GOES_ON
+        return CLOSES if closes else GOES_ON
 
     def place(self, worker: Worker, fragment: Fragment, *, now: float) -> list[Fragment] | None:
         """Put a fragment behind the open chunk, or begin one; return the one it closes, or None."""

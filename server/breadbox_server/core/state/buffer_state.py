@@ -14,7 +14,7 @@ from breadbox_server.core.model.events import (
     FragmentsDiscarded,
     PayloadsDisposable,
 )
-from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId
+from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId, ReservationId
 from breadbox_server.core.model.inputs import Fragment
 from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.state.assembly import Assembly
@@ -22,6 +22,7 @@ from breadbox_server.core.state.counters import FRAGMENTS_DISCARDED, FlowMeter, 
 from breadbox_server.core.state.grants import LeaseBook, WaiterQueue
 from breadbox_server.core.state.holdings import ChunkHoldings
 from breadbox_server.core.state.payloads import PayloadLedger
+from breadbox_server.core.state.room import Room
 from breadbox_server.core.state.session import CurrentModel
 
 QUARANTINED_MAX: Final = 16
@@ -39,6 +40,10 @@ class Shared:
         self.is_recording = is_recording
         self.caller_count = 0
         """Callers that ever got an id, which is unique among all buffers."""
+        self.reservation_count = 0
+        """Reservations that ever got an id, unique like those of callers."""
+        self.change_count = 0
+        """Changes that may overturn how a fragment was judged."""
         self.lease_salt = 0
         """Makes ids of leases others than those of any other process that had the same books."""
 
@@ -51,6 +56,11 @@ class Shared:
         """Return an id that no caller has had."""
         self.caller_count += 1
         return CallerId(self.caller_count)
+
+    def next_reservation_id(self) -> ReservationId:
+        """Return an id that no reservation has had."""
+        self.reservation_count += 1
+        return ReservationId(self.reservation_count)
 
     def refers_to(self, payload_id: PayloadId) -> bool:
         """Return whether any buffer refers to a payload."""
@@ -86,6 +96,7 @@ class BufferState:
         )
         self.limiter = make_limiter(config.limiter)
         self.waiters = WaiterQueue()
+        self.room = Room()
         self.leases = LeaseBook()
         self.quarantined: deque[QuarantinedFragment] = deque(maxlen=QUARANTINED_MAX)
         self._rng = random.Random()
@@ -111,6 +122,24 @@ class BufferState:
         """What the limiter judges by."""
         meter = self.meter
         return Flow(len(self.holdings.table.held), meter.inserted_count, meter.delivered_count)
+
+    @property
+    def flow_ahead(self) -> Flow:
+        """The same, once all fragments that are reserved are admitted."""
+        flow, count = self.flow, self.room.place_count
+        return Flow(flow.held_count + count, flow.inserted_count + count, flow.delivered_count)
+
+    @property
+    def taken_places(self) -> int:
+        """Places taken where producers wait, and those reserved."""
+        return self.holdings.place_count + self.room.place_count
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes referred to, and those reserved: where chunks are evicted, of open ones alone."""
+        blocks = self.config.full_policy is FullPolicy.BLOCK
+        reserved_bytes = self.room.size_bytes if blocks else self.room.open_bytes
+        return self.payloads.referred_bytes + reserved_bytes
 
     def may_grant(self, chunk_count: int, world_size: int) -> bool:
         """Whether a request could be granted now if it were the first in the queue."""

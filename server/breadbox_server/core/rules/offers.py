@@ -1,0 +1,169 @@
+"""Fragments whose payloads are still to be confirmed: offered, then settled.
+
+An offer is judged, and takes room until it is settled: no other fragment gets that meanwhile. A
+judgement stands if nothing has changed since that could overturn it; else it is made once more,
+with the reserved room at hand.
+"""
+
+from collections.abc import Container, Sequence
+from typing import Final
+
+from breadbox_server.core.model import errors, inputs
+from breadbox_server.core.model.ids import WorkerId
+from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment, Offered
+from breadbox_server.core.rules import intake
+from breadbox_server.core.state.buffer_state import BufferState
+from breadbox_server.core.state.room import Reservation
+
+NEVER_STANDS: Final = -1
+"""In place of a count of changes: the judgement must be made once more."""
+
+
+def offer(state: BufferState, input: inputs.Offer, *, now: float) -> Offered:
+    """Answer the fragments that are refused, and reserve room for the others."""
+    shared, fragments = state.shared, input.fragments
+    reservation = Reservation(
+        shared.next_reservation_id(), input.expires_at, judged_at=shared.change_count
+    )
+    answers: list[Appended | None] = []
+    while (start := len(answers)) < len(fragments):
+        if input.behind is None:
+            count = intake.unopposed_count(state, fragments, start, is_ahead=True)
+            if count:
+                state.room.add_run(reservation, fragments[start : start + count])
+                answers += [None] * count
+                continue
+        fragment = fragments[start]
+        if _must_wait_for_others(state, fragment):
+            break
+        try:
+            is_answered = _offer_one(state, reservation, fragment, input.behind, answers, now=now)
+        except errors.DomainError:
+            if answers:
+                break
+            raise
+        if not is_answered:
+            break
+        last = answers[-1]
+        if last is not None and last.outcome.asks_again:
+            break
+    if not reservation.fragments:
+        return Offered(None, answers)
+    return Offered(reservation.reservation_id, answers)
+
+
+def _must_wait_for_others(state: BufferState, fragment: Fragment) -> bool:
+    payload_id = fragment.payload.payload_id
+    return state.room.is_awaited(fragment) or any(
+        [payload_id in each.room.payload_ids for each in state.shared.states.values()]
+    )
+
+
+def _offer_one(
+    state: BufferState,
+    reservation: Reservation,
+    fragment: Fragment,
+    behind: AdmissionOutcome | None,
+    answers: list[Appended | None],
+    *,
+    now: float,
+) -> bool:
+    """Answer a fragment or reserve its room; False: those reserved before it come first."""
+    worker = state.assembly.workers.get(fragment.worker_id)
+    preview = state.room.preview(state.assembly, worker, fragment)
+    answer = intake.judge(state, fragment, worker, preview)
+    outcome = answer.outcome
+    if outcome is AdmissionOutcome.ADMITTED:
+        if behind is not None and not intake.may_overtake(state, behind, preview.closes_chunk):
+            if reservation.fragments:
+                return False
+            answers.append(Appended(behind))
+            return True
+        if worker is None or not intake.is_usual(state, fragment):
+            reservation.judged_at = NEVER_STANDS
+        state.room.add(reservation, fragment, preview, worker)
+        answers.append(None)
+        return True
+    if reservation.fragments and outcome.asks_again:
+        return False
+    if outcome is AdmissionOutcome.STALE:
+        if fragment.worker_id in state.room.tails:
+            return False
+        state.shared.change_count += 1
+    intake.decide(state, fragment, answer, preview, now=now)
+    answers.append(answer)
+    return True
+
+
+def settle(state: BufferState, input: inputs.Settle, *, now: float) -> list[Appended | None]:
+    """End a reservation: admit the fragments whose payloads are there, let go of the others."""
+    reservation = state.room.end(input.reservation_id)
+    stands = (
+        reservation is not None
+        and reservation.judged_at == state.shared.change_count
+        and state.waiters.head() is None
+    )
+    if not stands:
+        state.shared.change_count += 1
+    answers: list[Appended | None] = []
+    broken_off = set[WorkerId]()
+    while len(answers) < len(input.fragments):
+        run = _next_run(input, len(answers), broken_off)
+        try:
+            if not run:
+                fragment = input.fragments[len(answers)]
+                answers.append(_let_go(state, fragment, broken_off, stands=stands, now=now))
+            elif stands:
+                intake.admit_judged(state, run, now=now)
+                answers += [intake.ADMITTED] * len(run)
+            else:
+                answers += intake.append_run(state, run, now=now)
+        except errors.DomainError:
+            break
+        last = answers[-1]
+        if last is not None and last.outcome.asks_again:
+            break
+    return answers
+
+
+def _next_run(
+    input: inputs.Settle, start: int, broken_off: Container[WorkerId]
+) -> Sequence[Fragment]:
+    """Return the fragments from `start` on whose payloads are there."""
+    end = start
+    for fragment, is_there in zip(input.fragments[start:], input.there[start:], strict=True):
+        if not is_there or fragment.worker_id in broken_off:
+            break
+        end += 1
+    return input.fragments[start:end]
+
+
+def _let_go(
+    state: BufferState,
+    fragment: Fragment,
+    broken_off: set[WorkerId],
+    *,
+    stands: bool,
+    now: float,
+) -> Appended | None:
+    """Answer for a payload that is missing: None, unless the fragment is refused by now.
+
+    Later ones of its worker are let go of as well: admitted first they would make it too late.
+    """
+    if fragment.worker_id in broken_off:
+        return None
+    if not stands:
+        worker = state.assembly.workers.get(fragment.worker_id)
+        preview = state.assembly.preview(worker, fragment)
+        answer = intake.judge(state, fragment, worker, preview)
+        if answer.outcome is not AdmissionOutcome.ADMITTED:
+            intake.decide(state, fragment, answer, preview, now=now)
+            return answer
+    broken_off.add(fragment.worker_id)
+    return None
+
+
+def expire(state: BufferState, *, now: float) -> None:
+    """End the reservations that are over."""
+    while (first := state.room.first_expiry()) is not None and first[0] <= now:
+        state.room.end(first[1])
