@@ -33,6 +33,7 @@ from breadbox_server.core.model.events import (
     LeaseEnded,
     ModelChanged,
     PayloadsDisposable,
+    RoomWaitEnded,
     WaitElapsed,
 )
 from breadbox_server.core.model.ids import BufferName, PayloadId
@@ -320,8 +321,9 @@ class Driver:
                 self.losses.suspicion_count += event.end is LeaseEnd.EXPIRED
             elif type(event) is ModelChanged:
                 self.core.undurable_models += 1
-                self.appends.queue.doubt(event.buffer)
                 when_settled(partial(self._model_settled, event.buffer))
+            elif type(event) is RoomWaitEnded:
+                self.appends.queue.end_wait(event)
             elif isinstance(event, FetchGranted | FetchRefused | WaitElapsed):
                 when_settled(partial(self.fetches.wake, event))
         if disposable:

@@ -32,6 +32,7 @@ from breadbox_server.core.model.events import (
     FetchGranted,
     FetchRefused,
     PayloadsDisposable,
+    RoomWaitEnded,
     WaitElapsed,
 )
 from breadbox_server.core.model.ids import CallerId, RequestId, ReservationId
@@ -44,6 +45,7 @@ from breadbox_server.core.model.inputs import (
     Fetch,
     Fragment,
     Input,
+    LeaveQueue,
     Offer,
     Payload,
     ReleaseLease,
@@ -53,6 +55,7 @@ from breadbox_server.core.model.inputs import (
     UndeliveredGrant,
     UpdateBuffer,
     UpdatePriorities,
+    WaitForRoom,
 )
 from breadbox_server.core.samplers import OLDEST_FIRST, SAMPLERS
 from breadbox_server.core.state.counters import EPHEMERAL
@@ -73,8 +76,6 @@ WORKERS = ("a", "b", "c")
 REMOVERS = tuple(name for name in SAMPLERS if name not in ("uniform", "prioritised"))
 """Those that leave nothing to chance."""
 PRIORITIES = (1.0, 1.0, 0.0, 0.25, 9.0, 1e30, -0.5, math.nan, math.inf)
-BEHIND = (None, None, None, AdmissionOutcome.BUFFER_FULL, AdmissionOutcome.BYTES_FULL)
-"""What the first append lacks that waits for room; None: none waits."""
 PICKS = st.integers(0, 999)
 """Stands for a choice among things that exist only when the rule runs."""
 Choose = Callable[[Sequence[Any]], Any]
@@ -128,6 +129,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.told_leases: list[str] = []
         self.disposed: list[Payload] = []
         self.callers_of_grant: set[int] = set()
+        self.callers_in_line: list[CallerId] = []
         self.reservations: list[tuple[ReservationId, NaiveReservation]] = []
         """Those whose payloads the store has not answered for, whether they live or not."""
         self.base: bytes = encode_snapshot(Snapshot(BEGINNING, 0.0, ()))
@@ -286,7 +288,7 @@ class BufferMachine(RuleBasedStateMachine):
         steps=st.lists(st.sampled_from([0, 0, 0, 0, 0, 1, -1]), min_size=6, max_size=6),
         age=st.sampled_from([0, 0, 0, 1, 9]),
         size=st.integers(1, 3),
-        behind=st.sampled_from(BEHIND),
+        pick=PICKS,
         reserve_s=st.sampled_from([1.0, 4.0, 30.0]),
         twice=st.sampled_from([False, False, False, True]),
     )
@@ -296,11 +298,14 @@ class BufferMachine(RuleBasedStateMachine):
         steps: list[int],
         age: int,
         size: int,
-        behind: AdmissionOutcome | None,
+        pick: int,
         reserve_s: float,
         twice: bool,
     ) -> None:
-        """Fragments of one call whose payloads are still to be confirmed."""
+        """Fragments of one call whose payloads are still to be confirmed.
+
+        What finds no room waits for it, or not.
+        """
         next_indices = {name: known.next_index for name, known in self.model.workers.items()}
         next_indices |= {name: tail.next_index for name, tail in self.model.tails.items()}
         fragments: list[Fragment] = []
@@ -321,19 +326,84 @@ class BufferMachine(RuleBasedStateMachine):
                     discontinuity=step == 1 and place % 2 == 0,
                 )
             )
+        lacks = self.offer_these(fragments, None, reserve_s)
+        if lacks is not None and pick % 4:
+            self.wait_for_room(*lacks, None, [0.5, 2.0, 20.0][pick % 3])
+
+    def offer_these(
+        self, fragments: list[Fragment], caller_id: CallerId | None, reserve_s: float
+    ) -> tuple[Fragment, AdmissionOutcome] | None:
+        """Offer fragments, and give the first that has to wait, with what it waits for."""
         expires_at = self.now + reserve_s
         reservation_count = len(self.model.reservations)
-        expected = self.model.offer(fragments, behind, expires_at, self.now)
-        command = Offer(B, fragments, expires_at, behind)
+        expected = self.model.offer(fragments, caller_id, expires_at, self.now)
+        command = Offer(B, fragments, expires_at, caller_id)
         if not isinstance(expected, list):
             self.apply(command, expected)
-            return
+            return None
         offered = self.apply(command)
         got = [None if each is None else each.outcome for each in offered.answers]
         assert expected == got, (expected, got, command, self.model.tails, self.model.config)
         assert (offered.reservation_id is not None) == (None in expected)
         if len(self.model.reservations) > reservation_count:
             self.reservations.append((offered.reservation_id, self.model.reservations[-1]))
+        last = expected[-1] if expected else None
+        if last is None or not last.asks_to_wait:
+            return None
+        return fragments[len(expected) - 1], last
+
+    def wait_for_room(
+        self,
+        fragment: Fragment,
+        waits_for: AdmissionOutcome,
+        caller_id: CallerId | None,
+        wait_s: float,
+    ) -> None:
+        deadline_at = self.now + wait_s
+        command = WaitForRoom(B, fragment, waits_for, deadline_at, caller_id)
+        told = self.buffers.apply(command, now=self.now)
+        assert caller_id is None or told == caller_id or not self.model.find_caller(caller_id)
+        former = self.model.wait_for_room(fragment, waits_for, deadline_at, told)
+        events = [each for each in self.buffers.take_events() if isinstance(each, RoomWaitEnded)]
+        assert [each.caller_id for each in events] == ([] if former is None else [former])
+        self.callers_in_line.append(told)
+
+    @precondition(lambda self: self.model.line)
+    @rule(pick=PICKS, reserve_s=st.sampled_from([1.0, 30.0]))
+    def call_up(self, pick: int, reserve_s: float) -> None:
+        """Whose turn it is gets an offer at once; who is refused still may wait on, or go."""
+        naive = self.model.call_up()
+        for number, caller_id in enumerate(self.buffers.call_up(now=self.now)):
+            position = next(naive)
+            assert position.caller_id == caller_id
+            lacks = self.offer_these([position.fragment], caller_id, reserve_s)
+            if lacks is not None:
+                self.wait_for_room(*lacks, caller_id, 2.0)
+            elif (pick + number) % 3 == 0:
+                self.leave_line(caller_id, keeps_place=pick % 2 == 0)
+        assert next(naive, None) is None, "one that has room was not called up"
+
+    @precondition(lambda self: self.callers_in_line)
+    @rule(pick=PICKS, keeps_place=st.booleans())
+    def leave(self, pick: int, keeps_place: bool) -> None:
+        """A caller's turn is over, or it has gone; perhaps it is not in the line any more."""
+        self.leave_line(self.pick(self.callers_in_line[-4:], pick), keeps_place=keeps_place)
+
+    def leave_line(self, caller_id: CallerId, *, keeps_place: bool) -> None:
+        self.model.leave_line(caller_id, keeps_place, self.now)
+        self.apply(LeaveQueue(B, caller_id, keeps_place))
+
+    @precondition(lambda self: self.model.line)
+    @rule(pick=PICKS, wait_s=st.sampled_from([0.5, 2.0, 20.0]), goes_on=st.booleans())
+    def come_again(self, pick: int, wait_s: float, goes_on: bool) -> None:
+        """An append that waits, or is to come again, waits once more, or with its next fragment."""
+        position = self.pick(self.model.line, pick)
+        fragment = position.fragment
+        if goes_on:
+            index = fragment.fragment_index + 1
+            fragment = dataclasses.replace(fragment, fragment_index=index)
+        caller_id = position.caller_id if pick % 2 else None
+        self.wait_for_room(fragment, position.waits_for, caller_id, wait_s)
 
     @precondition(lambda self: self.reservations)
     @rule(pick=PICKS, missing=st.sets(st.integers(0, 5), max_size=2))
@@ -554,8 +624,12 @@ class BufferMachine(RuleBasedStateMachine):
         assert instant > self.now, "a timer in the past"
         self.now = instant
         self.model.expire(instant)
+        ended = self.model.end_waits(instant)
         self.buffers.handle_timer(now=instant)
-        self.follow(self.buffers.take_events())
+        events = self.buffers.take_events()
+        told = [each for each in events if isinstance(each, RoomWaitEnded)]
+        assert ended == [(each.caller_id, each.outcome) for each in told]
+        self.follow([each for each in events if each not in told])
         timer = self.buffers.next_timer()
         assert timer is None or timer > instant, "I6"
         late = [c for w in self.model.waiters for c in w.callers if c.deadline_at <= instant]
@@ -639,6 +713,8 @@ class BufferMachine(RuleBasedStateMachine):
                         refused = self.model.refuse_head_beyond_bytes()
                     assert isinstance(error, FetchExceedsCapacityError)
                     assert caller_id == refused.pop(0)
+                case RoomWaitEnded():
+                    raise AssertionError("a wait for room has ended for no reason")
                 case PayloadsDisposable(payloads=payloads):
                     self.disposed.extend(payloads)
                 case _:
@@ -739,7 +815,10 @@ class BufferMachine(RuleBasedStateMachine):
         if self.buffers[B].model.session_id:
             self.apply(EndSession(B, self.buffers[B].model.session_id))
         self.advance(100.0, is_late=False)
-        assert not self.model.reservations
+        assert self.model.reservations == []
+        assert [each for each in self.model.line if not each.is_called] == []
+        for caller_id in self.callers_in_line:
+            self.leave_line(caller_id, keeps_place=False)
         seen = self.buffers.describe(B, now=self.now)
         left = (seen.chunk_count, seen.payload_bytes, seen.weights_bytes, seen.worker_count)
         assert left == (0, 0, 0, 0)

@@ -5,7 +5,7 @@ objects if the choice was not allowed.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from breadbox_server.core.model.config import (
@@ -86,6 +86,31 @@ class NaiveReservation:
 
 
 @dataclass
+class NaivePosition:
+    """A place in the line of appends that wait for room: a caller's, or kept for it."""
+
+    fragment: Fragment
+    caller_id: CallerId | None
+    waits_for: AdmissionOutcome
+    until: float
+    """The caller's deadline, or until when the position is kept."""
+    is_called: bool = False
+    is_noted: bool = False
+    """Whether a change of session or version has made its fragment one that is refused."""
+
+    @property
+    def waits(self) -> bool:
+        return self.caller_id is not None and not self.is_called
+
+    def is_of(self, fragment: Fragment) -> bool:
+        return identity(self.fragment) == identity(fragment)
+
+
+def identity(fragment: Fragment) -> tuple[str, str, int]:
+    return fragment.session_id, fragment.worker_id, fragment.fragment_index
+
+
+@dataclass
 class NaiveTail:
     """What a worker will have open once its reserved fragments are admitted."""
 
@@ -154,6 +179,7 @@ class NaiveBuffer:
         self.set_count = 0
         self.reservations: list[NaiveReservation] = []
         self.tails: dict[str, NaiveTail] = {}
+        self.line: list[NaivePosition] = []
         self.may_lack_places = False
         """Limits of now or before let more chunks in than have a place when all come back."""
 
@@ -241,6 +267,7 @@ class NaiveBuffer:
             return SessionNotCurrentError
         self.end(self.session)
         self.session, self.version = session, version or 0
+        self.note_outdated()
         return None
 
     def end(self, session: str) -> None:
@@ -257,6 +284,7 @@ class NaiveBuffer:
         self.disposed += [weights for _, weights in self.weights]
         self.weights.clear()
         self.session, self.version = "", 0
+        self.note_outdated()
         self.inserted = self.delivered = 0
 
     def publish(
@@ -274,6 +302,7 @@ class NaiveBuffer:
             self.disposed += [old for _, old in self.weights[:-2]]
             self.weights = self.weights[-2:]
         self.drop_stale()
+        self.note_outdated()
         return None
 
     @property
@@ -369,13 +398,16 @@ class NaiveBuffer:
     def offer(
         self,
         fragments: Sequence[Fragment],
-        behind: AdmissionOutcome | None,
+        caller_id: CallerId | None,
         expires_at: float,
         now: float,
     ) -> list[AdmissionOutcome | None] | type[DomainError]:
         """Judge fragments, and reserve room for those that would be admitted (None)."""
         answers: list[AdmissionOutcome | None] = []
         reservation = NaiveReservation([], 0, expires_at)
+        waits_for = [each.waits_for for each in self.line if each.waits]
+        is_in_line = caller_id is not None and self.find_caller(caller_id) is not None
+        behind = None if is_in_line or not waits_for else waits_for[0]
         for fragment in fragments:
             if self.is_awaited(fragment):
                 break
@@ -402,6 +434,77 @@ class NaiveBuffer:
             if outcome.asks_again:
                 break
         return answers
+
+    def find_caller(self, caller_id: CallerId) -> NaivePosition | None:
+        return next((each for each in self.line if each.caller_id == caller_id), None)
+
+    def wait_for_room(
+        self,
+        fragment: Fragment,
+        waits_for: AdmissionOutcome,
+        deadline_at: float,
+        caller_id: CallerId,
+    ) -> CallerId | None:
+        """Let a caller join the line, and give the one that loses its position to it."""
+        own = self.find_caller(caller_id)
+        if own is not None and not own.is_of(fragment):
+            self.line.remove(own)
+        new = NaivePosition(fragment, caller_id, waits_for, deadline_at)
+        for place, each in enumerate(self.line):
+            if each.is_of(fragment):
+                self.line[place] = new
+                return None if each.caller_id == caller_id else each.caller_id
+        self.line.append(new)
+        return None
+
+    def leave_line(self, caller_id: CallerId, keeps_place: bool, now: float) -> None:
+        position = self.find_caller(caller_id)
+        if position is None:
+            return
+        if keeps_place:
+            position.caller_id, position.until, position.is_called = None, now + 5.0, False
+        else:
+            self.line.remove(position)
+
+    def is_outdated(self, position: NaivePosition) -> bool:
+        is_of_now = bool(self.session) and position.fragment.session_id == self.session
+        return not is_of_now or position.fragment.model_version_min < self.oldest_fresh
+
+    def note_outdated(self) -> None:
+        for position in self.line:
+            position.is_noted = position.waits and self.is_outdated(position)
+
+    def call_up(self) -> Iterator[NaivePosition]:
+        """Call up who has its turn; what each is offered is taken before the next is looked at."""
+        for position in list(self.line):
+            if position.waits and position.is_noted:
+                position.is_called = True
+                yield position
+        lacks: AdmissionOutcome | None = None
+        for position in list(self.line):
+            if not position.waits:
+                continue
+            fragment = position.fragment
+            worker, tail = (each.get(fragment.worker_id) for each in (self.workers, self.tails))
+            if lacks is not None and not self.may_overtake(fragment, worker, lacks):
+                return
+            outcome = self.expect_append(fragment, tail)
+            if isinstance(outcome, AdmissionOutcome) and outcome.asks_to_wait:
+                lacks = position.waits_for = outcome
+            else:
+                position.is_called = True
+                yield position
+
+    def end_waits(self, now: float) -> list[tuple[CallerId, AdmissionOutcome]]:
+        """End the waits that are over, and give whose they were, in order of their deadlines."""
+        due = [each for each in self.line if each.waits and each.until <= now]
+        ended = []
+        for each in sorted(due, key=lambda each: (each.until, each.caller_id)):
+            assert each.caller_id is not None
+            ended.append((each.caller_id, each.waits_for))
+            self.leave_line(each.caller_id, True, now)
+        self.line = [each for each in self.line if each.caller_id or each.until > now]
+        return ended
 
     def reserve(
         self,
@@ -809,6 +912,7 @@ class NaiveBuffer:
         self.waiters.clear()
         self.reservations.clear()
         self.tails.clear()
+        self.line.clear()
         for lease in self.live_leases:
             lease.told = 1
 

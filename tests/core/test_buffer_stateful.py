@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from breadbox_server.core.model.inputs import ReleaseMode
 from breadbox_server.core.state import buffer_state as state
 from breadbox_server.core.state.holdings import ChunkHoldings
-from core.buffer_machine import BEHIND, PRIORITIES, WORKERS, BufferMachine, make_config
+from core.buffer_machine import PRIORITIES, WORKERS, BufferMachine, make_config
 from support.tiers import long_but
 
 SETTINGS = settings(
@@ -100,7 +100,7 @@ def walk(machine: BufferMachine, seed: int, length: int) -> None:
                 [choose([0, 0, 0, 0, 1, -1]) for _ in range(6)],
                 choose([0, 0, 1, 9]),
                 choose([1, 2]),
-                choose(BEHIND),
+                pick(),
                 choose([1.0, 30.0]),
                 choose([False, False, False, True]),
             ),
@@ -110,6 +110,21 @@ def walk(machine: BufferMachine, seed: int, length: int) -> None:
             lambda: (
                 machine.reservations
                 and machine.settle(pick(), {pick() % 6 for _ in range(choose([0, 0, 1, 2]))})
+            ),
+        ),
+        "call up": (
+            10,
+            lambda: machine.model.line and machine.call_up(pick(), choose([1.0, 30.0])),
+        ),
+        "leave": (
+            4,
+            lambda: machine.callers_in_line and machine.leave(pick(), choose([True, False])),
+        ),
+        "come again": (
+            4,
+            lambda: (
+                machine.model.line
+                and machine.come_again(pick(), choose([0.5, 2.0, 20.0]), choose([True, False]))
             ),
         ),
         "priorities": (

@@ -35,6 +35,7 @@ from breadbox_server.core.model.inputs import (
     UpdateBuffer,
 )
 from breadbox_server.core.model.schemas import SchemaArray
+from breadbox_server.core.state import room_queue
 from breadbox_server.metrics.metrics import Metrics
 from support.driven import BUFFER, Driven, driven
 from support.eventually import eventually
@@ -89,7 +90,7 @@ class Producers:
 async def test_of_more_kept_positions_than_there_may_be_the_oldest_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(append_queue, "PLACES_KEPT_MAX", 2)
+    monkeypatch.setattr(room_queue, "PLACES_KEPT_MAX", 2)
     async with driven(ONE) as it:
         producers = Producers(it)
         await producers.send("fill")
@@ -352,7 +353,6 @@ async def test_waiting_appends_of_a_buffer_that_changes_are_looked_at_some_at_a_
         await producers.send("fill")
         calls = [await producers.waiting(f"p{number}") for number in range(5)]
         calls[1].cancel()
-        it.driver.appends.queue.doubt(BUFFER)
         await it.driver.core.apply(StartSession(BUFFER, SessionId("next")))
         await it.settle()
         left = [await each for number, each in enumerate(calls) if number != 1]

@@ -1,7 +1,7 @@
 """Appends: confirmed before admission, in order, in batches; what nobody owns is deleted."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -26,7 +26,7 @@ from breadbox_server.admission.precedence import WAIT_S_MAX
 from breadbox_server.base.errors import AppendsFullError
 from breadbox_server.core.buffers import DEFAULT_BUFFER
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
-from breadbox_server.core.model.ids import ReservationId, WorkerId
+from breadbox_server.core.model.ids import CallerId, ReservationId, WorkerId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Answer,
@@ -385,6 +385,9 @@ class Refuser:
         if self.reservation_id is not None:
             return cast("Answer", Offered(self.reservation_id, [None] * len(answers)))
         return cast("Answer", Offered(None, [*answers]))
+
+    def call_up(self) -> Iterator[CallerId]:
+        return iter(())
 
     def pump(self) -> None:
         """Nothing was decided."""

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from breadbox_server.access.authorization import Caller, Quotas, Role
-from breadbox_server.admission.append_queue import AppendQueue, RoomQueue
+from breadbox_server.admission.append_queue import AppendQueue
 from breadbox_server.admission.payloads import DeletionQueue
 from breadbox_server.admission.precedence import STEP_S, Precedence
 from breadbox_server.admission.quotas import Charge
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
+from breadbox_server.core.state.room import Room
+from breadbox_server.core.state.room_queue import RoomQueue
 from breadbox_server.driver import Driver
 from breadbox_server.reading.watchers import Watchers
 from support.at_rest import left_over
@@ -113,8 +115,9 @@ def miscounting(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (without(Precedence, "end"), {"learners' calls ahead"}),
         (without(Charge, "end", 9), {"bytes of appends in progress"}),
-        (miscounting, {"waiting appends", "waiting fragments", "waiting inline bytes"}),
+        (miscounting, {"waiting fragments", "waiting inline bytes"}),
         (without(RoomQueue, "leave", 9), {"positions"}),
+        (without(Room, "end", 9), {"reservations"}),
         (without(AppendQueue, "withdraw"), {"inline bytes"}),
         (without(Watchers, "_leave"), {"callers watching", "holders of callers watching"}),
         (without(DeletionQueue, "queue", 1), {"payloads leaving that nobody deletes"}),

@@ -17,7 +17,8 @@ Appends without room may wait, in order of arrival (B31).
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice, takewhile
@@ -31,9 +32,11 @@ from breadbox_server.admission.quotas import UNCHARGED, Charge
 from breadbox_server.base.clock import Clock, TimerHandle
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.base.errors import AppendsFullError, PayloadSizeError
-from breadbox_server.core.model.errors import DomainError
+from breadbox_server.core.model.errors import BufferNotFoundError, DomainError
+from breadbox_server.core.model.events import RoomWaitEnded
 from breadbox_server.core.model.ids import (
     BufferName,
+    CallerId,
     PayloadId,
     ReservationId,
     SessionId,
@@ -43,9 +46,11 @@ from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Appended,
     Fragment,
+    LeaveQueue,
     Offer,
     Payload,
     Settle,
+    WaitForRoom,
 )
 from breadbox_server.journal.durable_core import DurableCore
 from breadbox_server.journal.turns import Turns
@@ -79,16 +84,6 @@ RESERVED_S: Final = 60.0
 """Seconds for which a trip to the store keeps the room of its fragments."""
 
 BYTES_FULL: Final = Appended(AdmissionOutcome.BYTES_FULL)
-_REFUSED: Final = Appended(AdmissionOutcome.WRONG_SESSION)
-
-
-PLACE_KEPT_S: Final = 5.0
-"""Seconds for which a position is kept after a wait or connection ended: the caller comes again."""
-PLACES_KEPT_MAX: Final = 65_536
-"""Positions kept; the next one gives up the oldest."""
-
-Place = tuple[SessionId, WorkerId, int]
-"""Identity of the fragment that an append waits with, the same when it comes again."""
 
 
 class State(Enum):
@@ -124,9 +119,10 @@ class PendingAppend:
     """Workers with a missing payload; their later fragments wait: admitted first, they
     would make it too late."""
     wait_until: float = 0.0
-    place: Place | None = None
-    waits_for: AdmissionOutcome = AdmissionOutcome.BUFFER_FULL
-    timer: TimerHandle | None = None
+    caller_id: CallerId | None = None
+    """Its id while it waits for room, or its turn has come."""
+    waited_at: int = 0
+    """Results that it had when it last began to wait."""
     state: State = State.QUEUED
 
     @property
@@ -218,61 +214,6 @@ class _Slice:
         return items
 
 
-class RoomQueue:
-    """Appends that wait for room in one buffer, in order of arrival, and kept positions."""
-
-    def __init__(self) -> None:
-        self._places: OrderedDict[Place, PendingAppend | None] = OrderedDict()
-        """None marks a kept position."""
-        self._kept: OrderedDict[Place, float] = OrderedDict()
-
-    @property
-    def is_empty(self) -> bool:
-        """Return True if nothing waits and no position is kept."""
-        return not self._places
-
-    def join(self, waiter: PendingAppend, place: Place) -> PendingAppend | None:
-        """Let an append wait; return its own earlier attempt if it takes that position."""
-        self._kept.pop(place, None)
-        former = self._places.get(place)
-        self._places[place] = waiter
-        waiter.place = place
-        if former is not None and former is not waiter:
-            former.place = None
-            return former
-        return None
-
-    def leave(self, waiter: PendingAppend, kept_until: float | None = None) -> None:
-        """Let an append go that has a position, which is kept for a while, or not at all."""
-        place, waiter.place = waiter.place, None
-        assert place is not None, "an append leaves once"
-        if kept_until is None:
-            del self._places[place]
-            return
-        self._places[place] = None
-        self._kept[place] = kept_until
-        if len(self._kept) > PLACES_KEPT_MAX:
-            self._give_up_oldest()
-
-    def give_up_places(self, now: float) -> None:
-        """Give up positions that were kept long enough."""
-        while self._kept and next(iter(self._kept.values())) <= now:
-            self._give_up_oldest()
-
-    def _give_up_oldest(self) -> None:
-        place, _ = self._kept.popitem(last=False)
-        del self._places[place]
-
-    def waiting(self) -> Iterator[PendingAppend]:
-        """Iterate over the waiting appends in order; do not change the queue meanwhile."""
-        return (each for each in self._places.values() if each is not None and each.is_waiting)
-
-    def waits_for(self) -> AdmissionOutcome | None:
-        """Return what the first of them waits for, or None if none waits."""
-        first = next(self.waiting(), None)
-        return None if first is None else first.waits_for
-
-
 class AppendQueue:
     """Admit fragments in order of arrival. All queued fragments share one trip to the store."""
 
@@ -308,14 +249,12 @@ class AppendQueue:
         self._unowned = unowned
         self._pending: OrderedDict[PendingAppend, None] = OrderedDict()
         """Appends to decide, in order of arrival, behind those called up from the queues."""
-        self._queues: dict[BufferName, RoomQueue] = {}
+        self._waiters: dict[CallerId, PendingAppend] = {}
+        """Appends that wait for room, and those of them whose turn has come."""
         self._looks_again = False
-        self._doubtful: deque[PendingAppend] = deque()
-        """Waiting appends that may be answered whether or not there is room."""
         self._hold_timer: TimerHandle | None = None
         self._core: DurableCore
         self._is_deciding = False
-        self.waiting_count = 0
         self._waiting_fragments = 0
         """Bounded like pending ones, because they hold as much memory."""
         self._waiting_inline_bytes = 0
@@ -329,6 +268,11 @@ class AppendQueue:
         self._wake = asyncio.Event()
         metrics.pending_appends.set_function(lambda: self.pending_count + self._unread_count)
         metrics.waiting_appends.set_function(lambda: self.waiting_count)
+
+    @property
+    def waiting_count(self) -> int:
+        """Appends that wait for room, or whose turn has come."""
+        return len(self._waiters)
 
     async def may_read(self, fragment_count: int, size_bytes: int) -> None:
         """Return when an append that came may be read: learners' calls go first.
@@ -382,7 +326,7 @@ class AppendQueue:
             raise AppendsFullError(waiting, expected_s)
 
     def withdraw(self, pending: PendingAppend) -> None:
-        """Forget an append, once. A waiting one's position is kept for `PLACE_KEPT_S`."""
+        """Forget an append, once. A waiting one's position is kept for a while."""
         # Of a caller that went away: while the store hangs nothing else would take it out.
         self._pending.pop(pending, None)
         pending.done.cancel()
@@ -401,18 +345,21 @@ class AppendQueue:
 
     def look_again(self) -> None:
         """Check soon if there is room for a waiting append."""
-        if self._queues and not self._is_deciding:
+        if self._waiters and not self._is_deciding:
             self._looks_again = True
             self._wake.set()
 
-    def doubt(self, buffer: BufferName) -> None:
-        """Look at every append that waits in a buffer: its session or version has changed."""
-        queue = self._queues.get(buffer)
-        if queue is not None:
-            others = [pending for pending in self._doubtful if pending.buffer != buffer]
-            self._doubtful = deque([*others, *queue.waiting()])
-            self._looks_again = True
-            self._wake.set()
+    def end_wait(self, event: RoomWaitEnded) -> None:
+        """Answer an append that waits for room no longer."""
+        pending = self._waiters.pop(event.caller_id, None)
+        if pending is None:
+            return
+        pending.caller_id, pending.error = None, event.error
+        self._count_waiting(pending, -1)
+        pending.fill(Appended(event.outcome))
+        self._pending.pop(pending, None)
+        self._enter(pending, State.ANSWERED)
+        self._core.when_settled(pending.reply)
 
     async def run(self, core: DurableCore) -> None:
         """Decide what is queued, for ever."""
@@ -447,7 +394,7 @@ class AppendQueue:
             for offer in taken.offers:
                 self._settle(offer)
             # What was admitted may have been granted at once, and what is missing took room.
-            self._looks_again |= bool(taken.offers and self._queues)
+            self._looks_again |= bool(taken.offers and self._waiters)
             self._core.pump()
         finally:
             self._is_deciding = False
@@ -459,8 +406,7 @@ class AppendQueue:
                 self._let_go(pending)
         while self._pending and (oldest := next(iter(self._pending))).is_decided:
             del self._pending[oldest]
-            if oldest.place is not None:
-                self._end_turn(oldest)
+            self._end_turn(oldest)
             self._enter(oldest, State.ANSWERED)
             # The reply waits until the slice is durable; the next slice does not.
             self._core.when_settled(oldest.reply)
@@ -493,53 +439,20 @@ class AppendQueue:
         return taken
 
     def _call_up(self, taken: _Slice) -> None:
-        """Offer what waiting appends there may be room for, longest wait first."""
+        """Offer what waiting appends there is room for, longest wait first."""
         called: list[PendingAppend] = []
-        for _ in range(min(len(self._doubtful), SLICE_FRAGMENTS)):
-            pending = self._doubtful.popleft()
-            if pending.is_waiting:
-                outlook = self._outlook(pending)
-                # There may be room now: for that it waits its turn.
-                if outlook is not None and not outlook.outcome.asks_to_wait:
-                    self._enter(pending, State.QUEUED)
-                    called.append(pending)
-        for buffer, queue in list(self._queues.items()):
-            queue.give_up_places(self._clock.now())
-            if queue.is_empty:
-                del self._queues[buffer]
-            called += self._call_up_from(buffer, queue, taken)
-        if self._doubtful:
-            self._looks_again = True
-        for pending in reversed(called):
-            if not pending.is_waiting:
-                self._pending[pending] = None
-                self._pending.move_to_end(pending, last=False)
-
-    def _call_up_from(
-        self, buffer: BufferName, queue: RoomQueue, taken: _Slice
-    ) -> Iterator[PendingAppend]:
-        blocked_by: AdmissionOutcome | None = None
-        for pending in list(islice(queue.waiting(), SLICE_FRAGMENTS)):
-            if taken.is_full:
-                self._looks_again = True
-                return
-            if blocked_by is not None and not self._core.may_overtake(
-                buffer, pending.next_fragment, blocked_by
-            ):
-                return
-            outlook = self._outlook(pending)
-            if outlook is not None and outlook.outcome.asks_to_wait:
-                blocked_by = pending.waits_for = outlook.outcome
-                continue
+        for caller_id in self._core.call_up():
+            pending = self._waiters[caller_id]
             self._enter(pending, State.QUEUED)
             self._offer(taken, pending)
-            yield pending
-
-    def _outlook(self, pending: PendingAppend) -> Appended | None:
-        try:
-            return self._core.judge(pending.buffer, pending.next_fragment)
-        except DomainError:
-            return _REFUSED
+            if not pending.is_waiting:
+                called.append(pending)
+            if taken.is_full:
+                self._looks_again = True
+                break
+        for pending in reversed(called):
+            self._pending[pending] = None
+            self._pending.move_to_end(pending, last=False)
 
     def _look_later(self) -> None:
         """Look again later: journal and deletions do not report when they have room."""
@@ -552,80 +465,57 @@ class AppendQueue:
             self._hold_timer = self._clock.call_at(self._clock.now() + HOLD_S, look)
 
     def _wait(self, pending: PendingAppend, outcome: AdmissionOutcome) -> bool:
+        """Let an append wait for room, unless it may not, or too much waits already."""
         now = self._clock.now()
         if pending.done.done() or now >= pending.wait_until:
             return False
-        queue = self._queues.get(pending.buffer)
         is_full = (
             self.waiting_count >= self._waiting_max
             or self._waiting_fragments + len(pending.fragments) > self._fragments_max
             or self._waiting_inline_bytes + pending.inline_bytes
             > self._inline_pending_bytes_max // 2
         )
-        if pending.place is None and is_full:
+        if pending.caller_id is None and is_full:
             return False
-        if queue is None:
-            queue = self._queues[pending.buffer] = RoomQueue()
-        queue.give_up_places(now)
-        fragment = pending.next_fragment
-        place = (fragment.session_id, fragment.worker_id, fragment.fragment_index)
-        if pending.place != place:
-            # It has got something: others are first now, and its caller should hear of it soon.
-            self._leave_queue(pending)
-            self._queues[pending.buffer] = queue
-            if pending.results:
-                pending.wait_until = min(pending.wait_until, now + PROGRESS_S)
+        if len(pending.results) > pending.waited_at:
+            # It has got something: its caller should hear of it soon.
+            pending.wait_until = min(pending.wait_until, now + PROGRESS_S)
+        pending.waited_at = len(pending.results)
+        caller_id = self._core.decide(
+            WaitForRoom(
+                *(pending.buffer, pending.next_fragment, outcome),
+                deadline_at=pending.wait_until,
+                caller_id=pending.caller_id,
+            )
+        )
+        former_id, pending.caller_id = pending.caller_id, caller_id
+        if former_id is None:
             self._count_waiting(pending, 1)
-            pending.timer = self._clock.call_at(pending.wait_until, lambda: self._give_up(pending))
-        former = queue.join(pending, place)
-        if former is not None:
-            self._supersede(former)
-        pending.waits_for = outcome
+        else:
+            del self._waiters[former_id]
+        self._waiters[caller_id] = pending
         self._pending.pop(pending, None)
         self._enter(pending, State.WAITING)
         return True
 
     def _end_turn(self, pending: PendingAppend) -> None:
         last = None if pending.error else pending.results[-1]
-        must_come_again = last is not None and last.outcome.asks_to_wait
-        self._leave_queue(pending, keeps_place=must_come_again)
-        self._looks_again = True
+        self._leave_queue(pending, keeps_place=last is not None and last.outcome.asks_to_wait)
 
-    def _supersede(self, former: PendingAppend) -> None:
-        self._end_wait(former)
-        former.fill(Appended(former.waits_for))
-        self._answer(former)
-
-    def _give_up(self, pending: PendingAppend) -> None:
-        """End a wait that has lasted long enough, unless its turn has come."""
-        if pending.is_waiting:
-            pending.fill(Appended(pending.waits_for))
-            self._leave_queue(pending, keeps_place=True)
-            self._answer(pending)
-
-    def _answer(self, pending: PendingAppend) -> None:
-        self._pending.pop(pending, None)
-        self._enter(pending, State.ANSWERED)
-        self._core.when_settled(pending.reply)
-
-    def _leave_queue(self, pending: PendingAppend, *, keeps_place: bool = False) -> None:
-        queue = self._queues.get(pending.buffer)
-        if pending.place is None or queue is None:
+    def _leave_queue(self, pending: PendingAppend, *, keeps_place: bool) -> None:
+        caller_id, pending.caller_id = pending.caller_id, None
+        if caller_id is None:
             return
-        queue.leave(pending, self._clock.now() + PLACE_KEPT_S if keeps_place else None)
-        if queue.is_empty:
-            del self._queues[pending.buffer]
-        self._end_wait(pending)
+        del self._waiters[caller_id]
+        self._count_waiting(pending, -1)
+        with suppress(BufferNotFoundError):
+            self._core.decide(LeaveQueue(pending.buffer, caller_id, keeps_place))
+        self._looks_again = True
+        self._wake.set()
 
     def _count_waiting(self, pending: PendingAppend, change: int) -> None:
-        self.waiting_count += change
         self._waiting_fragments += change * len(pending.fragments)
         self._waiting_inline_bytes += change * pending.inline_bytes
-
-    def _end_wait(self, pending: PendingAppend) -> None:
-        assert pending.timer is not None, "every wait has a timer"
-        self._count_waiting(pending, -1)
-        pending.timer.cancel()
 
     def _learn_pace(self, fragment_count: int, took_s: float) -> None:
         """Learn from a slice how long full ones take.
@@ -644,12 +534,12 @@ class AppendQueue:
         items = taken.take(pending)
         if not items:
             return
-        queue = self._queues.get(pending.buffer)
-        behind = None if queue is None or pending.place is not None else queue.waits_for()
         fragments = [item.fragment for item in items]
         expires_at = self._clock.now() + RESERVED_S
         try:
-            offered = self._core.decide(Offer(pending.buffer, fragments, expires_at, behind))
+            offered = self._core.decide(
+                Offer(pending.buffer, fragments, expires_at, pending.caller_id)
+            )
         except DomainError as error:
             pending.error = error
             return

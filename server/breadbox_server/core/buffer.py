@@ -4,6 +4,7 @@ What knows what:
 
     rules.intake     fragments coming in          state.assembly   workers and their open chunks
     rules.offers     fragments to be confirmed    state.room       places and bytes reserved
+    rules.waiting    appends without room         state.room_queue their order
     rules.granting   fetches and leases           state.holdings   closed chunks, held and leased
     rules.reading    cursors                      state.grants     waiters, grants and leases
     rules.changes    sessions, limits, losses     state.session    session, version, weights
@@ -33,10 +34,10 @@ from breadbox_server.core.model import description, inputs
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.entries import Entry, FragmentTaken, GrantMade
 from breadbox_server.core.model.errors import DomainError, RequestNotFoundError
-from breadbox_server.core.model.ids import LeaseId, PayloadId, RequestId
+from breadbox_server.core.model.ids import CallerId, LeaseId, PayloadId, RequestId
 from breadbox_server.core.model.inputs import AdmissionOutcome, Answer, Fragment, Payload
 from breadbox_server.core.model.validation import check_name
-from breadbox_server.core.rules import changes, granting, intake, offers, reading
+from breadbox_server.core.rules import changes, granting, intake, offers, reading, waiting
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.chunks import Chunk, ChunkState
 from breadbox_server.core.state.grants import granted_fragments
@@ -131,11 +132,12 @@ class ReplayBuffer:
         """Return how much all producers together may send now without having to wait."""
         return intake.credit(self._state)
 
-    def may_overtake(self, fragment: Fragment, waits_for: AdmissionOutcome) -> bool:
-        """Return whether a fragment takes nothing that one refused so earlier waits for (B31)."""
-        worker = self._state.assembly.workers.get(fragment.worker_id)
-        preview = self._state.assembly.preview(worker, fragment)
-        return intake.may_overtake(self._state, waits_for, preview.closes_chunk)
+    def call_up(self) -> Iterator[CallerId]:
+        """Call up the appends whose turn for room has come, one by one (B31).
+
+        Each is to be offered before the next one is asked for.
+        """
+        return waiting.call_up(self._state)
 
     def describe(self) -> description.BufferDescription:
         """Show limits, gauges and counters; O(model versions held)."""
@@ -187,6 +189,7 @@ class ReplayBuffer:
     def close(self, error: DomainError) -> None:
         """Turn every waiter away and let go of every payload; the buffer is of no use then."""
         granting.refuse_all(self._state, error)
+        waiting.refuse_all(self._state, error)
         changes.drop_session(self._state)
         granting.end_all(self._state)
         self._state.tell_disposable()
@@ -201,9 +204,9 @@ class ReplayBuffer:
         deadline = state.waiters.first_deadline()
         if deadline is not None and (due_at is None or deadline[0] < due_at):
             due_at = deadline[0]
-        expiry = state.room.first_expiry()
-        if expiry is not None and (due_at is None or expiry[0] < due_at):
-            due_at = expiry[0]
+        if not (state.queue.is_empty and not state.room.reservations):
+            others = (waiting.next_end(state), offers.next_expiry(state))
+            due_at = min([each for each in (due_at, *others) if each is not None], default=None)
         return due_at
 
     def handle_timer(self, *, now: float) -> None:
@@ -218,6 +221,7 @@ class ReplayBuffer:
         intake.discard_silent(state, now=now)
         granting.settle(state, now=now)
         granting.time_out_overdue(state, now=now)
+        waiting.time_out_overdue(state, now=now)
 
     def replay(self, entry: Entry, *, now: float) -> None:
         """Apply what is due, then an entry of the journal; no request may be waiting."""
@@ -254,8 +258,10 @@ class ReplayBuffer:
     def check_invariants(self) -> None:
         """Assert every invariant that a state alone can show; O(everything held)."""
         state = self._state
-        for part in (state.holdings.table, state.assembly, state.waiters, state.room, state.model):
+        for part in (state.holdings.table, state.assembly, state.waiters, state.model):
             part.check_invariants()
+        state.room.check_invariants()
+        state.queue.check_invariants()
         state.leases.check_invariants(state.config.requests_remembered_max)
         state.holdings.subscriptions.check_invariants(state.holdings.closed_count - 1)
         self._check_freshness()
@@ -320,7 +326,7 @@ class ReplayBuffer:
             assert not state.may_grant(chunk_count, head.world_size), "I4: a request waits in vain"
 
 
-_ADDITIVE = frozenset((inputs.Offer, inputs.Settle))
+_ADDITIVE = frozenset((inputs.Offer, inputs.Settle, inputs.WaitForRoom, inputs.LeaveQueue))
 """Inputs that overturn no judgement but as they say themselves."""
 _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.StartSession: changes.start_session,
@@ -329,6 +335,8 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.AppendFragments: intake.append,
     inputs.Offer: offers.offer,
     inputs.Settle: offers.settle,
+    inputs.WaitForRoom: waiting.wait,
+    inputs.LeaveQueue: waiting.leave,
     inputs.DeclareSchema: intake.declare_schema,
     inputs.Fetch: granting.fetch,
     inputs.CancelFetch: granting.cancel,

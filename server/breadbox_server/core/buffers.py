@@ -23,10 +23,10 @@ from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.entries import BufferCreated, Entry, FragmentTaken, ReplayError
 from breadbox_server.core.model.events import Event
-from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId
+from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId, SessionId
 from breadbox_server.core.model.inputs import Answer, Appended, Fragment
 from breadbox_server.core.model.validation import check_buffer_name
-from breadbox_server.core.rules import granting
+from breadbox_server.core.rules import granting, waiting
 from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.snapshot import BufferSnapshot
 from breadbox_server.core.state.buffer_state import BufferState, Shared
@@ -108,6 +108,7 @@ class BufferSet:
         for name, buffer in self._buffers.items():
             buffer.handle_timer(now=now)
             granting.refuse_all(self._shared.states[name], errors.DrainingError())
+            waiting.refuse_all(self._shared.states[name], errors.DrainingError())
             self._shared.states[name].room.end_all()
 
     def names(self) -> tuple[BufferName, ...]:
@@ -172,6 +173,15 @@ class BufferSet:
         if self._draining:
             raise errors.DrainingError
         return self[buffer].judge(fragment, now=now)
+
+    def call_up(self, *, now: float) -> Iterator[CallerId]:
+        """Call up, one by one, the appends whose turn for room has come by `now` (B31).
+
+        Each is to be offered before the next one is asked for.
+        """
+        for buffer in list(self._buffers.values()):
+            buffer.handle_timer(now=now)
+            yield from buffer.call_up()
 
     def take_entries(self) -> list[tuple[float, Entry]]:
         """Return new decisions, each with its time; no effect may leave before they are durable."""

@@ -81,6 +81,16 @@ class FetchRefused(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RoomWaitEnded(Event):
+    """An append waits for room no longer: its deadline passed, it came again, or it is refused."""
+
+    caller_id: CallerId
+    outcome: AdmissionOutcome
+    """What it waited for."""
+    error: DomainError | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelChanged(Event):
     """The session, the version or both are new; wake the watchers."""
 

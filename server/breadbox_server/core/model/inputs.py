@@ -124,13 +124,13 @@ class Offer(Input["Offered"]):
 
     What is refused is answered as by `AppendFragments`; for the others room is reserved, until
     `Settle` or `expires_at`. The answer ends before a fragment that can be judged only once those
-    before it are settled; it may be empty. `behind` says what the first append lacks that waits for
-    room, whose room is not to be taken (B31).
+    before it are settled; it may be empty. What the first append lacks that waits for room is not
+    given to a caller that is not in the queue (B31).
     """
 
     fragments: Sequence[Fragment]
     expires_at: float
-    behind: AdmissionOutcome | None = None
+    caller_id: ids.CallerId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,29 @@ class Settle(Input["list[Appended | None]"]):
     reservation_id: ids.ReservationId
     fragments: Sequence[Fragment]
     there: Sequence[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForRoom(Input[ids.CallerId]):
+    """Let an append wait for room with its first undecided fragment (B31); answers its caller's id.
+
+    Without a turn before the deadline, or once it is sent again, it gets `RoomWaitEnded`. A caller
+    that has the fragment's position keeps it, one with another fragment's goes to the end.
+    """
+
+    fragment: Fragment
+    waits_for: AdmissionOutcome
+    deadline_at: float
+    caller_id: ids.CallerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveQueue(Input[None]):
+    """Let an append go that waits, or whose turn has come; ignored if it is unknown."""
+
+    caller_id: ids.CallerId
+    keeps_place: bool
+    """Whether its position is kept for a while: it will come again."""
 
 
 @dataclass(frozen=True, slots=True)

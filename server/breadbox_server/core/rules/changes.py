@@ -96,6 +96,7 @@ def _drop_stale(state: BufferState) -> int:
 
 def _report_model(state: BufferState) -> None:
     state.events.append(ModelChanged(state.name, state.model.state))
+    state.queue.note_outdated(state.model.session_id, state.version_min)
     state.tell_disposable()
 
 

@@ -25,9 +25,11 @@ def offer(state: BufferState, input: inputs.Offer, *, now: float) -> Offered:
     reservation = Reservation(
         shared.next_reservation_id(), input.expires_at, judged_at=shared.change_count
     )
+    queue = state.queue
+    behind = None if input.caller_id in queue.waiters else queue.waits_for()
     answers: list[Appended | None] = []
     while (start := len(answers)) < len(fragments):
-        if input.behind is None:
+        if behind is None:
             count = intake.unopposed_count(state, fragments, start, is_ahead=True)
             if count:
                 state.room.add_run(reservation, fragments[start : start + count])
@@ -37,7 +39,7 @@ def offer(state: BufferState, input: inputs.Offer, *, now: float) -> Offered:
         if _must_wait_for_others(state, fragment):
             break
         try:
-            is_answered = _offer_one(state, reservation, fragment, input.behind, answers, now=now)
+            is_answered = _offer_one(state, reservation, fragment, behind, answers, now=now)
         except errors.DomainError:
             if answers:
                 break
@@ -161,6 +163,12 @@ def _let_go(
             return answer
     broken_off.add(fragment.worker_id)
     return None
+
+
+def next_expiry(state: BufferState) -> float | None:
+    """Return when the next reservation expires, or None."""
+    first = state.room.first_expiry()
+    return None if first is None else first[0]
 
 
 def expire(state: BufferState, *, now: float) -> None:

@@ -23,6 +23,7 @@ from breadbox_server.core.state.grants import LeaseBook, WaiterQueue
 from breadbox_server.core.state.holdings import ChunkHoldings
 from breadbox_server.core.state.payloads import PayloadLedger
 from breadbox_server.core.state.room import Room
+from breadbox_server.core.state.room_queue import RoomQueue
 from breadbox_server.core.state.session import CurrentModel
 
 QUARANTINED_MAX: Final = 16
@@ -97,6 +98,7 @@ class BufferState:
         self.limiter = make_limiter(config.limiter)
         self.waiters = WaiterQueue()
         self.room = Room()
+        self.queue = RoomQueue()
         self.leases = LeaseBook()
         self.quarantined: deque[QuarantinedFragment] = deque(maxlen=QUARANTINED_MAX)
         self._rng = random.Random()
