@@ -343,7 +343,7 @@ class BufferMachine(RuleBasedStateMachine):
             return None
         offered = self.apply(command)
         got = [None if each is None else each.outcome for each in offered.answers]
-        assert expected == got, (expected, got, command, self.model.tails, self.model.config)
+        assert expected == got
         assert (offered.reservation_id is not None) == (None in expected)
         if len(self.model.reservations) > reservation_count:
             self.reservations.append((offered.reservation_id, self.model.reservations[-1]))
@@ -416,7 +416,8 @@ class BufferMachine(RuleBasedStateMachine):
             there = [False] * count  # What each lets them have is followed one by one.
         expected = self.model.settle(reservation, there, self.now)
         answers = self.apply(Settle(B, reservation_id, list(reservation.fragments), there))
-        assert expected == [None if each is None else each.outcome for each in answers]
+        got = [None if each is None else each.outcome for each in answers]
+        assert expected == got, f"{reservation}, there: {there}"
         if pick % 4:
             self.reservations.remove((reservation_id, reservation))
 
@@ -429,12 +430,9 @@ class BufferMachine(RuleBasedStateMachine):
 
     def offer(self, fragment: Fragment) -> None:
         expected = self.model.expect_append(fragment)
-        look_ahead = self.look_ahead(fragment)
         if not isinstance(expected, AdmissionOutcome):
-            assert look_ahead is expected
             self.apply(AppendFragments(B, [fragment]), expected)
             return
-        assert look_ahead is expected
         before = self.visible()
         worker = self.model.workers.get(fragment.worker_id)
         first = worker.judged.get(fragment.fragment_index) if worker else None
@@ -446,14 +444,6 @@ class BufferMachine(RuleBasedStateMachine):
             assert answer.first_outcome is (None if is_forgotten else first)
         if expected not in (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE):
             assert self.visible() == before, "a refused fragment changed something"
-
-    def look_ahead(self, fragment: Fragment) -> AdmissionOutcome | type[DomainError]:
-        """Say what `judge` foresees."""
-        try:
-            foreseen = self.buffers.judge(B, fragment, now=self.now)
-        except DomainError as error:
-            return type(error)
-        return AdmissionOutcome.ADMITTED if foreseen is None else foreseen.outcome
 
     @rule(
         chunk_count=st.sampled_from([1, 1, 1, 1, 2, 2, 3, 4]),
@@ -660,6 +650,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert recovered.snapshot() == self.buffers.snapshot(), "replayed to another state"
         self.buffers = recovered
         self.model.lose_callers()
+        self.reservations, self.callers_in_line = [], []
 
     def keep_entries(self) -> None:
         entries = self.buffers.take_entries()

@@ -411,7 +411,7 @@ class NaiveBuffer:
         for fragment in fragments:
             if self.is_awaited(fragment):
                 break
-            worker, tail = (each.get(fragment.worker_id) for each in (self.workers, self.tails))
+            worker, tail = self.workers.get(fragment.worker_id), self.tails.get(fragment.worker_id)
             outcome = self.expect_append(fragment, tail)
             if not isinstance(outcome, AdmissionOutcome):
                 if not answers:
@@ -485,7 +485,7 @@ class NaiveBuffer:
             if not position.waits:
                 continue
             fragment = position.fragment
-            worker, tail = (each.get(fragment.worker_id) for each in (self.workers, self.tails))
+            worker, tail = self.workers.get(fragment.worker_id), self.tails.get(fragment.worker_id)
             if lacks is not None and not self.may_overtake(fragment, worker, lacks):
                 return
             outcome = self.expect_append(fragment, tail)

@@ -35,7 +35,7 @@ from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.entries import Entry, FragmentTaken, GrantMade
 from breadbox_server.core.model.errors import DomainError, RequestNotFoundError
 from breadbox_server.core.model.ids import CallerId, LeaseId, PayloadId, RequestId
-from breadbox_server.core.model.inputs import AdmissionOutcome, Answer, Fragment, Payload
+from breadbox_server.core.model.inputs import Answer, Fragment, Payload
 from breadbox_server.core.model.validation import check_name
 from breadbox_server.core.rules import changes, granting, intake, offers, reading, waiting
 from breadbox_server.core.state.buffer_state import BufferState
@@ -169,14 +169,6 @@ class ReplayBuffer:
             latest_request_id=RequestId("") if latest is None else latest.request_id,
             schemas=tuple(state.model.schemas.values()),
         )
-
-    def judge(self, fragment: Fragment, *, now: float) -> inputs.Appended | None:
-        """Do what is due, then return how a fragment would be answered; see `BufferSet.judge`."""
-        self.handle_timer(now=now)
-        worker = self._state.assembly.workers.get(fragment.worker_id)
-        preview = self._state.assembly.preview(worker, fragment)
-        answer = intake.judge(self._state, fragment, worker, preview)
-        return None if answer.outcome is AdmissionOutcome.ADMITTED else answer
 
     def apply(self, input: inputs.Input[Answer], *, now: float) -> Answer:
         """Do what is due, then carry out an input; see `BufferSet.apply`."""

@@ -24,7 +24,7 @@ from breadbox_server.core.model.description import BufferDescription
 from breadbox_server.core.model.entries import BufferCreated, Entry, FragmentTaken, ReplayError
 from breadbox_server.core.model.events import Event
 from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId, SessionId
-from breadbox_server.core.model.inputs import Answer, Appended, Fragment
+from breadbox_server.core.model.inputs import Answer, Fragment
 from breadbox_server.core.model.validation import check_buffer_name
 from breadbox_server.core.rules import granting, waiting
 from breadbox_server.core.samplers import make_remover, make_sampler
@@ -164,15 +164,6 @@ class BufferSet:
         """Go lazily through the fragments of all buffers; not to be held over an input."""
         for buffer in self._buffers.values():
             yield from buffer.fragments()
-
-    def judge(self, buffer: BufferName, fragment: Fragment, *, now: float) -> Appended | None:
-        """Return how `AppendFragments` would answer at `now`, or None for ADMITTED.
-
-        Does what is due (S2). An earlier fragment of its batch may still change the outcome.
-        """
-        if self._draining:
-            raise errors.DrainingError
-        return self[buffer].judge(fragment, now=now)
 
     def call_up(self, *, now: float) -> Iterator[CallerId]:
         """Call up, one by one, the appends whose turn for room has come by `now` (B31).

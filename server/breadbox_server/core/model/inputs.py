@@ -143,7 +143,7 @@ class Settle(Input["list[Appended | None]"]):
     """
 
     reservation_id: ids.ReservationId
-    fragments: Sequence[Fragment]
+    fragments: list[Fragment]
     there: Sequence[bool]
 
 

@@ -103,6 +103,7 @@ def settle(state: BufferState, input: inputs.Settle, *, now: float) -> list[Appe
     stands = (
         reservation is not None
         and reservation.judged_at == state.shared.change_count
+        and reservation.fragments[: len(input.fragments)] == input.fragments
         and state.waiters.head() is None
     )
     if not stands:
