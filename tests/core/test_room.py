@@ -22,6 +22,7 @@ from breadbox_server.core.model.inputs import (
     LeaveQueue,
     Offered,
 )
+from breadbox_server.core.rules import intake
 from breadbox_server.core.rules.waiting import PLACE_KEPT_S
 from breadbox_server.core.state import room_queue
 from core.world import World
@@ -144,33 +145,34 @@ def test_what_is_refused_is_answered_and_what_follows_of_other_workers_is_reserv
     assert [ADMITTED] * 2 == world.settle(offered, reserved)
 
 
+TOO_NEW = "model_version_max"
+
+
 @pytest.mark.parametrize(
-    "second",
+    ("index", "version", "size_bytes", "alone"),
     [
-        make_fragment("w0", 0, version=1),
-        make_fragment("w0", 1, version=0),
-        make_fragment("w0", 1, version=2),
-        make_fragment("w1", 0, version=1, size_bytes=95),
+        (0, 1, 10, None),
+        (1, 0, 10, AdmissionOutcome.STALE),
+        (1, 2, 10, TOO_NEW),
+        (1, 1, 95, None),
     ],
     ids=["the same", "stale", "too new", "no room"],
 )
-def test_a_fragment_that_depends_on_a_reserved_one_is_judged_after_it(second: Any) -> None:
+def test_a_fragment_that_depends_on_a_reserved_one_is_judged_after_it(
+    index: int, version: int, size_bytes: int, alone: AdmissionOutcome | str | None
+) -> None:
     world = World(staleness_max=0, capacity_bytes=100, **BLOCKS)
     world.publish(1)
     first = make_fragment("w0", 0, version=1)
+    second = make_fragment("w0", index, version=version, size_bytes=size_bytes)
     offered = world.reserve(first, second)
     assert [None] == offered.answers
     world.settle(offered, [first], [False])
-    second = replace(second, payload=make_payload(second.payload.size_bytes))
-    first_alone: object
-    try:
-        first_alone = outcomes(world.reserve(second))
-    except InvalidArgumentError as error:
-        first_alone = error.field
-    expected = {0: [None], 1: [AdmissionOutcome.STALE], 2: "model_version_max"}
-    key = second.model_version_min if second.fragment_index else 0
-    key = {0: 1, 2: 2}.get(key, 0) if second.fragment_index else 0
-    assert expected[key] == first_alone
+    if alone == TOO_NEW:
+        with pytest.raises(InvalidArgumentError, match=TOO_NEW):
+            world.reserve(second)
+    else:
+        assert [alone] == outcomes(world.reserve(second))
 
 
 def test_a_payload_is_reserved_for_one_fragment() -> None:
@@ -233,15 +235,28 @@ def test_a_limiter_counts_reserved_chunks() -> None:
     assert AdmissionOutcome.BUFFER_FULL in admitted
 
 
-def test_a_judgement_stands_unless_something_changed() -> None:
-    world = World()
-    world.fill(1)
-    fragments = [make_fragment("w0", 1), make_fragment("w0", 2)]
-    offered = world.reserve(*fragments)
-    world.buffers._shared.states[DEFAULT_BUFFER].config = None  # type: ignore[assignment] # noqa: SLF001
-    with pytest.raises(AttributeError):
-        world.reserve(make_fragment("w1"))
-    assert offered.reservation_id is not None
+@pytest.mark.parametrize("fragments_per_chunk", [1, 2])
+def test_a_fragment_is_judged_again_only_if_something_changed(
+    fragments_per_chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(fragments_per_chunk=fragments_per_chunk)
+    world.fill(2)
+    fragments = [make_fragment("w0", 2 * fragments_per_chunk + index) for index in range(4)]
+    judged: list[str] = []
+
+    def count_judged(state: Any, run: Any, *, now: float) -> list[Appended]:
+        judged.extend(each.worker_id for each in run)
+        return append_run(state, run, now=now)
+
+    append_run = intake.append_run
+    monkeypatch.setattr(intake, "append_run", count_judged)
+    offers = [world.reserve(*each) for each in (fragments[:2], fragments[2:3], fragments[3:])]
+    assert [ADMITTED] * 2 == world.settle(offers[0], fragments[:2])
+    assert [ADMITTED] == world.settle(offers[1], fragments[2:3])
+    assert [] == judged
+    world.granted(fragments_per_chunk)
+    assert [ADMITTED] == world.settle(offers[2], fragments[3:])
+    assert ["w0"] == judged
 
 
 # The queue ----------------------------------------------------------------------------------------
@@ -333,7 +348,8 @@ def test_a_position_that_was_kept_for_long_enough_is_given_up() -> None:
     world = full_world()
     world.wait(make_fragment("a"), wait_s=1.0)
     second = world.wait(make_fragment("b"), wait_s=100.0)
-    world.advance(1.0 + PLACE_KEPT_S)
+    world.advance(1.0)
+    world.advance(PLACE_KEPT_S)
     again = world.wait(make_fragment("a"))
     make_room(world)
     assert [second, again] == world.called_up()
@@ -411,7 +427,7 @@ def test_what_a_new_version_makes_stale_is_called_up_behind_one_that_waits() -> 
 
 
 def test_one_that_is_refused_with_an_error_is_called_up_to_hear_it() -> None:
-    world = full_world(schema_hash=None) if False else full_world()
+    world = full_world()
     caller = world.wait(make_fragment("a", version=0, step_count=99))
     assert [caller] == world.called_up()
     with pytest.raises(SchemaMismatchError):

@@ -164,7 +164,7 @@ class _Item:
     fragment: Fragment
     body: bytes
     answer: Appended | None = None
-    """How it was refused; None: its room is reserved."""
+    """How it was refused, or None if its room is reserved."""
     is_there: bool = False
     is_carried: bool = False
     """True if it is written with the entry about its fragment."""
@@ -250,7 +250,7 @@ class AppendQueue:
         self._pending: OrderedDict[PendingAppend, None] = OrderedDict()
         """Appends to decide, in order of arrival, behind those called up from the queues."""
         self._waiters: dict[CallerId, PendingAppend] = {}
-        """Appends that wait for room, and those of them whose turn has come."""
+        """Appends that wait for room, and those of them that have their turn."""
         self._looks_again = False
         self._hold_timer: TimerHandle | None = None
         self._core: DurableCore
@@ -271,7 +271,7 @@ class AppendQueue:
 
     @property
     def waiting_count(self) -> int:
-        """Appends that wait for room, or whose turn has come."""
+        """Appends that wait for room, or have their turn."""
         return len(self._waiters)
 
     async def may_read(self, fragment_count: int, size_bytes: int) -> None:
@@ -638,7 +638,7 @@ class AppendQueue:
                 break
 
     def _take_settled(self, item: _Item, answer: Appended | None) -> None:
-        """Take an answer to a reserved fragment; None: its payload or an earlier one is missing."""
+        """Take an answer to a reserved fragment, or None if its payload or an earlier one lacks."""
         pending, fragment = item.pending, item.fragment
         if answer is not None:
             self._take_answer(item, answer)

@@ -133,7 +133,7 @@ class ReplayBuffer:
         return intake.credit(self._state)
 
     def call_up(self) -> Iterator[CallerId]:
-        """Call up the appends whose turn for room has come, one by one (B31).
+        """Call up the appends that there is room for, one by one (B31).
 
         Each is to be offered before the next one is asked for.
         """

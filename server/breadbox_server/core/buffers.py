@@ -166,7 +166,7 @@ class BufferSet:
             yield from buffer.fragments()
 
     def call_up(self, *, now: float) -> Iterator[CallerId]:
-        """Call up, one by one, the appends whose turn for room has come by `now` (B31).
+        """Call up, one by one, the appends that there is room for at `now` (B31).
 
         Each is to be offered before the next one is asked for.
         """

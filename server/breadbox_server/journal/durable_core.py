@@ -99,7 +99,7 @@ class DurableCore:
         return self.buffers.describe(buffer, now=self.clock.now())
 
     def call_up(self) -> Iterator[CallerId]:
-        """Call up the appends whose turn for room has come; see `BufferSet.call_up`."""
+        """Call up the appends that there is room for; see `BufferSet.call_up`."""
         return self.buffers.call_up(now=self.clock.now())
 
     async def durable_model(self, buffer: BufferName) -> ModelState:

@@ -120,7 +120,7 @@ class AppendFragments(Input["list[Appended]"]):
 
 @dataclass(frozen=True, slots=True)
 class Offer(Input["Offered"]):
-    """Offer well-formed fragments, at least one, whose payloads are still to be confirmed.
+    """Offer well-formed fragments, at least one, before their payloads are confirmed.
 
     What is refused is answered as by `AppendFragments`; for the others room is reserved, until
     `Settle` or `expires_at`. The answer ends before a fragment that can be judged only once those
@@ -135,11 +135,11 @@ class Offer(Input["Offered"]):
 
 @dataclass(frozen=True, slots=True)
 class Settle(Input["list[Appended | None]"]):
-    """End a reservation, and admit those of its fragments whose payloads are there.
+    """End a reservation, and admit those of its fragments that have their payloads.
 
     The answer has a result for each up to the first that asks to be sent again, or until the next
-    would be refused with an error: it may be empty. None is for a fragment whose payload is
-    missing, and those behind it of its worker. A reservation that has ended gives no room.
+    would be refused with an error: it may be empty. None is for a fragment without its payload, and
+    those behind it of its worker. A reservation that has ended gives no room.
     """
 
     reservation_id: ids.ReservationId
@@ -163,7 +163,7 @@ class WaitForRoom(Input[ids.CallerId]):
 
 @dataclass(frozen=True, slots=True)
 class LeaveQueue(Input[None]):
-    """Let an append go that waits, or whose turn has come; ignored if it is unknown."""
+    """Let an append go that waits or has its turn; ignored if it is unknown."""
 
     caller_id: ids.CallerId
     keeps_place: bool
@@ -335,7 +335,7 @@ class Offered(NamedTuple):
     reservation_id: ids.ReservationId | None
     """None if nothing is reserved."""
     answers: list[Appended | None]
-    """None for a fragment whose room is reserved."""
+    """None for a fragment that has room reserved."""
 
 
 class PrioritiesUpdated(NamedTuple):

@@ -31,7 +31,7 @@ def append(state: BufferState, input: inputs.AppendFragments, *, now: float) -> 
 
 
 def append_run(state: BufferState, fragments: Sequence[Fragment], *, now: float) -> list[Appended]:
-    """Judge fragments whose payloads are there, and act on each, in order."""
+    """Judge fragments that have their payloads, and act on each, in order."""
     answers: list[Appended] = []
     while (start := len(answers)) < len(fragments):
         run = fragments[start : start + unopposed_count(state, fragments, start)]
@@ -72,7 +72,7 @@ def decide(
 
 
 def admit_judged(state: BufferState, run: Sequence[Fragment], *, now: float) -> None:
-    """Admit fragments of known workers whose judgement stands."""
+    """Admit fragments of known workers, as they were judged."""
     if state.config.fragments_per_chunk == 1 and state.holdings.closes_in_order:
         _admit_run(state, run)
     else:

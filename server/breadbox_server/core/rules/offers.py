@@ -1,4 +1,4 @@
-"""Fragments whose payloads are still to be confirmed: offered, then settled.
+"""Fragments before and after their payloads are confirmed: offered, then settled.
 
 An offer is judged, and takes room until it is settled: no other fragment gets that meanwhile. A
 judgement stands if nothing has changed since that could overturn it; else it is made once more,
@@ -98,7 +98,7 @@ def _offer_one(
 
 
 def settle(state: BufferState, input: inputs.Settle, *, now: float) -> list[Appended | None]:
-    """End a reservation: admit the fragments whose payloads are there, let go of the others."""
+    """End a reservation: admit the fragments with their payloads, let go of the others."""
     reservation = state.room.end(input.reservation_id)
     stands = (
         reservation is not None
@@ -132,7 +132,7 @@ def settle(state: BufferState, input: inputs.Settle, *, now: float) -> list[Appe
 def _next_run(
     input: inputs.Settle, start: int, broken_off: Container[WorkerId]
 ) -> Sequence[Fragment]:
-    """Return the fragments from `start` on whose payloads are there."""
+    """Return the fragments from `start` on that have their payloads."""
     end = start
     for fragment, is_there in zip(input.fragments[start:], input.there[start:], strict=True):
         if not is_there or fragment.worker_id in broken_off:

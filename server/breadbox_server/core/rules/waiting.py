@@ -47,7 +47,7 @@ def leave(state: BufferState, input: inputs.LeaveQueue, *, now: float) -> None:
 
 
 def call_up(state: BufferState) -> Iterator[CallerId]:
-    """Call up the appends whose turn has come, each once the one before has been offered."""
+    """Call up the appends that there is room for, each once the one before is offered."""
     queue = state.queue
     while queue.outdated:
         waiter = queue.outdated.popleft()

@@ -125,7 +125,7 @@ class Room:
         self.payload_ids.update([each.payload.payload_id for each in run])
 
     def end(self, reservation_id: ReservationId) -> Reservation | None:
-        """End a reservation, and return it; None: it has ended before."""
+        """End a reservation, and return it, or None if it has ended before."""
         reservation = self.reservations.pop(reservation_id, None)
         if reservation is None:
             return None

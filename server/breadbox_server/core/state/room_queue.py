@@ -1,7 +1,7 @@
 """Appends that wait for room, in order of arrival (B31).
 
-Q1  A position belongs to one fragment. It is a caller's that waits or whose turn has come, or it is
-    kept for a while for a caller that comes again.
+Q1  A position belongs to one fragment. It is a caller's that waits or has its turn, or it is kept
+    for a while for a caller that comes again.
 Q2  Positions stand in order of arrival; a caller that comes again in time finds its own.
 Q3  A caller has one position, and a deadline while it waits.
 
@@ -132,7 +132,7 @@ class RoomQueue:
         )
 
     def first_deadline(self) -> tuple[float, CallerId] | None:
-        """Return the earliest deadline of those that wait, and whose it is."""
+        """Return the earliest deadline of those that wait, and its caller."""
         return self._by_deadline.first()
 
     def first_kept_until(self) -> float | None:
