@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from breadbox.model.errors import StoreUnavailableError
 from breadbox.model.types import PayloadReference
 from breadbox.stores.base import Confirmation
-from breadbox_server.admission import append_queue, payloads
+from breadbox_server.admission import append_queue, payloads, slices
 from breadbox_server.admission.append_queue import HOLD_S, AppendQueue
 from breadbox_server.admission.payloads import (
     SWEEP_PERIOD_S,
@@ -332,7 +332,7 @@ async def test_an_inline_payload_whose_room_went_while_it_was_stored_is_stored_o
 async def test_a_slice_takes_no_more_fragments_after_as_many_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(append_queue, "SLICE_PIECES", 8)
+    monkeypatch.setattr(slices, "SLICE_PIECES", 8)
     async with driven() as it:
         fragments = []
         for index in range(6):

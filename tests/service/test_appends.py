@@ -16,13 +16,10 @@ from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import app
 from breadbox_server.admission import payloads
-from breadbox_server.admission.append_queue import (
-    SLICE_FRAGMENTS,
-    SLICE_S_ASSUMED,
-    AppendQueue,
-)
+from breadbox_server.admission.append_queue import AppendQueue
 from breadbox_server.admission.payloads import DeletionQueue, UnownedPayloads
 from breadbox_server.admission.precedence import WAIT_S_MAX
+from breadbox_server.admission.slices import SLICE_FRAGMENTS, SLICE_S_ASSUMED
 from breadbox_server.base.errors import AppendsFullError
 from breadbox_server.core.buffers import DEFAULT_BUFFER
 from breadbox_server.core.model.config import BufferConfig, FullPolicy

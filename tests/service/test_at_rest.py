@@ -12,6 +12,7 @@ from breadbox_server.admission.append_queue import AppendQueue
 from breadbox_server.admission.payloads import DeletionQueue
 from breadbox_server.admission.precedence import STEP_S, Precedence
 from breadbox_server.admission.quotas import Charge
+from breadbox_server.admission.slices import WaitingAppends
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
 from breadbox_server.core.state.room import Room
 from breadbox_server.core.state.room_queue import RoomQueue
@@ -102,12 +103,12 @@ def without(owner: type, name: str, times: int = 1) -> Callable[[pytest.MonkeyPa
 
 def miscounting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant a bug: what ends its wait is not counted off."""
-    count = AppendQueue._count_waiting  # noqa: SLF001 - a bug is planted in it
+    count = WaitingAppends._count  # noqa: SLF001 - a bug is planted in it
 
-    def only_up(self: AppendQueue, pending: Any, change: int) -> None:
+    def only_up(self: WaitingAppends, pending: Any, change: int) -> None:
         count(self, pending, max(change, 0))
 
-    monkeypatch.setattr(AppendQueue, "_count_waiting", only_up)
+    monkeypatch.setattr(WaitingAppends, "_count", only_up)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from breadbox.v1 import fragment_pb2
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import driver
 from breadbox_server.admission import appends
-from breadbox_server.admission.append_queue import SLICE_BYTES, AppendQueue
+from breadbox_server.admission.append_queue import AppendQueue
+from breadbox_server.admission.slices import SLICE_BYTES
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
 from breadbox_server.core.model.ids import BufferName
 from breadbox_server.limits import INLINE_SIZE_BYTES_MAX

@@ -38,8 +38,8 @@ def _of_queue(queue: AppendQueue) -> dict[str, object]:
         "inline bytes": queue.inline_bytes,
         "queued appends": len(queue._pending),
         "waiting appends": queue.waiting_count,
-        "waiting fragments": queue._waiting_fragments,
-        "waiting inline bytes": queue._waiting_inline_bytes,
+        "waiting fragments": queue._waiters.fragment_count,
+        "waiting inline bytes": queue._waiters.inline_bytes,
     }
 
 
