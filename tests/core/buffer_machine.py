@@ -67,7 +67,7 @@ from breadbox_server.journal.encoding.codec import (
     encode_turn,
 )
 from breadbox_server.journal.storage.interface import BEGINNING
-from core.naive_model import NaiveBuffer, NaiveGrant, NaiveReservation
+from core.naive_model import NaiveBuffer, NaiveGrant, NaiveReservation, identity
 from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
 from support.snapshots import held_chunks, snapshot_of
@@ -791,6 +791,12 @@ class BufferMachine(RuleBasedStateMachine):
         held = held_chunks(self.buffers, B)
         expected_held = [(c.number, c.uses, c.priority) for c in model.held]
         assert [(c.chunk_id, c.use_count, c.priority) for c in held] == expected_held
+        queue = self.buffers._shared.states[B].queue  # noqa: SLF001 - shown nowhere
+        line = [
+            (place, each and each.caller_id, each is not None and each.is_called)
+            for place, each in queue._places.items()  # noqa: SLF001 - shown nowhere
+        ]
+        assert line == [(identity(p.fragment), p.caller_id, p.is_called) for p in model.line]
         uses = seen.counters["uses"] - seen.counters["chunks_returned"]
         assert uses >= 0
 

@@ -11,9 +11,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from breadbox_server.core import buffers
 from breadbox_server.core.model.inputs import ReleaseMode
 from breadbox_server.core.state import buffer_state as state
 from breadbox_server.core.state.holdings import ChunkHoldings
+from breadbox_server.core.state.room import Room
+from breadbox_server.core.state.room_queue import RoomQueue
 from core.buffer_machine import PRIORITIES, WORKERS, BufferMachine, make_config
 from support.tiers import long_but
 
@@ -66,6 +69,55 @@ def test_a_buffer_that_forgets_what_is_given_back_is_found_on_a_walk() -> None:
             walk(BufferMachine(), seed, WALK_LENGTH)
 
     with pytest.raises(AssertionError):
+        take_walks()
+
+
+class LooseRoom(Room):
+    """A broken variant: reserved places are free for others."""
+
+    def _take(self, reservation: Any, run: Any, place_count: int) -> None:
+        super()._take(reservation, run, 0)
+
+
+class PushyQueue(RoomQueue):
+    """A broken variant: a caller that comes again goes to the end."""
+
+    def leave(self, waiter: Any, kept_until: Any = None) -> None:
+        super().leave(waiter)
+
+
+class BlindQueue(RoomQueue):
+    """A broken variant: late appends do not see those that wait."""
+
+    def waits_for(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "broken", [LooseRoom, PushyQueue, BlindQueue], ids=lambda each: each.__name__
+)
+def test_broken_room_is_found_on_a_walk(broken: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, broken.__base__.__name__, broken)
+
+    def take_walks() -> None:
+        for seed in range(WALK_COUNT):
+            walk(BufferMachine(), seed, WALK_LENGTH)
+
+    with pytest.raises((AssertionError, StopIteration)):
+        take_walks()
+
+
+def test_judgements_that_always_stand_are_found_on_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unchanging(state.Shared):
+        change_count = property(lambda self: 0, lambda self, count: None)  # type: ignore[assignment]
+
+    monkeypatch.setattr(buffers, "Shared", Unchanging)
+
+    def take_walks() -> None:
+        for seed in range(WALK_COUNT):
+            walk(BufferMachine(), seed, WALK_LENGTH)
+
+    with pytest.raises((AssertionError, LookupError)):
         take_walks()
 
 
