@@ -78,6 +78,17 @@ def test_later_fragments_of_a_worker_with_a_missing_payload_are_let_go_of() -> N
     assert AdmissionOutcome.ADMITTED is world.offer(make_fragment("w0", 0))
 
 
+def test_what_is_missing_of_a_known_worker_is_let_go_of_alone() -> None:
+    world = World()
+    world.fill(1, worker_id="w0")
+    world.fill(1, worker_id="w1")
+    fragments = [make_fragment("w0", 1), make_fragment("w1", 1)]
+    offered = world.reserve(*fragments)
+    world.buffers.check_invariants()
+    assert [None, ADMITTED] == world.settle(offered, fragments, [False, True])
+    world.buffers.check_invariants()
+
+
 def test_a_reservation_expires_and_its_fragments_are_judged_as_if_they_came_then() -> None:
     world = World(capacity_chunks=1, **BLOCKS)
     slow, other = make_fragment("slow"), make_fragment("other")

@@ -21,8 +21,9 @@ from breadbox_server.admission.payloads import (
 )
 from breadbox_server.base.errors import PayloadSizeError
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
-from breadbox_server.core.model.errors import BufferNotFoundError
-from breadbox_server.core.model.ids import BufferName, ModelVersion, SessionId
+from breadbox_server.core.model.errors import BufferNotFoundError, SchemaMismatchError
+from breadbox_server.core.model.events import RoomWaitEnded
+from breadbox_server.core.model.ids import BufferName, CallerId, ModelVersion, SessionId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Appended,
@@ -173,6 +174,86 @@ async def test_an_append_that_would_take_the_bytes_of_one_that_waits_joins_behin
         assert [ADMITTED] == await small
 
 
+def of_version(it: Driven, worker: str, version: int) -> Fragment:
+    version_of_all = ModelVersion(version)
+    fragment = written_fragment(it.custodian, 0, "run", worker)
+    return replace(fragment, model_version_min=version_of_all, model_version_max=version_of_all)
+
+
+async def test_an_append_of_which_a_new_version_makes_one_stale_waits_on_with_the_rest() -> None:
+    async with driven(replace(ONE, staleness_max=1)) as it:
+        producers = Producers(it)
+        await it.driver.core.apply(PublishModel(BUFFER, SessionId("run"), ModelVersion(1)))
+        await producers.send_these([of_version(it, "fill", 1)])
+        both = [of_version(it, "old", 0), of_version(it, "new", 1)]
+        call = producers.send_these(both, wait_s=WAIT_S)
+        await it.settle()
+        await it.driver.core.apply(PublishModel(BUFFER, SessionId("run"), ModelVersion(2)))
+        await it.settle()
+        assert (False, 1) == (call.done(), it.driver.appends.queue.waiting_count)
+        await it.consume(1)
+        assert [Appended(AdmissionOutcome.STALE), ADMITTED] == await call
+
+
+async def test_the_end_of_a_wait_whose_append_has_gone_is_ignored() -> None:
+    async with driven(ONE) as it:
+        gone = RoomWaitEnded(BUFFER, CallerId(99), AdmissionOutcome.BUFFER_FULL, None)
+        it.driver.appends.queue.end_wait(gone)
+        assert 0 == it.driver.appends.queue.waiting_count
+
+
+async def test_an_append_without_fragments_is_answered() -> None:
+    async with driven(ONE) as it:
+        assert [] == await Producers(it).send_these([])
+
+
+async def test_what_follows_a_missing_payload_of_its_worker_is_missing_in_later_slices_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(append_queue, "SLICE_FRAGMENTS", 2)
+    async with driven() as it:
+        fragments = [
+            make_fragment("w0", 0, session_id="run"),
+            *[
+                written_fragment(it.custodian, index, "run", worker)
+                for worker, index in (("w1", 0), ("w0", 1), ("w0", 2), ("w1", 1), ("w0", 3))
+            ],
+        ]
+        results = await Producers(it).send_these(fragments)
+        trips = list(it.custodian.confirm_trips)
+    assert [None, ADMITTED, None, None, ADMITTED, None] == results
+    assert [2, 1] == trips
+
+
+async def test_a_fragment_that_another_one_of_its_append_rules_out_fails_the_append() -> None:
+    """The session's first fragment says how many steps all have; both are confirmed by then."""
+    async with driven(unowned_s=100.0) as it:
+        first, other = (written_fragment(it.custodian, 0, "run", name) for name in ("w0", "w1"))
+        other = replace(other, step_count=first.step_count + 1)
+        with pytest.raises(SchemaMismatchError):
+            await Producers(it).send_these([first, other])
+        assert 1 == it.driver.core.describe(BUFFER).chunk_count
+        it.clock.advance(101.0)
+        it.driver.tidy()
+        await eventually(lambda: it.custodian.deleted == [other.payload.payload_id])
+
+
+async def test_a_caller_that_leaves_with_an_inline_payload_stored_leaves_none() -> None:
+    async with driven(replace(ONE, capacity_chunks=2)) as it:
+        producers = Producers(it)
+        await producers.send("fill")
+        it.custodian.confirming.clear()
+        it.custodian.may_confirm.clear()
+        call = producers.send("w", bodies=[b"body"], wait_s=WAIT_S)
+        await it.custodian.confirming.wait()
+        await it.driver.core.apply(UpdateBuffer(BUFFER, ONE))
+        it.custodian.may_confirm.set()
+        await it.settle()
+        assert 1 == len(it.custodian.bodies)
+        call.cancel()
+        await eventually(lambda: not it.custodian.bodies)
+
+
 async def test_schemas_of_other_fragments_than_those_that_come_are_not_declared() -> None:
     schema = (SchemaArray("obs", "<f4", (3,)),)
     async with driven() as it:
@@ -317,6 +398,7 @@ async def test_an_inline_payload_whose_room_went_while_it_was_stored_is_stored_o
     async with driven(replace(ONE, capacity_chunks=2)) as it:
         producers = Producers(it)
         await producers.send("fill")
+        it.custodian.confirming.clear()
         it.custodian.may_confirm.clear()
         call = producers.send("w", bodies=[b"body"], wait_s=WAIT_S)
         await it.custodian.confirming.wait()

@@ -101,8 +101,8 @@ class PendingAppend:
     @property
     def must_come_again(self) -> bool:
         """Return True if a decided append ended for want of room."""
-        last = None if self.error else self.results[-1]
-        return last is not None and last.outcome.asks_to_wait
+        last = self.results[-1] if self.results else None
+        return self.error is None and last is not None and last.outcome.asks_to_wait
 
     def is_broken_off(self, fragment: Fragment) -> bool:
         """Return True if a payload before it of its worker is missing."""
