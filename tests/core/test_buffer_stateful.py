@@ -21,7 +21,7 @@ from core.buffer_machine import PRIORITIES, WORKERS, BufferMachine, make_config
 from support.tiers import long_but
 
 SETTINGS = settings(
-    max_examples=100,
+    max_examples=250,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
