@@ -376,7 +376,8 @@ class BufferMachine(RuleBasedStateMachine):
         for number, caller_id in enumerate(self.buffers.call_up(now=self.now)):
             position = next(naive)
             assert position.caller_id == caller_id
-            lacks = self.offer_these([position.fragment], caller_id, reserve_s)
+            fragment = dataclasses.replace(position.fragment, payload=make_fragment().payload)
+            lacks = self.offer_these([fragment], caller_id, reserve_s)
             if lacks is not None:
                 self.wait_for_room(*lacks, caller_id, 2.0)
             elif (pick + number) % 3 == 0:
@@ -411,7 +412,12 @@ class BufferMachine(RuleBasedStateMachine):
         """The store has answered, in time or after the reservation ended; perhaps once more."""
         reservation_id, reservation = self.pick(self.reservations[-3:], pick)
         count = len(reservation.fragments)
-        there = [place not in missing for place in range(count)]
+        # What was deleted meanwhile is not there any more.
+        gone = {payload.payload_id for payload in self.disposed}
+        there = [
+            place not in missing and fragment.payload.payload_id not in gone
+            for place, fragment in enumerate(reservation.fragments)
+        ]
         if self.model.waiters and count > 1:
             there = [False] * count  # What each lets them have is followed one by one.
         expected = self.model.settle(reservation, there, self.now)
