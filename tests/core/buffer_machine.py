@@ -376,7 +376,9 @@ class BufferMachine(RuleBasedStateMachine):
         for number, caller_id in enumerate(self.buffers.call_up(now=self.now)):
             position = next(naive)
             assert position.caller_id == caller_id
-            fragment = dataclasses.replace(position.fragment, payload=make_fragment().payload)
+            size_bytes = position.fragment.payload.size_bytes
+            payload = make_fragment(size_bytes=size_bytes).payload
+            fragment = dataclasses.replace(position.fragment, payload=payload)
             lacks = self.offer_these([fragment], caller_id, reserve_s)
             if lacks is not None:
                 self.wait_for_room(*lacks, caller_id, 2.0)

@@ -452,6 +452,7 @@ class NaiveBuffer:
         new = NaivePosition(fragment, caller_id, waits_for, deadline_at)
         for place, each in enumerate(self.line):
             if each.is_of(fragment):
+                new.is_noted = each.caller_id == caller_id and each.waits and each.is_noted
                 self.line[place] = new
                 return None if each.caller_id == caller_id else each.caller_id
         self.line.append(new)

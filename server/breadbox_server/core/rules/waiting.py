@@ -25,7 +25,7 @@ def wait(state: BufferState, input: inputs.WaitForRoom, *, now: float) -> Caller
     if input.caller_id is not None:
         known = queue.waiters.get(input.caller_id)
     if known is not None and known.place == place_of(input.fragment):
-        known.waits_for = input.waits_for
+        known.fragment, known.waits_for = input.fragment, input.waits_for
         queue.wait_again(known, input.deadline_at)
         return known.caller_id
     if known is not None:
