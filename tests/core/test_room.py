@@ -246,13 +246,25 @@ def test_a_limiter_counts_reserved_chunks() -> None:
     assert AdmissionOutcome.BUFFER_FULL in admitted
 
 
+def test_what_is_settled_behind_a_later_fragment_of_its_worker_is_judged_again() -> None:
+    world = World(outcomes_per_worker_max=1)
+    world.fill(1)
+    fragments = [make_fragment("w0", 1), make_fragment("w0", 2)]
+    offers = [world.reserve(each) for each in fragments]
+    assert [ADMITTED] == world.settle(offers[1], fragments[1:])
+    assert [Appended(AdmissionOutcome.DUPLICATE)] == world.settle(offers[0], fragments[:1])
+
+
 @pytest.mark.parametrize("fragments_per_chunk", [1, 2])
 def test_a_fragment_is_judged_again_only_if_something_changed(
     fragments_per_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(fragments_per_chunk=fragments_per_chunk)
-    world.fill(2)
-    fragments = [make_fragment("w0", 2 * fragments_per_chunk + index) for index in range(4)]
+    for name in ("w0", "w1", "w2"):
+        world.fill(2, worker_id=name)
+    index = 2 * fragments_per_chunk
+    places = (("w0", index), ("w0", index + 1), ("w1", index), ("w2", index))
+    fragments = [make_fragment(*each) for each in places]
     judged: list[str] = []
 
     def count_judged(state: Any, run: Any, *, now: float) -> list[Appended]:
@@ -267,7 +279,7 @@ def test_a_fragment_is_judged_again_only_if_something_changed(
     assert [] == judged
     world.granted(fragments_per_chunk)
     assert [ADMITTED] == world.settle(offers[2], fragments[3:])
-    assert ["w0"] == judged
+    assert ["w2"] == judged
 
 
 # The queue ----------------------------------------------------------------------------------------

@@ -106,7 +106,9 @@ def settle(state: BufferState, input: inputs.Settle, *, now: float) -> list[Appe
         and reservation.fragments[: len(input.fragments)] == input.fragments
         and state.waiters.head() is None
     )
-    if not stands:
+    tails = state.room.tails
+    # Other reservations of its workers may be settled in any order.
+    if not stands or (tails and any([each.worker_id in tails for each in input.fragments])):
         state.shared.change_count += 1
     answers: list[Appended | None] = []
     broken_off = set[WorkerId]()
