@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 ARGS ?=
-# Much of the time of the tests is spent in waiting for real deadlines. A file's tests stay together,
-# in the order of tests/conftest.py: what takes longest first.
+# Much of the time of the tests is spent in waiting for real deadlines. Which tests stay together, and
+# their order, is in tests/support/spreading.py, in the place of `loadfile`.
 SIDE_BY_SIDE ?= -n 4 --dist loadfile --no-loadscope-reorder
 ELSEWHERE = not containers and not peers and not dist
 # Many tests start processes of their own: each would compile every module again.
@@ -17,23 +17,27 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: attacks docs verify-reference reference help setup demo test test-long test-quick test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos verify-coverage \
-  verify-spelling verify-blocking blocking verify-limits limits verify-dead verify-words protos released-protos simulate crowd scaling fuzz bench bench-core bench-peers chaos crossings endings learn-check freshness smoke dist lock sbom up env down clean
+  verify-spelling verify-blocking blocking verify-limits limits verify-dead verify-words protos released-protos release release-rehearsal simulate crowd scaling fuzz bench bench-core bench-peers chaos crossings endings learn-check freshness smoke dist lock sbom up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-$(VENV)/.ready: pyproject.toml scripts/setup_venv.py scripts/compile_bulk.py client/breadbox/stores/_bulk.c
-	$(PYTHON) scripts/setup_venv.py $(VENV)
+$(VENV)/.ready $(VENV)/.demo: pyproject.toml scripts/setup_venv.py scripts/compile_bulk.py client/breadbox/stores/_bulk.c
+	$(PYTHON) scripts/setup_venv.py $(VENV) $(if $(filter %.demo,$@),demo)
+	@touch $@
 
 setup: $(VENV)/.ready  ## Make the virtual environment with everything in it
 
-demo: $(VENV)/.ready  ## Watch an agent learn CartPole through the service (ARGS="--help" for options)
+# Without the tools of a contributor, unless they are there.
+demo: $(or $(wildcard $(VENV)/.ready),$(VENV)/.demo)  ## Watch an agent learn CartPole through the service (ARGS="--help" for options)
 	$(BIN)/breadbox demo $(ARGS)
 
 test: $(VENV)/.ready  ## All tests but long ones, and those with targets of their own
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "$(ELSEWHERE) and not long" $(ARGS)
 
-# Two at a time: four attacks at once on two cores are one that nobody withstands.
+# Two at a time: four attacks at once on two cores are one that nobody withstands. Every command
+# starts anew here, as users start it; elsewhere in the tests see tests/support/warm_start.py.
+test-long: export TESTS_START_COLD = 1
 test-long: $(VENV)/.ready  ## What is long by nature: every attack, chaos, simulations, learning to a target
 	$(BIN)/python -m pytest $(subst -n 4,-n 2,$(SIDE_BY_SIDE)) -m "$(ELSEWHERE) and long" $(ARGS)
 
@@ -61,7 +65,7 @@ test-peers: $(VENV)/.ready  ## Other projects' own code on Breadbox; pip fetches
 	$(BIN)/python -m pytest tests/peers tests/rollout -m peers $(ARGS)
 
 test-dist: $(VENV)/.ready  ## The demo of an installed wheel, in an empty folder
-	$(BIN)/python -m pytest tests/dist -m dist $(ARGS)
+	$(BIN)/python -m pytest tests/dist/test_installed_demo.py -m dist $(ARGS)
 
 attacks: $(VENV)/.ready  ## Attack a server, and hold the times of its honest callers to three times quiet
 	BREADBOX_TIMED_ATTACKS=1 $(BIN)/python -m pytest -s tests/hostile/test_transport.py tests/hostile/test_hostile_gateway.py \
@@ -116,7 +120,7 @@ verify-limits: $(VENV)/.ready
 limits: $(VENV)/.ready  ## Write the table of limits into SECURITY.md
 	$(BIN)/python scripts/gen_limits.py
 
-reference: $(VENV)/.ready  ## Write the reference of commands, metrics and errors from the code
+reference: $(VENV)/.ready  ## Write the reference of Python, commands, settings, metrics and errors from the code
 	$(BIN)/python scripts/gen_reference.py
 
 docs: $(VENV)/.ready  ## Build the site of the documents into build/docs
@@ -130,6 +134,12 @@ blocking: $(VENV)/.ready  ## Write the blocking client from the asyncio client
 
 released-protos: $(VENV)/.ready  ## At a release: the contract that later ones are held to
 	$(BIN)/buf build protos --exclude-source-info -o $(RELEASED)
+
+release: released-protos  ## Write a release into every file that names one, to be committed and tagged (VERSION=0.1.0)
+	$(BIN)/python scripts/prepare_release.py $(VERSION)
+
+release-rehearsal: $(VENV)/.release  ## Release HEAD from end to end, on a clone and a local index
+	$(BIN)/python -m pytest tests/dist/test_release.py -m dist $(ARGS)
 
 chaos: $(VENV)/.ready  ## Kill, stop, cut off and replace at random, and balance the ledgers (ARGS="--seconds 120 --seed 7")
 	$(BIN)/python tests/chaos/run.py $(ARGS)
@@ -149,7 +159,7 @@ simulate: $(VENV)/.ready  ## Server, store and clients in simulated time (ARGS="
 crowd: $(VENV)/.ready  ## Ten thousand producers on one server in simulated time; a table and a picture in bench/out
 	$(BIN)/python tests/simulation/crowd.py $(ARGS)
 
-scaling: $(VENV)/.ready  ## Measure one server, and play ten thousand producers with what calls cost it; writes docs/scaling.md
+scaling: $(VENV)/.ready  ## Measure one server, and play ten thousand producers with what calls cost it; writes docs/studies/scaling.md
 	$(BIN)/python -m bench --quick --only scale --publish
 	$(BIN)/python tests/simulation/crowd.py --costs bench/out/scale.json --publish
 

@@ -55,7 +55,7 @@ _SECTIONS_BY_NAME = ("recovery", "takeover", "offline", "scale")
     envvar="BREADBOX_BENCH_RLLIB_PYTHON",
     help="Interpreter of an environment with ray[rllib] and torch, to measure offline data beside.",
 )
-@click.option("--publish", is_flag=True, help="Write docs/scaling.md's table; --only scale.")
+@click.option("--publish", is_flag=True, help="Write the table of docs/studies; --only scale.")
 def main(
     quick: bool,
     once: bool,

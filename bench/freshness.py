@@ -9,7 +9,7 @@ A run has reached its target once the mean return of the last 100 episodes is th
     python -m bench.freshness page              # the tables and the picture, from what is written
 
 `run` appends a row for each run to docs/images/freshness.csv; `page` writes the tables of
-docs/learner-cookbook.md and docs/images/freshness.png from these rows alone.
+docs/studies/lag.md and docs/images/freshness.png from these rows alone.
 """
 
 import csv
@@ -87,7 +87,7 @@ class Cell(NamedTuple):
 COLUMNS = (*Cell._fields, "seed", "steps", "updates", "return_mean")
 DOCS = Path(__file__).parents[1] / "docs"
 DATA = DOCS / "images" / "freshness.csv"
-PAGE = DOCS / "learner-cookbook.md"
+PAGE = DOCS / "studies" / "lag.md"
 BEGIN = "<!-- freshness: written by python -m bench.freshness page -->\n"
 END = "<!-- end of freshness -->\n"
 

@@ -19,7 +19,7 @@ from breadbox.reading.batches import Batch, load_batch
 from breadbox.stores import open_store
 from breadbox.stores.keys import piece_key
 from breadbox.stores.redis.store import PIECE_SIZE_BYTES_DEFAULT
-from breadbox.wire.conversion import metadata_of
+from breadbox.wire.conversion import METADATA, announcement
 
 GROUP = {"vpt": 4, "atari": 32}
 """Fragments per append call, and per batch."""
@@ -176,7 +176,8 @@ def _file_rows(workload: str, redis_rate: float, *, rounds: int) -> Iterator[Fig
         buffers = [encode_fragment(fragment)] * group
         payloads = store.write_many(buffers)
         references = [
-            FragmentReference(metadata_of(fragment, payload), 0, 0, 1) for payload in payloads
+            FragmentReference(METADATA.read(announcement(fragment, payload)), 0, 0, 1)
+            for payload in payloads
         ]
         moved = sum(payload.size_bytes for payload in payloads) / _GB
 

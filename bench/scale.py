@@ -86,7 +86,7 @@ CASES = (
     *(Case(producers, learners) for learners in (1, 4) for producers in (1, 8, 64)),
     *(Case(producers, group=32) for producers in (1, 8, 64)),
     *(Case(64, learners, per_second=5.0) for learners in (1, 4)),
-    Case(8, workload="atari", batches_per_second=2.0),
+    *(Case(producers, workload="atari", batches_per_second=2.0) for producers in (1, 8, 64)),
 )
 
 
@@ -99,7 +99,7 @@ def scale_rows(
         rounds: Of loading.
         seconds: For which each case of producers and learners is measured.
         directory: Gets scale.png, scale.md with the tables, and scale.json with the `costs`.
-        docs: Gets the producers' table in scaling.md, and the picture, or None.
+        docs: Gets the producers' table in studies/scaling.md, and the picture, or None.
     """
     loaded = []
     for workload in LOADED:
@@ -125,7 +125,7 @@ def scale_rows(
     crews = crew_table(measured)
     (directory / "scale.md").write_text(f"{load_table(loaded)}\n{crews}")
     if docs is not None:
-        write_into(docs / "scaling.md", crews, COMMAND)
+        write_into(docs / "studies" / "scaling.md", crews, COMMAND)
         shutil.copy(directory / "scale.png", docs / "images")
 
 
@@ -235,7 +235,7 @@ def load_table(loaded: Sequence[Figure]) -> str:
 
 
 def crew_table(measured: Mapping[Case, Figure]) -> str:
-    """Write the first table of docs/scaling.md."""
+    """Write the first table of docs/studies/scaling.md."""
     lines = [
         machine(),
         "",

@@ -16,7 +16,7 @@ from bench.workloads import SESSION_ID, numbered, vector_fragment
 from breadbox.model.types import FragmentMetadata
 from breadbox.payload import encode_fragment, write_fragments
 from breadbox.stores.keys import piece_key
-from breadbox.wire.conversion import metadata_of
+from breadbox.wire.conversion import METADATA, announcement
 
 _BATCH = 1024
 _FETCH = 32
@@ -216,4 +216,4 @@ def _fetch_once(client: breadbox.Client, returned_at: list[float]) -> None:
 def _written(client: breadbox.Client, fragment_index: int) -> FragmentMetadata:
     fragment = replace(vector_fragment(), fragment_index=fragment_index)
     (payload,) = write_fragments(client.store, [fragment])
-    return metadata_of(fragment, payload)
+    return METADATA.read(announcement(fragment, payload))

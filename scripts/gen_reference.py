@@ -1,10 +1,11 @@
-"""Writes docs/reference: commands, metrics and errors, from the code; --check compares."""
+"""Writes docs/reference: Python, commands, settings, metrics, errors; --check compares."""
 
 import argparse
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,19 @@ from prometheus_client import CollectorRegistry
 
 from breadbox.cli.main import COMMANDS, CONTEXT, load_command
 from breadbox.model import errors
+from breadbox.payload.limits import EXPANDED_BYTES_MAX, EXPANDED_BYTES_MAX_VARIABLE
 from breadbox.v1 import errors_pb2
 from breadbox.wire import status
 from breadbox_rollout.metrics import WorkerCollector, WorkerCounts
 from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.rpc import status as server_status
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts import gen_python_reference  # noqa: E402 - this file is run by its path
+
+FOLDER = ROOT / "docs" / "reference"
 MARK = "<!-- Written by scripts/gen_reference.py: change the code, then `make reference`. -->"
 SHOWN_TYPES = (str, int, float, Path)
 
@@ -106,16 +113,73 @@ def default_of(option: click.Option, context: click.Context) -> str:
 def about(option: click.Option) -> str:
     """What it does, with its range and its variable."""
     parts = [option.help or ""]
-    if isinstance(option.type, click.IntRange | click.FloatRange):
-        low, high = option.type.min, option.type.max
-        above = "above" if option.type.min_open else "at least"
-        below = "below" if option.type.max_open else "at most"
-        bounds = [(above, low), (below, high)]
-        text = ", ".join(f"{word} {bound:,}" for word, bound in bounds if bound is not None)
+    if text := range_of(option):
         parts.append(f"{text[:1].upper()}{text[1:]}.")
     names = [option.envvar] if isinstance(option.envvar, str) else (option.envvar or [])
     parts += [f"`{name}`." for name in names]
     return " ".join(part.rstrip() for part in parts if part)
+
+
+def range_of(option: click.Option) -> str:
+    """Least and greatest value, if it has any."""
+    if not isinstance(option.type, click.IntRange | click.FloatRange):
+        return ""
+    above = "above" if option.type.min_open else "at least"
+    below = "below" if option.type.max_open else "at most"
+    bounds = [(above, option.type.min), (below, option.type.max)]
+    return ", ".join(f"{word} {bound:,}" for word, bound in bounds if bound is not None)
+
+
+# Settings --------------------------------------------------------------------------------------
+
+UNITS = {
+    "_s": "seconds",
+    "_bytes": "bytes",
+    "_chunks": "chunks",
+    "_fragments": "fragments",
+    "_steps": "steps",
+    "_steps_max": "steps",
+    "_episodes": "episodes",
+    "_updates": "updates",
+    "_s_max": "seconds",
+}
+"""Units that the end of a setting's name says."""
+
+
+def settings() -> str:
+    """Every setting of the processes that run for long, in tables of names and values."""
+    parts = [
+        f"# Settings\n\n{MARK}\n",
+        "Every setting of server, worker, learner and console is a flag, an environment variable, "
+        "and a key of the YAML file that `--config` names: `--lease-s 60`, `BREADBOX_LEASE_S=60`, "
+        "`lease_s: 60`. A flag wins over the variable, the variable over the file. "
+        "[Commands](cli.md) says what each setting does.\n",
+        f"One more variable holds for every process: `{EXPANDED_BYTES_MAX_VARIABLE}` (bytes; "
+        f"default {EXPANDED_BYTES_MAX:,}) bounds what the compressed arrays of one payload may "
+        "expand to.\n",
+    ]
+    for name in ("serve", "rollout", "learn", "console"):
+        command = load_command(name)
+        context = click.Context(command, info_name=name, **CONTEXT)
+        rows = [
+            (f"`{option.envvar}`", flags(option), default_of(option, context), unit_of(option))
+            for option in command.params
+            if isinstance(option, click.Option) and isinstance(option.envvar, str)
+        ]
+        parts += [
+            f"## breadbox {name}\n",
+            table(("variable", "flag", "default", "unit, range"), sorted(rows)),
+        ]
+    return "\n".join(parts)
+
+
+def unit_of(option: click.Option) -> str:
+    """Unit and range of its values, where there are any."""
+    name = str(option.name)
+    ends = (each for each in sorted(UNITS, key=len, reverse=True) if name.endswith(each))
+    unit = "bytes, or with KiB, MiB, GiB" if flags(option).endswith(" SIZE`") else ""
+    parts = [unit or UNITS.get(next(ends, ""), ""), range_of(option)]
+    return ", ".join(part for part in parts if part)
 
 
 # Metrics ---------------------------------------------------------------------------------------
@@ -204,15 +268,21 @@ def failures() -> str:
     return "\n".join(
         [
             f"# Errors\n\n{MARK}\n",
-            "All are in `breadbox.errors`, and derive from `breadbox.ReplayBufferError`; their "
-            "texts name what to do. What is on the wire is for clients in other languages: the "
-            "code of gRPC, and the reason in the `google.rpc.ErrorInfo` of the call's status.\n",
+            "All errors are in `breadbox.errors` and derive from `breadbox.ReplayBufferError`; "
+            "each message names the remedy. Clients in other languages get the code of gRPC, and "
+            "the reason in the `google.rpc.ErrorInfo` of the call's status.\n",
             table(("error", "when", "on the wire", "is a"), rows),
         ]
     )
 
 
-PAGES = {"cli.md": commands, "metrics.md": series, "errors.md": failures}
+PAGES: dict[str, Callable[[], str]] = {
+    **{name: partial(make, MARK) for name, make in gen_python_reference.PAGES.items()},
+    "cli.md": commands,
+    "settings.md": settings,
+    "metrics.md": series,
+    "errors.md": failures,
+}
 
 
 def main() -> int:

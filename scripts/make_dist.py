@@ -1,6 +1,6 @@
 """Build the wheels and the sdist of a commit, the same bytes each time, check and try them.
 
-Usage: python scripts/make_dist.py [--commit HEAD] [--out dist] [--python PYTHON ...]
+Usage: python scripts/make_dist.py [--commit HEAD] [--out dist] [--python PYTHON ... | --untried]
 
 What is built is what the commit has, not what lies around: uncommitted changes are not in it.
 Everything is built twice, in two places, and once more from the sdist, and must be equal byte for
@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--commit", default="HEAD")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--python", action="append", help="Try the wheel under this one; repeat.")
+    parser.add_argument("--untried", action="store_true", help="Only build and check.")
     options = parser.parse_args()
     if output_of("git", "status", "--porcelain"):
         print("dist: uncommitted changes are not in it", flush=True)
@@ -152,6 +153,8 @@ def main() -> None:
     check_c_library(compiled)
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *made], check=True)
     subprocess.run([sys.executable, "-m", "check_wheel_contents", *wheels], cwd=ROOT, check=True)
+    if options.untried:
+        return
     pythons = options.python or [each for each in PYTHONS if works(each)]
     for python in pythons:
         # The other one differs in no line of Python.

@@ -58,10 +58,12 @@ SMALLEST: tuple[tuple[str, ...], ...] = (
 
 NOT_RUN = {
     "clean": "it deletes what the others need",
+    "dist": "`release-rehearsal` runs it on a clone",
     "env": "`test-containers` asks a composition of its own for it",
     "lock": "it writes uv.lock as PyPI is today; the workflow does `uv lock --check`",
+    "release": "it writes a version into the checkout; `release-rehearsal` runs it on a clone",
     "sbom": "`test-containers` lists what is in the images by the same script",
-    "scaling": "it writes docs/scaling.md; its commands are `bench --only scale` and `crowd`",
+    "scaling": "it writes docs/studies; its commands are `bench --only scale` and `crowd`",
     "up": "`test-containers` starts a composition of its own",
     "down": "`test-containers` ends a composition of its own",
     "verify": "its parts are run one by one",

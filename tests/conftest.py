@@ -10,15 +10,18 @@ Torch computes with one thread here, and in every process that a test starts: th
 processes, each as many as there are cores, wait for each other by spinning, and a small network
 then took three times the time of the processor that it needs.
 
-Several processes that share the files begin with those that start servers, workers and learners, or
-compute for long, since a file that takes minutes and is begun last is waited for alone.
+Several processes share the tests as `support.spreading` has it.
 """
 
 import logging
 import os
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from support import warm_start
+from support.spreading import Spreading, order
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Also gRPC's and urllib's own clients of the tests call what runs here themselves.
@@ -41,6 +44,15 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+warm_start.install()
+
+
+@pytest.fixture
+def cold_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every command start anew; see `support.warm_start`."""
+    monkeypatch.setenv(warm_start.COLD, "1")
+
+
 LONG_TIMEOUT_S = 300
 """Of a test that is long by nature, unless it says so itself."""
 
@@ -50,9 +62,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
     if hasattr(config, "workerinput"):
-        kinds = ("integration", "slow")
-        slow = {item.path for item in items if any(map(item.get_closest_marker, kinds))}
-        items.sort(key=lambda item: item.path not in slow)
+        keys = order(str(item.path.relative_to(config.rootpath)) for item in items)
+        turns = {id(item): key for item, key in zip(items, keys, strict=True)}
+        items.sort(key=lambda item: turns[id(item)])
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    is_shared = hasattr(session.config, "workerinput")
+    if is_shared and any(item.get_closest_marker("integration") for item in session.items):
+        warm_start.begin()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Take the place of `--dist loadfile`."""
+    return Spreading(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def _tells_something(record: logging.LogRecord) -> bool:

@@ -102,7 +102,13 @@ class PrioritizedBatch(NamedTuple):
 
 
 class PrioritizedReplayBuffer(SpacedReplay):
-    """The `PrioritizedReplayBuffer` of rainbow_atari.py; set `alpha` and `beta` at any time."""
+    """The `PrioritizedReplayBuffer` of rainbow_atari.py; set `alpha` and `beta` at any time.
+
+    ```python
+    where = {"server": "localhost:50051", "run": "rainbow-1"}
+    rb = PrioritizedReplayBuffer(10_000, (4, 84, 84), "cpu", n_step=3, gamma=0.99, **where)
+    ```
+    """
 
     _prefix = "cleanrl"
 

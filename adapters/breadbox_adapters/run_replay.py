@@ -120,8 +120,8 @@ class RunReplay:
                     self.buffer,
                     f"the steps of the checkpoint were in buffer {self.buffer!r}, which is not at "
                     f"{self.client.address}: it was deleted, or the server is another one. A "
-                    "checkpoint has no steps in it; to go on without them do not load it, and a "
-                    "new buffer is filled",
+                    "checkpoint has no steps in it; to continue without them, do not "
+                    "load it: a new buffer is filled",
                 ) from error
             return False
         return True

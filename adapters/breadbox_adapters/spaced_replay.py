@@ -110,7 +110,7 @@ class SpacedReplay:
         self.replay.clear()
 
     def close(self) -> None:
-        """Send what is left, and stop. Idempotent."""
+        """Send the remaining steps, and stop. Idempotent."""
         self.replay.close()
 
     # Steps in ----------------------------------------------------------------------------------

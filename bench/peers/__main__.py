@@ -25,6 +25,7 @@ from breadbox.payload.fragments import fragment_tree
 
 _ROOT = Path(__file__).parents[2]
 _DOCS = _ROOT / "docs"
+_PAGE = _DOCS / "studies" / "performance.md"
 
 
 @click.command()
@@ -62,11 +63,12 @@ def main(quick: bool, once: bool, publish: bool, last: bool, out: Path) -> None:
     print(f"written: {raw}, {out / 'peers.md'}, {out / 'peers.png'}")
     if publish:
         images = _DOCS / "images"
-        write_into(_DOCS / "performance.md", page.tables(report), page.COMMAND)
+        write_into(_PAGE, page.tables(report), page.COMMAND)
+        write_into(_DOCS / "producers.md", page.producers_table(report), page.COMMAND)
         write_into(_ROOT / "README.md", page.short_table(report), page.COMMAND)
         page.draw(report, images / "peers.png")
         (images / "peers.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
-        print(f"published: README.md, {_DOCS / 'performance.md'}, {images / 'peers.png'} and .json")
+        print(f"published: README.md, {_PAGE}, {images / 'peers.png'} and .json")
 
 
 def _measure(

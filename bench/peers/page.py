@@ -1,4 +1,4 @@
-"""Shows who did what: the tables and the picture of docs/performance.md."""
+"""Draws the tables and the picture of docs/studies/performance.md."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +7,12 @@ from typing import Any
 
 from bench.peers.contenders import BARE, CONTENDERS, OURS, OURS_ON_REDIS, REVERB, ROLES
 from bench.peers.rounds import Measured, Result
+from bench.workloads import WORKLOADS, payload_bytes
 
 COMMAND = "make bench-peers"
+
+STEPS_PER_S = 100
+"""Steps per second of the producers that docs/producers.md counts."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,36 @@ def short_table(report: Report) -> str:
             ]
             lines.append(f"| {result.row.name} | {' | '.join(cells)} | {_leads(result)} |")
     return "\n".join(lines) + "\n"
+
+
+def producers_table(report: Report) -> str:
+    """Write docs/producers.md's table: how many producers fit at half of what was measured."""
+    ours = [each.name for each in (OURS, OURS_ON_REDIS) if each.name in report.versions]
+    lines = [
+        report.conditions,
+        "",
+        f"| what producers do | a fragment | {' | '.join(ours)} | producers of {STEPS_PER_S} "
+        "steps/s that fit |",
+        f"| --- | --- |{' --- |' * len(ours)} --- |",
+    ]
+    for result in report.results:
+        if result.row.kind == "batch":
+            continue
+        fragment = WORKLOADS[result.row.workload]()
+        size, steps = payload_bytes(fragment), len(fragment.reward)
+        unit = 1.0 if result.row.unit == "fragments/s" else 1e9 / size
+        rates = [result.measured[name].rate * unit for name in ours]
+        fit = ", ".join(f"{rate * steps / STEPS_PER_S / 2:,.0f}" for rate in rates)
+        lines.append(
+            f"| {result.row.name} | {_size(size)}, {steps} steps | "
+            f"{' | '.join(f'{rate:,.0f}/s' for rate in rates)} | {fit} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _size(count: int) -> str:
+    """Write bytes with two digits."""
+    return f"{count / 1e6:.2g} MB" if count >= 1e5 else f"{count / 1e3:.2g} kB"
 
 
 def draw(report: Report, path: Path) -> None:

@@ -210,8 +210,12 @@ class Client(ProcessBound):
         *,
         model_version: int | None = None,
         buffer: str | None = None,
+        take_over: bool = False,
     ) -> types.ModelState:
         """Start a session, and end the current one with all its fragments.
+
+        A current session that other processes use, which called as learners or producers within
+        the last minute, is ended only with `take_over`. The process that started it may end it.
 
         ```python
         session = client.start_session("run-7")
@@ -225,11 +229,17 @@ class Client(ProcessBound):
                 one. The name of the current session changes nothing.
             model_version: Version to start at, for a resumed run, or None for 0.
             buffer: The buffer's name, or None for the client's buffer.
+            take_over: True to end the current session although other processes use it.
 
         Raises:
             SessionEndedError: The session was current before, and ended.
+            SessionInUseError: Other processes use the current session; the text names them.
         """
-        return self._invoke(calls.start_session(buffer or self.buffer, session_id, model_version))
+        return self._invoke(
+            calls.start_session(
+                buffer or self.buffer, session_id, model_version, take_over=take_over
+            )
+        )
 
     def end_session(self, session_id: str, *, buffer: str | None = None) -> None:
         """End a session, and drop its fragments; leases stay valid until they end.
@@ -399,7 +409,7 @@ class Client(ProcessBound):
     def fetch(
         self,
         fragment_count: int,
-        max_wait_s: float | None = 0.0,
+        max_wait_s: float | None = 60.0,
         *,
         rank: int = 0,
         world_size: int = 1,
@@ -421,8 +431,8 @@ class Client(ProcessBound):
         Args:
             fragment_count: Fragments for all ranks together; a multiple of
                 fragments_per_chunk * world_size.
-            max_wait_s: Seconds to wait for fragments; 0: do not wait. None: wait until they are
-                there.
+            max_wait_s: Seconds to wait for fragments, a minute by default; 0: do not wait. None:
+                wait until they are there.
             rank: Rank of this learner, from 0.
             world_size: Number of learners that share the fetch.
             request_id: Name of the fetch, the same for all ranks and for a retry, or None for a
@@ -431,8 +441,8 @@ class Client(ProcessBound):
             buffer: The buffer's name, or None for the client's buffer.
 
         Raises:
-            WaitElapsedError: The wait is over; nothing was taken. The message names what is
-                missing.
+            WaitElapsedError: The wait is over; nothing was taken. The message names the
+                missing part.
             RequestMismatchError: The request_id was used with another size.
             LeaseExpiredError: The request_id was granted before, and its lease has ended.
             BackpressureError: Too many fetches wait already.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from breadbox.model.presets import OFF_POLICY_ADVICE
+from breadbox.model.presets import OFF_POLICY_ADVICE, STORE_FULL_ADVICE
 from breadbox.model.types import BufferDescription, FullPolicy
 
 
@@ -137,8 +137,8 @@ def _quarantined(seen: _Seen) -> list[str]:
     last = named[-1]
     workers = ", ".join(repr(each) for each in sorted({each.worker_id for each in named})[:4])
     return [
-        f"{count} chunks are in quarantine, because readers could not read them: check what "
-        f"writes for {workers}; the latest is fragment {last.fragment_index} of worker "
+        f"{count} chunks are in quarantine, because readers could not read them: check the "
+        f"producers of {workers}; the latest is fragment {last.fragment_index} of worker "
         f"{last.worker_id!r}, payload {last.payload_id}."
     ]
 
@@ -179,24 +179,31 @@ def _outage(seen: _Seen) -> _Judgement | None:
 def _hold(seen: _Seen) -> _Judgement | None:
     if not seen.state.hold:
         return None
-    return (
-        "HOLD",
-        f"The server asks producers to wait: {seen.state.hold}.",
-        [
+    if "payload store" in seen.state.hold:
+        advice = [STORE_FULL_ADVICE, "Producers continue by themselves once there is room."]
+    else:
+        advice = [
             "Producers continue by themselves as soon as the server has caught up.",
-            "If that lasts, the payload store is full, or the server's machine lacks CPU: its log "
-            "and metrics (breadbox_journal_replay_seconds, breadbox_pending_deletions) say which.",
-        ],
-    )
+            "If that lasts, the server's machine lacks CPU: its log and metrics "
+            "(breadbox_journal_replay_seconds, breadbox_pending_deletions) say which.",
+        ]
+    return "HOLD", f"The server asks producers to wait: {seen.state.hold}.", advice
 
 
 def _no_session(seen: _Seen) -> _Judgement | None:
     if seen.after.session_id:
         return None
+    headline = f"No session is current in buffer {seen.after.name!r}, so nothing is admitted"
+    if not seen.state.counters.get("sessions_started"):
+        remedy = "Start the learner, or call start_session() in it before it fetches."
+        return "NO_SESSION", f"{headline}.", [remedy]
     return (
         "NO_SESSION",
-        f"No session is current in buffer {seen.after.name!r}, so nothing is admitted.",
-        ["Start the learner, or call start_session() in it before it fetches."],
+        f"{headline}: the last session has ended, because its learner is done or was stopped.",
+        [
+            "If that run is done, there is nothing to do; the learner's log says why it ended.",
+            "To train on or anew start the learner, or call start_session(): workers wait for it.",
+        ],
     )
 
 

@@ -75,7 +75,7 @@ class Service:
         ```
 
         Does not wait for room: results BUFFER_FULL and BYTES_FULL ask the caller to retry. Returns
-        one result per fragment, in order, with session, version and append credit.
+        one result per fragment, in order, with session and version.
 
         Raises:
             LimitExceededError: The session has as many workers as the buffer allows.

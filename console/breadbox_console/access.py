@@ -24,6 +24,8 @@ SESSIONS_OF_TOKEN_MAX: Final = 16
 """Logins of one token; its next one ends its oldest."""
 WATCHES_MAX: Final = 64
 """Tokens that are watched at a time; the next one ends the watch that was viewed longest ago."""
+LOOK_S: Final = 10.0
+"""Seconds between two looks for watches without a page, and at whether a login is needed."""
 IDLE_S: Final = 1800.0
 """Seconds without an open page after which the watch of a token that logged in ends."""
 TOKEN_CHARACTERS_MAX: Final = 4096
@@ -64,7 +66,7 @@ class Access:
                 await self._ask_whether_open()
                 started.set()  # A page that asks before would ask for a token.
                 self._end_idle()
-                await asyncio.sleep(1.0 if self.problem else 10.0)
+                await asyncio.sleep(min(1.0, LOOK_S) if self.problem else LOOK_S)
 
     async def login(self, token: str) -> str:
         """Return a new session's cookie.

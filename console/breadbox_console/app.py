@@ -32,7 +32,8 @@ SORTS: Final[Mapping[str, Callable[[Episode], Any]]] = {
     "seen": lambda each: each.last_seen_at,
     "episode": lambda each: (each.worker_id, each.episode_id),
 }
-"""By what the ended episodes of a list are sorted; else the latest come first."""
+"""Keys by which a list of ended episodes is sorted; by default, episodes that can be watched come
+first, and the latest before the others."""
 ROWS_MAX: Final = 200
 """Episodes of one answer."""
 FORM_BYTES_MAX: Final = 16 * 1024
@@ -148,28 +149,31 @@ class Pages:
             if each.name in asked
         }
         query = Query(**wanted)
-        found, workers = watched.index.find(query), watched.index.workers
-        watched.kept_worker = query.worker or watched.kept_worker or next(iter(workers), "")
-        share = watched.loadable_share
+        found = watched.index.find(query)
+        watched.is_listed, watched.chosen_worker = True, query.worker or watched.chosen_worker
         if asked.get("held"):
-            found = [each for each in found if share(each) == 1.0]
-        ended = [each for each in found if each.end != "running"]
-        running = [each.row() for each in found if each.end == "running"][:ROWS_MAX]
+            found = [each for each in found if watched.can_be_watched(each)]
+        ended = [each for each in found if each.has_ended]
+        parts = [each for each in found if not each.has_ended][:ROWS_MAX]
         key = SORTS.get(asked.get("sort", ""))
         if key is not None:
             ended.sort(key=key, reverse="down" in asked)
+            if asked["sort"] == "return":  # Unknown returns come last.
+                ended.sort(key=lambda each: math.isnan(each.return_sum))
+        elif not asked.get("held"):  # What can be watched comes first.
+            ended.sort(key=lambda each: not watched.can_be_watched(each))
         start = int(min(max(0.0, _number(asked.get("start")) or 0.0), len(ended)))
-        shown = ended[start : start + ROWS_MAX]
+        share = watched.loadable_share
         return JSONResponse(
             {
                 "total": len(found),
                 "all": len(watched.index.episodes),
                 "ended": len(ended),
-                "rows": [each.row() | {"held": share(each)} for each in shown],
-                "running": running,
+                "rows": [each.row() | {"held": share(each)} for each in ended[start:][:ROWS_MAX]],
+                "parts": [each.row() | {"held": share(each)} for each in parts],
                 "histogram": histogram(ended),
-                "workers": sorted(workers)[:NAMES_MAX],
-                "kept": watched.kept_worker,
+                "workers": sorted(watched.index.workers)[:NAMES_MAX],
+                "kept": watched.chosen_worker or watched.kept_worker,
                 "tasks": sorted(watched.index.tasks),
             }
         )

@@ -1,5 +1,6 @@
 """Put episodes together from the small columns of fragments, and find them again. Pure."""
 
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from breadbox.model.fragment import Fragment
 from breadbox.model.trees import leaves
 from breadbox.model.types import ArrayType, FragmentReference
 from breadbox.payload.dtypes import as_numpy
-from breadbox_console.arrays import finite, numbers, plain, text_of
+from breadbox_console.arrays import NUMBERS, finite, numbers, plain, text_of
 
 RETURNS_RECENT: Final = 20
 """Episodes of a worker whose mean return is shown."""
@@ -98,7 +99,9 @@ class Episode:
     spans: list[Span] = field(default_factory=list)
     rewards: list[NDArray[np.float32]] = field(default_factory=list)
     return_sum: float = 0.0
+    """The return once the episode has ended, NaN if it is unknown; before, the rewards seen."""
     length: int = 0
+    """Number of its steps that were seen, or of all its steps once its worker has reported it."""
     end: str = "running"
     """Or terminated, truncated, or cut: fragments after it are missing."""
     last_seen_at: float = 0.0
@@ -106,6 +109,16 @@ class Episode:
     """Mean of its fragments', once it has ended."""
     text: str = ""
     """What the text search finds, beside worker and task: its tags."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if its end was seen."""
+        return self.end in ("terminated", "truncated")
+
+    @property
+    def seen_count(self) -> int:
+        """Number of its steps that were seen."""
+        return sum(span.stop - span.start for span in self.spans)
 
     @property
     def version_min(self) -> int:
@@ -139,8 +152,8 @@ class Worker:
     """Hash of the last step that was read, by path."""
     problems: Counter[str] = field(default_factory=Counter)
     """Fragments that could not be shown, by why."""
-    break_count: int = 0
-    """Fragments that their worker said not to follow the one before."""
+    breaks: deque[bool] = field(default_factory=lambda: deque(maxlen=32))
+    """For each of its latest fragments, True if it is a discontinuity."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RETURNS_RECENT))
     seen_at: deque[float] = field(default_factory=lambda: deque(maxlen=32))
 
@@ -257,7 +270,7 @@ class EpisodeIndex:
 
     def _note_worker(self, seen: SeenFragment, fragment: Fragment) -> None:
         worker = self.worker(seen.key.worker_id)
-        worker.break_count += seen.discontinuity
+        worker.breaks.append(seen.discontinuity)
         worker.last_seen_at = seen.appended_at
         worker.seen_at.append(seen.appended_at)
         worker.version = seen.version_max
@@ -334,13 +347,17 @@ class EpisodeIndex:
         if not fragment.ended[last]:
             return
         episode.end = "terminated" if fragment.terminated[last] else "truncated"
-        # A worker counts from the episode's start, even where fragments were dropped.
-        counted = fragment.extras.get("episode_return")
-        if counted is not None and np.isfinite(numbers(counted)[last]):
-            episode.return_sum = float(numbers(counted)[last])
+        # A worker counts from the episode's start, even where fragments are missing here.
+        reported = _reported(fragment.extras, "episode_return", last)
+        if reported is not None or not episode.is_whole:
+            episode.return_sum = math.nan if reported is None else reported
+        length = _reported(fragment.extras, "episode_length", last)
+        if length is not None and length >= 1:
+            episode.length = int(length)
         episode.staleness = float(np.mean([each.fragment.staleness for each in episode.spans]))
         self.ended.append(episode)
-        self.workers[episode.worker_id].returns.append(episode.return_sum)
+        if math.isfinite(episode.return_sum):
+            self.workers[episode.worker_id].returns.append(episode.return_sum)
 
     def _forget(self, now: float) -> None:
         while self.episodes:
@@ -384,8 +401,14 @@ def learning_points(
 ) -> dict[str, dict[str, list[float | None]]]:
     """Return mean returns over time and steps, a series by "worker", "task" or "all".
 
-    Each point is the mean of successive episodes; a series has at most `points_max`.
+    Each point is the mean of successive episodes; a series has at most `points_max`. An
+    unknown return is left out; the episode counts for steps and staleness.
     """
+
+    def mean(values: Iterable[float]) -> float | None:
+        known = [each for each in values if not math.isnan(each)]
+        return finite(np.mean(known)) if known else None
+
     groups: dict[str, list[tuple[float, int, Episode]]] = {}
     steps = 0
     for episode in ended:
@@ -399,10 +422,23 @@ def learning_points(
         found[name] = {
             "time": [part[-1][0] for part in parts],
             "steps": [part[-1][1] for part in parts],
-            "return": [finite(np.mean([each.return_sum for _, _, each in part])) for part in parts],
-            "staleness": [finite(np.mean([each.staleness for *_, each in part])) for part in parts],
+            "return": [mean(each.return_sum for *_, each in part) for part in parts],
+            "staleness": [mean(each.staleness for *_, each in part) for part in parts],
         }
     return found
+
+
+def _reported(extras: Mapping[str, Any], name: str, step: int) -> float | None:
+    """Return the number that a worker reports of an episode at its last step.
+
+    NaN where the worker knows none, as of an episode that its environment's failure ended; None if
+    it does not report.
+    """
+    column = as_numpy(extras[name]) if name in extras else np.empty((0, 0))
+    if math.prod(column.shape[1:]) != 1 or column.dtype.kind not in NUMBERS:
+        return None
+    value = float(numbers(column[step]).reshape(()))
+    return value if math.isfinite(value) else math.nan
 
 
 def _within(value: float, low: float | None, high: float | None) -> bool:

@@ -22,6 +22,8 @@ IDLE_S: Final = 60.0
 """Seconds without a call after which a buffer is said to be idle."""
 STILL_FRAGMENTS: Final = 4
 """Fragments in a row after which a worker's array stands still, if those of most others change."""
+BREAKS_USUAL: Final = 3
+"""Discontinuities among a worker's latest fragments that are no problem: it drops stale steps."""
 SILENT_S: Final = 30.0
 """Seconds after which a worker that sent often is said to be silent."""
 TRAINING_S: Final = 10.0
@@ -192,6 +194,7 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex) -> dict[str, An
     state, config = after.state, after.config
     worker_rows = describe_workers(index.workers, after, at)
     status, level, why = judge(history.looks, diagnosis, worker_rows)
+    is_about_it = level != "good" and status != "Check workers"
     has_learner = state.waiter_count or state.lease_count or state.counters.get("uses", 0)
     return {
         "name": after.name,
@@ -200,7 +203,7 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex) -> dict[str, An
         "status": status,
         "level": level,
         "headline": why,
-        "advice": [each for each in diagnosis.advice if each != why and level != "good"],
+        "advice": [each for each in diagnosis.advice if each != why and is_about_it],
         "rates": {name: finite(rate) for name, rate in diagnosis.rates.items()},
         "point": list(history.points[-1]),
         "staleness": {str(age): count for age, count in state.chunk_count_by_staleness.items()},
@@ -255,15 +258,16 @@ def describe_workers(
             for path in sorted(stuck)
             if worker.still[path] >= STILL_FRAGMENTS
         ]
-        if worker.break_count:
-            problems.append(f"dropped steps before {worker.break_count} of its fragments")
+        breaks, latest = sum(worker.breaks), len(worker.breaks)
+        if breaks > max(BREAKS_USUAL, latest / 8):
+            problems.append(f"dropped steps before {breaks} of its latest {latest} fragments")
         own = means.get(name)
         if own is not None and typical is not None and abs(own - typical) > 8 * spread > 0:
             problems.append(f"its mean return {own:.4g} is far from the others' {typical:.4g}")
         silent_s = now - worker.last_seen_at
         seen_at = worker.seen_at
         usual_s = (seen_at[-1] - seen_at[0]) / (len(seen_at) - 1) if len(seen_at) > 3 else np.inf
-        if silent_s > max(SILENT_S, 10 * usual_s):
+        if after.session_id and silent_s > max(SILENT_S, 10 * usual_s):
             problems.append(f"silent for {silent_s:.0f} s")
         rows.append(
             {
@@ -376,18 +380,23 @@ def judge(
     if waits and cause not in ("NONE", "NO_SESSION"):
         is_blocked = cause in ("LEASES", "PRODUCERS_WAIT")
         return ("Stalled" if is_blocked else "Starved"), "warn", diagnosis.headline
-    if cause in _PRODUCERS:
+    # Workers may make more than the learner takes; the surplus becomes stale, and nothing is wrong.
+    is_surplus = cause == "STALE" and leaving > 0
+    if cause in _PRODUCERS and not is_surplus:
         return _PRODUCERS[cause], "warn", diagnosis.headline
     is_still = not (arriving or leaving or state.lease_count)
     if is_still and (cause == "NO_SESSION" or state.idle_s >= IDLE_S):
-        why = f"No producer or learner has called for {state.idle_s:.0f} s."
-        return "Idle", "idle", diagnosis.headline if cause == "NO_SESSION" else why
+        if cause == "NO_SESSION":
+            has_ended = state.counters.get("sessions_started")
+            return ("Ended" if has_ended else "Idle"), "idle", diagnosis.headline
+        return "Idle", "idle", f"No producer or learner has called for {state.idle_s:.0f} s."
     if troubled:
         why = f"{len(troubled)} of {len(workers)} workers have problems: {troubled[0]['name']} "
         return "Check workers", "warn", f"{why}{troubled[0]['problems'][0]}."
     completed = rates["chunks completed"]
     why = "No learner waits" if state.counters.get("uses") else "No learner has fetched yet"
-    why += f": {completed:.3g} chunks per second arrive, {leaving:.3g} are fetched."
+    why += f": {completed:.3g} chunks per second arrive, {leaving:.3g} are fetched"
+    why += ", and most of the others become stale." if is_surplus else "."
     return "Healthy", "good", why
 
 

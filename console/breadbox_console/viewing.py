@@ -156,7 +156,8 @@ class Viewer:
         found: dict[str, Any] = {"streams": streams, "series": {}, "texts": {}, "tokens": []}
         problems = await self._add_series(found, buffer, episode, series)
         found |= {"now": time.time(), "lanes": lanes(buffer, episode, problems)}
-        return found | episode.row() | {"rewards": _thinned(np.concatenate(episode.rewards))}
+        rewards = _thinned(np.concatenate(episode.rewards))
+        return found | episode.row() | {"seen": episode.seen_count, "rewards": rewards}
 
     async def frame(self, buffer: WatchedBuffer, episode: Episode, path: str, step: int) -> bytes:
         """Return the picture of a stream at a step of the episode.
@@ -194,7 +195,7 @@ class Viewer:
             KeyError: There is no such stream.
         """
         _demand_kind(episode.spans[-1], path, "picture")
-        stride = -(-episode.length // POINTS_MAX)
+        stride = -(-episode.seen_count // POINTS_MAX)
 
         def take(span: Span, fragment: Fragment) -> NDArray[Any]:
             steps = leaf_of(fragment, path)[span.start : span.stop : stride]

@@ -38,7 +38,14 @@ from breadbox.model.types import (
     FragmentReference,
     ReleaseMode,
 )
-from breadbox_console.episodes import PROBLEMS_MAX, Episode, EpisodeIndex, FragmentKey, key_of
+from breadbox_console.episodes import (
+    PROBLEMS_MAX,
+    Episode,
+    EpisodeIndex,
+    FragmentKey,
+    Span,
+    key_of,
+)
 from breadbox_console.overview import BufferHistory, describe_buffer
 
 log = logging.getLogger(__name__)
@@ -55,10 +62,18 @@ POLL_S: Final = 10.0
 """Seconds for which a read waits at the server for a chunk."""
 GATHER_S: Final = 0.5
 """Seconds between two reads, so that chunks come together: each read is two calls."""
+GATHER_S_MIN: Final = 0.1
+"""The same where chunks leave before they are read."""
 KEEP_S: Final = 600.0
-"""Seconds without an open page after which nothing is kept."""
+"""Seconds without an open page after which a buffer does not count as listed any more."""
 KEPT_BYTES: Final = 256 * 2**20
-"""Most bytes of whole fragments that are kept of a buffer."""
+"""Most bytes of whole fragments that are kept of a listed buffer: a page listed its episodes."""
+SAMPLE_BYTES: Final = 16 * 2**20
+"""Most bytes of whole fragments that are kept of another buffer."""
+SAMPLE_S: Final = 15.0
+"""Seconds after an episode that was kept whole in which no other one is, in an unlisted buffer."""
+FOLLOW_S: Final = 10.0
+"""Seconds of a worker's silence after which another worker's fragments are kept."""
 SCHEMAS_MAX: Final = 64
 RECENT_CHUNKS: Final = 512
 """Chunks that reading may be behind; beyond, older ones are left out."""
@@ -80,7 +95,7 @@ _UNREADABLE: Final = (InvalidRequestError, PayloadCorruptError, UnsupportedArray
 """Errors of a fragment that the next read would meet again."""
 _COLUMNS: Final = (
     *("reward", "terminated", "truncated", "first", "episode_id", "value", "log_prob"),
-    *("extras.episode_return", "extras.task", "extras.tag"),
+    *("extras.episode_return", "extras.episode_length", "extras.task", "extras.tag"),
 )
 
 
@@ -103,10 +118,19 @@ class WatchedBuffer:
     index: EpisodeIndex
     skipped_chunk_count: int = 0
     """Chunks that left before they were read, or were left out to read no faster than allowed."""
+    is_listed: bool = False
+    """True from the time a page lists its episodes until no page is open for `KEEP_S`."""
+    chosen_worker: str = ""
+    """The worker by which a page filtered last, or empty."""
     kept_worker: str = ""
-    """The worker whose fragments are kept, or empty until a page lists episodes."""
+    """Its fragments are kept: the chosen worker, or one that sends."""
+    kept_at: float = -math.inf
+    """When it last sent, by the monotonic clock."""
     kept: OrderedDict[FragmentKey, Fragment] = field(default_factory=OrderedDict)
     """Its latest fragments, whole: they can be looked at when they have left the buffer."""
+    kept_bytes: int = 0
+    sample: Episode | None = None
+    """The latest episode that was kept whole."""
     reader: asyncio.Task[None] | None = None
     backlog: int = 0
     """Chunks after the reader's cursor, by what the buffer counted."""
@@ -118,11 +142,53 @@ class WatchedBuffer:
     """Problems that were logged: each is once."""
 
     def loadable_share(self, episode: Episode) -> float:
-        """Return the share of an episode's fragments that are kept or, by what is known, held."""
-        found = [each.fragment for each in episode.spans]
-        return sum(each.key in self.kept or self.history.is_held(each) for each in found) / len(
-            found
-        )
+        """Return the share of an episode's steps that are kept or, by what is known, held."""
+        count = sum(each.stop - each.start for each in episode.spans if self._is_loadable(each))
+        return min(1.0, count / max(episode.length, 1))
+
+    def can_be_watched(self, episode: Episode) -> bool:
+        """Return True if an episode was seen from its start on, and each of its steps is there."""
+        is_seen = episode.is_whole and episode.end != "cut" and episode.spans
+        return bool(is_seen) and all(map(self._is_loadable, episode.spans))
+
+    def to_watch(self) -> int | None:
+        """Return the number of a late episode that can be watched whole, or None."""
+        latest = [*itertools.islice(reversed(self.index.ended), 64), self.sample]
+        return next((each.number for each in latest if each and self.can_be_watched(each)), None)
+
+    def _is_loadable(self, span: Span) -> bool:
+        return span.fragment.key in self.kept or self.history.is_held(span.fragment)
+
+    def keep(self, fragments: Mapping[FragmentKey, Fragment]) -> None:
+        """Keep whole fragments that were not kept before; the oldest ones make room."""
+        self.kept.update(fragments)
+        self.kept_bytes += sum(each.size_bytes for each in fragments.values())
+        while self.kept_bytes > (KEPT_BYTES if self.is_listed else SAMPLE_BYTES):
+            self.kept_bytes -= self.kept.popitem(last=False)[1].size_bytes
+
+    def worker_to_keep(self, senders: Sequence[str]) -> str:
+        """Return the worker to keep, after a read with fragments of the senders."""
+        now = time.monotonic()
+        if self.chosen_worker:
+            self.kept_worker = self.chosen_worker
+        elif senders and self.kept_worker not in senders and now - self.kept_at > FOLLOW_S:
+            self.kept_worker = senders[0]
+        if self.kept_worker in senders:
+            self.kept_at = now
+        return self.kept_worker
+
+    def note_sample(self, now: float) -> None:
+        """Take an episode that was kept whole, if one ended in the read at a Unix time."""
+        for each in reversed(self.index.ended):
+            if each.last_seen_at < now:
+                return
+            if (
+                each.is_whole
+                and each.spans
+                and all(span.fragment.key in self.kept for span in each.spans)
+            ):
+                self.sample = each
+                return
 
     def note_arrivals(self, description: BufferDescription) -> None:
         """Count what arrived since the last look."""
@@ -311,7 +377,11 @@ class Watch:
     def _overview(self, now: float) -> dict[str, Any]:
         buffers = []
         for each in self.buffers.values():
-            counts = {"skipped": each.skipped_chunk_count, "episodes": len(each.index.episodes)}
+            counts = {
+                "skipped": each.skipped_chunk_count,
+                "episodes": len(each.index.episodes),
+                "watch": each.to_watch(),
+            }
             try:
                 if each.history.looks:
                     shown = describe_buffer(each.history, each.index) | counts
@@ -346,6 +416,7 @@ class Watch:
         """Read small columns of every chunk that arrives, no faster than allowed."""
         cursor = await self._recent_cursor(watched)
         session_id: str | None = None
+        gather_s = GATHER_S
         while True:
             cursor = self._caught_up(watched, cursor)
             try:
@@ -368,14 +439,16 @@ class Watch:
                 continue
             now = time.time()
             self._index(watched, loaded, pictures, now)
+            watched.note_sample(now)
             watched.problems.pop("be read", None)
             watched.skipped_chunk_count += read.skipped_chunk_count
             cursor, session_id = read.cursor, read.session_id
             chunk_count = len({each.chunk_id for each in read.fragments})
             watched.backlog = max(0, watched.backlog - chunk_count - read.skipped_chunk_count)
             if read.fragments:
+                gather_s = next_pause_s(gather_s, is_late=read.skipped_chunk_count > 0)
                 pause_s = len(read.fragments) / self.limits.fragments_per_s
-                await asyncio.sleep(max(GATHER_S, pause_s))
+                await asyncio.sleep(max(gather_s, pause_s))
 
     def _index(self, watched: WatchedBuffer, loaded: Loaded, pictures: Loaded, now: float) -> None:
         """Take what was read into the index; a fragment that cannot be taken fails alone."""
@@ -451,18 +524,26 @@ class Watch:
         return found
 
     async def _keep(self, watched: WatchedBuffer, references: Sequence[FragmentReference]) -> None:
-        """Load whole what the kept worker sent, while a page is open; the oldest makes room."""
+        """Load one worker's fragments whole: all in a listed buffer, else some episodes."""
         if time.monotonic() - self.viewed_at > KEEP_S:
-            watched.kept_worker = ""
-            watched.kept.clear()
-        mine = [each for each in references if each.metadata.worker_id == watched.kept_worker]
-        for each in mine:
-            try:
-                (watched.kept[key_of(each)],) = await self.client.load_fragments([each])
-            except Exception as error:  # noqa: BLE001 - logged, and shown
-                _leave_out(watched, each, error)
-            while sum(one.size_bytes for one in watched.kept.values()) > KEPT_BYTES:
-                watched.kept.popitem(last=False)
+            watched.is_listed, watched.chosen_worker = False, ""
+        watched.keep({})
+        rests_until = watched.sample.last_seen_at + SAMPLE_S if watched.sample else 0.0
+        if not watched.is_listed and time.time() < rests_until:
+            return
+        worker = watched.worker_to_keep([each.metadata.worker_id for each in references])
+        for each in references:
+            key = key_of(each)
+            if key.worker_id == worker and key not in watched.kept:
+                try:
+                    watched.keep({key: (await self.client.load_fragments([each]))[0]})
+                except Exception as error:  # noqa: BLE001 - logged, and shown
+                    _leave_out(watched, each, error)
+
+
+def next_pause_s(pause_s: float, *, is_late: bool) -> float:
+    """Return the seconds between two reads after a read that was late, or not, for some chunks."""
+    return max(GATHER_S_MIN, pause_s / 2) if is_late else min(GATHER_S, 1.1 * pause_s)
 
 
 def _is_small(path: str, array: ArrayType) -> bool:
@@ -505,5 +586,5 @@ def _leave_out(watched: WatchedBuffer, reference: FragmentReference, error: Exce
         *(data.fragment_index, data.worker_id, _said(error)),
     )
     if not is_usual:
-        problem = f"sent what cannot be read ({_said(error)})"
+        problem = f"sent an unreadable fragment ({_said(error)})"
         watched.index.note_problem(data.worker_id, problem, time.time())

@@ -241,7 +241,9 @@ class _Run:
             ).run()
         if folder is not None and 0 < update_before == state.update:
             _log.warning(
-                "the run in %s had come to its end at update %d; --overwrite starts anew",
+                "the run in %s had come to its end at update %d: a higher --target-return, "
+                "--updates-max or --time-limit-s goes on with it, --overwrite or another --run-dir "
+                "starts anew",
                 folder.path,
                 update_before,
             )
@@ -251,10 +253,15 @@ class _Run:
         if not self.ranks.membership.is_main:
             return NullPublisher(self.ranks.from_main(b"").decode(), session.model_version)
         publisher = Publisher(
-            self.client, session_id=session.session_id, model_version=session.model_version
+            self.client,
+            session_id=session.session_id,
+            model_version=session.model_version,
+            take_over=self.settings.take_over,
         )
         publisher.start(self.policy)
         stack.callback(publisher.end)
+        if self.folder is not None:
+            self.folder.write_session(publisher.session_id)
         self.ranks.from_main(publisher.session_id.encode())
         return publisher
 
@@ -310,6 +317,7 @@ class _Run:
             if data:
                 _log.info("going on in %s after update %d", self.folder.path, state.update)
             else:
+                session.session_id = self.folder.read_session()
                 _log.info("no checkpoint in %s: starting from scratch", self.folder.path)
         return state, session
 

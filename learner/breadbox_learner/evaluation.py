@@ -146,7 +146,7 @@ class Evaluator:
             except EvaluationError as error:
                 if not self._is_closing:
                     _log.error(
-                        "no evaluation of update %s, training goes on: %s", marks["update"], error
+                        "no evaluation of update %s, training continues: %s", marks["update"], error
                     )
             with self._changed:
                 self._is_playing = False

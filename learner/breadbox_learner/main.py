@@ -27,7 +27,7 @@ def check(settings: LearnSettings) -> None:
 
 @command(LearnSettings, reads_variable=True)
 def learn(settings: LearnSettings) -> None:
-    """Train a policy with PPO on what rollout workers put into a buffer.
+    """Train a policy with PPO on the fragments of rollout workers.
 
     Starts a session, publishes weights, and trains until the target return, a limit, or a signal;
     then ends the session.

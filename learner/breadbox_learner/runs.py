@@ -37,6 +37,9 @@ class RunFolder:
         """One JSON object per update."""
         self.checkpoint = path / "checkpoint.safetensors"
         """The last checkpoint, complete or absent."""
+        self.session = path / "session"
+        """Id of the session, with which a run that is resumed before its first checkpoint goes on:
+        a new one would have to take it over from the workers."""
 
     @classmethod
     def open(cls, settings: LearnSettings) -> "RunFolder":
@@ -50,7 +53,8 @@ class RunFolder:
             if not os.access(folder.path, os.W_OK):
                 raise PermissionError(0, "cannot be written to")
             if settings.overwrite:
-                for path in (folder.checkpoint, folder.progress, *folder.path.glob(EVENT_FILES)):
+                files = (folder.checkpoint, folder.progress, folder.session)
+                for path in (*files, *folder.path.glob(EVENT_FILES)):
                     path.unlink(missing_ok=True)
         return folder
 
@@ -69,7 +73,7 @@ class RunFolder:
         if holds_run:
             raise InvalidRequestError(
                 "run_dir",
-                f"{folder.path} holds a run: --resume goes on with it, --overwrite deletes it "
+                f"{folder.path} holds a run: --resume continues it, --overwrite deletes it "
                 "and starts anew",
             )
 
@@ -77,6 +81,16 @@ class RunFolder:
         """Return the checkpoint, or empty bytes without one."""
         with _named(self.checkpoint):
             return self.checkpoint.read_bytes() if self.checkpoint.exists() else b""
+
+    def read_session(self) -> str:
+        """Return the id of the session that the run started last, or ""."""
+        with _named(self.session):
+            return self.session.read_text().strip() if self.session.is_file() else ""
+
+    def write_session(self, session_id: str) -> None:
+        """Note the id of the run's session."""
+        with _named(self.session):
+            self.session.write_text(session_id)
 
     def write_checkpoint(self, data: bytes) -> None:
         """Replace the checkpoint atomically; after a crash or a full disk the old one is there."""

@@ -21,7 +21,7 @@ class PpoConfig(Settings):
     """lambda of advantage estimation: 0 trusts the value function, 1 the rewards."""
     advantages: Literal["gae", "vtrace"] = "gae"
     """"gae"; or "vtrace", which also corrects targets and advantages for the policy that acted.
-    docs/learner-cookbook.md compares both on old data."""
+    docs/studies/lag.md compares both on old data."""
     vtrace_rho_max: float = setting(2.0, gt=0)
     """rho of V-trace: bound of the weight of a step's own temporal difference, in the targets of
     the value and in the gradient of the policy."""
@@ -115,6 +115,8 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     """Continue the run in run_dir from its checkpoint, or start one if there is none."""
     overwrite: bool = False
     """Delete the run in run_dir, and start anew; otherwise such a folder is refused."""
+    take_over: bool = of_one_call(False)
+    """Start a session although another process uses the session that this ends."""
     seed: int = setting(0, ge=0, lt=2**63)
     """Seed of weights and of the order of minibatches."""
     device: str = "cpu"

@@ -15,6 +15,7 @@ from breadbox.cli.base import import_from_here, printable
 from breadbox.cli.command import command
 from breadbox.cli.connection import Target
 from breadbox.cli.settings import Bytes, of_one_call, setting
+from breadbox.model.options import calling_as, process_name
 from breadbox_offline.errors import OfflineDataError, UnsupportedDatasetError
 from breadbox_offline.files.dataset import Dataset
 from breadbox_offline.files.minari_dataset import MINARI_SCHEME, write_minari
@@ -52,6 +53,8 @@ class ImportSettings(Target):
     """Name of a column in the data, such as obs=o_t. Repeatable."""
     unfinished: Literal["truncate", "skip", "raise"] = "truncate"
     """What to do with an episode that nothing ended."""
+    take_over: bool = of_one_call(False)
+    """Add to the buffer's session although other processes use it."""
     multi_agent: bool = of_one_call(False)
     """Rows belong to several agents (agent_id)."""
     memory_max: Bytes = setting(4 * 2**30, ge=_MEMORY_BYTES_MIN)
@@ -77,6 +80,8 @@ def import_episodes(settings: ImportSettings) -> None:
     )
     settings.check()
     with (
+        # Imports of one host are one user of a session: the next one adds to it.
+        calling_as(f"{process_name().partition('/')[0]}/import"),
         settings.connect(buffer=buffer, reconnect_s=_RECONNECT_S) as client,
         bounded_memory(settings.memory_max, path),
     ):
@@ -88,7 +93,7 @@ def import_episodes(settings: ImportSettings) -> None:
         counts = append_episodes(
             client,
             chain(first, episodes),
-            join_session(client, description),
+            join_session(client, description, take_over=settings.take_over),
             step_count=step_count,
         )
     if settings.as_json:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from breadbox.client import Client
 from breadbox.model import trees
-from breadbox.model.errors import BufferNotFoundError, InvalidRequestError
+from breadbox.model.errors import BufferNotFoundError, InvalidRequestError, SessionInUseError
 from breadbox.model.fragment import Fragment
 from breadbox.model.trees import Tree
 from breadbox.model.types import (
@@ -400,10 +400,18 @@ def ensure_demo_buffer(client: Client, buffer: str, *, capacity_chunks: int) -> 
         return client.create_buffer(buffer, config)
 
 
-def join_session(client: Client, description: BufferDescription) -> Destination:
-    """Return the buffer's session as a destination; start a session if there is none."""
+def join_session(
+    client: Client, description: BufferDescription, *, take_over: bool = False
+) -> Destination:
+    """Return the buffer's session as a destination; start a session if there is none.
+
+    SessionInUseError: other processes use it, and `take_over` is False.
+    """
     buffer = description.name
     session_id, model_version = description.session_id, description.model_version
+    users = description.state.session_users
+    if users and not take_over:
+        raise SessionInUseError(session_id, users)
     if not session_id:
         session_id = f"import-{uuid.uuid4().hex[:12]}"
         model_version = client.start_session(session_id, buffer=buffer).model_version

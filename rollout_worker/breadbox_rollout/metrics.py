@@ -43,7 +43,7 @@ class WorkerCollector:
             f"{prefix}_steps", "Steps answered by environments.", counts.step_count
         )
         for name, text, label, by_label in (
-            ("fragments", "Fragments by what became of them.", "outcome", counts.fragments),
+            ("fragments", "Fragments by outcome.", "outcome", counts.fragments),
             ("failures", "Failures of environments.", "kind", counts.failures),
         ):
             family = CounterMetricFamily(f"{prefix}_{name}", text, labels=(label,))

@@ -152,7 +152,7 @@ class GenerateSettings(PlaySettings, Connection):
     out: Path = setting(folder=True)
     """Folder of the files, created if needed."""
     episodes: int = setting(1, ge=1)
-    """Episodes to play now, besides those that are in the folder already."""
+    """Episodes to play, in addition to those in the folder."""
     workers: int = setting(1, ge=1)
     """Number of environments, each in its own process."""
     media: Media = "h264"

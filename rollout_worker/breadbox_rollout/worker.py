@@ -31,8 +31,9 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.2
 """Longest wait of the loop before it checks if it shall stop."""
 _SAY_WAITING_FIRST_S = 1.0
-"""Shorter waits than this are not logged."""
+"""Shorter waits than this at the start are not logged."""
 _SAY_WAITING_S = 10.0
+"""Seconds between two reasons of a wait that are logged; the same one is logged once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,9 @@ class RolloutWorker:
         self._batch_size = None if options.batch_env_count else BatchSize(env_count)
         self._ready = ReadyQueue(options.batch_env_count or env_count, options.batch_wait_s_max)
         self._stop = threading.Event()
+        self._waits_for = ""
+        """The reason of the present wait that was logged, or empty."""
+        self._say_at = 0.0
         self._throttle = Throttle(clock)
         self.stats = WorkerStats()
 
@@ -132,7 +136,7 @@ class RolloutWorker:
 
     def _loop(self) -> None:
         log_at = self._clock()
-        say_at = log_at + _SAY_WAITING_FIRST_S
+        self._say_at = log_at + _SAY_WAITING_FIRST_S
         while not self._stop.is_set():
             self._heartbeat.beat()
             if self._are_seated:  # Until the spaces are known, watchers keep the models.
@@ -140,8 +144,9 @@ class RolloutWorker:
                     player.take_model()
             self._read_pool()
             if not self._in_session:
-                say_at = self._wait_for_session(say_at)
+                self._wait_for_session()
             elif self._patience_s() == 0.0:
+                self._waits_for = ""
                 self._turn()
             if self._clock() - log_at >= self._options.log_interval_s:
                 if self._in_session or self.step_count > self._logged_steps:
@@ -159,20 +164,19 @@ class RolloutWorker:
     def _are_seated(self) -> bool:
         return all(player.part for player in self._players)
 
-    def _wait_for_session(self, say_at: float) -> float:
+    def _wait_for_session(self) -> None:
         waiting = [player for player in self._players if player.waits_for]
-        if self._clock() >= say_at:
-            troubles = [player.watcher.trouble for player in self._players]
-            if any(troubles):
-                logger.info("waiting for the server: %s", next(filter(None, troubles)))
-            elif waiting:
-                logger.info("waiting for %s", waiting[0].waits_for)
-            elif not self._are_seated:
-                logger.info("waiting for the first environment to start")
-            say_at = self._clock() + _SAY_WAITING_S
+        if self._clock() >= self._say_at:
+            troubles = [each.watcher.trouble for each in self._players if each.watcher.trouble]
+            reasons = [f"the server: {trouble}" for trouble in troubles]
+            reasons += [player.waits_for for player in waiting]
+            reasons += [] if self._are_seated else ["the first environment to start"]
+            reason = next(iter(reasons), "")
+            if reason and reason != self._waits_for:
+                logger.info("waiting for %s", reason)
+                self._waits_for, self._say_at = reason, self._clock() + _SAY_WAITING_S
         if self._are_seated:
             (waiting or self._players)[0].watcher.wait(_POLL_S)
-        return say_at
 
     def _read_pool(self) -> None:
         patience_s = self._patience_s()

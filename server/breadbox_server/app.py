@@ -35,7 +35,12 @@ from breadbox_server.journal.journal_state import check_standby, open_journal_st
 from breadbox_server.journal.standby import Standby, outlasting
 from breadbox_server.journal.storage.interface import JournalError
 from breadbox_server.maintenance.reconciliation import Reconciler
-from breadbox_server.maintenance.store_opening import hold_directory, open_store, store_needed
+from breadbox_server.maintenance.store_opening import (
+    hold_directory,
+    open_store,
+    store_needed,
+    told_of_silence,
+)
 from breadbox_server.metrics.clients import ClientCensus
 from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.metrics.port import metrics_served
@@ -163,8 +168,10 @@ class _Steps:
             self.metrics_address = f"{shown_host(host)}:{bound}"
 
     async def open_store(self, custodian: PayloadCustodian | None, leftovers: ExitStack) -> None:
-        self.opened.enter_context(hold_directory(self.settings, leftovers))
-        self.custodian, self.concerns, self.settings = await open_store(self.settings, custodian)
+        with told_of_silence(f"--store {self.settings.store_shown}"):
+            self.opened.enter_context(hold_directory(self.settings, leftovers))
+            opened = await open_store(self.settings, custodian)
+        self.custodian, self.concerns, self.settings = opened
         self.opened.push_async_callback(
             with_time_limit, self.custodian.close, CLOSE_S_MAX, "closing the store"
         )

@@ -40,11 +40,13 @@ from breadbox_server.core.model.ids import BufferName, PayloadId
 from breadbox_server.core.model.inputs import (
     CreateBuffer,
     DeleteBuffer,
+    ModelState,
     Payload,
     ReleaseLease,
     ReleaseMode,
     RenewLease,
     ReportUnreadable,
+    StartSession,
 )
 from breadbox_server.journal.durable_core import DurableCore
 from breadbox_server.journal.turns import OUTAGE_S, Journal
@@ -63,6 +65,7 @@ from breadbox_server.reading.fetches import Fetches
 from breadbox_server.reading.inline_bodies import InlineBodies
 from breadbox_server.reading.read_leases import ReadLeases
 from breadbox_server.reading.reads import Reads
+from breadbox_server.reading.session_users import SessionUsers, User
 from breadbox_server.reading.uses import Uses
 
 log = logging.getLogger(__name__)
@@ -143,6 +146,7 @@ class Driver:
             inline_size_bytes_max=limits.inline_size_bytes_max,
         )
         self.uses = Uses(clock, buffers.__contains__)
+        self.session_users = SessionUsers(clock, buffers.__contains__)
         self.fetches = Fetches(self.core, self.appends.queue.precedence)
         self.chunk_events = ChunkEvents()
         self.bodies = InlineBodies(
@@ -189,6 +193,7 @@ class Driver:
         self.turns.when_settled(partial(self._has_ended, buffer))
         self.reading.forget(buffer)
         self.uses.forget(buffer)
+        self.session_users.forget(buffer)
         self.chunk_events.forget(buffer)
         self._metrics.forget_buffer(buffer)
         await self.turns.settled()
@@ -200,6 +205,25 @@ class Driver:
         """Return buffers, sorted by name; with a description if its end is not durable."""
         listed = self._ending | dict.fromkeys(self.core.buffers.names())
         return {name: listed[name] for name in sorted(listed)}
+
+    async def start_session(
+        self, command: StartSession, user: User, *, take_over: bool
+    ) -> ModelState:
+        """Make a session current; SessionInUseError if others use the current one."""
+        buffer, core = command.buffer, self.core
+        core.turns.check_room()
+        async with core.durable_refusals():
+            before = core.buffers[buffer].model.session_id
+            is_new = command.session_id != before
+            # The core refuses a session that ended, whichever is current.
+            has_ended = core.buffers.has_ended(buffer, command.session_id)
+            if is_new and not (take_over or has_ended):
+                self.session_users.check_free(buffer, before, user.process)
+            state = core.apply_now(command)
+        if is_new:
+            self.session_users.started(buffer, user)
+        await core.turns.settled()
+        return state
 
     async def renew(self, command: RenewLease) -> float:
         """Extend a lease of a fetch or of a reader; return its new expiry."""

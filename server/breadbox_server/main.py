@@ -34,9 +34,9 @@ END_S_MAX: Final = 30.0
 def serve(settings: Settings) -> None:
     """Run the replay-buffer server until SIGTERM or Ctrl-C.
 
-    Prints one line with the address that it serves at, and with --standby before that the one that
-    it stands by at. The first signal answers all calls that wait, ends those that run, and stops
-    the server; a second one ends it at once.
+    Prints one line with its address when it serves, and with --standby another when it stands by.
+    The first signal answers all waiting calls, ends the running ones, and stops the server. A
+    second signal ends the server immediately.
     """
     settings.configure_logs()
     _warn_of_visible_secrets()

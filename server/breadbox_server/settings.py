@@ -143,7 +143,7 @@ class Settings(LogSettings):
     priority_exponent: float = _DEFAULTS.priority_exponent
     """Power, 0 to 8, to which prioritised raises priorities; 0: all positive ones are equal."""
     with_replacement: bool = _DEFAULTS.with_replacement
-    """Let a fetch get a chunk several times, each of which is a use."""
+    """Let a fetch draw a chunk several times; each draw is a use."""
     minimum_chunks: int = 1
     """Chunks that must be held before a fetch is answered."""
     buffers_max: int = setting(BUFFERS_MAX, ge=1, le=4096)

@@ -314,7 +314,12 @@ def learn_from_mirror(
                 mirror.wait_until(1, timeout_s=1.0)
             except WaitElapsedError:
                 continue
-            batch = mirror.sample(BATCH_SIZE, prioritised=Prioritised())
+            try:
+                batch = mirror.sample(BATCH_SIZE, prioritised=Prioritised())
+            except InvalidRequestError:
+                if len(mirror):
+                    raise
+                continue  # The buffer was set back since: the mirror begins anew, empty.
             found = mirror.priorities(batch.handle)
             if not is_right(batch):
                 ledger.note("wrong", handles=batch.handle.tolist())

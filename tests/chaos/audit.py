@@ -9,7 +9,7 @@ from typing import Any
 import breadbox
 from breadbox.mirror import ReplayMirror
 from breadbox.mirror.storage.step_storage import CHUNK_STEP_BITS
-from breadbox.model.errors import WaitElapsedError
+from breadbox.model.errors import SchemaMismatchError, WaitElapsedError
 from breadbox.model.types import AdmissionOutcome, FragmentMetadata, PayloadReference, ReleaseMode
 from chaos.actors import FRAGMENTS_PER_CHUNK, SESSION, STEPS, content_of
 from chaos.ledger import read_ledgers
@@ -329,7 +329,10 @@ class Audit:
             payload=PayloadReference("0" * 32, 1),
             step_count=STEPS,
         )
-        (result,) = self._client.service.append_fragments([probe]).results
+        try:
+            (result,) = self._client.service.append_fragments([probe]).results
+        except SchemaMismatchError:
+            return False  # It is judged as a new one, which has no schema.
         return result.outcome is AdmissionOutcome.DUPLICATE
 
     def _check_store(self) -> None:

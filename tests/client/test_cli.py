@@ -456,9 +456,12 @@ def test_every_option_says_what_it_is(name: str) -> None:
 def test_what_runs_for_long_is_set_by_the_environment_too_and_says_how(name: str) -> None:
     """docker compose and Kubernetes set nothing else.
 
-    But for the server of `generate`, which is not the one of all other commands by itself.
+    But for the server of `generate`, which is not the one of all other commands by itself, and what
+    `learn` takes over: set for good it would end a run at each start, and `serve` has a variable of
+    that name.
     """
-    by_hand = {"dry_run"} | ({"server"} if name == "generate" else set())
+    of_command = {"generate": {"server"}, "learn": {"take_over"}}
+    by_hand = {"dry_run"} | of_command.get(name, set())
     options = [
         option for option in cli_main.load_command(name).params if isinstance(option, click.Option)
     ]

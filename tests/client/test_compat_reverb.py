@@ -1,6 +1,6 @@
 """Reverb's writers, histories, limiters and structures without a server.
 
-Tests with a number hold one of the behaviours of Reverb that docs/reverb.md lists by number.
+Tests with a number hold the behaviour that docs/studies/reverb.md lists by that number.
 """
 
 import copy

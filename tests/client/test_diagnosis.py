@@ -117,6 +117,22 @@ def test_each_cause_is_told_with_its_numbers(
     assert (cause == "NONE") == (diagnosis.advice == ())
 
 
+@pytest.mark.parametrize(
+    ("started", "headline", "remedy"),
+    [
+        (0, "so nothing is admitted.", "Start the learner"),
+        (2, "the last session has ended, because its learner is done or was stopped.", "there is"),
+    ],
+)
+def test_a_run_that_has_ended_is_told_from_one_that_was_never_started(
+    started: int, headline: str, remedy: str
+) -> None:
+    diagnosis = judge(buffer(session_id="", counters={"sessions_started": started}))
+
+    assert diagnosis.headline.endswith(headline), diagnosis.headline
+    assert remedy in diagnosis.advice[0]
+
+
 def test_what_stops_everything_is_told_before_what_slows_it() -> None:
     after = buffer(session_id="", chunk_count=0, lease_count=8, waiter_count=3)
     assert "NO_SESSION" == judge(after).cause

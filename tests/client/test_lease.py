@@ -55,7 +55,7 @@ def granted(store: PayloadStore, fake: FakeService) -> pb.FetchFragmentsResponse
         model_version=0,
         fragments=[
             fragment_pb2.FragmentReference(
-                metadata=wire.METADATA.message(wire.metadata_of(fragment, reference)),
+                metadata=wire.announcement(fragment, reference),
                 chunk_id=fragment.fragment_index,
                 use_count=1,
             )

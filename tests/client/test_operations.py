@@ -1,7 +1,9 @@
 """What the client does, step by step: retries, long waits, appends; without network or time."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ from breadbox import payload, stores
 from breadbox.model import errors
 from breadbox.model.fragment import Fragment
 from breadbox.model.options import WAIT_S_MAX_PER_CALL, ClientOptions
+from breadbox.model.presets import STORE_FULL_ADVICE
 from breadbox.model.types import (
     AdmissionOutcome,
     AppendReply,
     AppendResult,
+    BufferConfig,
+    BufferDescription,
+    BufferState,
     FragmentReference,
     LeaseGrant,
     ModelState,
@@ -23,8 +29,10 @@ from breadbox.model.types import (
     StoreConfig,
 )
 from breadbox.operations import calls, operations
+from breadbox.operations.retry import RetryPolicy
 from breadbox.stores.base import PayloadStore
-from breadbox.wire.conversion import metadata_of
+from breadbox.wire.route import Route
+from support.announced import metadata_of
 from support.fragments import large_fragment, vector_fragment
 from support.operation_world import OperationWorld
 
@@ -34,6 +42,7 @@ STALE = AppendResult(AdmissionOutcome.STALE)
 WRONG_SESSION = AppendResult(AdmissionOutcome.WRONG_SESSION)
 DUPLICATE = AppendResult(AdmissionOutcome.DUPLICATE, AdmissionOutcome.ADMITTED)
 FULL = AppendResult(AdmissionOutcome.BUFFER_FULL)
+BYTES_FULL = AppendResult(AdmissionOutcome.BYTES_FULL)
 MISSING = AppendResult(AdmissionOutcome.PAYLOAD_MISSING)
 
 
@@ -57,6 +66,52 @@ def test_a_call_is_sent_again_while_the_server_is_away() -> None:
     world.will("ListBuffers", AWAY, AWAY, ())
     assert () == world.run(operations.invoke(world.context, calls.list_buffers()))
     assert 3 == len(world.sent)
+
+
+def answered(error: errors.UnavailableError) -> errors.UnavailableError:
+    error.is_answer = True
+    return error
+
+
+CAUSE = answered(errors.UnavailableError("its journal does not answer"))
+STANDS_BY = answered(errors.StandbyError("stands by"))
+
+
+@pytest.mark.parametrize(
+    ("outages", "told"),
+    [
+        ([CAUSE, AWAY], CAUSE),
+        ([AWAY, CAUSE], CAUSE),
+        ([STANDS_BY, AWAY], STANDS_BY),
+        ([CAUSE, STANDS_BY], CAUSE),
+        ([AWAY, AWAY], AWAY),
+    ],
+)
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_an_outage_of_several_servers_is_told_by_the_one_that_knows_its_cause(
+    outages: list[errors.UnavailableError], told: errors.UnavailableError, count: int
+) -> None:
+    world = OperationWorld()
+    world.context.route = Route("a:1,b:1")
+    policy = replace(world.context.policy, places=2, attempts_max=count)
+    world.will("ListBuffers", *list(itertools.islice(itertools.cycle(outages), count)))
+    with pytest.raises(errors.UnavailableError) as caught:
+        world.run(_listed(world.context, policy))
+    assert told is caught.value
+
+
+def test_a_cause_of_an_earlier_round_is_not_told() -> None:
+    world = OperationWorld()
+    world.context.route = Route("a:1,b:1")
+    policy = replace(world.context.policy, places=2, attempts_max=4)
+    world.will("ListBuffers", CAUSE, AWAY, AWAY, AWAY)
+    with pytest.raises(errors.UnavailableError) as caught:
+        world.run(_listed(world.context, policy))
+    assert AWAY is caught.value
+
+
+def _listed(context: operations.Context, policy: RetryPolicy) -> operations.Operation[Any]:
+    return operations.repeat(context, lambda _: calls.list_buffers(), policy)
 
 
 def test_all_pages_of_the_buffers_are_one_list() -> None:
@@ -546,7 +601,7 @@ def store(tmp_path: Path) -> Iterator[RecordingStore]:
 
 
 def reply(*results: AppendResult, retry_delay_s: float | None = None) -> AppendReply:
-    return AppendReply(results, "s", 0, 10, 10**6, retry_delay_s)
+    return AppendReply(results, "s", 0, retry_delay_s)
 
 
 def append(world: OperationWorld, count: int = 1) -> list[AppendResult]:
@@ -692,6 +747,7 @@ def test_a_payload_that_expired_while_the_buffer_was_full_is_written_again_each_
 def test_a_store_that_is_full_is_waited_for(store: RecordingStore) -> None:
     world = OperationWorld(store=store)
     store.failures = [errors.StoreFullError("maxmemory", 1.0)] * 3
+    world.will("GetStoreConfig", AWAY)
     world.will("AppendFragments", reply(ADMITTED))
     assert [ADMITTED] == append(world)
     assert 3.0 <= world.clock.now <= 6.0
@@ -725,9 +781,70 @@ def test_producers_that_are_asked_to_wait_together_come_again_at_other_times(
 def test_a_store_that_stays_full_is_back_pressure(store: RecordingStore) -> None:
     world = OperationWorld(ClientOptions(append_wait_s=5.0), store=store)
     store.failures = [errors.StoreFullError("maxmemory", 1.0)] * 100
+    world.will("GetStoreConfig", *[AWAY] * 9)
     with pytest.raises(errors.BackpressureError, match="maxmemory"):
         append(world)
     assert 5.0 == world.clock.now
+
+
+def test_a_store_without_room_is_told_of_in_its_words_after_a_second_and_reported(
+    store: RecordingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = OperationWorld(ClientOptions(append_wait_s=70.0), store=store)
+    store.failures = [errors.StoreFullError("No space left on device", 0.1)] * 1000
+    reported_at: list[float] = []
+    world.will("GetStoreConfig", *[lambda _: reported_at.append(world.clock.now)] * 20)
+    with pytest.raises(errors.BackpressureError, match="No space left on device"):
+        append(world)
+
+    told = [each.getMessage() for each in caplog.records if "No space" in each.getMessage()]
+    words = f"No space left on device. {STORE_FULL_ADVICE}"
+    assert f"writing payloads failed, trying again: {words}" == told[0]
+    assert [True] * 2 == ["writing payloads has failed for 3" in told[1], len(told) == 3]
+    assert 1.0 <= reported_at[0] < 1.3
+    gaps = [later - earlier for earlier, later in itertools.pairwise(reported_at)]
+    assert [True] * len(gaps) == [5.0 <= gap < 5.3 for gap in gaps]
+    refusals = {request.write_refusal for request in world.requests("GetStoreConfig")}
+    assert {"No space left on device"} == refusals
+
+
+def test_a_write_that_finds_room_within_a_second_is_not_told_of_and_a_later_one_is_over(
+    store: RecordingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = OperationWorld(store=store)
+    world.will("AppendFragments", *[reply(ADMITTED)] * 2)
+    world.will("GetStoreConfig", *[errors.UnavailableError("away")] * 9)
+    for count in (2, 20):
+        store.failures = [errors.StoreFullError("maxmemory", 0.2)] * count
+        assert [ADMITTED] == append(world)
+        assert [count == 20] * 2 == [
+            words in caplog.text for words in ("trying again: maxmemory", "works again after")
+        ]
+
+
+def test_an_append_that_the_server_lets_wait_tells_the_servers_reason(
+    store: RecordingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = OperationWorld(store=store)
+    full = reply(BYTES_FULL, retry_delay_s=1.0)
+    world.will("AppendFragments", *[full] * 4, reply(ADMITTED))
+    state = BufferState(hold="the store has no room")
+    world.will("GetBuffer", BufferDescription("b", BufferConfig(), "s", 0, state))
+    assert [ADMITTED] == append(world)
+    told = [each.getMessage() for each in caplog.records]
+    assert "appending failed, trying again: the store has no room" == told[0]
+    assert told[1].startswith("appending works again after")
+
+
+def test_an_append_to_a_buffer_that_is_merely_full_tells_nothing(
+    store: RecordingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = OperationWorld(store=store)
+    full = [reply(each, retry_delay_s=1.0) for each in (FULL, FULL, FULL, BYTES_FULL)]
+    world.will("AppendFragments", *full, reply(ADMITTED))
+    world.will("GetBuffer", BufferDescription("b", BufferConfig(), "s", 0, BufferState()))
+    assert [ADMITTED] == append(world)
+    assert [] == caplog.records
 
 
 @pytest.mark.parametrize(("limit", "waits"), [(0, True), (99, False), (1_000, True)])

@@ -96,7 +96,7 @@ def test_a_forked_appender_takes_no_fragment(appender: breadbox.Appender) -> Non
 def test_an_iteration_that_was_forked_ends_in_the_child() -> None:
     numbers = prefetched(count(), lambda number: number, at_once=1, depth=2, in_order=True)
     assert 0 == next(numbers)
-    assert ["ClosedError: an iteration goes on only in the process that began it"] == in_child(
+    assert ["ClosedError: an iteration continues only in the process that began it"] == in_child(
         lambda: next(numbers)
     )
     assert 1 == next(numbers)

@@ -111,6 +111,7 @@ ERRORS = {
     "SubscriptionNotFoundError": "ReplayBufferError",
     "SchemaMismatchError": "ReplayBufferError",
     "SessionEndedError": "ReplayBufferError",
+    "SessionInUseError": "ReplayBufferError",
     "StoreError": "ReplayBufferError",
     "StoreFullError": "StoreError",
     "StoreUnavailableError": "StoreError",
@@ -266,6 +267,8 @@ def test_importing_the_package_imports_no_dependency() -> None:
     assert ("set()\n", "") == (done.stdout, done.stderr)
 
 
+CALLS = ("connect", "fragment_of", "local_server", "true_next_obs")
+
 SHOWN = {
     "breadbox.mirror": ["Prioritised", "ReplayMirror", "SequenceBatch", "StepMemory"],
     "breadbox.testing": ["start_server"],
@@ -295,7 +298,7 @@ SHOWN = {
 
 def test_every_name_that_documents_import_is_promised() -> None:
     root = Path(__file__).resolve().parents[2]
-    pages = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "examples").glob("*")]
+    pages = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "examples").glob("*.*")]
     found: dict[str, set[str]] = {}
     for page in pages:
         for module, names in re.findall(
@@ -310,6 +313,38 @@ def test_every_name_that_documents_import_is_promised() -> None:
 def test_every_promised_name_is_there_and_says_what_it_is(module: str) -> None:
     found = importlib.import_module(module)
     assert [] == [name for name in SHOWN[module] if not inspect.getdoc(getattr(found, name))]
+
+
+@pytest.mark.timeout(120)  # It reads every module.
+def test_every_promised_name_is_in_the_reference_with_an_example() -> None:
+    pytest.importorskip("griffe", reason="the extra docs is not installed")
+    from scripts import gen_python_reference as reference
+
+    found = {each.path: each for each in reference.entries()}
+    no_entry = {"breadbox.ReplayBufferError", "breadbox.WaitElapsedError"}  # In errors.md.
+    promised = {f"breadbox.{name}" for name in PUBLIC if name[0].isupper() or name in CALLS}
+    promised |= {f"breadbox.types.{name}" for name in TYPES}
+    promised |= {f"{module}.{name}" for module, names in SHOWN.items() for name in names}
+
+    assert set() == promised - no_entry - set(found)
+    assert [] == [
+        path
+        for path, each in found.items()
+        if "```python" not in reference.doc(each.thing) and not any(reference.example_of(each))
+    ]
+
+
+def test_the_reference_can_be_read_without_building_the_site() -> None:
+    root = Path(__file__).resolve().parents[2] / "docs"
+    unlinked = [
+        page.name
+        for page in sorted(root.glob("*.md"))
+        if "](reference/python.md)" not in page.read_text()
+    ]
+    assert [] == unlinked
+    text = (root / "reference" / "python.md").read_text()
+    for shown in ("### Client\n", "#### Client.fetch\n", "**Raises**\n", "```python\n"):
+        assert shown in text
 
 
 def test_modules_of_the_promise_can_be_imported_as_such() -> None:

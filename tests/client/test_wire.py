@@ -149,6 +149,7 @@ def test_every_field_of_a_buffers_state_is_read() -> None:
         waiting_reason="have 1 chunk, need 2",
         outage="the journal does not answer",
         hold="the journal's disk is full",
+        session_users="a learner called",
         latest_request_id="r",
         counters={"b": 2, "a": 1},
         chunk_count_by_staleness={1: 3, 0: 4},

@@ -35,6 +35,7 @@ def test_a_page_goes_on_when_the_server_was_killed_and_started(
         console(server.address, tmp_path / "console.log") as url,
     ):
         client.start_session("run")
+        client.append(played(0, worker_id="kept", obs=film()))
         client.append(played(0, obs=film()))
         for page in opened(chromium, url):
             page.get_by_role("link", name="w0").wait_for()

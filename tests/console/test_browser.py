@@ -1,6 +1,7 @@
 """The console in a real browser, by mouse and by keyboard, on a real server."""
 
 import io
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,49 @@ def test_a_bar_of_the_histogram_filters_by_keyboard(
 
     assert 1 == page.get_by_role("link", name="w0 #").count()
     assert "w0 #3" == page.get_by_role("link", name="w0 #").inner_text()
+
+
+def test_what_can_be_watched_comes_first_and_is_one_click_from_the_overview(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    client.append(played(0, worker_id="kept", obs=film()))
+    client.append(played(0, obs=film()))
+    page.get_by_text("2 seen").wait_for()
+    client.start_session("next")  # Of what was held only what the console kept is left.
+    go(page, url, "#/episodes/default")
+    page.get_by_role("row", name="w0 #0").get_by_role("cell", name="no", exact=True).wait_for()
+    links = page.get_by_role("region", name="Ended episodes").get_by_role("link")
+    assert ["kept #0", "w0 #0"] == links.all_inner_texts()
+    go(page, url, "#/overview/default")
+    page.get_by_role("link", name="Watch the latest whole episode").click()
+    page.get_by_role("heading", name="kept #0").wait_for()
+    assert 0 == brightness(page)
+
+
+def test_an_episode_is_listed_with_the_return_that_its_worker_reports_and_a_part_apart(
+    page: Any, url: str, client: breadbox.Client
+) -> None:
+    returns = np.full(32, np.nan, np.float32)
+    returns[31] = 500.0
+    lengths = np.where(np.arange(32) == 31, 500, 0)
+    extras = [{"episode_return": np.full(32, np.nan, np.float32), "episode_length": 0 * lengths}]
+    extras.append({"episode_return": returns, "episode_length": lengths})
+    client.append(played(0, ends=(), extras=extras[0]))
+    client.append(played(3, first=False, extras=extras[1]))
+    go(page, url, "#/episodes/default")
+    page.get_by_text("2 of 2 episodes seen, 1 of them ended").wait_for()
+    ended = page.get_by_role("region", name="Ended episodes").get_by_role("row").nth(1)
+    part = page.get_by_role("region", name="Running or cut off").get_by_role("row").nth(1)
+
+    assert ["500", "500", "terminated, without its start"] == ended.get_by_role(
+        "cell"
+    ).all_inner_texts()[3:6]
+    assert ["32", "32", "cut"] == part.get_by_role("cell").all_inner_texts()[3:6]
+    page.get_by_role("button", name="returns 500 to 500: 1").wait_for()
+    learnt = page.request.get(f"{url}api/buffers/default/learning").json()
+    assert [500.0] == learnt["returns"]["all"]["return"]
+    ended.get_by_role("link").click()
+    page.get_by_text("return 500; 32 seen of 500 steps").wait_for()
 
 
 def brightness(page: Any) -> int:
@@ -331,7 +375,7 @@ def test_the_life_of_a_fragment_says_when_it_was_granted_and_why_it_left(
     with client.fetch(fragment_count=4, max_wait_s=10):
         pass
     page.get_by_label("Where").select_option("can be watched whole")
-    page.get_by_text("1 of 4 episodes seen").wait_for()
+    page.get_by_text("2 of 4 episodes seen").wait_for()
     page.get_by_label("Where").select_option("")
     page.get_by_role("link", name="w0 #1").click()
     life = page.get_by_role("button", name="Life of fragment 1:")
@@ -383,6 +427,9 @@ def test_a_token_is_asked_for_and_shows_its_buffers_only(chromium: Any, tmp_path
     ):
         client.create_buffer("red", BufferConfig())
         for page in opened(chromium, url):
+            # A newcomer is told where a token comes from.
+            page.get_by_text("make env").wait_for()
+            page.get_by_text("breadbox token --role viewer").wait_for()
             page.get_by_label("Token").fill("bbx_wrong")
             page.keyboard.press("Enter")
             page.get_by_text("The server refuses the token").wait_for()
@@ -464,6 +511,71 @@ def test_every_page_is_accessible_and_as_wide_as_its_window(
                 "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )
             assert 0 == overhang, name
+
+
+NOTE_LABELS = """
+    window.labels = [];
+    const { fillText } = CanvasRenderingContext2D.prototype;
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y, ...rest) {
+      const size = this.measureText(text), at = this.getTransform().transformPoint({ x, y });
+      const isInside = at.x >= size.actualBoundingBoxLeft && at.y >= size.actualBoundingBoxAscent
+        && at.x + size.actualBoundingBoxRight <= this.canvas.width
+        && at.y + size.actualBoundingBoxDescent <= this.canvas.height;
+      window.labels.push([text, isInside]);
+      return fillText.call(this, text, x, y, ...rest);
+    };
+"""
+"""Notes each label of an axis, and if it is drawn inside its canvas."""
+
+
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_labels_of_axes_are_whole_and_times_are_those_of_a_day(
+    chromium: Any, url: str, client: breadbox.Client, viewport: dict[str, int]
+) -> None:
+    client.append(played(0, reward=1e5))
+    for page in opened(chromium, url, viewport=viewport):
+        page.add_init_script(NOTE_LABELS)
+        page.get_by_role("link", name="w0").wait_for()
+        # One episode alone is one point in time.
+        for name, over, awaited in (
+            ("overview", "", ":"),
+            ("learning/default", "steps", ","),
+            ("learning/default", "time", ":"),
+        ):
+            page.goto("about:blank")
+            go(page, url, f"#/{name}")
+            if over:
+                page.get_by_label("Over").select_option(over)
+            is_drawn = f"labels.some(([text]) => text.includes('{awaited}'))"
+            eventually_sync(lambda: page.evaluate(is_drawn), name)  # noqa: B023 - called here
+            labels = page.evaluate("labels")
+            times = [text for text, _ in labels if ":" in text]
+
+            assert [] == [text for text, is_inside in labels if not is_inside], name
+            assert [] == [text for text in times if not re.fullmatch(r"\d\d(:\d\d){1,2}", text)]
+            assert [] == [text for text, _ in labels if re.search("[/a-z]", text)]
+
+
+def test_a_narrow_page_has_cards_in_place_of_tables(
+    chromium: Any, url: str, client: breadbox.Client
+) -> None:
+    client.append(played(0))
+    for page in opened(chromium, url, viewport=NARROW):
+        for name in ("overview", "episodes/default"):
+            go(page, url, f"#/{name}")
+            page.get_by_role("link", name="w0").first.wait_for()
+            cells = page.evaluate(
+                """() => [...document.querySelectorAll("td")].map((cell) => [
+                    getComputedStyle(cell, "::before").content,
+                    cell.getBoundingClientRect().right <= window.innerWidth,
+                ])"""
+            )
+            assert cells
+            assert [] == [label for label, is_inside in cells if label == "none" or not is_inside]
+            # Lists are still sorted by their headings.
+            assert page.get_by_role("button", name="Return", exact=True).count() == (
+                name != "overview"
+            )
 
 
 def test_other_sites_can_neither_frame_nor_log_in_nor_reach_it_by_a_name(

@@ -21,7 +21,13 @@ from support.console import console, film, played
 from support.eventually import eventually_sync
 from support.server_process import ServerProcess
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(120)]
+# Finds the console among the processes by its command line.
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.usefixtures("cold_starts"),
+]
 
 EPISODES = 8
 

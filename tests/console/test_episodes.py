@@ -61,6 +61,53 @@ def test_a_return_that_the_worker_counted_from_the_start_is_taken() -> None:
     assert 500.0 == episode.return_sum
 
 
+def reported(*steps: int, returns: float = 500.0, length: int = 500) -> dict[str, Any]:
+    """The columns in which a worker reports the episodes that end at the steps."""
+    column = np.full(32, np.nan, np.float32)
+    column[list(steps)] = returns
+    lengths = np.zeros(32, np.int64)
+    lengths[list(steps)] = length
+    return {"episode_return": column, "episode_length": lengths}
+
+
+def test_an_episode_whose_start_was_missed_is_as_long_as_its_worker_reports() -> None:
+    index = index_of(played(3, first=False, extras=reported(31)))
+
+    (episode,) = index.episodes.values()
+    assert (500.0, 500, 32) == (episode.return_sum, episode.length, episode.seen_count)
+    assert [500.0] == [*index.workers["w0"].returns]
+
+
+def test_the_return_of_a_part_that_no_worker_reports_is_unknown_and_counts_nowhere() -> None:
+    index = index_of(
+        played(3, first=False, ends=(9, 31), episode_id=4), played(4, reward=2.0, episode_id=6)
+    )
+
+    unknown, first, second = index.episodes.values()
+    assert [None, 22.0, 64.0] == [each.row()["return"] for each in (unknown, first, second)]
+    assert [22.0, 64.0] == [*index.workers["w0"].returns]
+    assert 2 == sum(each["count"] for each in histogram(index.episodes.values()))
+    assert [] == index.find(Query(return_max=9.0))
+    learnt = learning_points(list(index.ended), by="all", points_max=1)["all"]
+    assert ([43.0], [64]) == (learnt["return"], learnt["steps"])
+
+
+def test_an_episode_that_its_worker_reports_no_return_of_has_none_although_it_is_whole() -> None:
+    """Its environment failed: the sum of its rewards is a part."""
+    index = index_of(played(0, extras=reported()))
+
+    (episode,) = index.episodes.values()
+    assert (None, 32, True) == (episode.row()["return"], episode.length, episode.has_ended)
+
+
+@pytest.mark.parametrize("length", [np.full(32, np.nan), np.full(32, np.inf), np.full(32, -4)])
+def test_a_length_that_is_none_is_not_taken(length: Any) -> None:
+    extras = reported(31) | {"episode_length": length}
+    (episode,) = index_of(played(0, extras=extras)).episodes.values()
+
+    assert (500.0, 32) == (episode.return_sum, episode.length)
+
+
 def test_workers_of_two_sessions_do_not_mix() -> None:
     index = index_of(
         played(0, ends=()), played(1, session_id="next", ends=(31,), first=False, episode_id=7)

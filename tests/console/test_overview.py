@@ -178,6 +178,8 @@ def test_a_batch_has_its_staleness_uses_and_shares_of_workers() -> None:
     ("state", "status"),
     [
         ({"idle_s": 90.0}, ("Idle", "idle")),
+        ({"session_id": ""}, ("Idle", "idle")),
+        ({"session_id": "", "counters": {"sessions_started": 1}}, ("Ended", "idle")),
         ({"idle_s": 40.0, "counters": {"uses": 4}}, ("Healthy", "good")),
         ({"counters": {"fragments_admitted": 9, "uses": 4}}, ("Healthy", "good")),
         ({"waiter_count": 1, "waiting_reason": "0 chunks are held"}, ("Starved", "warn")),
@@ -195,9 +197,9 @@ def test_a_status_is_green_only_where_nothing_is_to_be_done(
 
     assert status == (said["status"], said["level"])
     assert bool(said["advice"]) == (said["level"] != "good")
-    assert (None if status[0] in ("Idle", "Down") else state.get("waiter_count", 0)) == said[
-        "waiters"
-    ]
+    assert (
+        None if status[0] in ("Idle", "Ended", "Down") else state.get("waiter_count", 0)
+    ) == said["waiters"]
 
 
 def test_producers_that_wait_while_a_learner_holds_the_chunks_are_named_with_a_remedy() -> None:
@@ -217,6 +219,51 @@ def test_producers_that_wait_while_a_learner_holds_the_chunks_are_named_with_a_r
     assert ("Full", "warn") == (said["status"], said["level"])
     assert said["headline"].startswith("The server asks producers to wait: 4 chunks of 10")
     assert any("release leases" in each for each in said["advice"])
+
+
+@pytest.mark.parametrize(
+    ("delivered", "waiters", "status"),
+    [(8, 0, ("Healthy", "good")), (0, 0, ("Stale", "warn")), (8, 1, ("Starved", "warn"))],
+)
+def test_a_buffer_is_stale_only_where_its_learner_goes_short(
+    delivered: int, waiters: int, status: tuple[str, str]
+) -> None:
+    history = history_of()
+    for share in (0, 1):
+        counters = {"fragments_admitted": 90, "chunks_closed": 90, "chunks_evicted_stale": 80}
+        counts = {name: count * share for name, count in (counters | {"uses": delivered}).items()}
+        history.add(101.0 + share, description(counters=counts, waiter_count=waiters))
+    said = describe_buffer(history, EpisodeIndex(steps_max=9, age_s_max=9.0))
+
+    assert status == (said["status"], said["level"])
+    assert (status[0] == "Healthy") == said["headline"].endswith("become stale.")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "problems"), [(3, []), (5, ["dropped steps before 5 of its latest 32 fragments"])]
+)
+def test_a_worker_that_drops_stale_steps_now_and_then_is_well(
+    breaks: int, problems: list[str]
+) -> None:
+    history = history_of()
+    history.add(102.0, description())
+    index = EpisodeIndex(steps_max=9, age_s_max=9.0)
+    flags = deque([True] * breaks + [False] * (32 - breaks))
+    index.workers["w0"] = Worker(last_seen_at=102.0, version=3, breaks=flags)
+
+    assert problems == describe_buffer(history, index)["workers"][0]["problems"]
+
+
+def test_a_worker_is_silent_only_while_a_session_is_current() -> None:
+    problems = []
+    for session_id in ("run", ""):
+        history = history_of(session_id=session_id)
+        history.add(200.0, description(session_id=session_id))
+        index = EpisodeIndex(steps_max=9, age_s_max=9.0)
+        index.workers["w0"] = Worker(last_seen_at=100.0, seen_at=deque([97.0, 98.0, 99.0, 100.0]))
+        problems.append(describe_buffer(history, index)["workers"][0]["problems"])
+
+    assert [["silent for 100 s"], []] == problems
 
 
 def test_the_worst_workers_come_first_and_both_rates_are_of_chunks() -> None:
@@ -289,10 +336,10 @@ def test_the_mean_return_of_a_far_worker_and_the_others_are_said() -> None:
 def test_a_fragment_that_cannot_be_shown_is_said_at_its_worker() -> None:
     index = EpisodeIndex(steps_max=9, age_s_max=9.0)
     for _ in range(2):
-        index.note_problem("w0", "sent what cannot be read (why)", 100.0)
+        index.note_problem("w0", "sent an unreadable fragment (why)", 100.0)
     (said,) = describe_buffer(history_of(), index)["workers"]
 
-    assert ["sent what cannot be read (why), in 2 fragments"] == said["problems"]
+    assert ["sent an unreadable fragment (why), in 2 fragments"] == said["problems"]
 
 
 def test_workers_are_not_called_silent_while_the_server_cannot_be_asked() -> None:

@@ -38,6 +38,9 @@ class FakeClient:
         """Errors by what is asked for: a buffer to be described or read, or a worker's payload."""
         self.is_closed = False
         self.look_count = 0
+        self.names = ["one", "two"]
+        self.newest = 0
+        """The chunk that each worker has sent last: worker a the even ones, b the odd ones."""
 
     @property
     def service(self) -> "FakeClient":
@@ -47,7 +50,7 @@ class FakeClient:
     async def list_buffers(self) -> list[BufferDescription]:
         self.look_count += 1
         self._fail("list")
-        return [self._description(name) for name in ("one", "two")]
+        return [self._description(name) for name in self.names]
 
     async def get_buffer(self, name: str, *, events_after: int) -> BufferDescription:
         self._fail(f"describe {name}")
@@ -59,7 +62,11 @@ class FakeClient:
 
     async def read_fragments(self, cursor: int | None, *, buffer: str, **_: Any) -> FragmentRead:
         self._fail(f"read {buffer}")
-        held = [reference(played(0, worker_id=name), at) for at, name in enumerate(("a", "b"))]
+        held = [
+            reference(played(at, worker_id=name), 2 * at + place)
+            for at in range(self.newest + 1)
+            for place, name in enumerate(("a", "b"))
+        ]
         later = [each for each in held if cursor is None or each.chunk_id > cursor]
         if not later:
             await asyncio.sleep(0.05)
@@ -67,7 +74,7 @@ class FakeClient:
             fragments=tuple(later),
             lease_id=None,
             remaining_s=0.0,
-            cursor=1,
+            cursor=held[-1].chunk_id,
             skipped_chunk_count=0,
             session_id="run",
             model_version=0,
@@ -87,7 +94,10 @@ class FakeClient:
     async def load_fragments(self, references: list[FragmentReference], **_: Any) -> list[Any]:
         for each in references:
             self._fail(f"load {each.metadata.worker_id}")
-        return [played(0, worker_id=each.metadata.worker_id) for each in references]
+        return [
+            played(each.metadata.fragment_index, worker_id=each.metadata.worker_id)
+            for each in references
+        ]
 
     async def close(self) -> None:
         self.is_closed = True
@@ -167,7 +177,7 @@ async def test_a_fragment_that_cannot_be_read_is_said_at_its_worker(
         said = await shown(watch, lambda each: len(each["buffers"][0]["workers"]) == 2)
         problems = {each["name"]: each["problems"] for each in said["buffers"][0]["workers"]}
 
-    named = f"sent what cannot be read ({type(error).__name__}: {error})"
+    named = f"sent an unreadable fragment ({type(error).__name__}: {error})"
     assert [] == [each for each in problems.get("b", []) if "cannot be read" in each]
     assert 1 == len(problems["a"])
     assert problems["a"][0].startswith(named)
@@ -182,6 +192,80 @@ async def test_a_look_that_fails_is_said_and_the_next_one_is_taken() -> None:
         client.failing.clear()
         await eventually(lambda: not watch.problem)
     assert client.is_closed
+
+
+async def test_the_reader_of_a_deleted_buffer_ends_and_the_other_reads_on() -> None:
+    client = FakeClient()
+    async with running(client) as watch:
+        await eventually(lambda: workers(watch, "one") == {"a", "b"})
+        await eventually(lambda: workers(watch, "two") == {"a", "b"})
+        gone, other = (watch.buffers[name].reader for name in ("one", "two"))
+        assert gone is not None
+        assert other is not None
+        client.names.remove("one")
+        await eventually(gone.cancelled)
+        assert not other.done()
+
+
+async def test_of_each_buffer_an_episode_is_kept_whole_though_no_page_is_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "KEEP_S", -1.0)
+    client = FakeClient()
+    async with running(client) as watch:
+        for name in ("one", "two"):
+            await eventually(lambda: bool(name in watch.buffers and watch.buffers[name].sample))  # noqa: B023
+        one = watch.buffers["one"]
+        assert one.sample is not None
+        assert ("a", True) == (one.sample.worker_id, one.can_be_watched(one.sample))
+        await shown(
+            watch,
+            lambda said: [True] * 2 == [each["watch"] is not None for each in said["buffers"]],
+        )
+        # Until its time is over no other one is read whole.
+        client.newest = 1
+        await eventually(lambda: len(one.index.episodes) == 4)
+        assert [("a", 0)] == [key[1:] for key in one.kept]
+        monkeypatch.setattr(watching, "SAMPLE_S", -1.0)
+        client.newest = 2
+        await eventually(lambda: [("a", 0), ("a", 2)] == [key[1:] for key in one.kept])
+
+
+async def test_of_a_listed_buffer_all_of_a_worker_is_kept_within_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = FakeClient()
+    async with running(client) as watch:
+        await eventually(lambda: workers(watch, "one") == {"a", "b"})
+        one = watch.buffers["one"]
+        one.is_listed = True
+        for client.newest in (1, 2):
+            await eventually(lambda: len(one.index.episodes) == 2 * client.newest + 2)
+        assert [("a", 0), ("a", 1), ("a", 2)] == [key[1:] for key in one.kept]
+        size = one.kept_bytes // 3
+        monkeypatch.setattr(watching, "KEPT_BYTES", 2 * size)
+        client.newest = 3
+        await eventually(lambda: [("a", 2), ("a", 3)] == [key[1:] for key in one.kept])
+        assert 2 * size == one.kept_bytes
+        # Of a worker that is silent nothing more comes: another one is kept, or the chosen one.
+        assert "a" == one.worker_to_keep(["b"])
+        monkeypatch.setattr(watching, "FOLLOW_S", -1.0)
+        assert "b" == one.worker_to_keep(["b"])
+        one.chosen_worker = "c"
+        assert "c" == one.worker_to_keep(["a", "b"])
+
+
+def test_reads_follow_each_other_faster_within_bounds_while_chunks_leave_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "GATHER_S", 0.5)
+    pauses = [0.5]
+    for is_late in [True] * 4 + [False] * 30:
+        pauses.append(watching.next_pause_s(pauses[-1], is_late=is_late))
+
+    assert [0.5, 0.25, 0.125, 0.1, 0.1] == pauses[:5]
+    assert pauses[4:] == sorted(pauses[4:])
+    assert 0.5 == pauses[-1]
 
 
 async def test_pages_that_follow_are_bounded_and_the_oldest_ends(
@@ -226,6 +310,33 @@ async def test_watches_are_bounded_and_the_one_viewed_longest_ago_ends(
             watches[token] = made[token]
         await eventually(lambda: watches["a"].is_closed)
         assert [False, False, False] == [watches[each].is_closed for each in ("own", "b", "c")]
+        task.cancel()
+
+
+async def test_the_watch_of_a_token_of_which_no_page_is_open_ends_and_the_consoles_own_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: dict[str, FakeClient] = {}
+
+    def connect(token: str, *_: str) -> Any:
+        made[token] = FakeClient()
+        if not token:
+            made[token].failing["list"] = UnauthenticatedError("a token is missing")
+        return made[token]
+
+    monkeypatch.setattr("breadbox_console.access.LOOK_S", 0.01)
+    access = Access(connect, "own", WatchLimits())
+    started = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(access.run(started))
+        await started.wait()
+        await access.login("a")
+        watched = {token: made[token] for token in ("own", "a")}
+        await eventually(lambda: min(each.look_count for each in watched.values()) > 0)
+        assert not watched["a"].is_closed
+        monkeypatch.setattr("breadbox_console.access.IDLE_S", -1.0)
+        await eventually(lambda: watched["a"].is_closed)
+        assert not watched["own"].is_closed
         task.cancel()
 
 

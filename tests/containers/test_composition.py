@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 
 import breadbox
+from breadbox.diagnosis import diagnose
 from breadbox.model.types import AdmissionOutcome, BufferConfig
 from support.composition import Composition
 from support.eventually import eventually_sync
@@ -166,6 +167,15 @@ def test_prometheus_scrapes_our_series(composition: Composition, client: breadbo
     up = composition.query('up{job="breadbox"}')
     assert ["1"] == [series["value"][1] for series in up]
 
+    def steps() -> list[float]:
+        found = composition.query("breadbox_rollout_steps_total")
+        return [float(series["value"][1]) for series in found]
+
+    count = len(composition.containers("rollout_worker"))
+    eventually_sync(
+        lambda: len(steps()) == count and min(steps()) > 0, "each worker", within_s=BACK_S
+    )
+
 
 def test_every_alert_rule_is_evaluated_without_an_error(composition: Composition) -> None:
     eventually_sync(
@@ -269,6 +279,29 @@ def test_training_goes_on_after_redis_was_killed(
     composition.kill("redis")
     composition.start("redis")
 
+    await_training(client, within_s=START_S)
+
+
+def test_a_learner_that_has_reached_its_target_trains_again_as_the_page_says(
+    composition: Composition, client: breadbox.Client
+) -> None:
+    command = ("up", "--detach", "--no-build", "--no-deps", "learner")
+    await_training(client, within_s=START_S)
+
+    def waits() -> int:
+        """Times that workers have said that they wait for a learner."""
+        return composition.logs("rollout_worker").count("waiting for a learner")
+
+    before = waits() + len(composition.containers("rollout_worker"))
+    composition.compose(*command, BREADBOX_RUN="easy", BREADBOX_TARGET_RETURN="1")
+    eventually_sync(
+        lambda: "ended: target_reached" in composition.logs("learner"), within_s=START_S
+    )
+    ended = client.get_buffer()
+    eventually_sync(lambda: waits() >= before, "workers that wait", within_s=BACK_S)
+    composition.compose(*command, BREADBOX_RUN="second")
+
+    assert "the last session has ended" in diagnose(ended, ended, 1.0).headline
     await_training(client, within_s=START_S)
 
 

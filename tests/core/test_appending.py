@@ -260,19 +260,6 @@ def test_payload_that_can_never_fit_is_refused() -> None:
         world.append(size_bytes=11)
 
 
-def test_credit_is_what_fits_without_waiting() -> None:
-    evicting = World(fragments_per_chunk=2, capacity_chunks=3, capacity_bytes=100)
-    evicting.append("w0", 0)
-    assert (5, 90) == evicting.buffers[DEFAULT_BUFFER].append_credit()
-    evicting.append("w0", 1)
-    assert (6, 100) == evicting.buffers[DEFAULT_BUFFER].append_credit()
-    blocking = World(capacity_chunks=2, capacity_bytes=100, full_policy=FullPolicy.BLOCK)
-    blocking.append("w0", 0)
-    assert (1, 90) == blocking.buffers[DEFAULT_BUFFER].append_credit()
-    blocking.append("w0", 1)
-    assert (0, 80) == blocking.buffers[DEFAULT_BUFFER].append_credit()
-
-
 def test_full_buffer_evicts_the_oldest_even_under_lease() -> None:
     """B7: the chunk goes, its payload stays until the lease ends."""
     world = World(capacity_chunks=2, uses_max=2, sampler="oldest_first")

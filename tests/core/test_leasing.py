@@ -86,7 +86,6 @@ def test_place_of_a_leased_chunk_is_its_own_until_its_lease_ends_where_producers
     grant = world.granted(2)
     assert [] == world.held()
     assert AdmissionOutcome.BUFFER_FULL is world.append("w1")
-    assert 0 == world.buffers[DEFAULT_BUFFER].append_credit().fragment_count
     give_back(world, grant)
     assert [("w0", 0, uses_max - 1), ("w0", 1, uses_max - 1)] == world.held()
     assert AdmissionOutcome.BUFFER_FULL is world.append("w1")

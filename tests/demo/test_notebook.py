@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from support.notebooks import executed, shown_by
+
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"
 TABLES = {
     "fragments[0]": "obs float32 [128, 4]",
@@ -23,21 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """The cells of code, executed in a folder that has nothing else in it."""
-    # Here, since importing them takes seconds, which everybody who collects tests would spend.
-    nbformat = pytest.importorskip("nbformat", reason="no extra but dev has the notebook's runner")
-    nbclient = pytest.importorskip("nbclient", reason="no extra but dev has the notebook's runner")
-    pytest.importorskip("ipykernel", reason="no extra but dev has the notebook's kernel")
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    where = {"metadata": {"path": str(tmp_path_factory.mktemp("notebook"))}}
-    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=where).execute()
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def shown_by(cells: list[Any], last_line: str) -> Any:
-    """What the cell showed whose last line this is."""
-    (cell,) = [cell for cell in cells if cell.source.splitlines()[-1] == last_line]
-    (output,) = cell.outputs
-    return output.data
+    return executed(NOTEBOOK, tmp_path_factory.mktemp("notebook"))
 
 
 @pytest.mark.long
@@ -62,7 +50,8 @@ def test_the_policy_learns_and_the_returns_are_plotted(cells: list[Any]) -> None
     assert len(shown_by(cells, 'plt.title("CartPole-v1");')["image/png"]) > 10_000
 
 
-def test_its_outputs_are_not_committed() -> None:
-    """They would be of another version than the code; whoever runs it sees them."""
-    notebook = json.loads(NOTEBOOK.read_text())
+@pytest.mark.parametrize("name", sorted(each.name for each in NOTEBOOK.parent.glob("*.ipynb")))
+def test_outputs_are_not_committed(name: str) -> None:
+    """They would be of another version than the code; readers run it, or see the site."""
+    notebook = json.loads((NOTEBOOK.parent / name).read_text())
     assert [] == [output for cell in notebook["cells"] for output in cell.get("outputs", [])]

@@ -122,6 +122,39 @@ def test_each_service_mounts_the_secrets_of_one_reader_and_can_change_none() -> 
     assert expected == readers
 
 
+def test_prometheus_finds_every_worker_where_it_serves_its_metrics() -> None:
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    (job,) = [each for each in config["scrape_configs"] if each["job_name"] == "rollout"]
+    (found,) = job["dns_sd_configs"]
+    workers = {
+        name: each for name, each in services().items() if each.get("command") == ["rollout"]
+    }
+
+    assert {*found["names"]} == {*workers}
+    assert {f"0.0.0.0:{found['port']}"} == {
+        each["environment"]["BREADBOX_METRICS_LISTEN"] for each in workers.values()
+    }
+    assert {"service"} <= {*services()["prometheus"]["networks"]}
+    assert all("service" in each["networks"] for each in workers.values())
+    # A worker that went is no server that is down.
+    alerts = (ROOT / "deploy/prometheus/alerts.yml").read_text()
+    jobs = re.findall(r'job=~"([^"]+)"', alerts)
+    assert jobs
+    assert not any(re.fullmatch(each, job["job_name"]) for each in jobs)
+
+
+def test_a_later_up_keeps_the_number_of_workers_as_the_page_says() -> None:
+    """A number by `--scale` lasts until the next `up`; no recipe but that of a profile has one."""
+    page = (ROOT / "docs/operate.md").read_text()
+    scaled = [line for line in page.splitlines() if "compose" in line and "--scale" in line]
+
+    assert "`BREADBOX_WORKERS=4` in `.env`" in page
+    assert [] == [line for line in scaled if "--profile" not in line and "next `up`" not in line]
+    for name, service in services().items():
+        if name in ("rollout_worker", "rollout_worker_atari"):
+            assert "${BREADBOX_WORKERS:-2}" == service["scale"]
+
+
 def test_what_cannot_be_had_everywhere_sits_behind_a_profile() -> None:
     default = {name for name, service in services().items() if "profiles" not in service}
 
@@ -224,6 +257,8 @@ def test_a_restarted_learner_goes_on_with_a_run_of_its_own() -> None:
     assert 3 == len(set(folders))
     for name, learner in learners.items():
         assert "true" == learner["environment"]["BREADBOX_RESUME"], name
+        # A run that has reached its target ends again; another name starts another one.
+        assert learner["environment"]["BREADBOX_RUN_DIR"].endswith("/${BREADBOX_RUN:-}"), name
         (volume,) = [each for each in learner["volumes"] if "/secrets/" not in each]
         assert learner["environment"]["BREADBOX_RUN_DIR"].startswith(volume.partition(":")[2]), name
 

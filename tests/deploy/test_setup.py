@@ -1,10 +1,9 @@
-"""`make demo` on a machine of anybody's: old Pythons, pip's settings, silent steps, no answer."""
+"""`make demo` on any machine: old Pythons, pip's settings, an index without an answer."""
 
 import ast
 import importlib.util
 import io
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -68,34 +67,31 @@ def test_a_newer_python_on_the_path_is_taken_instead_of_an_old_one(tmp_path: Pat
     ), done
 
 
-def test_uv_is_told_what_pip_is_configured_with(setup_venv: ModuleType) -> None:
-    settings = {
-        "index-url": "https://index.example/simple",
-        "extra-index-url": "https://a.example https://b.example",
-        "find-links": r"/wheels\n/more",
-        "no-index": "true",
-    }
-    assert [
-        *("--default-index", "https://index.example/simple"),
-        *("--index", "https://a.example", "--index", "https://b.example"),
-        *("--find-links", "/wheels", "--find-links", "/more"),
-        *("--index-strategy", "unsafe-best-match", "--no-index"),
-    ] == setup_venv.configured_for_uv(settings)
-    assert [] == setup_venv.configured_for_uv({})
-
-
-def test_pips_environment_wins_over_its_files(
-    setup_venv: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variables", "file", "expected"),
+    [
+        ({}, "", False),
+        ({}, "[global]\nindex-url = https://pypi.org/simple\n", False),
+        ({}, "[global]\nextra-index-url = https://more.example\n", False),
+        ({}, "[install]\nindex-url = https://own.example\n", True),
+        ({}, "[global]\nno-index = true\n", True),
+        ({"PIP_INDEX_URL": "https://own.example"}, "", True),
+    ],
+)
+def test_an_index_of_ones_own_is_known_by_pips_configuration(
+    setup_venv: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    file: str,
+    expected: bool,
 ) -> None:
-    config = tmp_path / "pip.conf"
-    config.write_text("[global]\nfind-links = /from-file\nindex-url = https://file.example\n")
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
-    monkeypatch.setenv("PIP_FIND_LINKS", "/from-environment")
-    settings = setup_venv.Installer(sys.executable, "", str(tmp_path)).settings()
-    assert ("/from-environment", "https://file.example") == (
-        settings["find-links"],
-        settings["index-url"],
-    )
+    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
+    (tmp_path / "pip.conf").write_text(file)
+    for name, value in {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expected == setup_venv.has_own_index(sys.executable)
 
 
 def test_an_index_that_does_not_answer_is_given_up_in_time(setup_venv: ModuleType) -> None:
@@ -106,43 +102,35 @@ def test_an_index_that_does_not_answer_is_given_up_in_time(setup_venv: ModuleTyp
     assert not setup_venv.answers(f"http://127.0.0.1:{port}/torch/", within_s=5.0)
 
 
-def test_a_step_that_says_nothing_is_said_to_go_on(
-    setup_venv: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],
+def test_uv_installs_where_it_is_and_pip_has_no_sources_of_its_own_and_pip_if_it_fails(
+    setup_venv: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup_venv, "QUIET_S", 0.05)
-    # Pip's spinner, say: what is not shown breaks no silence.
-    go_on, script = tmp_path / "go-on", "until [ -e $0 ]; do echo still hidden; sleep 0.01; done"
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "scratch" / "half-of-a-wheel").write_bytes(bytes(3_000_000))
-    step = setup_venv.Step("torch", str(tmp_path / "scratch"), re.compile(b"Downloading"))
-    say, told = setup_venv.say, []
+    for name in ("python", "uv"):
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\ncase "$*" in *config*) cat pip.conf;; *--version) ;; *) '
+            f'echo "{name} $*" >> calls; [ ! -e {name}-fails ];; esac\n'
+        )
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(setup_venv, "ROOT", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    python, config, calls = str(tmp_path / "python"), tmp_path / "pip.conf", tmp_path / "calls"
 
-    def end_when_told(text: str) -> None:
-        told.append(text)
-        if len(told) == 2:
-            go_on.touch()
-        say(text)
+    def called() -> list[str]:
+        told = [line.split()[0] for line in calls.read_text().splitlines()]
+        calls.unlink()
+        return told
 
-    monkeypatch.setattr(setup_venv, "say", end_when_told)
-    assert step.run(["sh", "-c", script, str(go_on)], dict(os.environ))
-    assert re.fullmatch(r"torch: still at it, \d+ s, 3 MB received", told[0])
-    assert re.fullmatch(r"torch: still at it, \d+ s, installing", told[1])
-
-
-def test_what_a_failed_step_said_is_shown_and_of_one_that_succeeds_the_downloads(
-    setup_venv: ModuleType, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    lines = "echo Collecting numpy; echo Downloading numpy.whl '(16.6 MB)'; printf half"
-    for ending, expected in (
-        ("", b"Downloading numpy.whl (16.6 MB)\n"),
-        ("; exit 1", b"Downloading numpy.whl (16.6 MB)\nCollecting numpy\nhalf"),
-    ):
-        step = setup_venv.Step("numpy", str(tmp_path), setup_venv.SHOWN)
-        assert (not ending) == step.run(["sh", "-c", lines + ending], dict(os.environ))
-        assert expected == capfdbinary.readouterr().out
+    config.write_text("")
+    assert setup_venv.install(python, "numpy")
+    assert ["uv"] == called()
+    (tmp_path / "uv-fails").touch()
+    assert setup_venv.install(python, "numpy")
+    assert ["uv", "python"] == called()
+    config.write_text("global.find-links='/wheels'\n")
+    assert setup_venv.install(python, "numpy")
+    assert ["python"] == called()
+    (tmp_path / "python-fails").touch()
+    assert not setup_venv.install(python, "numpy")
 
 
 class Index:
@@ -231,16 +219,14 @@ def test_torch_comes_from_the_index_of_cpu_builds_where_that_answers_and_only_on
     setup_venv: ModuleType,
     python: Path,
     indexes: tuple[Index, Index],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cpu, _ = indexes
     monkeypatch.setattr(setup_venv, "CPU_INDEX_URL", cpu.url)
-    installer = setup_venv.Installer(str(python), "", str(tmp_path))
-    assert setup_venv.install_torch(installer)
+    assert setup_venv.install_torch(str(python))
     assert "9.1+cpu" == torch_version(python)
     cpu.asked.clear()
-    assert setup_venv.install_torch(installer)
+    assert setup_venv.install_torch(str(python))
     assert [] == cpu.asked
 
 
@@ -248,13 +234,12 @@ def test_torch_comes_from_the_index_that_pip_is_configured_with(
     setup_venv: ModuleType,
     python: Path,
     indexes: tuple[Index, Index],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cpu, own = indexes
     monkeypatch.setattr(setup_venv, "CPU_INDEX_URL", cpu.url)
     monkeypatch.setenv("PIP_INDEX_URL", own.url)
-    assert setup_venv.install_torch(setup_venv.Installer(str(python), "", str(tmp_path)))
+    assert setup_venv.install_torch(str(python))
     assert ("9.2", []) == (torch_version(python), cpu.asked)
 
 
@@ -263,15 +248,13 @@ def test_a_torch_whose_installation_was_interrupted_is_made_whole(
     setup_venv: ModuleType,
     python: Path,
     indexes: tuple[Index, Index],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, own = indexes
     monkeypatch.setenv("PIP_INDEX_URL", own.url)
-    installer = setup_venv.Installer(str(python), "", str(tmp_path))
-    assert setup_venv.install_torch(installer)
+    assert setup_venv.install_torch(str(python))
     (module,) = python.parent.parent.glob("lib/python*/site-packages/torch.py")
     module.unlink()
     assert "" == torch_version(python)
-    assert setup_venv.install_torch(installer)
+    assert setup_venv.install_torch(str(python))
     assert "9.2" == torch_version(python)

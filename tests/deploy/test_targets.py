@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 from types import ModuleType
 
@@ -28,7 +29,8 @@ def targets() -> set[str]:
 def run_by_continuous_tests() -> set[str]:
     lines = (ROOT / ".ci" / "run").read_text().replace("\\\n", " ").splitlines()
     commands = [line for line in lines if re.match(r"(again )?make ", line)]
-    return {word for line in commands for word in line.split() if word not in ("again", "make")}
+    words = {word for line in commands for word in shlex.split(line) if "=" not in word}
+    return words - {"again", "make"}
 
 
 def test_continuous_tests_run_every_target_or_say_why_not(smoke: ModuleType) -> None:

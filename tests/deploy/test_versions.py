@@ -23,13 +23,19 @@ def upgrade_table() -> dict[str, str]:
 def test_the_version_is_the_same_wherever_it_stands() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     chart = yaml.safe_load((ROOT / "deploy/helm/breadbox/Chart.yaml").read_text())
-    base = yaml.safe_load((ROOT / "deploy/kubernetes/base/kustomization.yaml").read_text())
+    base, gpu = (
+        yaml.safe_load((ROOT / f"deploy/kubernetes/{name}/kustomization.yaml").read_text())
+        for name in ("base", "gpu")
+    )
+    page = (ROOT / "docs/deploy.md").read_text()
 
     assert {breadbox.__version__} == {
         project["version"],
         chart["version"],
         chart["appVersion"],
         *(each["newTag"] for each in base["images"]),
+        *(each["newTag"].removesuffix("-cuda") for each in gpu["images"]),
+        *re.findall(r"/breadbox-server:([\w.]+)", page),
     }
 
 

@@ -21,9 +21,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def run_well(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, env=CLEAN, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=cwd, env=CLEAN, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr
     return done.stdout
 

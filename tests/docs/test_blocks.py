@@ -43,6 +43,13 @@ ELSEWHERE = {
         "docs/rollout.md#worker": "test_the_worker_of_ones_own_has_every_fragment_admitted",
         "docs/rollout.md#policy": "test_the_policy_of_ones_own_acts_and_learns",
     },
+    "tests/examples/test_my_learner.py": {
+        f"docs/my-learner.md#{name}": "test_the_page_shows_lines_of_the_scripts"
+        for name in (
+            *("environment", "ppo-act", "ppo-learn", "ppo-advantages", "continuous-policy"),
+            *("continuous-act", "sac-learn"),
+        )
+    },
     "tests/learner/test_cookbook.py": {
         "docs/learner-cookbook.md#learner": "test_the_whole_learner_learns_under_every_seed",
         "docs/learner-cookbook.md#asyncio": "test_the_asyncio_example_prints_batches",
@@ -314,6 +321,16 @@ def run_reverb_writer() -> None:
         assert [1, 0] == [int(sample.data[0]) for sample in samples]
 
 
+def run_rainbow() -> None:
+    from breadbox_adapters.cleanrl import PrioritizedReplayBuffer
+
+    place = "adapters/breadbox_adapters/cleanrl.py#PrioritizedReplayBuffer"
+    with breadbox.local_server() as client:
+        made = run(place, client.address, PrioritizedReplayBuffer=PrioritizedReplayBuffer)["rb"]
+        made.close()
+        assert "rainbow-1" in [each.name for each in client.list_buffers()]
+
+
 def run_as_test(place: str, before: str) -> None:
     """Run a block that is a test of a reader's, with their code before it."""
     Path("test_it.py").write_text(before + PYTHON[place].code)
@@ -362,6 +379,13 @@ HERE: dict[str, Callable[[], None]] = {
     "client/breadbox/model/fragment.py#fragment_of": lambda: with_fragments(
         "client/breadbox/model/fragment.py#fragment_of", run_producer
     ),
+    "client/breadbox/model/options.py#Tls": lambda: with_fragments(
+        "client/breadbox/model/options.py#Tls"
+    ),
+    "client/breadbox/model/types.py#BufferConfig": lambda: with_fragments(
+        "client/breadbox/model/types.py#BufferConfig"
+    ),
+    "adapters/breadbox_adapters/cleanrl.py#PrioritizedReplayBuffer": run_rainbow,
     "client/breadbox/service.py#Service": lambda: with_fragments(
         "client/breadbox/service.py#Service"
     ),

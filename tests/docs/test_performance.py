@@ -1,4 +1,4 @@
-"""README.md and docs/performance.md show what `make bench-peers` published, and nothing else."""
+"""Pages show what `make bench-peers` published, and nothing else."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    ("name", "tables"), [("README.md", page.short_table), ("docs/performance.md", page.tables)]
+    ("name", "tables"),
+    [
+        ("README.md", page.short_table),
+        ("docs/studies/performance.md", page.tables),
+        ("docs/producers.md", page.producers_table),
+    ],
 )
 def test_the_tables_are_those_of_the_published_rounds(
     name: str, tables: Callable[[page.Report], str]

@@ -1,4 +1,4 @@
-"""The tables of docs/reverb.md, docs/which-read.md, ARCHITECTURE.md and CONTRIBUTING.md hold."""
+"""The tables of docs/studies, docs/which-read.md, ARCHITECTURE.md and CONTRIBUTING.md hold."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from breadbox.model.presets import PRESETS, UNLIMITED
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| (\d+) \| (.*?) \| (.*?) \| (.*?)\|$", re.MULTILINE)
-ROWS = ROW.findall((ROOT / "docs/reverb.md").read_text())
+ROWS = ROW.findall((ROOT / "docs/studies/reverb.md").read_text())
 
 
 def test_all_behaviours_are_there_once_and_in_order() -> None:

@@ -1,10 +1,12 @@
 """Goal: whoever types what documents show for a shell gets what they say.
 
-Method: where lines go on from one another, bash runs them as they stand, but for the address and
-what would take minutes. Of the others, as much is run as can be without what they start: commands
-of ours are parsed with all their options by the very code that would run them.
+Method: bash runs the lines as they stand, but for the address and what would take minutes, in
+`RUN` here or by the test that `NOT_HERE` names; `NOT_HERE` also says why the others are not run. Of
+every block as much is run as can be without what it starts: commands of ours are parsed with all
+their options by the very code that would run them.
 """
 
+import json
 import os
 import re
 import shlex
@@ -13,14 +15,17 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
 import pyarrow.parquet
 import pytest
 
+import breadbox
 from breadbox.cli.main import load_command
 from support.documents import BLOCKS, ROOT
+from support.fragments import vector_fragment
 from support.redis_server import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(280)]
@@ -42,33 +47,81 @@ PROGRAMS = {
 }
 """Other programs than ours, make and pip that a line may start with, and why it is not run."""
 
+RUN = {
+    "docs/offline.md#expert": "test_an_expert_is_recorded_imported_and_exported",
+    "docs/offline.md#into": "test_an_expert_is_recorded_imported_and_exported",
+    "docs/offline.md#minari": "test_an_expert_is_recorded_imported_and_exported",
+    "docs/reading.md#operate": "test_lines_run_beside_a_server_with_fragments",
+    "docs/troubleshooting.md#look": "test_lines_run_beside_a_server_with_fragments",
+    "docs/producers.md#doctor": "test_lines_run_beside_a_server_with_fragments",
+    "docs/mirror.md#serve": "test_a_server_is_started_by_the_lines",
+    "docs/rollout.md#start": "test_a_learner_is_started_and_goes_on",
+    "docs/learner-cookbook.md#ppo": "test_a_learner_is_started_and_goes_on",
+    "docs/learner-cookbook.md#resume": "test_a_learner_is_started_and_goes_on",
+}
+"""Blocks that bash runs, and the test that has it do so."""
+
+NOT_HERE = {
+    "README.md#2": "pip and the whole test run; tests/dist and `make smoke` run the demo",
+    "CONTRIBUTING.md#set-up": "a clone and the whole test run",
+    "docs/my-learner.md#start": "tests/examples/test_my_learner.py",
+    "docs/my-learner.md#machines": "tests/examples/test_my_learner.py",
+    "docs/producers.md#top": "it never ends; tests/client/test_cli.py",
+    "docs/adapters.md#sb3-start": "pip, and a server as tests/integration/test_serve.py starts it",
+    "docs/minestudio.md#start": "pip, and servers as tests/integration/test_serve.py starts them",
+    "docs/console.md#start": "never ends, and needs an engine; tests/console",
+    "docs/console.md#views": "never ends; tests/console",
+    "docs/deploy.md#standby": "needs two machines; tests/integration/test_standby.py",
+    "docs/deploy.md#gateway": "needs certificates; tests/integration/test_gateway.py",
+    "docs/deploy.md#helm": "needs a cluster; tests/deploy",
+    "docs/learner-cookbook.md#torchrun": "goes on from a line with `...`; tests/learner/test_ranks",
+    "docs/operate.md#start": "needs an engine; tests/containers",
+    "docs/operate.md#again": "needs an engine; tests/containers",
+    "docs/operate.md#environment": "needs an engine; tests/containers",
+    "docs/operate.md#rotate": "needs an engine; tests/containers",
+    "docs/operate.md#back-up": "needs an engine",
+    "docs/operate.md#restore": "needs an engine",
+    "docs/operate.md#kubernetes": "needs a cluster",
+    "docs/operate.md#fsck": "needs an engine; tests/integration/test_fsck.py",
+    "docs/rollout.md#vector": "names modules of the reader's; tests/rollout/test_vector.py",
+    "docs/rollout.md#agents": "needs a package that no extra has; tests/rollout/test_parallel.py",
+    "docs/rollout.md#policies": "needs a package that no extra has; tests/rollout/test_parallel.py",
+    "docs/rollout.md#opponents": "names a module of the reader's; tests/rollout/test_parallel.py",
+    "docs/rollout.md#record": "goes on from a line with `...`; tests/rollout/test_command.py",
+    "docs/rollout.md#generate": "needs weights of Atari; the lines in Python below it are run",
+}
+"""Blocks that no test here runs: the test that runs them or their like, or why none does."""
+
 SCALED_DOWN = {
     "--target-return 475 --lr-decay-updates 300": "--target-return 40",
     "--episodes 40": "--episodes 6",
 }
 
 
-def typed(*places: str, folder: Path, changes: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def typed(
+    *places: str, folder: Path, changes: dict[str, str], port: int | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run blocks in one shell, and end what they left running."""
     lines = "".join(SHELL[place].code for place in places)
     for shown, run in changes.items():
         assert shown in lines
         lines = lines.replace(shown, run)
-    port = free_port()
+    port = port or free_port()
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "BREADBOX_SERVER": f"127.0.0.1:{port}",
         "MINARI_DATASETS_PATH": str(folder / "minari"),
     }
     shell = subprocess.Popen(
-        ["bash", "-euc", lines.replace(":50051", f":{port}")],
+        ["bash", "-euc", re.sub(r"\bHOST:", "127.0.0.1:", lines).replace(":50051", f":{port}")],
         cwd=folder, env=environment, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
         shell.wait(timeout=240)
     finally:
-        os.killpg(shell.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # They may have left nothing running.
+            os.killpg(shell.pid, signal.SIGTERM)
         output, _ = shell.communicate(timeout=30)
     return subprocess.CompletedProcess(shell.args, shell.returncode, output)
 
@@ -84,6 +137,72 @@ def test_an_expert_is_recorded_imported_and_exported_by_the_lines_of_the_page(
     for name in ("expert", "copy"):
         assert 0 < pyarrow.parquet.read_metadata(tmp_path / f"{name}.parquet").num_rows, done.stdout
     assert (tmp_path / "minari" / "cartpole" / "expert-v0" / "data").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("docs/reading.md#operate", "archive"),
+        ("docs/troubleshooting.md#look", "No learner needs to wait"),
+        ("docs/producers.md#doctor", "store"),
+    ],
+)
+def test_lines_run_beside_a_server_with_fragments(place: str, shown: str, tmp_path: Path) -> None:
+    with breadbox.local_server() as client:
+        client.start_session("s")
+        client.append_many([vector_fragment(index) for index in range(50)])
+        done = typed(place, folder=tmp_path, changes={}, port=int(client.address.split(":")[-1]))
+    assert 0 == done.returncode, done.stdout
+    assert shown in done.stdout
+
+
+@pytest.mark.long
+def test_a_learner_is_started_and_goes_on(tmp_path: Path) -> None:
+    learn = "breadbox learn --server HOST:PORT --env CartPole-v1"
+    changes = {
+        "--num-envs 16\n": "--num-envs 16 &\n",
+        "--target-return 195": "--target-return 30",
+        "breadbox learn ...": f"{learn} --target-return 35",
+    }
+    places = ("rollout.md#start", "learner-cookbook.md#ppo", "learner-cookbook.md#resume")
+    with breadbox.local_server() as client:
+        port = client.address.split(":")[-1]
+        done = typed(
+            *(f"docs/{place}" for place in places),
+            folder=tmp_path,
+            changes=changes | {"HOST:PORT": f"127.0.0.1:{port}"},
+            port=int(port),
+        )
+        version = client.get_buffer().model_version
+    assert 0 == done.returncode, done.stdout
+    records = [
+        json.loads(line)
+        for line in (tmp_path / "runs/first/progress.jsonl").read_text().splitlines()
+    ]
+    assert sorted(set(each["update"] for each in records)) == [each["update"] for each in records]
+    assert version is None or version >= records[-1]["model_version"]
+    assert "checkpoint.safetensors" in {each.name for each in (tmp_path / "runs/first").iterdir()}
+
+
+def test_a_server_is_started_by_the_lines(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    wait = f"--ready-file {ready} --ephemeral & while [ ! -s {ready} ]; do sleep 0.1; done"
+    ask = "breadbox buffers show default --json"
+    changes = {"off-policy\n": f"off-policy --listen 127.0.0.1:50051 {wait}\n{ask}\n"}
+    done = typed("docs/mirror.md#serve", folder=tmp_path, changes=changes)
+    assert 0 == done.returncode, done.stdout
+    assert '"ragged"' in done.stdout
+
+
+def test_every_block_for_a_shell_is_run_or_says_why_not() -> None:
+    assert sorted(SHELL) == sorted([*RUN, *NOT_HERE])
+    here = Path(__file__).read_text()
+    assert [] == [name for name in RUN.values() if f"def {name}" not in here]
+    named = [
+        path for why in NOT_HERE.values() for path in re.findall(r"tests/[\w/]+(?:\.py)?", why)
+    ]
+    missing = [path for path in named if not any(ROOT.glob(f"{path}*"))]
+    assert [] == missing
 
 
 def command_lines(code: str) -> Iterator[list[str]]:
@@ -114,6 +233,8 @@ def test_a_line_for_a_shell_is_one_that_would_run(
             assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         elif program == "pip":
             check_extras(arguments)
+        elif program == "python":
+            assert (ROOT / arguments[0]).is_file()
         else:
             assert program in PROGRAMS or re.match(r"\w+=|mkdir$|umask$", program), words
 

@@ -28,6 +28,7 @@ from breadbox_server.limits import EPISODES_MAX, MESSAGE_BYTES_MAX
 from chaos import actors
 from hostile.harness import ATTACK_S, attacked_server, ground
 from support.load import CALL_S, SESSION, fragments_of
+from support.raw_calls import called
 from support.redis_server import RedisServer
 from support.served import info_of, reason_of
 from support.server_process import ServerProcess, status_bytes
@@ -71,9 +72,8 @@ class Target:
         return self.announce(fragments)
 
     def announce(self, fragments: Sequence[fragment_pb2.FragmentMetadata]) -> list[int]:
-        reply = self.stub.AppendFragments(
-            pb.AppendFragmentsRequest(fragments=fragments), timeout=CALL_S, metadata=self._metadata
-        )
+        request = pb.AppendFragmentsRequest(fragments=fragments)
+        reply = called(self.stub.AppendFragments, request, timeout=CALL_S, metadata=self._metadata)
         return [result.outcome for result in reply.results]
 
     def refusal(self, *references: PayloadReference) -> str:

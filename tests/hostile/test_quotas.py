@@ -46,8 +46,6 @@ class Yard:
         stack.callback(channel.close)
         self._stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(channel)
         self._indexes: dict[str, int] = {}
-        self.credit = (0, 0)
-        """Fragments and bytes that the last append said might come."""
         self.learner = self.client(self.trainer)
         self.learner.start_session(SESSION)
 
@@ -67,7 +65,6 @@ class Yard:
         reply = self._stub.AppendFragments(
             pb.AppendFragmentsRequest(fragments=fragments), timeout=CALL_S, metadata=bearer(token)
         )
-        self.credit = (reply.append_credit_count, reply.append_credit_bytes)
         return [result.outcome for result in reply.results]
 
     def write(self, token: str, size_bytes: int) -> fragment_pb2.PayloadReference:
@@ -146,7 +143,6 @@ def test_bytes_that_one_token_holds_end_at_its_quota_until_they_are_used(
 ) -> None:
     yard = make_yard(f"bytes_held_max={4 * PAYLOAD_BYTES}")
     assert [ADMITTED] * 3 == yard.append(yard.greedy, "a", count=3)
-    assert PAYLOAD_BYTES == yard.credit[1], "what is left to it is told"
     assert ("QUOTA_FULL", "bytes_held_max") == yard.refusal(yard.greedy, "a", count=2)
     assert ("QUOTA_EXCEEDED", "bytes_held_max") == yard.refusal(yard.greedy, "a", count=5)
     assert [ADMITTED] == yard.append(yard.greedy, "a")
@@ -194,7 +190,6 @@ def test_appends_of_one_token_are_slowed_down_to_its_rate_and_others_are_not(
     # What five seconds may bring comes at once, and a call is not cut.
     assert [ADMITTED] * 9 == yard.append(yard.greedy, "a", count=9)
     assert [ADMITTED] * 4 == yard.append(yard.greedy, "a", count=4)
-    assert 0 == yard.credit[0], "what is left to it is told"
     assert ("QUOTA_FULL", "appends_per_s_max") == yard.refusal(yard.greedy, "a")
     assert [ADMITTED] * 40 == yard.append(yard.honest, "w", count=40)
     # A client waits, and comes through by itself.

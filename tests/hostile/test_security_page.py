@@ -15,6 +15,10 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "service/test_transport.py::test_an_encrypted_server_does_not_answer_in_the_clear",
         "service/test_transport.py::test_a_server_that_others_could_hear_does_not_start",
     ),
+    "Each call names its process": (
+        "service/test_session_users.py::test_a_buffers_description_names_its_sessions_other_users",
+        "service/test_session_users.py::test_a_session_that_another_process_uses_is_ended_only_by_taking_it_over",
+    ),
     "no call but the health check is answered without a token": (
         "service/test_authorization.py::test_nothing_is_answered_to_a_caller_who_is_not_known",
         "service/test_authorization.py::test_a_probe_needs_no_token",

@@ -1,6 +1,6 @@
 """Reverb's client, writers and datasets on a real server.
 
-Tests with a number hold one of the behaviours of Reverb that docs/reverb.md lists by number.
+Tests with a number hold the behaviour that docs/studies/reverb.md lists by that number.
 """
 
 import multiprocessing

@@ -66,6 +66,22 @@ def lag_s(server: ServerProcess) -> float:
     raise AssertionError("no lag is told")
 
 
+def test_a_server_that_is_started_on_a_frozen_disk_names_it_and_goes_on_with_the_disk(
+    disk: Path, tmp_path: Path
+) -> None:
+    server = ServerProcess("--store", f"file://{disk}/store", log=tmp_path / "log")
+    with server:
+        server.stop()
+        with frozen(disk):
+            starting = threading.Thread(target=server.start, args=(60.0,))
+            starting.start()
+            told = f"the start waits for --store file://{disk}/store, for 5 s now"
+            eventually_sync(lambda: told in (tmp_path / "log").read_text())
+        starting.join()
+        with breadbox.connect(server.address) as client:
+            assert "default" == client.get_buffer().name
+
+
 @pytest.mark.parametrize("journal", ["redis", "beside the payloads"])
 def test_a_server_whose_disk_is_frozen_serves_others_and_goes_on(
     journal: str, disk: Path, tmp_path: Path

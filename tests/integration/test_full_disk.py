@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import breadbox
+from breadbox.diagnosis import diagnose
 from breadbox.model.errors import ReplayBufferError, WaitElapsedError
 from breadbox.model.fragment import Fragment
+from breadbox.model.presets import STORE_FULL_ADVICE
 from breadbox.model.types import AdmissionOutcome
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
@@ -188,6 +190,32 @@ def test_a_disk_that_stays_full_is_told_and_everything_goes_on_when_it_is_not(wo
     assert [] == world.errors
 
 
+def test_a_write_without_room_is_told_in_the_stores_words_by_client_server_and_explain(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Room is left by the server's measure, and too little for a fragment.
+    theirs = fill_up(world.disk, leaving_bytes=3 * MIB)
+    world.fragment_bytes, world.batch_count = 4 * MIB, 1
+    world.produce()
+    words = "the payload directory is full (No space left on device: "
+    eventually_sync(lambda: words in world.client.get_buffer().state.hold, within_s=WITHIN_S)
+    told = f"writing payloads failed, trying again: {words}"
+    assert 1 == caplog.text.count(told)
+    described = world.client.get_buffer()
+    why = diagnose(described, described, 1.0)
+    assert ("HOLD", STORE_FULL_ADVICE) == (why.cause, why.advice[0])
+    assert words in why.headline
+    assert 1 == world.log.read_text().count("storing payloads failed, trying again: ")
+    assert f" free). {STORE_FULL_ADVICE}" in world.log.read_text()
+
+    theirs.unlink()
+    world.await_appended(2)
+    assert "" == world.client.get_buffer().state.hold
+    world.stop_producing()
+    eventually_sync(lambda: "storing payloads works again" in world.log.read_text(), within_s=30.0)
+    assert [] == world.errors
+
+
 @pytest.mark.parametrize("disk", [600], indirect=True)
 def test_a_buffer_that_evicts_goes_on_where_inodes_run_out_before_bytes(world: World) -> None:
     world.fragment_bytes = 5000  # Larger than what is inline.
@@ -219,7 +247,7 @@ def test_inodes_that_others_take_are_back_pressure_and_said(world: World) -> Non
     for path in theirs:
         path.unlink(missing_ok=True)
     world.await_appended(world.appended + 200)
-    assert "" == world.client.get_buffer().state.hold
+    eventually_sync(lambda: "" == world.client.get_buffer().state.hold, "room", within_s=15.0)
     assert [] == world.errors
 
 

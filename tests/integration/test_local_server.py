@@ -21,7 +21,12 @@ from breadbox.shared import extras
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+# They look for processes by their command lines, as a user would.
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(120),
+    pytest.mark.usefixtures("cold_starts"),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_OF_A_SERVER_OF_ONES_OWN = {

@@ -413,7 +413,7 @@ def test_a_standby_that_was_left_behind_by_a_trimmed_journal_begins_again_from_i
             ("--store", "file://{folder}/store", "--journal", "{redis}"),
             "--standby needs a store that both servers",
         ),
-        (("--store", "{redis}", "--journal", "none"), "goes on from a journal"),
+        (("--store", "{redis}", "--journal", "none"), "needs a journal"),
         (("--store", "{redis}", "--take-over"), "leave --take-over out"),
     ],
 )

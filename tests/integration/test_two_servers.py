@@ -19,6 +19,7 @@ from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox.v1 import replay_buffer_service_pb2_grpc
 from support.eventually import eventually_sync
 from support.load import CALL_S, SESSION, Load, fragments_of
+from support.raw_calls import called
 from support.redis_server import RedisServer
 from support.server_process import ServerProcess
 
@@ -38,7 +39,7 @@ class Caller:
         self._stub = replay_buffer_service_pb2_grpc.ReplayBufferServiceStub(channel)
 
     def call(self, method: str, request: Any) -> Any:
-        return getattr(self._stub, method)(request, timeout=CALL_S, wait_for_ready=True)
+        return called(getattr(self._stub, method), request, timeout=CALL_S, wait_for_ready=True)
 
     def start_session(self) -> None:
         self.call("StartSession", pb.StartSessionRequest(session_id=SESSION))

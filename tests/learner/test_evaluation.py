@@ -245,7 +245,7 @@ def test_what_fails_is_told_and_the_next_one_tries_again(
     evaluator.begin(marks(5), cartpole_policy())
     assert [] == evaluator.finish(never, 120)
     (told,) = caplog.messages
-    assert "no evaluation of update 5, training goes on: RuntimeError: it is there" == told
+    assert "no evaluation of update 5, training continues: RuntimeError: it is there" == told
     (tmp_path / "fails").unlink()
     evaluator.begin(marks(10), cartpole_policy())
     (record,) = evaluator.finish(never, 120)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import breadbox
-from breadbox.model.errors import SchemaMismatchError
+from breadbox.model.errors import SchemaMismatchError, SessionInUseError
 from breadbox.shared.extras import how_to_install
 from breadbox.testing import ServerProcess, start_server
 from support.eventually import eventually_sync as eventually
@@ -138,7 +138,7 @@ def test_a_run_is_neither_overwritten_nor_mixed_unless_told_so(
 
         again = finish(learners.start(*common, "--updates-max", "3", "--resume"))
         assert (0, "ended: updates_done\n") == again[:2]
-        assert "had come to its end at update 3; --overwrite starts anew" in again[2]
+        assert "had come to its end at update 3: a higher --target-return, " in again[2]
 
         anew = finish(learners.start(*common, "--updates-max", "2", "--overwrite"))
     assert 0 == anew[0], anew[2]
@@ -310,13 +310,49 @@ def test_another_learner_that_takes_over_ends_it(
     with breadbox.connect(server.address) as client, feeding(server.address):
         learner = learners.start("--server", server.address, "--run-dir", str(tmp_path), *QUICK)
         eventually(lambda: bool(records(tmp_path)), within_s=60)
-        client.start_session("another")
+        with pytest.raises(SessionInUseError, match=f"a learner .process {learner.pid} on "):
+            client.start_session("another")
+        client.start_session("another", take_over=True)
         code, _, err = finish(learner)
         assert 2 == code
         assert (tmp_path / "checkpoint.safetensors").exists()
         assert "is not current; current is 'another'" in err
         assert 1 == len(err.splitlines())
         client.end_session("another")
+
+
+def test_a_learner_ends_the_session_of_another_run_only_when_told_to(
+    server: ServerProcess, tmp_path: Path, learners: Learners
+) -> None:
+    common = ("--server", server.address, *QUICK, "--updates-max", "1")
+    with breadbox.connect(server.address) as client:
+        session_id = client.start_session().session_id
+        with feeding(server.address):
+            code, _, err = finish(learners.start(*common, "--run-dir", f"{tmp_path}/refused"))
+            assert (2, session_id) == (code, client.get_buffer().session_id), err
+            assert f"session {session_id!r} is in use: a " in err
+            assert f"process {os.getpid()} on " in err
+            assert "--take-over" in err
+            assert 1 == len(err.splitlines())
+
+            told = ("--run-dir", f"{tmp_path}/told", "--take-over")
+            assert 0 == finish(learners.start(*common, *told))[0]
+
+
+def test_a_learner_killed_before_its_first_checkpoint_goes_on_with_its_session_beside_its_workers(
+    server: ServerProcess, tmp_path: Path, learners: Learners
+) -> None:
+    common = ("--server", server.address, "--run-dir", str(tmp_path), *QUICK, "--resume")
+    session = tmp_path / "session"
+    with feeding(server.address):
+        first = learners.start(*common, "--fragments-per-batch", "1024")
+        eventually(lambda: session.exists() and session.read_text() != "", within_s=90)
+        first.kill()
+        first.communicate()
+        assert not (tmp_path / "checkpoint.safetensors").exists()
+        session_id = session.read_text()
+        code, _, err = finish(learners.start(*common, "--updates-max", "2"))
+    assert (0, session_id) == (code, session.read_text()), err
 
 
 def test_a_learner_without_workers_gives_up(

@@ -167,7 +167,7 @@ def test_a_run_goes_on_without_checkpoints_and_says_so_once(
     with pytest.raises(RunFolderError, match="run/checkpoint: No space left"):
         trainer.run()
     assert 4 == len(bench.records())
-    assert 1 == caplog.text.count("training goes on without a new checkpoint")
+    assert 1 == caplog.text.count("training continues without a new checkpoint")
 
 
 def test_nothing_is_published_while_only_the_value_is_trained(bench: Bench) -> None:

@@ -183,6 +183,15 @@ def test_other_processes_draw_from_the_same_memory(client: breadbox.Client) -> N
         assert 64 == len(mirror.sample(64))
 
 
+def test_a_mirrors_process_uses_the_session_in_the_name_of_its_owner(
+    client: breadbox.Client,
+) -> None:
+    client.append_many([vector_fragment(index) for index in range(4)])
+    with mirrored(client) as mirror:
+        mirror.wait_until(16, timeout_s=WAIT_S)
+        assert "" == client.get_buffer().state.session_users
+
+
 def test_a_session_that_ends_and_a_clear_empty_it_for_all(client: breadbox.Client) -> None:
     client.append_many([vector_fragment(index) for index in range(4)])
     with mirrored(client) as mirror, ReplayMirror.attach(mirror.share()) as attached:
@@ -352,7 +361,7 @@ def test_what_cannot_be_shared_is_refused(client: breadbox.Client) -> None:
         pytest.raises(InvalidRequestError, match="process must be True"),
     ):
         mirror.share()
-    with pytest.raises(InvalidRequestError, match="none that share"):
+    with pytest.raises(InvalidRequestError, match="not returned by share"):
         ReplayMirror.attach("localhost:50051")
     with mirrored(client) as mirror, pytest.raises(InvalidRequestError, match="cannot be added"):
         mirror.extend(vector_fragment(0))

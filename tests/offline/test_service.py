@@ -18,9 +18,10 @@ from safetensors.numpy import save_file
 
 import breadbox
 import breadbox.testing
+from breadbox.cli.main import cli
 from breadbox.mirror import ReplayMirror
 from breadbox.model.errors import BufferNotFoundError, TreeMismatchError
-from breadbox.model.types import BufferConfig
+from breadbox.model.types import BufferConfig, SchemaPolicy
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import (
     OfflineDataError,
@@ -66,6 +67,38 @@ def put(client: breadbox.Client, buffer: str, count: int) -> None:
     client.create_buffer(buffer, BufferConfig(uses_max=100))
     destination = join_session(client, client.get_buffer(buffer))
     append_episodes(client, toys(count), destination, step_count=4)
+
+
+def test_an_import_adds_to_a_session_that_others_use_only_when_told_to(
+    client: breadbox.Client, address: str, tmp_path: Path
+) -> None:
+    written = tmp_path / "in.parquet"
+    write_episodes(toys(4), written)
+    client.create_buffer("used", BufferConfig(schema=SchemaPolicy.RAGGED))
+    client.start_session("run", buffer="used")
+    options = [str(written), "--server", address, "--buffer", "used"]
+    refused = CliRunner().invoke(cli, ["import", *options])
+    assert (2, 0) == (refused.exit_code, client.get_buffer("used").state.fragment_count)
+    assert f"session 'run' is in use: a learner (process {os.getpid()} on" in refused.output
+    assert "--take-over" in refused.output
+
+    told = CliRunner().invoke(cli, ["import", *options, "--take-over"])
+    described = client.get_buffer("used")
+    assert (0, "run") == (told.exit_code, described.session_id), told.output
+    assert described.state.fragment_count > 0
+
+
+def test_an_import_adds_to_what_another_import_has_just_brought(
+    client: breadbox.Client, address: str, tmp_path: Path
+) -> None:
+    write_episodes(toys(4), tmp_path / "in.parquet")
+    counts = []
+    for _ in range(2):
+        options = ["--server", address, "--buffer", "both"]
+        done = CliRunner().invoke(cli, ["import", str(tmp_path / "in.parquet"), *options])
+        assert 0 == done.exit_code, done.output
+        counts.append(client.get_buffer("both").state.fragment_count)
+    assert [counts[0], 2 * counts[0]] == counts
 
 
 def test_a_dataset_goes_in_and_comes_out_again(address: str, tmp_path: Path) -> None:
@@ -291,7 +324,7 @@ def test_a_writer_and_an_import_share_a_buffer_and_no_step_is_lost(
     def imported() -> None:
         options = ["--server", address, "--buffer", buffer, "--step-count", "32", "--json"]
         result = CliRunner().invoke(
-            import_episodes, [str(written), *options], catch_exceptions=False
+            import_episodes, [str(written), *options, "--take-over"], catch_exceptions=False
         )
         counts = json.loads(result.output)
         assert (75, 3, 0) == (counts["steps"], counts["fragments"], counts["dropped_steps"])

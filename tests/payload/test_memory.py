@@ -16,8 +16,8 @@ from breadbox.payload.memory import idle_blocks
 from breadbox.reading.batches import Batch, load_batch
 from breadbox.reading.loading import LoaderOptions
 from breadbox.stores import PayloadStore, open_store
-from breadbox.wire.conversion import metadata_of
 from breadbox.writing.appender import Appender, AppenderOptions
+from support.announced import metadata_of
 from support.eventually import eventually_sync
 from support.fragments import vector_fragment
 from support.traced_memory import traced_memory

@@ -20,7 +20,7 @@ from breadbox.payload import (
 from breadbox.payload.format import PRELUDE_BYTES, head_bytes_of, parse_head
 from breadbox.reading.batches import load_batch
 from breadbox.stores.base import PayloadStore
-from breadbox.wire.conversion import metadata_of
+from support.announced import metadata_of
 from support.fake_store import FakeStore
 from support.payload_trees import same
 

@@ -47,7 +47,7 @@ def payload_of(tree: object = EXAMPLE, codecs: Codecs = "raw") -> bytearray:
     [
         (np.array([object()]), "Python objects"),
         (np.array([{"a": 1.0}] * 2), "stack per key"),
-        (np.array([np.zeros(2), np.zeros(3)], object), "pad it to one shape"),
+        (np.array([np.zeros(2), np.zeros(3)], object), "pad them to one shape"),
         (np.array(["a"], dtype=np.dtypes.StringDType()), "Python objects"),
         (np.zeros(2, [("x", "f4")]), "structured"),
         (np.zeros(2, [("x", "O")]), "Python objects"),

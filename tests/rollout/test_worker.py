@@ -59,6 +59,40 @@ def test_nothing_is_produced_before_a_session_and_everything_after_is_right() ->
     assert all(fragment.log_prob is not None for fragment in service.fragments)
 
 
+class Beats(Heartbeat):
+    """Counts the rounds of a worker's loop."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.count = 0
+
+    def beat(self) -> None:
+        self.count += 1
+
+
+def test_a_worker_that_waits_says_why_once_and_again_after_a_session(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr("breadbox_rollout.worker._SAY_WAITING_FIRST_S", 0.0)
+    monkeypatch.setattr("breadbox_rollout.worker._SAY_WAITING_S", 0.0)
+    service, beats = FakeService(), Beats()
+
+    def told() -> int:
+        return caplog.messages.count("waiting for a learner to start a session")
+
+    with running_worker(service, LONG_SCRIPT, heartbeat=beats) as rollout:
+        for count in (1, 2):
+            eventually_sync(lambda: told() == count, "the reason")  # noqa: B023 - called here
+            rounds = beats.count
+            eventually_sync(lambda: beats.count > rounds + 5)  # noqa: B023 - called here
+            assert count == told()
+            fragments = len(service.fragments)
+            service.publish(f"s{count}", 0, fresh_weights(0))
+            rollout.wait_for_fragments(fragments + 4)
+            service.end_session()
+
+
 def test_a_label_is_the_version_whose_weights_chose_the_action() -> None:
     """With labels and weights apart, the recorded log-prob would be another policy's."""
     service = FakeService()

@@ -187,9 +187,8 @@ def test_another_users_folder_is_left_as_it_is(tmp_path: Path) -> None:
 def test_a_client_reads_its_token_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("bbx_secret\n")
 
-    assert (("authorization", "Bearer bbx_secret"),) == ClientOptions(
-        token=f"@{tmp_path}/token"
-    ).metadata()
+    metadata = dict(ClientOptions(token=f"@{tmp_path}/token").metadata())
+    assert "Bearer bbx_secret" == metadata["authorization"]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,20 @@ async def test_a_look_that_was_given_up_takes_no_turn() -> None:
     assert 0 == len(looks)
 
 
+async def test_looks_that_were_all_given_up_are_forgotten_and_cost_no_pause() -> None:
+    loop = asyncio.get_running_loop()
+    looks = Looks()
+    looks.worked()
+    await looks.turn("a")
+    given_up = loop.create_task(looks.turn("a"))
+    await eventually(lambda: len(looks) == 1)
+    given_up.cancel()
+    await eventually(lambda: len(looks) == 0)
+    began = loop.time()
+    await looks.turn("b")
+    assert loop.time() - began < PAUSE_S
+
+
 async def test_looks_wait_for_their_turn_and_calls_that_work_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

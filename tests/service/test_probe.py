@@ -32,3 +32,16 @@ def test_a_server_that_is_not_there_is_not_healthy(
 
     assert 1 == main(["127.0.0.1:1"])
     assert "127.0.0.1:1 does not answer: DEADLINE_EXCEEDED\n" == capsys.readouterr().err
+
+
+def test_help_names_what_the_probe_takes_and_asks_no_server(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert 0 == main(["--help"])
+    shown = capsys.readouterr().out
+    assert [True] * 3 == [each in shown for each in ("--alive", "--ready", "HOST:PORT")]
+
+
+def test_an_option_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == main(["--live"])
+    assert "no option is named --live; --help shows all\n" == capsys.readouterr().err

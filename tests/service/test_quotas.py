@@ -11,7 +11,6 @@ from breadbox_server.access.authorization import Quotas as Bounds
 from breadbox_server.admission import quotas
 from breadbox_server.admission.quotas import Charge, Quotas
 from breadbox_server.base.errors import QuotaExceededError, QuotaFullError
-from breadbox_server.core.model.description import AppendCredit
 from breadbox_server.core.model.ids import BufferName, SessionId
 from breadbox_server.core.model.inputs import Fragment
 from breadbox_server.metrics.metrics import Metrics
@@ -21,7 +20,6 @@ from support.metadata import make_fragment, make_payload, written_fragment
 
 ONE, OTHER, THIRD = BufferName("one"), BufferName("other"), BufferName("third")
 RUN, NEXT = SessionId("run"), SessionId("next")
-MUCH = AppendCredit(1_000, 1_000_000)
 
 
 class Books:
@@ -240,30 +238,11 @@ def test_reports_have_a_rate_of_their_own() -> None:
     books.quotas.charge_report(Caller("", Role.ADMIN), many)
 
 
-# Credit -------------------------------------------------------------------------------------------
-
-
-def test_credit_is_what_the_bounds_leave() -> None:
-    books, caller = Books(), team(appends_per_s_max=2.0, bytes_held_max=100)
-    assert MUCH == books.quotas.left(caller, MUCH)
-    books.admit(caller, make_fragment(size_bytes=30))
-    books.charge(caller, "a", size_bytes=20)
-    count = int(2 * limits.QUOTA_BURST_S) - 2
-    assert AppendCredit(count, 50) == books.quotas.left(caller, MUCH)
-    assert AppendCredit(1, 7) == books.quotas.left(caller, AppendCredit(1, 7))
-    books.admit(caller, make_fragment(size_bytes=50))
-    assert 0 == books.quotas.left(caller, MUCH).size_bytes
-    unbounded = team("unbounded")
-    books.charge(unbounded, "a")
-    assert MUCH == books.quotas.left(unbounded, MUCH)
-
-
 def test_without_tokens_nothing_is_charged() -> None:
     books = Books()
     charge = books.charge(Caller("", Role.ADMIN), "a")
     charge.admitted(make_payload())
     charge.end()
-    assert MUCH == books.quotas.left(Caller("", Role.ADMIN), MUCH)
 
 
 async def test_an_append_that_is_refused_ends_its_charge() -> None:

@@ -40,6 +40,7 @@ EXAMPLES = [
     core_errors.SessionNotCurrentError("old", "new"),
     core_errors.SchemaMismatchError("s", "obs", "float32[4]", "float64[4]"),
     core_errors.VersionRegressedError(current=5, announced=4),
+    shell_errors.SessionInUseError("run", "a learner called 2 s ago"),
     core_errors.LeaseNotFoundError("l"),
     core_errors.RequestNotFoundError("r"),
     core_errors.SubscriptionNotFoundError("s"),

@@ -351,7 +351,7 @@ CASES = (
 
 
 def table(results: Sequence[Played]) -> str:
-    """The table of docs/scaling.md."""
+    """The table of docs/studies/scaling.md."""
     lines = [
         "| producers, fragments a call | load | appended/s, fetched/s | append p50, p99 "
         "| fetch p50, p99 | least served, to the mean | at the door at most | refused there "
@@ -413,7 +413,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?", default=Path("bench/out"), help="a folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--costs", type=Path, help="scale.json of bench/scale.py")
-    parser.add_argument("--publish", action="store_true", help="write docs/scaling.md, too")
+    parser.add_argument("--publish", action="store_true", help="write docs/studies/scaling.md, too")
     parser.add_argument("--small", action="store_true", help="the two smallest cases alone")
     options = parser.parse_args()
     costs = Costs(**json.loads(options.costs.read_text())) if options.costs else Costs()
@@ -432,7 +432,7 @@ def main() -> None:
     sys.stdout.write(f"written: {options.out / 'crowd.md'}, {options.out / 'crowd.png'}\n")
     if options.publish:
         docs = Path(__file__).resolve().parents[2] / "docs"
-        write_into(docs / "scaling.md", f"{costs}\n\n{table(results)}", "make crowd")
+        write_into(docs / "studies" / "scaling.md", f"{costs}\n\n{table(results)}", "make crowd")
         shutil.copy(options.out / "crowd.png", docs / "images")
 
 

@@ -1,4 +1,4 @@
-"""What one server does for thousands: docs/scaling.md says it with these worlds, only larger."""
+"""One server and thousands of clients: docs/studies/scaling.md has these worlds, only larger."""
 
 from pathlib import Path
 

@@ -19,7 +19,7 @@ from breadbox.stores import bulk, files, open_store
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.files import FileStore
 from breadbox.stores.redis.wire import Wire
-from breadbox.wire.conversion import metadata_of
+from support.announced import metadata_of
 from support.compiler import needs_compiler
 from support.redis_server import RedisServer
 

@@ -11,7 +11,7 @@ from breadbox.payload import encode_fragment, read_fragments
 from breadbox.stores.base import PayloadStore
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.reading import InlineStore, StoreOnUse
-from breadbox.wire.conversion import metadata_of
+from support.announced import metadata_of
 from support.fake_store import FakeStore
 from support.fragments import vector_fragment
 from support.store_contract import HEAD_BYTES, RangeReceiver, payload_of

@@ -3,7 +3,7 @@
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from breadbox.model.errors import (
 )
 from breadbox.model.types import PayloadReference
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.base import Confirmation
+from breadbox.stores.base import Confirmation, Part, PartsStore
 from breadbox.stores.deadline import Deadline
-from breadbox.stores.keys import piece_key
+from breadbox.stores.keys import new_payload_id, piece_key
 from support.redis_server import RedisServer
 from support.store_contract import (
     HEAD_BYTES,
@@ -347,3 +347,28 @@ def test_many_threads_share_a_store(redis_server: RedisServer) -> None:
         thread.join(timeout=60)
     assert [] == failures
     store.close()
+
+
+@pytest.mark.parametrize("was_silent", [True, False])
+def test_what_a_failed_write_left_is_deleted_unless_the_store_was_silent(was_silent: bool) -> None:
+    """A deletion would wait for a silent store as long again."""
+    store = _Failing(StoreUnavailableError("away", was_silent=was_silent))
+    with pytest.raises(StoreUnavailableError):
+        store.write_many([in_buffers(b"some"), in_buffers(b"more")])
+    assert (0 if was_silent else 2) == len(store.discarded)
+
+
+class _Failing(PartsStore):
+    def __init__(self, failure: StoreUnavailableError) -> None:
+        super().__init__(silence_s=1.0)
+        self._failure = failure
+        self.discarded: list[PayloadReference] = []
+
+    def new_reference(self, size_bytes: int) -> PayloadReference:
+        return PayloadReference(new_payload_id(), size_bytes, 0)
+
+    def write_parts(self, parts: Sequence[Part]) -> None:
+        raise self._failure
+
+    def discard_parts(self, references: Sequence[PayloadReference]) -> None:
+        self.discarded.extend(references)

@@ -130,6 +130,12 @@ def test_a_refusal_names_the_command_and_nothing_secret(
     assert caught.value.answer == expected
 
 
+def test_a_cluster_whose_nodes_were_silent_was_silent() -> None:
+    with pytest.raises(StoreUnavailableError) as caught, translated_errors():
+        raise redis_py.exceptions.RedisClusterException("no reachable node") from TimeoutError()
+    assert caught.value.was_silent
+
+
 def test_a_refusal_of_a_large_value_names_no_user() -> None:
     line = b"NOPERM User someone has no permissions to run the 'getrange' command"
     with pytest.raises(StoreUnavailableError) as caught:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -125,23 +125,25 @@ class Composition:
         assert len(found) == 8, len(found)
         return found
 
-    def compose(self, *arguments: str, within_s: float = COMMAND_S_MAX) -> str:
-        """Run one Compose command; its output.
+    def compose(self, *arguments: str, within_s: float = COMMAND_S_MAX, **settings: str) -> str:
+        """Run one Compose command, with other settings of .env.example; its output.
 
         Raises:
             AssertionError: It failed; the message ends with what it said.
         """
-        return self._run([*self._command, *arguments], within_s)
+        return self._run([*self._command, *arguments], within_s, settings)
 
     def docker(self, *arguments: str) -> str:
         """Run one docker command; its output."""
         return self._run(["docker", *arguments], COMMAND_S_MAX)
 
-    def _run(self, command: Sequence[str], within_s: float) -> str:
+    def _run(
+        self, command: Sequence[str], within_s: float, settings: Mapping[str, str] | None = None
+    ) -> str:
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=self._environment,
+            env={**self._environment, **(settings or {})},
             capture_output=True,
             text=True,
             check=False,

@@ -27,8 +27,13 @@ def blocks() -> Iterator[Block]:
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md", "*.py"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
-    sources = ("client/", "adapters/", "server/", "rollout_worker/", "learner/")
+    sources = (
+        *("client/", "adapters/", "server/", "rollout_worker/", "learner/"),
+        *("offline/", "policies/", "console/", "demo/"),
+    )
     for path in sorted(tracked):
+        if path.startswith("docs/reference/"):
+            continue  # It repeats blocks of the others.
         if path.endswith(".md"):
             yield from blocks_in((ROOT / path).read_text(), path)
         elif path.startswith(sources):

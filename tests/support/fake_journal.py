@@ -38,11 +38,8 @@ class FakeJournal:
         self.renewing = asyncio.Event()
         self.renewal_count = 0
 
-    def has_room(self) -> bool:
-        return not self.is_full
-
     def hold(self) -> str:
-        return "the fake journal is full"
+        return "the fake journal is full" if self.is_full else ""
 
     async def append(
         self,

@@ -13,6 +13,7 @@ from breadbox.model.types import PayloadReference
 from breadbox.stores import open_store
 from breadbox.v1 import buffer_pb2, fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
+from support.raw_calls import called
 from support.server_process import ServerProcess
 
 CALL_S = 20.0
@@ -48,7 +49,7 @@ class World:
                     path.unlink()
 
     def call(self, method: str, request: Message) -> Any:
-        return getattr(self.stub, method)(request, timeout=CALL_S, wait_for_ready=True)
+        return called(getattr(self.stub, method), request, timeout=CALL_S, wait_for_ready=True)
 
     def scrape(self) -> str:
         """What Prometheus would read."""

@@ -18,9 +18,9 @@ _STANDBY = re.compile(r"breadbox: standing by on (?P<address>\S+)$")
 _READY = re.compile(r"breadbox: serving on (?P<address>\S+) store=\S+( metrics=(?P<metrics>\S+))?")
 
 
-def serve_command(*arguments: str) -> list[str]:
-    """The command line of a server."""
-    return [sys.executable, "-m", "breadbox.cli.main", "serve", *arguments]
+def serve_command(*arguments: str, python: str | Path = sys.executable) -> list[str]:
+    """The command line of a server, of the Breadbox that an interpreter has."""
+    return [str(python), "-m", "breadbox.cli.main", "serve", *arguments]
 
 
 def plain_environment() -> dict[str, str]:
@@ -41,7 +41,7 @@ class ServerProcess:
 
     The port is chosen at the first start and kept, so that clients find a restarted server.
     `files_max` bounds the files that it may open, `memory_bytes_more` the address space that it may
-    map once it serves, beyond what it has mapped by then.
+    map once it serves, beyond what it has mapped by then. `python` may be changed between starts.
     """
 
     def __init__(
@@ -52,7 +52,9 @@ class ServerProcess:
         environment: Mapping[str, str] | None = None,
         files_max: int | None = None,
         memory_bytes_more: int | None = None,
+        python: str | Path = sys.executable,
     ) -> None:
+        self.python = python
         self._files_max = files_max
         self._memory_bytes_more = memory_bytes_more
         self.arguments: Sequence[str] = arguments
@@ -116,9 +118,10 @@ class ServerProcess:
 
     def _spawn(self) -> None:
         assert self._process is None
+        listen = ("--listen", self.address)
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                [*self._bounds(), *serve_command("--listen", self.address, *self.arguments)],
+                [*self._bounds(), *serve_command(*listen, *self.arguments, python=self.python)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

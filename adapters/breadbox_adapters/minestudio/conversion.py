@@ -400,5 +400,5 @@ def reference_of(fragment_id: str) -> types.FragmentReference:
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise errors.InvalidRequestError(
-            "fragment_id", "is not one that fetch_fragments returned"
+            "fragment_id", "was not returned by fetch_fragments"
         ) from error

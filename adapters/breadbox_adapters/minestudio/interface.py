@@ -58,6 +58,7 @@ class ReplayBufferInterface:
         reconnect_s: float | None = None,
         version_wait_s: float = 30.0,
         log: Log | None = None,
+        take_over: bool = False,
     ) -> None:
         """Connect; waits for a server for up to `RECONNECT_S`, or `reconnect_s`.
 
@@ -74,6 +75,7 @@ class ReplayBufferInterface:
                 or None for `BREADBOX_RECONNECT_S`, else without a limit.
             version_wait_s: Seconds that `add_fragment` waits, once for each session and version.
             log: Called with the records `replay_buffer/*`; by default MineStudio's logger, if any.
+            take_over: See `breadbox.Client.start_session`; for `update_model_version`.
 
         Raises:
             BufferNotFoundError: There is no such buffer, and no configuration to create it with.
@@ -96,6 +98,7 @@ class ReplayBufferInterface:
         """Name of the buffer."""
         self.version_wait_s = version_wait_s
         self._log = log
+        self._takes_over = take_over
         self._lease: breadbox.types.Lease | None = None
         self._session_id = ""
         self._model = types.ModelState("", None, None)
@@ -235,7 +238,7 @@ class ReplayBufferInterface:
 
         Raises:
             KeyError: It is gone: another batch was fetched since.
-            InvalidRequestError: The text is none that they returned.
+            InvalidRequestError: The text was not returned by them.
         """
         reference = reference_of(fragment_id)
         try:
@@ -308,11 +311,15 @@ class ReplayBufferInterface:
         Raises:
             VersionRegressedError: The version is lower than the current one of the session.
             SessionEndedError: The session was current before, and another one followed.
+            SessionInUseError: Other processes use the current session; see `take_over`.
         """
         if session_id != self._session_id:
             self._patiently(
                 lambda: self.client.start_session(
-                    session_id, model_version=model_version, buffer=self.buffer
+                    session_id,
+                    model_version=model_version,
+                    buffer=self.buffer,
+                    take_over=self._takes_over,
                 )
             )
             self._session_id = session_id

@@ -168,10 +168,13 @@ class Client:
             )
 
     def reset(self, table: str) -> None:
-        """Empty a table and its limiter's counts; raises `TableNotFoundError` if there is none."""
+        """Empty a table and its limiter's counts, for all its users.
+
+        Raises `TableNotFoundError` if there is none.
+        """
         signature = self._sender.signature_of(table)
         with known_tables(self._client, table):
-            state = self._client.start_session(buffer=table)
+            state = self._client.start_session(buffer=table, take_over=True)
         if signature is not None:
             publish_signature(self._client, table, state, signature)
 

@@ -119,6 +119,7 @@ class BreadboxReplayBuffer:
         frame_stack: Mapping[str, int] | None = None,
         slice_len: int | None = None,
         prefetch: int = 0,
+        take_over: bool = False,
     ) -> None:
         """Begin to mirror what the buffer holds.
 
@@ -146,11 +147,13 @@ class BreadboxReplayBuffer:
                 sample has slices after one another; `batch_size` is a multiple of `slice_len`.
             prefetch: Samples of `batch_size` that a thread draws ahead; they lack the steps and
                 priorities that come meanwhile.
+            take_over: For `session_id`, see `breadbox.Client.start_session`.
 
         Raises:
             InvalidRequestError: An argument is out of its range, the buffer takes only fragments of
                 one length, or `slice_len` comes with an `n_step` above 1.
             SessionEndedError: `session_id` was ended before.
+            SessionInUseError: Other processes use another session than `session_id`.
         """
         arguments = dict(locals())
         self._arguments = {name: arguments[name] for name in arguments if name not in _NOT_COPIED}
@@ -181,7 +184,7 @@ class BreadboxReplayBuffer:
         self._write_count = 0
         try:
             self._check_lengths()
-            self._started_id = session_id
+            self._started_id, self._takes_over = session_id, take_over
             self._session()
             self._mirror = _FollowedMirror(
                 self._client,
@@ -300,7 +303,9 @@ class BreadboxReplayBuffer:
         state = self._client.watch_model(buffer=self._buffer)
         wanted = self._started_id
         if state is None or not state.session_id or (wanted and state.session_id != wanted):
-            state = self._client.start_session(wanted, buffer=self._buffer)
+            state = self._client.start_session(
+                wanted, buffer=self._buffer, take_over=self._takes_over
+            )
         return state.session_id, state.model_version or 0
 
     def _check_lengths(self) -> None:
@@ -513,7 +518,8 @@ class BreadboxReplayBuffer:
         """Remove all steps, for all users, by starting a session; not if `session_id` was given."""
         if self._started_id:
             raise InvalidRequestError("session_id", "was given: start another session instead")
-        session_id = self._client.start_session(buffer=self._buffer).session_id
+        state = self._client.start_session(buffer=self._buffer, take_over=True)
+        session_id = state.session_id
         self._mirror.wait_for(
             lambda: self._mirror.session_id == session_id, "a new session", ARRIVAL_S
         )

@@ -145,9 +145,12 @@ class Client(ProcessBound):
         *,
         model_version: int | None = None,
         buffer: str | None = None,
+        take_over: bool = False,
     ) -> types.ModelState:
         return await self._invoke(
-            calls.start_session(buffer or self.buffer, session_id, model_version)
+            calls.start_session(
+                buffer or self.buffer, session_id, model_version, take_over=take_over
+            )
         )
 
     async def end_session(self, session_id: str, *, buffer: str | None = None) -> None:
@@ -225,7 +228,7 @@ class Client(ProcessBound):
     def fetch(
         self,
         fragment_count: int,
-        max_wait_s: float | None = 0.0,
+        max_wait_s: float | None = 60.0,
         *,
         rank: int = 0,
         world_size: int = 1,

@@ -403,8 +403,9 @@ class StepMemory:
         batch = memory.sample_goals(256, reward_of)
         ```
 
-        Observations are dicts with `achieved_goal` and `desired_goal`, as in gymnasium's goal
-        environments. Of each `goals_per_step` + 1 steps, one keeps its goal; with 0 all do.
+        Observations are dicts with `achieved_goal` and `desired_goal`, of one shape and dtype, as
+        in gymnasium's goal environments. Of each `goals_per_step` + 1 steps, one keeps its goal;
+        with 0 all do.
         `batch_size`, `gamma` and `device` are those of `sample`.
 
         `relabel` is called with the achieved goals and the new desired goals, both [b, ...], and

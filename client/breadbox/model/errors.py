@@ -12,6 +12,8 @@ class ReplayBufferError(Exception):
 
     request_id: str | None = None
     """The server's id of the failed call, if it returned one; quote it in a bug report."""
+    is_answer: bool = False
+    """True if a server answered so; False if none did, or the error is of this process."""
 
 
 class InvalidRequestError(ReplayBufferError):
@@ -54,6 +56,20 @@ class SessionEndedError(ReplayBufferError):
         )
         self.session_id = session_id
         self.current_session_id = current_session_id
+
+
+class SessionInUseError(ReplayBufferError):
+    """Another process uses the buffer's session, which is not the caller's. Nothing was changed."""
+
+    def __init__(self, session_id: str, users: str) -> None:
+        super().__init__(
+            f"session {session_id!r} is in use: {users}. Go on with it by its name "
+            "(--resume), or use another buffer. take_over=True (--take-over) ends it and drops its "
+            "fragments. It is free 60 s after these processes were stopped"
+        )
+        self.session_id = session_id
+        self.users = users
+        """Which processes called, when last and when first, as words."""
 
 
 class VersionRegressedError(ReplayBufferError):
@@ -282,9 +298,12 @@ name: an appender with "persist" drops the fragment, and stops after a minute of
 class TreeMismatchError(ReplayBufferError, ValueError):
     """Two trees that must be alike differ; names the path, what was wanted and what was got."""
 
-    def __init__(self, path: str, wanted: str, got: str, where: str = "") -> None:
+    def __init__(
+        self, path: str, wanted: str, got: str, where: str = "", *, remedy: str = ""
+    ) -> None:
         super().__init__(
             f"{where + ': ' if where else ''}{path or '(root)'}: wanted {wanted}, got {got}"
+            f"{'; ' if remedy else ''}{remedy}"
         )
         self.path = path
         self.wanted = wanted

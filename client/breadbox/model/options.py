@@ -3,8 +3,10 @@
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from socket import gethostname
 from typing import Any, Final
 
 import grpc
@@ -57,7 +59,12 @@ RPCs under one request_id; it is rarely split, because each split loses the queu
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Certificates for an encrypted connection, as PEM files."""
+    """Certificates for an encrypted connection, as PEM files.
+
+    ```python
+    tls = breadbox.Tls(ca_file="ca.pem")  # then: breadbox.connect(address, tls=tls)
+    ```
+    """
 
     ca_file: str | os.PathLike[str] | None = None
     """Certificate authorities to trust, or None for gRPC's own."""
@@ -128,8 +135,9 @@ class ClientOptions:
         """Read the certificates, or return None for an unencrypted connection."""
         return None if self.tls is None else self.tls.credentials()
 
-    def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """Return the gRPC metadata of every call, or None without a token."""
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the gRPC metadata of every call: this process's name, and the token if any."""
+        process = (("breadbox-process", process_name()),)
         token = self.token or ""
         if token.startswith("@"):
             try:
@@ -138,7 +146,33 @@ class ClientOptions:
                 raise InvalidRequestError("token", "must be a file of plain text") from None
             if not token:
                 raise InvalidRequestError("token", "must be a file that is not empty")
-        return (("authorization", f"Bearer {token}"),) if token else None
+        return (*process, ("authorization", f"Bearer {token}")) if token else process
+
+
+def process_name() -> str:
+    """Return HOST/PID, by which a server knows the users of a session.
+
+    A restarted container has the same name again. A process that works for another one has that
+    one's name, see `calling_as`.
+    """
+    host = gethostname().encode("ascii", "replace").decode()
+    return _names.get(os.getpid()) or f"{host}/{os.getpid()}"
+
+
+@contextmanager
+def calling_as(name: str) -> Iterator[None]:
+    """Have clients that this process makes in the block call under another process's name."""
+    before = _names.copy()
+    _names[os.getpid()] = name
+    try:
+        yield
+    finally:
+        _names.clear()
+        _names.update(before)
+
+
+_names: Final[dict[int, str]] = {}
+"""Names that processes have taken, by process: a fork has a name of its own."""
 
 
 def channel_options(

@@ -5,6 +5,11 @@ from typing import Final, Literal
 
 UNLIMITED: Final = 2**40
 """The largest value of a limit that counts."""
+STORE_FULL_ADVICE: Final = (
+    "Give the store more room, or the buffers less: --capacity-bytes of `breadbox serve`, or "
+    "`breadbox buffers update`."
+)
+"""Advice for a payload store without room."""
 OFF_POLICY_ADVICE: Final = (
     "Learners that replay (DQN, SAC, a mirror) need limits under which versions and uses do not "
     "count: `breadbox serve --preset off-policy`, or `breadbox buffers update NAME --preset "

@@ -155,8 +155,6 @@ class AppendReply:
     results: tuple[AppendResult, ...] = field(repr=False)
     session_id: str
     model_version: int | None
-    append_credit_count: int
-    append_credit_bytes: int
     retry_delay_s: float | None
     """Seconds to wait before sending again the results that `asks_to_wait`, or None if none do."""
 
@@ -242,7 +240,20 @@ class SampleToInsertRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferConfig:
-    """Limits of a buffer. None stands for the server's default; in an update, for no change."""
+    """Limits of a buffer; the options of `breadbox serve` with the same names describe them.
+
+    None stands for the server's default; in an update, for no change.
+
+    ```python
+    config = breadbox.BufferConfig(
+        capacity_chunks=1_000,
+        full_policy=breadbox.FullPolicy.BLOCK,
+        limiter=breadbox.SampleToInsertRatio(ratio=4, error_chunks=32, minimum_chunk_count=16),
+        schema=breadbox.SchemaPolicy.RAGGED,
+    )
+    client.create_buffer("replay", config)
+    ```
+    """
 
     fragments_per_chunk: int | None = None
     capacity_chunks: int | None = None
@@ -332,6 +343,9 @@ class BufferState:
     idle_s: float = 0.0
     """Seconds since the last call that used the buffer, at most since the server's start. 0 while
     such a call waits, or a lease is open. Descriptions and the console's reads do not count."""
+    session_users: str = ""
+    """Other processes that called as learners or producers of the session within the last minute,
+    as words, or empty if none did."""
     latest_request_id: str = ""
     """Id of the last granted request with an open lease. If there is none, the id of the request
     with the latest ended leases, if one of these expired; empty if all were released."""

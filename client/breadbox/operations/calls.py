@@ -82,7 +82,7 @@ def _call(
 
 
 def start_session(
-    buffer: str, session_id: str | None, model_version: int | None
+    buffer: str, session_id: str | None, model_version: int | None, *, take_over: bool
 ) -> Call[types.ModelState]:
     """Start a session; without an id, a random one."""
     session_id = uuid4().hex if session_id is None else session_id
@@ -92,6 +92,7 @@ def start_session(
         buffer=buffer,
         session_id=session_id,
         model_version=model_version,
+        take_over=take_over,
     )
 
 
@@ -377,9 +378,9 @@ def get_buffer(name: str, events_after: int | None = None) -> Call[types.BufferD
     return _call(pb.GetBufferRequest, _described, name=name, chunk_events_after=events_after)
 
 
-def get_store_config() -> Call[types.StoreConfig]:
-    """Return the settings of the payload store."""
-    return _call(pb.GetStoreConfigRequest, wire.store_config_from_wire)
+def get_store_config(write_refusal: str = "") -> Call[types.StoreConfig]:
+    """Return the settings of the payload store; report its answer to a write that waits."""
+    return _call(pb.GetStoreConfigRequest, wire.store_config_from_wire, write_refusal=write_refusal)
 
 
 def report_episodes(buffer: str, episodes: Sequence[types.EpisodeReport]) -> Call[None]:

@@ -12,7 +12,8 @@ Invariants:
         answered was sent once. In doubt it stays, unannounced, and expires by itself.
     O4  Certificates that do not fit are raised immediately if the server never answered before;
         afterwards they are an outage like any other.
-    O5  An outage is logged from the first failed attempt on, in a few lines in all.
+    O5  An outage is logged from the first failed attempt on, in a few lines in all; a wait for room
+        in the store after a second, with the store's words, which the server gets as well.
 """
 
 import math
@@ -32,6 +33,7 @@ from breadbox import payload, stores
 from breadbox.model import errors
 from breadbox.model.fragment import Fragment
 from breadbox.model.options import WAIT_S_MAX_PER_CALL, ClientOptions
+from breadbox.model.presets import STORE_FULL_ADVICE
 from breadbox.model.types import (
     AdmissionOutcome,
     AppendReply,
@@ -96,6 +98,13 @@ ROOM_PART = 0.5
 """Part of an attempt's time for which the server may wait for room; the rest is for the answer."""
 ONCE_S_MAX = 3.0
 """Deadline of a call that is not repeated."""
+FULL_TOLD_S = 1.0
+"""Seconds for which a write without room waits before it is logged and reported."""
+FULL_TOLD_EVERY_S = 5.0
+"""Seconds between two reports of it to the server, which shows one for 10 s."""
+_WRITING = "writing payloads"
+_APPENDING = "appending"
+"""Names of the activities that a full store stops, at the client and at the server."""
 _MOVING = "moving payloads"
 """Name of the activity that an outage of the store stops."""
 
@@ -178,6 +187,8 @@ class Context:
     new_id: Callable[[], str]
     outages: Outages
     slot: StoreSlot = field(default_factory=StoreSlot)
+    waits: Outages = field(init=False)
+    """Waits for room: no outages, since the server answers."""
     has_answered: bool = field(default=False, init=False)
     """True once the server answered; it never becomes False again, so threads need no lock."""
     route: Route = field(init=False)
@@ -187,6 +198,7 @@ class Context:
     """Retry policy of calls that may wait while buffer or store is full."""
 
     def __post_init__(self) -> None:
+        self.waits = Outages(self.now)
         self.route = Route(self.address)
         places = len(self.route.addresses)
         self.policy = RetryPolicy(
@@ -226,6 +238,7 @@ def repeat(
     `make_call` runs for every attempt; `meanwhile` during the first, and keeps its errors itself.
     """
     budget = RetryBudget(policy or context.policy, context.rng)
+    causes: deque[errors.ReplayBufferError] = deque(maxlen=len(context.route.addresses))
     while True:
         now = context.now()
         call = make_call(now)
@@ -246,22 +259,36 @@ def repeat(
                 context.has_answered or not isinstance(error, errors.TlsError)
             )
             delay_s = budget.delay_s_after(error, now=now) if may_pass else None
+            cause = error
+            if is_outage(error):
+                causes.append(error)
+                cause = max(reversed(causes), key=_tells)
             if was_answered:
                 context.outages.succeeded(calling)
             elif delay_s is not None and budget.attempts >= len(context.route.addresses):
-                context.outages.failed(calling, error)
+                context.outages.failed(calling, cause)
+            if delay_s is not None and budget.waited_for_room_s(now=now) >= FULL_TOLD_S:
+                context.waits.failed(calling, error)
             if delay_s is None:
                 if budget.attempts > 1:
-                    error.add_note(
+                    cause.add_note(
                         f"gave up after {budget.attempts} attempts in "
                         f"{budget.elapsed_s(now=now):.1f} s (reconnect_s)"
                     )
-                raise
+                if cause is error:
+                    raise
+                raise cause from error
             yield Sleep(delay_s)
         else:
             context.has_answered = True
             context.outages.succeeded(calling)
+            context.waits.succeeded(calling)
             return answer, budget.attempts + 1
+
+
+def _tells(error: errors.ReplayBufferError) -> int:
+    """Rank an outage by how much it says: a server that knows its cause goes before silence."""
+    return error.is_answer + (error.is_answer and not isinstance(error, errors.StandbyError))
 
 
 def _always(call: Call[T]) -> Callable[[float], Call[T]]:
@@ -476,6 +503,8 @@ def retrying_store(
     context: Context,
     function: Callable[[Deadline], T],
     failed: tuple[errors.StoreUnavailableError, float] | None = None,
+    *,
+    is_write: bool = False,
 ) -> Operation[T]:
     """Run a function that moves payloads; wait while the store is unreachable or full.
 
@@ -485,6 +514,7 @@ def retrying_store(
     """
     outage = RetryBudget(context.policy, context.rng)
     full_since: float | None = None
+    told_at = -math.inf
     if failed is not None and outage.delay_s_after(failed[0], now=failed[1]) is None:
         raise failed[0]
     while True:
@@ -506,10 +536,24 @@ def retrying_store(
             left_s = full_since + context.options.append_wait_s - now
             if left_s <= 0:
                 raise errors.BackpressureError(error.what, error.retry_delay_s) from error
+            if now - full_since >= FULL_TOLD_S and now - told_at >= FULL_TOLD_EVERY_S:
+                told_at = now
+                yield from _tell_full(context, error.what)
             yield Sleep(min(_spread_s(context, error.retry_delay_s), left_s))
         else:
             context.outages.succeeded(_MOVING)
+            if is_write:
+                context.waits.succeeded(_WRITING)
             return result
+
+
+def _tell_full(context: Context, words: str) -> Operation[None]:
+    """Log that a write waits for room, with the remedy; report the store's words to the server."""
+    context.waits.failed(_WRITING, errors.StoreError(f"{words}. {STORE_FULL_ADVICE}"))
+    try:
+        yield from invoke_once(context, calls.get_store_config(words))
+    except errors.ReplayBufferError:
+        return  # The write is repeated whatever the server knows of it.
 
 
 def _check_fits(context: Context, full: errors.StoreFullError) -> Operation[None]:
@@ -539,7 +583,9 @@ def publish(
     losses = RetryBudget(context.policy, context.rng)
     while True:
         reference = yield from retrying_store(
-            context, lambda deadline: payload.write_weights(store.within(deadline), weights)
+            context,
+            lambda deadline: payload.write_weights(store.within(deadline), weights),
+            is_write=True,
         )
         call = calls.publish_model(buffer, session_id, model_version, reference)
         try:
@@ -800,6 +846,7 @@ class _Appending:
         """Positions announced by a call that was sent more than once (O3)."""
         self._losses: RetryBudget | None = None
         """Budget for payloads that the store lost since it last kept one, or None."""
+        self._told_at = -math.inf
         self._progress_at: float | None = None
         """Time of the last admission, or of the first announcement, or None."""
 
@@ -816,9 +863,11 @@ class _Appending:
                 self._progress_at = self._context.now()
             elif delay_s is not None:
                 yield from self._give_up_if_late(self._progress_at, left, delay_s)
+                yield from self._tell_hold(self._progress_at, left)
             if delay_s is not None:
                 yield Sleep(_spread_s(self._context, delay_s))
             pending = left
+        self._context.waits.succeeded(_APPENDING)
         return self._results
 
     def write_or_halve(self) -> Operation[list["_Appending"]]:
@@ -864,7 +913,8 @@ class _Appending:
         failed, self._failed = self._failed, None
         return (
             yield from retrying_store(
-                self._context, lambda deadline: self._write_within(deadline, fragments), failed
+                *(self._context, lambda deadline: self._write_within(deadline, fragments), failed),
+                is_write=True,
             )
         )
 
@@ -978,6 +1028,20 @@ class _Appending:
     def _stored(self, positions: Sequence[int]) -> list[PayloadReference]:
         found = [self._written[position].payload for position in positions]
         return [each for each in found if each is not None]
+
+    def _tell_hold(self, progress_at: float, left: Sequence[int]) -> Operation[None]:
+        """Log after a second, and now and then, why the server takes no bytes, if it says so."""
+        now = self._context.now()
+        is_due = now - max(progress_at + FULL_TOLD_S, self._told_at + FULL_TOLD_EVERY_S) >= 0
+        if not is_due or self._results[left[0]].outcome is not AdmissionOutcome.BYTES_FULL:
+            return
+        self._told_at = now
+        try:
+            described = yield from invoke_once(self._context, calls.get_buffer(self._buffer))
+        except errors.ReplayBufferError:
+            return  # The append is repeated whatever is known of its wait.
+        if described.state.hold:
+            self._context.waits.failed(_APPENDING, errors.StoreError(described.state.hold))
 
     def _give_up_if_late(
         self, progress_at: float, left: Sequence[int], delay_s: float

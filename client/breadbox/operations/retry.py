@@ -126,6 +126,10 @@ class RetryBudget:
                 self.ends_at += self._policy.answer_s_max
         return self._outage_since
 
+    def waited_for_room_s(self, *, now: float) -> float:
+        """Return the seconds since the server first asked to wait, or 0 if it did not."""
+        return 0.0 if self._backpressure_since is None else now - self._backpressure_since
+
     def elapsed_s(self, *, now: float) -> float:
         """Return the seconds since the outage began, or since the server first asked to wait."""
         since = self._outage_since if self._backpressure_since is None else self._backpressure_since

@@ -44,7 +44,7 @@ def _remedy(array: NDArray[Any]) -> str:
     if isinstance(held, dict):
         return "; of dicts, stack per key: {'key': array[T, ...], ...}"
     if isinstance(held, (np.ndarray, list, tuple)):
-        return "; what differs in shape from step to step cannot be stacked: pad it to one shape"
+        return "; arrays of different shapes cannot be stacked: pad them to one shape"
     return ""
 
 

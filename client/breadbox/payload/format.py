@@ -1,36 +1,6 @@
-"""The payload format, version 1, byte by byte.
+"""The payload format, version 1; docs/payload-format.md describes it byte by byte.
 
-All numbers are little-endian.
-
-    offset   bytes  what
-    0        8      magic: "BREADBOX" in ASCII
-    8        2      format version: 1
-    10       2      flags: 0; a reader refuses any other value
-    12       4      L, bytes of the layout section
-    16       8      XXH3-64 of the layout section: its hash
-    24       4      C, bytes of the checksums section
-    28       4      A, bytes of the attributes section
-    32       8      bytes of the body
-    40       8      XXH3-64 of bytes 0 to 39 and of the checksums and attributes sections
-    48       C      checksums: 64-bit numbers; first the encoded bytes of each array that is not
-                    raw, in order of the tree, then the XXH3-64 of each block of each array's
-                    encoded bytes, in order of the body
-    48+C     A      attributes: a protobuf message breadbox.v1.PayloadAttributes
-    48+C+A   L      layout: a protobuf message breadbox.v1.PayloadLayout
-    ...      0-63   zeros, up to the next multiple of 64
-    B        -      body: the arrays' encoded bytes, raw arrays first, then the others, each in
-                    order of the tree and from a multiple of 64 counted from B, with zeros between
-                    them; nothing behind the last
-
-The first 48 bytes are the *prelude*, prelude to padding is the *head*.
-The layout holds the tree, and per array its type, shape and codec; it is the same in all payloads
-of one kind, so readers know it by its bytes, and where raw arrays are follows from it alone. What
-differs from payload to payload are the other two sections.
-Blocks are counted from an array's own start, so any part of an array can be verified by reading
-whole blocks. An array without elements has none. An array whose encoded bytes are as many as those
-of its elements is these elements, whatever its codec: encoding it saved nothing.
-
-What a raw array holds is its elements in row-major order, nothing else. Nothing in a payload is
+The first 48 bytes are the *prelude*, prelude to padding is the *head*. Nothing in a payload is
 ever executed, and a reader checks every size against the payload's own before it allocates.
 """
 

@@ -48,6 +48,10 @@ _STACKED_FIELDS = tuple(name for name in FIELDS if name not in PER_FRAGMENT_FIEL
 
 _LEAF_FIELDS = (*_STACKED_FIELDS, "model_version", "final_obs_row", "final_obs_step", "final_obs")
 
+_LENGTHS_REMEDY = (
+    "fragments of different lengths do not stack: take them one by one with lease.fragments(), "
+    "draw steps from a mirror, or give the buffer the schema `one` (breadbox buffers update)"
+)
 _SLAB_ALIGNMENT_BYTES = 256
 """Alignment of each array in a page-locked slab: that of a GPU's own allocator."""
 
@@ -159,7 +163,7 @@ class Stack:
         return summary("Stack", [], dict(zip(paths, self.arrays, strict=True)))
 
     def fields(self, leaves: Sequence[Any]) -> dict[str, Any]:
-        """Build the stacked fields of a batch from what was made of each array, None as it is."""
+        """Build the stacked fields of a batch from its leaves, one for each array."""
         fields = {
             name: map_present(leaves.__getitem__, self.structure[name]) for name in _STACKED_FIELDS
         }
@@ -403,8 +407,11 @@ class _Builder:
                 continue
             stored, wanted = head.layout.arrays[index], stack.template[template_index]
             if stored.shape != wanted.shape or stored.type_name != wanted.type_name:
+                steps_differ = stored.shape[:1] != wanted.shape[:1]
+                is_longer = steps_differ and stored.shape[1:] == wanted.shape[1:]
                 raise TreeMismatchError(
-                    stored.name, wanted.describe(), stored.describe(), self._where(position)
+                    *(stored.name, wanted.describe(), stored.describe(), self._where(position)),
+                    remedy=_LENGTHS_REMEDY if is_longer else "",
                 )
             rows[index] = array
         return rows
@@ -460,6 +467,7 @@ class _Builder:
                     f"[{versions.shape[1]}]",
                     f"[{step_counts[position]}]",
                     self._where(position),
+                    remedy=_LENGTHS_REMEDY,
                 )
             versions[position] = row
         return versions

@@ -321,10 +321,16 @@ class PartsStore(AbstractStore, PayloadStore, PayloadParts):
         try:
             with largest_noted(payloads):
                 bounded.write_parts([Part(*each) for each in zip(references, repeat(0), payloads)])
-        except BaseException:
-            try:
-                bounded.discard_parts(references)
-            except StoreError as error:
-                _log.debug("a failed write is left to its expiry: %s", error)
+        except BaseException as error:
+            # A store that was silent would be so for the deletion's deadline as well.
+            if not (isinstance(error, StoreUnavailableError) and error.was_silent):
+                self._leave_nothing(bounded, references)
             raise
         return references
+
+    @staticmethod
+    def _leave_nothing(parts: PayloadParts, references: Sequence[PayloadReference]) -> None:
+        try:
+            parts.discard_parts(references)
+        except StoreError as error:
+            _log.debug("a failed write is left to its expiry: %s", error)

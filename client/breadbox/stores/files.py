@@ -571,8 +571,8 @@ def _check_room(directory: PayloadDirectory, size_bytes: int, file_count: int) -
         room = DiskRoom.of(directory.unannounced)
     if not room.has_room_for(size_bytes, file_count):
         raise StoreFullError(
-            f"the file system of the payload directory is full ({size_bytes} bytes to write, "
-            f"{room.free_bytes} of {room.size_bytes} free, {room.kept_bytes} to be left; "
+            f"the payload directory is full ({os.strerror(errno.ENOSPC)}: {size_bytes} bytes to "
+            f"write, {room.free_bytes} of {room.size_bytes} free, {room.kept_bytes} to be left; "
             f"inodes: {room.free_inode_count} of {room.inode_count} free)"
         )
 
@@ -678,7 +678,8 @@ def _translated_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
         if error.errno in _FULL_ERRNOS:
-            raise StoreFullError(f"the payload directory is full ({what})") from error
+            # Without the path: the text goes on to the server and into its descriptions of buffers.
+            raise StoreFullError(f"the payload directory is full ({error.strerror})") from error
+        what = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
         raise StoreUnavailableError(f"the payload directory failed ({what})") from error

@@ -112,7 +112,7 @@ def parse_store_url(url: str) -> StoreUrl:
         )
     if not unquote(url).isprintable():
         # What a server names is sent on as it stands, perhaps to something that is no Redis.
-        raise StoreUrlError(f"store URL {redact(url)!r} holds what is not printable")
+        raise StoreUrlError(f"store URL {redact(url)!r} holds unprintable characters")
     if (found := _MANY_HOSTS.fullmatch(url)) is not None:
         _check_known_options(url, found[4])
         return _parse_many_hosts(url, *found.groups())

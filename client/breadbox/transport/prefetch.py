@@ -45,7 +45,7 @@ def prefetched(
             top_up()
             yield ready.pop().result()
             if os.getpid() != process_id:
-                raise ClosedError("an iteration goes on only in the process that began it")
+                raise ClosedError("an iteration continues only in the process that began it")
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 

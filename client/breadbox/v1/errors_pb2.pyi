@@ -41,6 +41,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SUBSCRIPTION_EXISTS: _ClassVar[ErrorReason]
     SUBSCRIPTIONS_FULL: _ClassVar[ErrorReason]
     STANDBY: _ClassVar[ErrorReason]
+    SESSION_IN_USE: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ARGUMENT_INVALID: ErrorReason
 FETCH_EXCEEDS_CAPACITY: ErrorReason
@@ -76,3 +77,4 @@ SUBSCRIPTION_NOT_FOUND: ErrorReason
 SUBSCRIPTION_EXISTS: ErrorReason
 SUBSCRIPTIONS_FULL: ErrorReason
 STANDBY: ErrorReason
+SESSION_IN_USE: ErrorReason

@@ -33,14 +33,16 @@ EPISODE_END_TRUNCATED: EpisodeEnd
 EPISODE_END_ABORTED: EpisodeEnd
 
 class StartSessionRequest(_message.Message):
-    __slots__ = ("buffer", "session_id", "model_version")
+    __slots__ = ("buffer", "session_id", "model_version", "take_over")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     session_id: str
     model_version: int
-    def __init__(self, buffer: _Optional[str] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+    take_over: bool
+    def __init__(self, buffer: _Optional[str] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., take_over: bool = ...) -> None: ...
 
 class StartSessionResponse(_message.Message):
     __slots__ = ("session_id", "model_version")
@@ -125,20 +127,16 @@ class AppendFragmentsRequest(_message.Message):
     def __init__(self, buffer: _Optional[str] = ..., fragments: _Optional[_Iterable[_Union[_fragment_pb2.FragmentMetadata, _Mapping]]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ..., payloads: _Optional[_Iterable[bytes]] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AppendFragmentsResponse(_message.Message):
-    __slots__ = ("results", "session_id", "model_version", "append_credit_count", "append_credit_bytes", "retry_delay")
+    __slots__ = ("results", "session_id", "model_version", "retry_delay")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    APPEND_CREDIT_COUNT_FIELD_NUMBER: _ClassVar[int]
-    APPEND_CREDIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RETRY_DELAY_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[AppendResult]
     session_id: str
     model_version: int
-    append_credit_count: int
-    append_credit_bytes: int
     retry_delay: _duration_pb2.Duration
-    def __init__(self, results: _Optional[_Iterable[_Union[AppendResult, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., append_credit_count: _Optional[int] = ..., append_credit_bytes: _Optional[int] = ..., retry_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, results: _Optional[_Iterable[_Union[AppendResult, _Mapping]]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., retry_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class AppendResult(_message.Message):
     __slots__ = ("outcome", "first_outcome")
@@ -433,8 +431,10 @@ class GetBufferResponse(_message.Message):
     def __init__(self, buffer: _Optional[_Union[_buffer_pb2.Buffer, _Mapping]] = ...) -> None: ...
 
 class GetStoreConfigRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("write_refusal",)
+    WRITE_REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    write_refusal: str
+    def __init__(self, write_refusal: _Optional[str] = ...) -> None: ...
 
 class GetStoreConfigResponse(_message.Message):
     __slots__ = ("store_url", "unannounced_duration", "piece_size_bytes", "server_version", "server_time", "inline_size_bytes_max", "journal_epoch", "store_concerns", "payload_size_bytes_max")

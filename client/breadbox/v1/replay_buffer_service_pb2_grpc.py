@@ -164,7 +164,8 @@ class ReplayBufferServiceServicer(object):
     def StartSession(self, request, context):
         """Learner, at the start of a run. Makes the session current and ends the previous one with
         everything of it. Repeating it with the current session changes nothing.
-        Fails: SESSION_NOT_CURRENT for a session that was current before and ended.
+        Fails: SESSION_NOT_CURRENT for a session that was current before and ended; SESSION_IN_USE while
+        another process uses the current one, unless take_over is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -329,7 +330,7 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetStoreConfig(self, request, context):
-        """Clients, once after connecting: where payloads live.
+        """Clients, after connecting: where payloads live. Again while the store has no room for a write.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

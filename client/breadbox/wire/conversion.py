@@ -193,23 +193,20 @@ store_config_from_wire = _STORE_CONFIG.read
 _metadata_fields_of = attrgetter(*METADATA_FIELDS)
 
 
-def metadata_of(
-    fragment: Fragment, payload: types.PayloadReference, schema_hash: int = NO_SCHEMA
-) -> types.FragmentMetadata:
-    """Return the metadata of a fragment with a written payload."""
-    return types.FragmentMetadata(
-        payload=payload,
-        step_count=fragment.step_count,
-        schema_hash=schema_hash,
-        **dict(zip(METADATA_FIELDS, _metadata_fields_of(fragment), strict=True)),
-    )
-
-
 def announcement(
-    fragment: Fragment, payload: types.PayloadReference | None, schema_hash: int
+    fragment: Fragment, payload: types.PayloadReference | None, schema_hash: int = NO_SCHEMA
 ) -> fragment_pb2.FragmentMetadata:
     """Return the announcement of a fragment; `payload` is None if it is inline."""
-    return to_wire(METADATA, metadata_of(fragment, payload, schema_hash))  # type: ignore[arg-type]
+    fields = dict(zip(METADATA_FIELDS, _metadata_fields_of(fragment), strict=True))
+    if fields["priority"] == 1.0:
+        del fields["priority"]  # As nearly all have: left out.
+    return build(
+        fragment_pb2.FragmentMetadata,
+        payload=None if payload is None else to_wire(PAYLOAD, payload),
+        step_count=fragment.step_count,
+        schema_hash=schema_hash,
+        **fields,
+    )
 
 
 def references_from_wire(

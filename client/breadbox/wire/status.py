@@ -107,6 +107,7 @@ BY_REASON: Mapping[int, _Maker] = {
     errors_pb2.BUFFER_EXISTS: _naming(errors.BufferExistsError, "buffer"),
     errors_pb2.BUFFERS_FULL: _said(errors.LimitExceededError),
     errors_pb2.SESSION_NOT_CURRENT: _naming(errors.SessionEndedError, "session", "current"),
+    errors_pb2.SESSION_IN_USE: _naming(errors.SessionInUseError, "session", "users"),
     errors_pb2.VERSION_REGRESSED: lambda failure: errors.VersionRegressedError(
         failure.number_of("current"), failure.number_of("announced")
     ),
@@ -189,6 +190,7 @@ def error_of(failure: Failure) -> errors.ReplayBufferError:
     make = (known and BY_REASON.get(known.number)) or BY_CODE.get(failure.code, _unknown)
     error = make(failure)
     error.request_id = failure.metadata.get("request_id")
+    error.is_answer = bool(failure.reason)
     return error
 
 
@@ -265,7 +267,7 @@ _HANDSHAKE = (
     ),
     (
         r"ALERT_(UNKNOWN_CA|.*CERTIFICATE)",
-        "it does not take this client's certificate: give one that its --tls-client-ca has signed "
+        "it refuses this client's certificate: give one that its --tls-client-ca has signed "
         "and that is still valid (--tls-cert and --tls-key, or breadbox.Tls)",
     ),
     (r"SSL_ERROR_SSL", "the two sides cannot agree on how to encrypt"),

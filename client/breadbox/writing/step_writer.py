@@ -293,7 +293,7 @@ class StepWriter(ProcessBound):
 
     @property
     def counts(self) -> StepCounts:
-        """The steps added so far, by what was done with them."""
+        """The steps added so far, by outcome."""
         self._check_process()
         with self._changed:
             return StepCounts(
@@ -336,7 +336,9 @@ class StepWriter(ProcessBound):
         next one begins, for at most `session_wait_s`.
 
         Args:
-            obs: What the policy saw, leaves [n, ...]. The first call fixes dtypes and shapes.
+            obs: What the policy saw, leaves [n, ...]. The first call fixes dtypes and shapes. The
+                observation of one environment with a Dict space is
+                `{key: value[None] for key, value in obs.items()}`.
             action: What the policy did, leaves [n, ...].
             reward: float32[n], undiscounted.
             next_obs: What the action led to, leaves [n, ...]. Where the episode ended, its true

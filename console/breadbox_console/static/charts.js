@@ -1,7 +1,13 @@
 // Lines over time or steps, drawn by uPlot, in the page's colours.
-import { h } from "./dom.js";
+import { clock, h } from "./dom.js";
 
 const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
+/** Times of day, with seconds where ticks are closer than a minute. */
+const times = (_, ticks, axis, space, apart) => ticks.map((each) => clock(each).slice(0, apart < 60 ? 8 : 5));
+/** From the first x on, at least 10 s or a step wide: one alone would span a day, or a year. */
+const wide = (least) => (_, low, high) => (low === null ? [0, least] : [low, Math.max(high, low + least)]);
+/** Room for the longest label. */
+const room = (_, labels) => Math.max(40, 16 + 7 * Math.max(0, ...(labels ?? []).map((each) => each?.length ?? 0)));
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // Draw lines. Returns {element, update(columns), mark(x)}.
@@ -16,12 +22,13 @@ export function lines(title, names, columns, { isTime = true, height = 110, onPi
   const options = () => ({
     width: Math.max(120, holder.clientWidth || 300),
     height,
-    scales: { x: xs ? { time: isTime, range: xs } : { time: isTime }, y: { range: (_, low, high) => (low === null ? [0, 1] : low === high ? [low && low - 1, high + 1] : window.uPlot.rangeNum(low, high, 0.1, true)) } },
+    padding: [null, 30, null, null],
+    scales: { x: { time: isTime, range: xs ?? wide(isTime ? 10 : 1) }, y: { range: (_, low, high) => (low === null ? [0, 1] : low === high ? [low && low - 1, high + 1] : window.uPlot.rangeNum(low, high, 0.1, true)) } },
     legend: { show: names.length > 1, live: false },
     cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
     axes: [
-      { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, size: 26, font: "11px system-ui" },
-      { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, size: 50, space: 22, font: "11px system-ui" },
+      { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, size: 26, space: 74, font: "11px system-ui", ...(isTime ? { values: times } : {}) },
+      { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, size: room, space: 22, font: "11px system-ui" },
     ],
     series: [{}, ...names.map((label, at) => ({
       label, stroke: colour(COLOURS[at % COLOURS.length]), width: 1.5, spanGaps, points: { show: hasPoints, size: 3 }, paths: hasPoints ? () => null : undefined,
@@ -66,7 +73,8 @@ export function lines(title, names, columns, { isTime = true, height = 110, onPi
 /** Bars of counts. With onPick each bar is a button that picks its entry. */
 export function bars(title, entries, onPick = null) {
   const most = Math.max(1, ...entries.map((each) => each.count));
-  return h("figure", { class: "chart bars" }, h("figcaption", {}, title),
+  const isMany = entries.length > 8, every = isMany ? Math.ceil(entries.length / 6) : 1;
+  return h("figure", { class: isMany ? "chart bars many" : "chart bars" }, h("figcaption", {}, title),
     entries.length ? "" : h("p", { class: "empty" }, "no data"),
     h("div", { class: "row", hidden: !entries.length }, entries.map((each) => {
       const label = `${each.label}: ${each.count}`;
@@ -76,5 +84,5 @@ export function bars(title, entries, onPick = null) {
         ? h("button", { type: "button", class: "slot", title: label, "aria-label": label, "aria-pressed": String(Boolean(each.on)), onclick: () => onPick(each) }, inside)
         : h("span", { class: "slot", role: "img", title: label, "aria-label": label }, inside);
     })),
-    h("div", { class: "ends" }, entries.map((each) => h("span", {}, each.short))));
+    h("div", { class: "ends" }, entries.map((each, at) => h("span", {}, at % every ? "" : each.short))));
 }

@@ -58,10 +58,12 @@ export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString("en-GB")
 export function table(caption, headings, rows, empty = "none") {
   if (!rows.length) return h("p", { class: "empty" }, `${caption}: ${empty}`);
   const isNumber = headings.map((each) => each[0]?.[0] === "#");
-  const cell = (value, at) => h("td", { class: isNumber[at] ? "number" : null }, value ?? "–");
+  const title = (each) => each.replace?.(/^#/, "") ?? (Array.isArray(each) ? each[1] : each);
+  const labels = headings.map((each) => title(each).textContent ?? title(each));
+  const cell = (value, at) => h("td", { class: isNumber[at] ? "number" : null, "data-label": labels[at] }, value ?? "–");
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
     h("table", {}, h("caption", {}, caption),
       h("thead", {}, h("tr", {}, headings.map((each, at) =>
-        h("th", { scope: "col", class: isNumber[at] ? "number" : null }, each.replace?.(/^#/, "") ?? (Array.isArray(each) ? each[1] : each))))),
+        h("th", { scope: "col", class: isNumber[at] ? "number" : null }, title(each))))),
       h("tbody", {}, rows.map((row) => h("tr", { class: row.level }, (row.cells || row).map(cell))))));
 }

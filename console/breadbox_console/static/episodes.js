@@ -95,7 +95,7 @@ export function showEpisodes(main, app, at) {
       h("a", { href: `#/episode/${encodeURIComponent(buffer)}/${each.number}` }, `${each.worker_id} #${each.episode_id}`),
       each.task, number(each.return), number(each.length), each.is_whole ? each.end : `${each.end}, without its start`,
       each.version_min === each.version_max ? number(each.version_min) : `${each.version_min}–${each.version_max}`,
-      each.held === undefined ? "–" : each.held === 1 ? "yes" : each.held ? `${Math.round(100 * each.held)} %` : "no", clock(each.last_seen_at), each.text,
+      each.held === 1 ? (each.is_whole ? "yes" : "a part") : each.held ? `${Math.round(100 * each.held)} %` : "no", clock(each.last_seen_at), each.text,
     ];
     const headings = ["Compare", sorting("episode", "Episode"), "Task", ["#", sorting("return", "Return")], ["#", sorting("length", "Length")], "End", ["#", sorting("version", "Version")], "To watch", ["#", sorting("seen", "Seen")], "Tag"];
     list.replaceChildren(
@@ -103,7 +103,7 @@ export function showEpisodes(main, app, at) {
       h("p", { class: "bar-row" },
         h("button", { type: "button", disabled: start === 0, onclick: () => { start = Math.max(0, start - 200); document.activeElement.blur(); refresh(); } }, "Later"),
         h("button", { type: "button", disabled: start + 200 >= found.ended, onclick: () => { start += 200; document.activeElement.blur(); refresh(); } }, "Earlier")),
-      found.running.length ? table("Running, as far as seen", ["Compare", "Episode", "Task", "#Return", "#Length", "End", "#Version", "To watch", "#Seen", "Tag"], found.running.map(row)) : "");
+      found.parts.length ? table("Running or cut off, as far as seen", ["Compare", "Episode", "Task", "#Return", "#Length", "End", "#Version", "To watch", "#Seen", "Tag"], found.parts.map(row)) : "");
   }
 
   for (const [name, values] of Object.entries(CHOICES)) fill(name, values);

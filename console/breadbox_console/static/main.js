@@ -1,5 +1,5 @@
 // Login, pages by the address's hash, and the one stream of news.
-import { ask, h, post } from "./dom.js";
+import { ask, coded, h, post } from "./dom.js";
 import { showEpisodes } from "./episodes.js";
 import { showLearning } from "./learning.js";
 import { showOverview } from "./overview.js";
@@ -79,6 +79,7 @@ function askForToken(problem = "") {
   };
   main.replaceChildren(h("form", { class: "login", onsubmit: submit }, h("h2", {}, "Log in"),
     h("p", {}, "The server asks for a token. You see the buffers that the token may see."),
+    h("p", { class: "hint" }, coded("In the local cluster of Docker Compose `make env` prints one for this login. Elsewhere the server's operator makes one: `breadbox token --role viewer --name NAME --file FILE`, where FILE is the file of the server's `--tokens`.")),
     h("label", { for: "token" }, "Token"), token, h("button", { type: "submit" }, "Log in"), said));
   token.focus();
 }

@@ -41,9 +41,9 @@ function card(first) {
   const stale = lines("Mean staleness held, versions", ["staleness"], empty);
   const version = lines("Model version", ["version"], empty);
   const charts = [flow, held, stale, version];
-  const headline = h("span", { class: "headline" });
+  const headline = h("span", { class: "headline" }), watch = h("span", {});
   const folded = h("details", {}, h("summary", {}, h("span", { class: "head" }, title, badge, headline)),
-    said, h("p", {}, h("a", { href: `#/episodes/${encodeURIComponent(first.name)}` }, "Episodes"), counted),
+    said, h("p", {}, watch, h("a", { href: `#/episodes/${encodeURIComponent(first.name)}` }, "Episodes"), counted),
     facts, meters, seen, h("div", { class: "charts" }, charts.map((each) => each.element), ages, uses), below);
   const element = h("section", { class: "card", "aria-label": `Buffer ${first.name}` }, folded);
   let history = null, shown = "", isFolded = null;
@@ -74,6 +74,10 @@ function card(first) {
         held.update([history.time, history.chunks]);
         stale.update([history.time, history.staleness]);
         version.update([history.time, history.version]);
+      }
+      if (watch.dataset.number !== String(buffer.watch)) {
+        watch.dataset.number = buffer.watch;
+        watch.replaceChildren(...(buffer.watch === null ? [] : [h("a", { href: `#/episode/${encodeURIComponent(first.name)}/${buffer.watch}` }, "Watch the latest whole episode"), " · "]));
       }
       counted.textContent = `: ${number(buffer.episodes)} seen${buffer.skipped ? `; ${number(buffer.skipped)} chunks left before they were read` : ""}`;
       facts.replaceChildren(...listed([

@@ -55,7 +55,7 @@ export function showEpisode(main, app, at) {
 
   Promise.all(numbers.map((each) => ask(`${bufferPath(buffer)}/episodes/${each}`))).then((found) => {
     if (hasEnded) return;
-    last = Math.max(0, ...found.map((each) => each.length - 1));
+    last = Math.max(0, ...found.map((each) => each.seen - 1));
     slider.max = last;
     for (const each of found) { const side = makeSide(buffer, each, go); sides.push(side); holder.append(side.element); }
     go(step < 0 ? Math.min(...sides.map((side) => side.firstHeld)) : step);
@@ -101,7 +101,7 @@ function makeSide(buffer, episode, go) {
     if (step !== current) return;
     each.holder.replaceChildren(found);
     each.figure.removeAttribute("aria-busy");
-    for (let next = step + 1; next <= Math.min(step + AHEAD, episode.length - 1); next += 1) if (!gapAt(next)) frame(each, next);
+    for (let next = step + 1; next <= Math.min(step + AHEAD, episode.seen - 1); next += 1) if (!gapAt(next)) frame(each, next);
   };
   const pictures = episode.streams.filter((each) => each.kind === "picture").map((each) => h("figure", { class: "wide" },
     h("figcaption", {}, `${each.path} ${each.type}: a column for each step`),
@@ -117,7 +117,7 @@ function makeSide(buffer, episode, go) {
     if (known.every((one) => one.every((value) => value === one[0]))) { constants.push(`${name} ${known.map((one) => number(one[0])).join(", ")}`); continue; }
     const xs = each[0].values.map((_, place) => place * each[0].stride + 1);
     const drawn = lines(name, each.map((_, place) => (each.length > 1 ? `[${place}]` : name)), [xs, ...each.map((one) => one.values)],
-      { isTime: false, height: 90, xs: [1, Math.max(2, episode.length)], hasPoints: isWhole(name), onPick: (x) => go(x - 1) });
+      { isTime: false, height: 90, xs: [1, Math.max(2, episode.seen)], hasPoints: isWhole(name), onPick: (x) => go(x - 1) });
     charts.push(drawn);
     if (isText && isWhole(name) && name !== "model_version") ids.push(drawn);
   }
@@ -127,16 +127,17 @@ function makeSide(buffer, episode, go) {
   const lane = h("div", { class: "lanes" }, runs.map((each) => h("button", {
     type: "button", class: each.is_held ? "lane" : "lane gone", style: { flexGrow: String(each.steps) },
     title: runText(each), "aria-label": runText(each), onclick: () => go(each.step),
-  }, each.steps > 0.07 * episode.length ? `v${each.version_min}${each.version_max === each.version_min ? "" : `–${each.version_max}`}` : "")), marker);
+  }, each.steps > 0.07 * episode.seen ? `v${each.version_min}${each.version_max === each.version_min ? "" : `–${each.version_max}`}` : "")), marker);
   const element = h("section", { class: "side", "aria-label": `Episode ${episode.number}` },
     h("h2", {}, `${episode.worker_id} #${episode.episode_id}`),
-    h("p", {}, `Task ${episode.task}; return ${number(episode.return)}; ${number(episode.length)} steps; ${episode.end}; ${versions(episode)}`),
+    h("p", {}, `Task ${episode.task}; return ${number(episode.return)}; ${episode.seen < episode.length ? `${number(episode.seen)} seen of ` : ""}${number(episode.length)} steps; ${episode.end}; ${versions(episode)}`),
     h("p", { class: "bar-row" }, missing.length ? "" : h("a", { href: `${path}/file.parquet`, download: "" }, "Parquet"),
       !missing.length && images.some((each) => each.name !== "(rendered)") ? h("a", { href: `${path}/file.mp4`, download: "" }, "MP4") : "",
       isText ? h("button", { type: "button", onclick: () => showTokens(episode, tokens, go) }, "Show actions as tokens") : ""),
     missing.length ? h("details", { class: "problem warn", open: missing.length <= 3 },
-      h("summary", {}, `${missing.reduce((sum, each) => sum + each.steps, 0)} of ${number(episode.length)} steps are not held any more`),
+      h("summary", {}, `${missing.reduce((sum, each) => sum + each.steps, 0)} of ${number(episode.seen)} steps are not held any more`),
       h("ul", {}, missing.map((each) => h("li", {}, `${ofSteps(each.step, each.steps)}: ${lost(each)}`)))) : "",
+    missing.length && missing.reduce((sum, each) => sum + each.steps, 0) === episode.seen ? h("p", {}, h("a", { href: `#/episodes/${encodeURIComponent(buffer)}?held=can+be+watched+whole` }, "Episodes that can be watched whole")) : "",
     readout, tokens, h("div", { class: images.length ? "player" : "" }, h("div", { class: "images" }, images.map((each) => each.figure)),
       h("div", {}, charts.filter((each) => !ids.includes(each)).map((each) => each.element),
         ids.length ? h("details", {}, h("summary", {}, "Token ids"), ids.map((each) => each.element)) : "",
@@ -145,17 +146,17 @@ function makeSide(buffer, episode, go) {
     h("h3", {}, "Fragments, by the versions that acted"), lane, lives(episode, go));
   return {
     element,
-    firstHeld: Math.max(0, [...Array(episode.length).keys()].findIndex((step) => !gapAt(step))),
+    firstHeld: Math.max(0, [...Array(episode.seen).keys()].findIndex((step) => !gapAt(step))),
     isLoading: () => images.some((each) => each.figure.ariaBusy),
     show(step) {
-      const own = current = Math.min(step, episode.length - 1), gap = gapAt(own);
+      const own = current = Math.min(step, episode.seen - 1), gap = gapAt(own);
       for (const each of images) {
         if (gap) { each.holder.replaceChildren(h("p", { class: "empty" }, lost(gap))); each.figure.removeAttribute("aria-busy"); } else showFrame(each, own);
       }
       for (const each of charts) each.mark(own + 1);
       for (const each of texts) each.at.textContent = episode.texts[each.name][own] ?? "";
       readout.replaceChildren(...Object.entries(series).map(([name, each]) => h("div", {}, h("dt", {}, name), h("dd", {}, each.map((one) => number(valueAt(one, own))).join(", ")))));
-      marker.style.left = `${(100 * own) / Math.max(1, episode.length - 1)}%`;
+      marker.style.left = `${(100 * own) / Math.max(1, episode.seen - 1)}%`;
     },
     end() { for (const each of charts) each.end(); current = -1; },
   };

@@ -160,7 +160,7 @@ class LeaseSource:
     def _granted(self, request_id: str) -> tuple[Lease | None, str]:
         """Wait for a lease; return it with the server's last reason for the wait."""
         reason = ""
-        say_at = self.clock() + SAY_WAITING_S
+        said, say_at = "", self.clock() + SAY_WAITING_S
         while not (self._closing.is_set() or self._stopped()):
             try:
                 lease = self.client.fetch(
@@ -172,8 +172,8 @@ class LeaseSource:
                 )
             except WaitElapsedError as elapsed:
                 reason = elapsed.reason
-                if self.share.rank == 0 and self.clock() >= say_at:
-                    say_at = self.clock() + SAY_WAITING_S
+                if self.share.rank == 0 and reason != said and self.clock() >= say_at:
+                    said, say_at = reason, self.clock() + SAY_WAITING_S
                     _log.info("waiting for workers to fill a batch: %s", reason)
                 self.while_waiting()
                 continue

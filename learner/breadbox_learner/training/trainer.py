@@ -25,8 +25,16 @@ _log = logging.getLogger(__name__)
 class Publisher:
     """Start (or, given its id and version, continue) a session, publish in it, and end it."""
 
-    def __init__(self, client: Client, *, session_id: str = "", model_version: int = 0) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        session_id: str = "",
+        model_version: int = 0,
+        take_over: bool = False,
+    ) -> None:
         self._client = client
+        self._takes_over = take_over
         self.session_id = session_id
         self.model_version = model_version
 
@@ -42,7 +50,7 @@ class Publisher:
 
     def _start(self, policy: PolicyModule) -> None:
         state = self._client.start_session(
-            self.session_id or None, model_version=self.model_version
+            self.session_id or None, model_version=self.model_version, take_over=self._takes_over
         )
         self.session_id = state.session_id
         self.model_version = max(self.model_version, state.model_version or 0)
@@ -346,7 +354,7 @@ class Trainer:
             self._save()
         except RunFolderError as error:
             if not self._saving_fails:
-                _log.error("training goes on without a new checkpoint: %s", error)
+                _log.error("training continues without a new checkpoint: %s", error)
             self._saving_fails = True
         else:
             self._saving_fails = False

@@ -79,7 +79,7 @@ class Dataset:
             # A folder's author must not choose files outside it to be read.
             if not file.resolve().is_relative_to(folder):
                 raise OfflineDataError(
-                    "is a link out of its folder; read what it leads to by its own name",
+                    "is a link out of its folder; read the target by its own name",
                     file=str(file),
                 )
             if not file.is_file():

@@ -290,7 +290,7 @@ def _check_space(space: Any, limits: DataLimits) -> None:
     count = 1
     for size in sizes:
         if type(size) is not int or size < 0:
-            raise OfflineDataError("a space has a shape that is none")
+            raise OfflineDataError("a space has an invalid shape")
         count *= size
     check_bytes("a space", 8 * count, limits.array_bytes_max)
 

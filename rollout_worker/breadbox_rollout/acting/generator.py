@@ -61,7 +61,7 @@ _OF_THE_POOL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorOptions:
-    """Which episodes to play, and what to write of them."""
+    """The environment, number and output of episodes."""
 
     env: EnvSpec
     out: Path

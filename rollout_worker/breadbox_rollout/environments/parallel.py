@@ -106,7 +106,7 @@ class ParallelUnit(Unit):
             return self._seats[agent]
         except KeyError:
             raise EnvironmentFailedError(
-                FailureKind.OBSERVATION_MISMATCH, f"{agent!r} is none of the possible agents"
+                FailureKind.OBSERVATION_MISMATCH, f"{agent!r} is not among the possible agents"
             ) from None
 
     def _of(self, agent: str, obs: Mapping[str, Any]) -> Any:

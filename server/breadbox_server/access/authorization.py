@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
+from breadbox.v1.replay_buffer_service_pb2 import RELEASE_MODE_RETURNED
 from breadbox_server.base.conversion import DEFAULT_BUFFER_NAME, buffer_name
 from breadbox_server.base.errors import PermissionDeniedError, UnauthenticatedError
 from breadbox_server.core.model.ids import BufferName
@@ -77,6 +78,9 @@ ANONYMOUS: Final = Caller("", Role.ADMIN)
 """The caller of every call on a server without tokens."""
 
 _CALLER: Final[ContextVar[Caller]] = ContextVar("caller")
+_PROCESS: Final[ContextVar[str]] = ContextVar("process", default="")
+PROCESS_KEY: Final = "breadbox-process"
+"""Metadata by which a client names its process."""
 
 
 def current_caller() -> Caller:
@@ -93,6 +97,17 @@ def caller_name() -> str | None:
 def calls_as(caller: Caller) -> None:
     """Set what `current_caller` returns in this task and in the tasks that it starts."""
     _CALLER.set(caller)
+
+
+def called_by(metadata: Iterable[tuple[str, str | bytes]]) -> None:
+    """Set what `current_process` returns in this task."""
+    named = next((value for key, value in metadata if key == PROCESS_KEY), "")
+    _PROCESS.set(named[:NAME_SHOWN_MAX] if isinstance(named, str) else "")
+
+
+def current_process(peer: str) -> str:
+    """Return the name of the current call's process, or its connection's without one."""
+    return _PROCESS.get() or peer
 
 
 def matches(patterns: Iterable[str], name: str) -> bool:
@@ -161,6 +176,11 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
 _NO_USES: Final = frozenset(
     SERVICE + method for method in ("GetBuffer", "DeleteBuffer", "RenewLease", "ReleaseLease")
 )
+_ABOUT_SESSIONS: Final = frozenset(
+    SERVICE + method for method in ("StartSession", "EndSession", "ReportEpisodes")
+)
+_APPEND: Final = SERVICE + "AppendFragments"
+_RELEASE: Final = SERVICE + "ReleaseLease"
 PUBLIC_METHODS: Final = frozenset({HEALTH + "Check", HEALTH + "Watch", HEALTH + "List"})
 """Calls without a token: probes of load balancers and containers have none, and learn one bit."""
 
@@ -232,6 +252,25 @@ def used_buffer(caller: Caller, method: str, request: Any) -> BufferName:
     if rule is None or not rule.buffer or is_look or method in _NO_USES:
         return BufferName("")
     return buffer_name(getattr(request, rule.buffer))
+
+
+def used_session(role: Role | None, method: str, request: Any) -> tuple[BufferName, str] | None:
+    """Return the buffer of the session that a call uses, with the id that it names or "", or None.
+
+    `role` is that of the call's callers, see `role_of_call`.
+    """
+    is_look = getattr(request, "is_look", False)
+    if role not in (Role.PRODUCER, Role.LEARNER) or is_look or method in _ABOUT_SESSIONS:
+        return None
+    buffer = buffer_name(request.buffer)
+    if method == _APPEND:
+        return buffer, request.fragments[0].session_id if request.fragments else ""
+    return buffer, getattr(request, "session_id", "")
+
+
+def gives_back(method: str, request: Any) -> bool:
+    """Return whether a call returns a batch unused."""
+    return method == _RELEASE and request.mode == RELEASE_MODE_RETURNED
 
 
 def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str:

@@ -157,6 +157,7 @@ class AppendQueue:
         self._pending[pending] = None
         self.inline_bytes += inline_bytes
         self.pending_count += len(fragments)
+        self.precedence.gathering.arrived()
         self._wake.set()
         return pending
 
@@ -213,8 +214,14 @@ class AppendQueue:
             await self._wake.wait()
             self._wake.clear()
             while self._pending or self._looks_again:
+                if not self._fills_slice():
+                    await self.precedence.gathering.wait()
                 await self.precedence.slice()
                 await self._run_slice()
+
+    def _fills_slice(self) -> bool:
+        undecided = [len(each.fragments) - len(each.results) for each in self._pending]
+        return sum(undecided) >= SLICE_FRAGMENTS
 
     async def _run_slice(self) -> None:
         started_at = self._clock.now()
@@ -234,6 +241,7 @@ class AppendQueue:
             # What was admitted may have been granted at once, and what is missing took room.
             self._looks_again |= bool(taken.offers and self._waiters)
             self._core.pump()
+            self._trips.hurry()
         finally:
             self._is_deciding = False
         for offer in taken.offers:

@@ -18,7 +18,6 @@ from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads, Un
 from breadbox_server.admission.quotas import UNCHARGED, Quotas
 from breadbox_server.base.conversion import payload_reference
 from breadbox_server.base.errors import PayloadSizeError
-from breadbox_server.core.model.description import AppendCredit
 from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
@@ -72,7 +71,7 @@ class Appends:
             metrics=metrics,
             fragments_max=fragments_max,
             waiting_max=waiting_max,
-            has_room=core.turns.has_room,
+            has_room=lambda: not core.turns.hold(),
             inline_size_bytes_max=inline_size_bytes_max,
             recent=recent,
             carrier=core.turns,
@@ -141,12 +140,6 @@ class Appends:
         if self._deletions.is_full:
             return f"{len(self._deletions)} payloads wait for deletion, which the store is slow at"
         return self._core.turns.hold()
-
-    def credit(self, buffer: BufferName, caller: Caller) -> AppendCredit:
-        """Return what a producer may send now; nothing while deletions or the journal lack room."""
-        if self.hold():
-            return AppendCredit(0, 0)
-        return self.quotas.left(caller, self._core.buffers[buffer].append_credit())
 
     async def publish(self, command: PublishModel, caller: Caller = ANONYMOUS) -> Published:
         """Publish a version; confirm its weights, if there are any, first.

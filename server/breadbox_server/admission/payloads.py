@@ -6,9 +6,11 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
+from time import perf_counter
 from typing import Final
 
 from breadbox.model.errors import StoreError
+from breadbox.model.presets import STORE_FULL_ADVICE
 from breadbox.shared.outages import OutageLog
 from breadbox.stores.base import PayloadCustodian, StoreUsage
 from breadbox_server.base.clock import Clock
@@ -23,6 +25,8 @@ PERIOD_S: Final = 1.0
 SWEEP_PERIOD_S: Final = 60.0
 BATCH_PAYLOADS: Final = 256
 RETRY_DELAY_S: Final = 0.5
+REFUSED_S: Final = 10.0
+"""Seconds for which a write that found no room is shown; writers that wait repeat it sooner."""
 GATHER_S: Final = 0.05
 """Seconds for which payloads wait for others, to be deleted with them in one round trip."""
 
@@ -239,13 +243,24 @@ class StoreWatch:
         self._custodian = custodian
         self._clock = clock
         self._metrics = metrics
+        self._refused_at, self._words = 0.0, ""
+        self._full = OutageLog(log, "storing payloads", now=clock.now)
+        metrics.on_store_full = self.refused
         self.usage = StoreUsage(0, 0, 0)
         """How full the store was when it last answered."""
         self._silent_since: float | None = None
         """Time on the loop's clock since when the store owes an answer, or None."""
 
     def hold(self) -> str:
-        """Return why the store takes no more payloads, as of its last answer, or ""."""
+        """Return why the store takes no more payloads, as of its last answers, or ""."""
+        is_refused = (
+            self._refused_at > self._metrics.store_written_at
+            and self._full.failing(within_s=REFUSED_S) is not None
+        )
+        refused = f"the payload store has no room for a write: {self._words}" if is_refused else ""
+        return self._usage_hold() or refused
+
+    def _usage_hold(self) -> str:
         for used, limit, unit in (
             (self.usage.used_bytes, self.usage.limit_bytes, "bytes"),
             (self.usage.used_file_count, self.usage.limit_file_count, "inodes"),
@@ -253,6 +268,17 @@ class StoreWatch:
             if used >= limit > 0:
                 return f"the payload store has no room: {used} {unit} are taken of {limit}"
         return ""
+
+    def refused(self, words: str) -> None:
+        """Take note of the store's words to a write without room, of a client or of this server."""
+        self._refused_at, self._words = perf_counter(), words
+        self._full.failed(StoreError(f"{words}. {STORE_FULL_ADVICE}"))
+
+    def _log_room(self) -> None:
+        if hold := self._usage_hold():
+            self._full.failed(StoreError(f"{hold}. {STORE_FULL_ADVICE}"))
+        elif self._full.failing(within_s=REFUSED_S) is None:
+            self._full.succeeded()
 
     @property
     def away_s(self) -> float:
@@ -293,6 +319,7 @@ class StoreWatch:
                 self.usage = await self._custodian.usage()
             self._metrics.set_store_usage(self.usage)
             self._silent_since = None
+            self._log_room()
         except StoreError:
             # Counted as a store error; a call that needs the store gets the error itself.
             log.debug("the store does not say how full it is")

@@ -15,6 +15,7 @@ from typing import Final
 
 from breadbox_server.base.clock import Clock, TimerHandle
 from breadbox_server.base.errors import AppendsFullError
+from breadbox_server.base.gathering import Gathering
 
 STEP_S: Final = 0.005
 """Seconds until the next step, however many calls of learners are in progress."""
@@ -33,6 +34,8 @@ class Precedence:
 
     def __init__(self, clock: Clock, *, under_way: Callable[[], int]) -> None:
         self._clock = clock
+        self.gathering = Gathering()
+        """Waits for appends to share a slice: those that came, if only by their headers."""
         self._under_way = under_way
         """Fragments that were let in and are not answered."""
         self._ahead = 0
@@ -61,10 +64,12 @@ class Precedence:
         self._last_at = self._clock.now()
         self.look()
 
-    def arrived(self) -> None:
+    def arrived(self, *, is_append: bool = False) -> None:
         """Take note of a new call, of a learner or not."""
         if self._passes_left:
             self._passes_left = PASSES
+        if is_append:
+            self.gathering.arrived()
 
     async def new(self) -> None:
         """Return when the next append may be looked at; AppendsFullError: others wait for long."""

@@ -7,7 +7,6 @@ from typing import Final
 from breadbox_server.access.authorization import Caller
 from breadbox_server.base.clock import Clock
 from breadbox_server.base.errors import QuotaExceededError, QuotaFullError
-from breadbox_server.core.model.description import AppendCredit
 from breadbox_server.core.model.ids import BufferName, PayloadId, SessionId, WorkerId
 from breadbox_server.core.model.inputs import Fragment, Payload
 from breadbox_server.limits import EPISODES_OF_APPEND, QUOTA_BURST_S, TOKEN_WORKERS_MAX
@@ -54,14 +53,11 @@ class _Allowance:
         """Negative after a request of more than there was."""
         self._earned_at = now
 
-    def left(self, rate: float, now: float) -> float:
+    def take(self, count: int, rate: float, now: float) -> bool:
         earned = rate * (now - self._earned_at)
         self._left = min(max(1.0, rate * QUOTA_BURST_S), self._left + earned)
         self._earned_at = now
-        return self._left
-
-    def take(self, count: int, rate: float, now: float) -> bool:
-        if self.left(rate, now) <= 0:
+        if self._left <= 0:
             return False
         self._left -= count
         return True
@@ -138,20 +134,6 @@ class Quotas:
         except QuotaFullError as error:
             self._metrics.quota_refusals.labels(caller.name, error.quota).inc()
             raise
-
-    def left(self, caller: Caller, credit: AppendCredit) -> AppendCredit:
-        """Return what a token's bounds leave of a buffer's credit."""
-        account = self._accounts.get(caller.name)
-        if account is None:
-            return credit
-        count, size_bytes = credit
-        if caller.quotas.appends_per_s_max is not None:
-            left = account.fragments.left(caller.quotas.appends_per_s_max, self._clock.now())
-            count = min(count, max(0, ceil(left)))
-        if caller.quotas.bytes_held_max is not None:
-            taken_bytes = account.held_bytes + account.pending_bytes
-            size_bytes = min(size_bytes, max(0, caller.quotas.bytes_held_max - taken_bytes))
-        return AppendCredit(count, size_bytes)
 
     def let_go(self, payloads: Iterable[Payload]) -> None:
         """Charge nobody for payloads that no buffer refers to any more."""

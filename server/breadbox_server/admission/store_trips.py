@@ -67,15 +67,18 @@ class StoreTrips:
             return
         payloads = [(payload_reference(item.fragment.payload), item.body) for item in riding]
         payload_ids = [item.fragment.payload.payload_id for item in riding]
-        found_no_room = False
+        words: str | None = None
         with self._deletions.confirming(payload_ids), self._metrics.store_trip("keep"):
             try:
                 await self._custodian.keep(payloads)
-            except StoreFullError:
-                found_no_room = True
+            except StoreFullError as error:
+                words = error.what
             else:
                 if carrier:
                     carrier.has_payload_room = True
+        found_no_room = words is not None
+        if words is not None:
+            self._metrics.on_store_full(words)
         for item in riding:
             # Without room for all of them, some may be there all the same.
             item.is_there, item.found_no_room = True, found_no_room
@@ -101,6 +104,11 @@ class StoreTrips:
         for item, payload_id, answer in zip(wanted, payload_ids, answers, strict=True):
             item.is_there = answer == Confirmation.THERE and not is_leaving(payload_id)
             item.has_other_size = answer == Confirmation.OTHER_SIZE
+
+    def hurry(self) -> None:
+        """Have what was decided written without waiting for more to go with it."""
+        if self._carrier is not None:
+            self._carrier.hurry()
 
     def admitted(self, item: Item) -> None:
         """Note that a payload belongs to a fragment from now on."""

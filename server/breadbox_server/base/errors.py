@@ -57,6 +57,18 @@ class QuotaExceededError(DomainError):
         self.limit = limit
 
 
+class SessionInUseError(DomainError):
+    """Another process uses the session that a new one would end."""
+
+    def __init__(self, session: str, users: str) -> None:
+        super().__init__(
+            f"session {session!r} is in use: {users}. A new session ends it and drops its "
+            "fragments: pass take_over if that is meant"
+        )
+        self.session = session
+        self.users = users
+
+
 class PayloadSizeError(DomainError):
     """The payload in the store has another number of bytes than its reference says."""
 
@@ -157,8 +169,7 @@ class OutageError(StoreUnavailableError):
             )
             troubles.append(f"the Redis of its {dependencies} refuses: {answer}")
         super().__init__(
-            f"the server is there, but {' and '.join(troubles)}; it goes on by itself once this is "
-            "over"
+            f"the server is there, but {' and '.join(troubles)}; it continues by itself afterwards"
         )
         self.places = (*silent, *refusals)
 

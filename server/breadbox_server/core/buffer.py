@@ -128,10 +128,6 @@ class ReplayBuffer:
         """Show the named cursors; far cheaper than going through what they have not passed."""
         return reading.describe_subscriptions(self._state)
 
-    def append_credit(self) -> description.AppendCredit:
-        """Return how much all producers together may send now without having to wait."""
-        return intake.credit(self._state)
-
     def call_up(self) -> Iterator[CallerId]:
         """Call up the appends that there is room for, one by one (B31).
 

@@ -101,7 +101,7 @@ class Compaction:
         if has_room != self._had_room:
             self._had_room = has_room
             if has_room:
-                log.info("the journal is short enough again; producers go on")
+                log.info("the journal is short enough again; producers continue")
             else:
                 log.warning(
                     "producers wait for a snapshot: %s (the machine lacks CPU, or snapshots fail)",

@@ -272,9 +272,7 @@ def check_standby(settings: Settings) -> None:
         raise StartError("--standby waits for the other server's end; leave --take-over out")
     place = _choose_place(settings)
     if place is None:
-        raise StartError(
-            "--standby goes on from a journal, and --journal is none; leave --journal out"
-        )
+        raise StartError("--standby needs a journal, and --journal is none; leave --journal out")
     for option, is_shared in (
         ("--journal", place.is_shared),
         ("--store", not parse_store_url(settings.store).directory),

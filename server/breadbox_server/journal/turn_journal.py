@@ -89,14 +89,10 @@ class TurnJournal:
         """Whether payloads can be written in one step with a turn."""
         return self._writer.carries_payloads
 
-    def has_room(self) -> bool:
-        """Whether more may be taken in: the backlog is short, and the disk has room."""
-        return self.pressure < 1.0 and self._writer.has_room()
-
     def hold(self) -> str:
-        """Why there is no room."""
+        """Return why there is no room: the backlog is long, or the disk full; "" if there is."""
         if self.pressure < 1.0:
-            return "the journal's disk is full"
+            return "" if self._writer.has_room() else "the journal's disk is full"
         return (
             f"after {self.backlog.entry_count} entries since the last snapshot of the journal a "
             "restart would take longer than 2 s; the next snapshot ends this"

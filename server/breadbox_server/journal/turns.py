@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from breadbox.model.errors import StoreUnavailableError
 from breadbox.shared.outages import OutageLog
 from breadbox_server.base.errors import JOURNAL
+from breadbox_server.base.gathering import Gathering
 from breadbox_server.base.unforeseen import unforeseen_as
 from breadbox_server.core.model.entries import Entry
 from breadbox_server.core.model.ids import PayloadId
@@ -54,11 +55,8 @@ class Journal(Protocol):
     def carries_payloads(self) -> bool:
         """Whether payloads can be written in one step with a turn."""
 
-    def has_room(self) -> bool:
-        """Whether more may be taken in; False: only what makes room again should be decided."""
-
     def hold(self) -> str:
-        """Why there is no room; only to be asked when there is none."""
+        """Return why only what makes room should be decided, or "" if more may be taken in."""
 
     async def append(
         self,
@@ -90,6 +88,8 @@ class _Turn:
     effects: list[Callable[[], None]] = field(default_factory=list)
     durable: asyncio.Event = field(default_factory=asyncio.Event)
     began_at: float = field(default_factory=perf_counter)
+    is_gathered: bool = False
+    """True if no more is to be waited for: what it has was gathered before it was decided."""
 
 
 class Turns:
@@ -115,6 +115,7 @@ class Turns:
         self._committing: _Turn | None = None
         self._committing_since: float | None = None
         self._wake = asyncio.Event()
+        self._gathering = Gathering()
         self._outage = OutageLog(log, "writing the journal")
         """The outage of turns and heartbeats: a server with nothing to write reports one, too."""
         self._is_lost = False
@@ -143,13 +144,9 @@ class Turns:
         """Whether there is a journal."""
         return self._journal is not None
 
-    def has_room(self) -> bool:
-        """Whether fragments may be admitted; False: the journal is too long, or its disk full."""
-        return self._journal is None or self._journal.has_room()
-
     def hold(self) -> str:
-        """Why there is no room; empty: there is."""
-        return "" if self._journal is None or self._journal.has_room() else self._journal.hold()
+        """Return why no fragments may be admitted, or "" if the journal has room."""
+        return "" if self._journal is None else self._journal.hold()
 
     def check_room(self) -> None:
         """Refuse new work while the journal has not kept up for long."""
@@ -163,7 +160,12 @@ class Turns:
         if not self._open.entries:
             self._open.began_at = perf_counter()
         self._open.entries += entries
+        self._gathering.arrived()
         self._wake.set()
+
+    def hurry(self) -> None:
+        """Have what was decided so far written without waiting for more to go with it."""
+        self._open.is_gathered = bool(self._open.entries)
 
     def can_carry(self, payload_count: int, size_bytes: int) -> bool:
         """Whether so many payloads may be written with the turn that is open."""
@@ -314,6 +316,8 @@ class Turns:
             await self._wake.wait()
             self._wake.clear()
             while self._open.entries or self._is_lost:
+                if not (self._open.is_gathered or self._is_lost):
+                    await self._gathering.wait()
                 await self._commit(self._journal)
 
     def lose(self, error: JournalError) -> None:

@@ -156,14 +156,14 @@ class FsckSettings(Settings):
 
 @command(FsckSettings, reads_variable=True, shares_file_of=ServeSettings)
 def fsck(settings: FsckSettings) -> int:
-    """Compare the server's journal with the payloads that are really in the store.
+    """Compare the server's journal with the payloads in the store.
 
-    Both are found by the same options, variables and file as in `breadbox serve`.
+    It finds both by the options, variables and file of `breadbox serve`.
 
     Reports missing payloads (in the journal and not in the store), orphans (in the store and
     not in the journal) and corrupt ones (damaged, or of a format version that this Breadbox cannot
-    read). Payloads that are about to be deleted, such as those of an expired lease, are none of
-    these.
+    read). It does not report payloads that the server is about to delete, such as those of an
+    expired lease.
 
     With --repair, orphans and damaged payloads are deleted; those of another format version are
     kept. Only the server changes the journal: when it starts, it drops and counts references to
@@ -254,4 +254,4 @@ def _print(report: dict[str, int], found: _Findings, corrupt: Sequence[str]) -> 
     if report["deleted_corrupt"]:
         console.print(f"deleted {report['deleted_corrupt']} damaged payloads")
     if report["missing"] or report["deleted_corrupt"]:
-        console.print("the server drops what refers to missing payloads when it starts")
+        console.print("the server drops chunks of missing payloads when it starts")

@@ -3,9 +3,9 @@
 `python -m breadbox_server.maintenance.probe [--alive | --ready] [HOST:PORT]`
 
 For health checks of containers and Kubernetes. Exit code 0: serving; 1: not serving, with the
-reason on standard error. `--alive` also accepts a standby, which must not be restarted; `--ready`
-a standby that has read the journal, so the leader may end. The default address is
-BREADBOX_LOCAL_SOCKET, where no certificate is needed, or else BREADBOX_LISTEN.
+reason on standard error; 2: no such option. `--alive` also accepts a standby, which must not be
+restarted; `--ready` a standby that has read the journal, so the leader may end. The default address
+is BREADBOX_LOCAL_SOCKET, where no certificate is needed, or else BREADBOX_LISTEN.
 """
 
 import os
@@ -23,6 +23,7 @@ PROBE_S = 4.0
 """Seconds for one probe; below the 10 s of the images' health checks."""
 ALIVE: Final = "--alive"
 READY: Final = "--ready"
+HELP: Final = "--help"
 ANY_ADDRESS = {"0.0.0.0": loopback_host(), "[::]": "[::1]", "": loopback_host()}
 
 
@@ -53,7 +54,13 @@ def _ask(address: str, within_s: float) -> tuple[str, dict[str, str]]:
 
 def main(arguments: list[str]) -> int:
     """Probe once; return 0 if the server serves, or has the state that the arguments accept."""
+    if HELP in arguments:
+        sys.stdout.write(f"{__doc__}\n")
+        return 0
     addresses = [each for each in arguments if each not in (ALIVE, READY)]
+    if unknown := [each for each in addresses if each.startswith("-")]:
+        sys.stderr.write(f"no option is named {unknown[0]}; {HELP} shows all\n")
+        return 2
     address = addresses[0] if addresses else local_address(os.environ)
     try:
         status, details = _ask(address, PROBE_S)

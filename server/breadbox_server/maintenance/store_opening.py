@@ -3,9 +3,11 @@
 import fcntl
 import logging
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from breadbox.model.errors import StoreError, StoreUnavailableError, StoreUrlError
 from breadbox.stores import open_custodian
@@ -18,6 +20,8 @@ from breadbox_server.settings import Settings
 
 log = logging.getLogger(__name__)
 
+SILENCE_TOLD_S: Final = 5.0
+
 
 @contextmanager
 def store_needed(settings: Settings) -> Iterator[None]:
@@ -28,6 +32,19 @@ def store_needed(settings: Settings) -> Iterator[None]:
         raise StartError(
             f"--store {settings.store_shown} cannot be used: {error}; start again"
         ) from error
+
+
+@contextmanager
+def told_of_silence(what: str) -> Iterator[None]:
+    """Log once, from a thread, that the block waits: a call of a disk that hangs may never end."""
+    text = "the start waits for %s, for %.0f s now: check that its disk, or its Redis, answers"
+    timer = threading.Timer(SILENCE_TOLD_S, log.warning, (text, what, SILENCE_TOLD_S))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
@@ -140,13 +157,20 @@ async def _fitted(settings: Settings, custodian: PayloadCustodian) -> Settings:
     fitting = usage.capacity_bytes_max
     if not fitting or settings.capacity_bytes <= fitting:
         return settings
+    directory = parse_store_url(settings.store).directory
+    if not directory:
+        remedy = "give Redis more maxmemory"
+    elif directory.startswith("/dev/shm/"):
+        remedy = "give /dev/shm more room (in a container docker run --shm-size)"
+    else:
+        remedy = "give the directory a larger file system"
     log.warning(
         "--capacity-bytes is %.0f MiB, and the store takes %.0f in all: buffers hold %.0f MiB; "
-        "for more, give Redis more maxmemory, or a directory a larger file system (docker run "
-        "--shm-size)",
+        "for more, %s",
         settings.capacity_bytes / MIB,
         usage.limit_bytes / MIB,
         fitting / MIB,
+        remedy,
     )
     return settings.model_copy(update={"capacity_bytes": fitting})
 

@@ -1,26 +1,18 @@
-"""Define the series that Prometheus scrapes; labels are closed sets, or limited in number."""
+"""Count what happens, in the series that Prometheus scrapes."""
 
 import logging
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from functools import partial
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, Final
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    Summary,
-)
+from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector
 
-from breadbox.model.errors import ReplayBufferError, StoreUnavailableError
+from breadbox.model.errors import ReplayBufferError, StoreFullError, StoreUnavailableError
 from breadbox.shared.outages import OutageLog
 from breadbox.stores.base import StoreUsage
 from breadbox.v1.replay_buffer_service_pb2 import EpisodeReport
@@ -40,19 +32,14 @@ from breadbox_server.core.model.events import (
 from breadbox_server.core.model.inputs import AdmissionOutcome
 from breadbox_server.limits import TASKS_MAX
 from breadbox_server.metrics.episodes import OTHER, EpisodeKey, Reporter, TaskSeries
+from breadbox_server.metrics.series import Series
 
 log = logging.getLogger(__name__)
 
 STORE_WRITES: Final = {"confirm", "keep", "delete"}
 """Operations of the payload store that fail on a full disk."""
-# From a fetch that need not wait (well under a millisecond) to the longest wait (5 min).
-WAIT_BUCKETS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-# From a unary call over loopback (half a millisecond) to a call that is clearly slow.
-RPC_BUCKETS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10, 60, 300)
-# From one pipelined round trip on a unix socket to the store's timeout.
-STORE_BUCKETS_S: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
-# Versions behind, where 0 is on-policy, and deliveries, of which replay trainers make tens.
-SMALL_BUCKETS: Final = (0, 1, 2, 3, 5, 8, 13, 21, 34)
+STORE_ADDITIONS: Final = {"confirm", "keep"}
+"""Those by which payloads come in."""
 
 GAUGES: Final = {
     "chunks": ("chunk_count", "Chunks held for sampling"),
@@ -96,280 +83,30 @@ def waiting_for(seen: BufferDescription) -> WaitingFor:
     return WaitingFor.CHUNKS
 
 
-class Metrics:
+class Metrics(Series):
     """All series of the server. Called from the loop's thread only."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
         self.registry = registry
         self._tasks = TaskSeries(TASKS_MAX)
         self._ends_of_task: dict[str, set[str]] = {}
         self._of_buffer: dict[str, dict[tuple[Any, tuple[str, ...]], Any]] = {}
+        self._of_token: dict[str, dict[str, Any]] = {}
         # Processor time, memory and open files of this process, under their usual names.
         ProcessCollector(registry=registry)
-        counter = partial(Counter, registry=registry)
-        gauge = partial(Gauge, registry=registry)
-        histogram = partial(Histogram, registry=registry)
-
-        # --- buffers ---
-        self.judged = counter("breadbox_fragments", "Fragments judged", ["buffer", "outcome"])
-        self.admitted_bytes = counter(
-            "breadbox_admitted_bytes", "Payload bytes admitted", ["buffer"]
-        )
-        self.delivered_bytes = counter(
-            "breadbox_delivered_bytes", "Payload bytes granted", ["buffer"]
-        )
-        self.evicted = counter("breadbox_chunks_evicted", "Chunks that left", ["buffer", "reason"])
-        self.discarded = counter(
-            "breadbox_fragments_discarded",
-            "Fragments of open chunks given up",
-            ["buffer", "reason"],
-        )
-        self.leases_ended = counter("breadbox_leases_ended", "Leases ended", ["buffer", "end"])
-        self.chunks_read = counter(
-            "breadbox_chunks_read", "Chunks returned to readers that read by a cursor", ["buffer"]
-        )
-        self.chunks_skipped = counter(
-            "breadbox_chunks_skipped",
-            "Chunks that had left before a reader with a cursor came to them",
-            ["buffer"],
-        )
-        of_subscription = ["buffer", "subscription"]
-        self.lag_chunks = gauge(
-            "breadbox_subscription_lag_chunks",
-            "Chunks that a subscription has not acknowledged, and that can be read",
-            of_subscription,
-        )
-        self.lag_bytes = gauge(
-            "breadbox_subscription_lag_bytes", "Payload bytes of these chunks", of_subscription
-        )
-        self.lag_seconds = gauge(
-            "breadbox_subscription_lag_seconds",
-            "Time for which a subscription has not acknowledged what there is",
-            of_subscription,
-        )
-        self.missed = gauge(
-            "breadbox_subscription_missed_chunks",
-            "Chunks that a retaining subscription lost, since it was created",
-            of_subscription,
-        )
-        self.fetch_wait = histogram(
-            "breadbox_fetch_wait_seconds",
-            "Time from a fetch to its outcome",
-            ["buffer", "outcome"],
-            buckets=WAIT_BUCKETS_S,
-        )
-        self.staleness = histogram(
-            "breadbox_staleness_at_delivery_versions",
-            "Staleness of a fragment's chunk at its grant",
-            ["buffer"],
-            buckets=SMALL_BUCKETS,
-        )
-        self.uses = histogram(
-            "breadbox_uses_at_eviction",
-            "Deliveries of a chunk when it left",
-            ["buffer"],
-            buckets=SMALL_BUCKETS,
-        )
         self.gauges = {
-            name: gauge(f"breadbox_{name}", text, ["buffer"]) for name, (_, text) in GAUGES.items()
+            name: Gauge(f"breadbox_{name}", text, ["buffer"], registry=registry)
+            for name, (_, text) in GAUGES.items()
         }
-        self.waiters = gauge(
-            "breadbox_waiters",
-            "Fetches that wait, by what the first of them waits for",
-            ["buffer", "reason"],
-        )
-        self.payloads_missing = counter(
-            "breadbox_payloads_missing",
-            "Fragments refused because the store does not have their payload",
-            ["buffer"],
-        )
-        self.payloads_lost = counter(
-            "breadbox_payloads_lost",
-            "Payloads that the store lost although they were confirmed",
-            ["buffer"],
-        )
-
-        # --- calls and connections ---
-        self.rpcs = counter("breadbox_rpcs", "Calls answered", ["method", "code"])
-        self.token_calls = counter(
-            "breadbox_token_calls",
-            "Calls answered, by token, if its role may make them",
-            ["token", "code"],
-        )
-        self._of_token: dict[str, dict[str, Any]] = {}
-        self.rpc_seconds = histogram(
-            "breadbox_rpc_seconds",
-            "Time from a call's arrival to its answer",
-            ["method"],
-            buckets=RPC_BUCKETS_S,
-        )
-        self.looks_waiting = gauge(
-            "breadbox_looks_waiting", "Calls that only look and wait for their turn"
-        )
-        self.calls = gauge("breadbox_calls", "Calls in progress")
-        self.messages_arriving = gauge(
-            "breadbox_messages_arriving", "Calls that still receive their request"
-        )
-        self.untaken_bytes = gauge(
-            "breadbox_untaken_bytes",
-            "Bytes of answers that are made and not taken, but for small ones",
-        )
-        self.calls_refused = counter(
-            "breadbox_calls_refused",
-            "Calls without a free slot, or without a request in time",
-            ["limit"],
-        )
-        self.connections = gauge("breadbox_connections", "Connections to the port of the calls")
-        self.connections_closed = counter(
-            "breadbox_connections_closed",
-            "Connections that the server closed: floods, unread answers, idle at the limit",
-            ["reason"],
-        )
-
-        # --- payload store and gateway ---
-        self.store_seconds = histogram(
-            "breadbox_store_seconds",
-            "Time of one round trip to the payload store",
-            ["operation"],
-            buckets=STORE_BUCKETS_S,
-        )
-        self.store_errors = counter(
-            "breadbox_store_errors", "Failed trips to the store", ["operation"]
-        )
-        self.store_used = gauge("breadbox_store_used_bytes", "Everything in the payload store")
-        self.store_limit = gauge(
-            "breadbox_store_limit_bytes",
-            "Where the payload store refuses to take more; 0: it has no limit of its own",
-        )
-        self.store_used_files = gauge(
-            "breadbox_store_used_files", "Inodes taken where payloads are files"
-        )
-        self.store_limit_files = gauge(
-            "breadbox_store_limit_files",
-            "Inodes at which the payload store refuses to take more; 0: it has no such limit",
-        )
-        self.gateway_bytes = counter(
-            "breadbox_gateway_bytes",
-            "Payload bytes that passed through the gateway; direction: in, out",
-            ["direction"],
-        )
-        self.gateway_calls = gauge("breadbox_gateway_calls", "Calls that move payloads")
-        self.gateway_unannounced = gauge(
-            "breadbox_gateway_unannounced_bytes",
-            "Payload bytes written through the gateway and not announced",
-        )
-        self.deleted = counter("breadbox_payloads_deleted", "Payloads deleted from the store")
-        self.pending_deletions = gauge(
-            "breadbox_pending_deletions", "Payloads that wait for deletion"
-        )
-
-        # --- appends and quotas ---
-        self.waiting_appends = gauge("breadbox_waiting_appends", "Appends that wait for room")
-        self.pending_appends = gauge(
-            "breadbox_pending_appends", "Fragments that wait for admission"
-        )
-        self.token_workers = gauge(
-            "breadbox_token_workers",
-            "Workers of current sessions that appended under a token",
-            ["token"],
-        )
-        self.token_bytes = gauge(
-            "breadbox_token_bytes",
-            "Payload bytes held that were appended under a token with a quota of them",
-            ["token"],
-        )
-        self.quota_refusals = counter(
-            "breadbox_quota_refusals",
-            "Appends, and reports of episodes, refused because of a token's quota",
-            ["token", "quota"],
-        )
-
-        # --- journal, standby, and what the stores refuse ---
-        self.journal_seconds = histogram(
-            "breadbox_journal_seconds",
-            "Time from the first decision of a turn until the turn is durable",
-            buckets=STORE_BUCKETS_S,
-        )
-        self.journal_entries = counter("breadbox_journal_entries", "Entries made durable")
-        self.journal_lag = gauge(
-            "breadbox_journal_lag_seconds",
-            "Time for which the oldest decision has waited to become durable",
-        )
-        self.leads = gauge(
-            "breadbox_leads",
-            "1: this server writes the journal; 0: it stands by, is not certain of its journal, or "
-            "has not begun to serve",
-        )
-        self.standby_lag = gauge(
-            "breadbox_standby_lag_seconds",
-            "Time for which a server that stands by may not have been as the journal is",
-        )
-        self.standby_lag_turns = gauge(
-            "breadbox_standby_lag_turns",
-            "Turns in the journal that a server that stands by has not replayed yet",
-        )
-        self.store_refusals = counter(
-            "breadbox_store_refusals",
-            "Answers by which journal or payload store refused what they were asked, as when the "
-            "disk of Redis is full",
-            ["place"],
-        )
         for place in (JOURNAL, PAYLOAD_STORE):
             self.store_refusals.labels(place.replace(" ", "_"))  # Shown from the start, as 0.
         self.store_outage = OutageLog(log, "writing to the payload store")
-        self.silence = gauge(
-            "breadbox_silence_seconds",
-            "Time for which journal or payload store have not answered the server",
-            ["place"],
-        )
-        self.loop_lag = gauge(
-            "breadbox_loop_lag_seconds",
-            "Time for which the event loop has held up everything; read by another thread",
-        )
-        self.snapshots = counter("breadbox_journal_snapshots", "Snapshots attempted", ["outcome"])
-        self.journal_replay = gauge(
-            "breadbox_journal_replay_seconds",
-            "CPU time that a restart would need for the turns since the last snapshot",
-        )
-        self.journals_begun_again = counter(
-            "breadbox_journal_begun_again",
-            "Journals that could not have been read back, begun again from memory",
-        )
-
-        # --- clients and what they report ---
-        self.watchers = gauge("breadbox_watchers", "Clients that watch the model")
-        self.readers = gauge("breadbox_readers", "Clients that wait for chunks to read")
-        self.read_leases = gauge("breadbox_read_leases", "Leases of readers with a cursor")
-        self.read_leases_ended = counter(
-            "breadbox_read_leases_ended",
-            "Leases of readers with a cursor that ended; crowded: to make room",
-            ["end"],
-        )
-        self.read_kept_bytes = gauge(
-            "breadbox_read_kept_bytes",
-            "Payload bytes that left the buffers, and that a reader holds a lease on",
-        )
-        self.clients = gauge(
-            "breadbox_clients",
-            "Connections that called within the last minute, by what they called",
-            ["role"],
-        )
-        self.credential_failures = counter(
-            "breadbox_credential_reload_failures",
-            "Changed token or certificate files that could not be used; the old ones stay",
-        )
-        self.tokens_usable = gauge(
-            "breadbox_tokens_usable",
-            "0: the token file cannot be used; after 5 minutes of that all calls are refused",
-        )
+        self.on_store_full: Callable[[str], None] = lambda words: None
+        """Called with the store's words when it has no room for a write."""
+        self.store_written_at = 0.0
+        """Time of `perf_counter` of the latest write that the store took."""
         self.tokens_usable.set(1)
-        self.episodes = counter("breadbox_episodes", "Episodes reported", ["task", "end"])
-        self.episode_return = Summary(
-            "breadbox_episode_return", "Sum of rewards of an episode", ["task"], registry=registry
-        )
-        self.episode_steps = Summary(
-            "breadbox_episode_steps", "Steps of an episode", ["task"], registry=registry
-        )
 
     def observe(self, events: Iterable[Event]) -> None:
         """Count the core's events."""
@@ -502,6 +239,8 @@ class Metrics:
                 yield
         except Exception as error:
             self.store_errors.labels(operation).inc()
+            if isinstance(error, StoreFullError):
+                self.on_store_full(error.what)
             if isinstance(error, StoreUnavailableError) and error.answer:
                 self.count_refusal(PAYLOAD_STORE)
                 self.store_outage.failed(error)
@@ -509,6 +248,8 @@ class Metrics:
         else:
             if operation in STORE_WRITES:
                 self.store_outage.succeeded()
+            if operation in STORE_ADDITIONS:
+                self.store_written_at = perf_counter()
         finally:
             self.store_seconds.labels(operation).observe(perf_counter() - started)
 

@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any, Final, NoReturn, TypeAlias
@@ -24,10 +24,14 @@ from breadbox_server.access.authorization import (
     Gate,
     Role,
     bearer_token,
+    called_by,
     caller_name,
     calls_as,
     check_request,
+    current_process,
+    gives_back,
     used_buffer,
+    used_session,
 )
 from breadbox_server.admission.looks import Looks
 from breadbox_server.admission.precedence import Precedence
@@ -37,6 +41,7 @@ from breadbox_server.gateway.transfers import READERS
 from breadbox_server.limits import PARTS_MAX, UNTAKEN_SMALL_BYTES
 from breadbox_server.metrics.clients import ClientCensus, role_of_call
 from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.reading.session_users import SessionUsers, User
 from breadbox_server.reading.uses import Uses
 from breadbox_server.rpc.status import NOT_DONE, DeadlineNearError, reply_budget_s, status_of
 from breadbox_server.rpc.traffic import Call, PendingReply, Traffic
@@ -46,7 +51,6 @@ log = logging.getLogger(__name__)
 MaybeHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
-Answer = Callable[[Call, Context], Awaitable[Any]]
 
 _METHODS: Final = frozenset(
     SERVICE + method.name
@@ -62,6 +66,7 @@ RESERVED: Final = frozenset(
 )
 """Methods that have places when all others are taken."""
 
+APPEND: Final = SERVICE + "AppendFragments"
 LEARNERS: Final = frozenset(
     SERVICE + name
     for name in (
@@ -112,48 +117,56 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def __init__(
         self, metrics: Metrics, gate: Gate, census: ClientCensus, traffic: Traffic
     ) -> None:
-        self._metrics = metrics
-        self._gate = gate
-        self._census = census
-        self._traffic = traffic
-        self._outage: Callable[[], Exception | None] = lambda: None
+        self.metrics = metrics
+        self.gate = gate
+        self.census = census
+        self.traffic = traffic
+        self.outage: Callable[[], Exception | None] = lambda: None
+        """Returns what does not answer the server."""
+        self.looks = Looks()
+        metrics.looks_waiting.set_function(lambda: float(len(self.looks)))
         self._held: Callable[[], DomainError] | None = None
         """Gives what refuses every call of the service, or None while they are let in."""
-        self._precedence: Precedence | None = None
-        self._looks = Looks()
-        metrics.looks_waiting.set_function(lambda: float(len(self._looks)))
-        self._uses: Uses | None = None
+        self.precedence: Precedence | None = None
+        self.uses: Uses | None = None
+        self.users: SessionUsers | None = None
         self._known: dict[str, MaybeHandler] = {}
-        self._running: set[Call] = set()
+        self.running: set[Call] = set()
 
     def hold(self, refusal: Callable[[], DomainError], cut_off: Exception | None = None) -> None:
         """Refuse new calls, but for health's; `cut_off` ends those in progress, outcome unknown."""
         self._held = refusal
-        for call in tuple(self._running):
+        for call in tuple(self.running):
             if call.method in _METHODS and cut_off is not None:
                 call.refuse(cut_off)
 
-    def _check_held(self, method: str) -> None:
+    def check_held(self, method: str) -> None:
+        """Raise what refuses the method's calls at present."""
         if self._held is not None and method in _METHODS:
             raise self._held()
 
     def serve(
-        self, outage: Callable[[], Exception | None], precedence: Precedence, uses: Uses
+        self,
+        outage: Callable[[], Exception | None],
+        precedence: Precedence,
+        uses: Uses,
+        users: SessionUsers,
     ) -> None:
         """Let calls in from now on, and ask `outage` what does not answer the server."""
-        self._outage = outage
-        self._precedence = precedence
-        self._uses = uses
+        self.outage = outage
+        self.precedence = precedence
+        self.uses = uses
+        self.users = users
         self._held = None
 
     def recheck(self) -> None:
         """End the calls in progress that would not be let in any more; others' tokens changed."""
         callers: dict[tuple[str, str], Caller | DomainError] = {}
-        for call in tuple(self._running):
+        for call in tuple(self.running):
             key = (call.method, bearer_token(call.metadata))
             try:
                 if key not in callers:
-                    callers[key] = self._gate.admit(call.method, call.metadata)
+                    callers[key] = self.gate.admit(call.method, call.metadata)
                 caller = callers[key]
                 if isinstance(caller, DomainError):
                     raise caller
@@ -169,8 +182,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> MaybeHandler:
         """Wrap every method, in a form in which its message is asked for by us, or never."""
         method = handler_call_details.method
-        if self._precedence is not None:
-            self._precedence.arrived()
+        if self.precedence is not None:
+            self.precedence.arrived(is_append=method == APPEND)
         is_held = self._held is not None and method in _METHODS
         known = self._known.get(method)
         # A server that does not lead may have no service yet, and refuses calls all the same.
@@ -179,205 +192,223 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return None
         try:
             # A caller without the right to call learns nothing else.
-            calls_as(self._gate.admit(method, handler_call_details.invocation_metadata or ()))
-            self._check_held(method)
+            metadata = handler_call_details.invocation_metadata or ()
+            calls_as(self.gate.admit(method, metadata))
+            called_by(metadata)
+            self.check_held(method)
         except DomainError as error:
-            return self._refusal(method, error)
+            return self._handler(_Method(method, self.metrics, None, error))
         if known is None:
             # Methods that exist are few; names that do not exist never get here.
-            known = self._known[method] = self._wrapped(method, handler)
+            known = self._known[method] = self._handler(_Method(method, self.metrics, handler))
         return known
 
-    def _refusal(self, method: str, error: DomainError) -> MaybeHandler:
-        async def refuse(call: Call, context: Context) -> NoReturn:
-            if isinstance(error, PermissionDeniedError | StandbyError):
+    def _handler(self, method: "_Method") -> MaybeHandler:
+        async def handle(unread: Any, context: Context) -> Any:
+            handling = _Handling(self, method, context)
+            # gRPC keeps the error that ended a call beside its context: a cycle, which would keep
+            # the request as well until cycles are collected.
+            del unread, context
+            return await handling.carry_out()
+
+        if method.answers_many:
+            return grpc.stream_stream_rpc_method_handler(handle, method.read, method.write)
+        return grpc.stream_unary_rpc_method_handler(handle, method.read, method.write)
+
+
+class _Method:
+    """How the calls of one method are handled: as the service does, or all refused."""
+
+    def __init__(
+        self, path: str, metrics: Metrics, handler: Any, refusal: DomainError | None = None
+    ) -> None:
+        self.path = path
+        self.name = path.rpartition("/")[2]
+        self.refusal = refusal
+        # Refused in this form whether one answer was asked for or many: a refusal comes with none.
+        self.takes_many = self.answers_many = False
+        self.read: Any = None
+        self.write: Any = None
+        if handler is not None:
+            self.takes_many = handler.request_streaming
+            self.answers_many = handler.response_streaming
+            parse = READERS.get(path.removeprefix(SERVICE), handler.request_deserializer)
+            self.read, self.write = _readable(path, parse), _sendable(handler.response_serializer)
+            many = handler.unary_stream or handler.stream_stream
+            self.behaviour: Behaviour = handler.unary_unary or _writing(many)
+        self.is_of_service = path.startswith(SERVICE)
+        self.is_timed = self.is_of_service or path == HEALTH + "Check"
+        """False if calls may take as long as they want."""
+        self.seconds = metrics.rpc_seconds.labels(self.name)
+        self.answered = {
+            code: metrics.rpcs.labels(self.name, code.name)
+            for code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
+        }
+
+
+class _Handling:
+    """One call: its message is received, its caller let in, its handler run, and it is answered."""
+
+    def __init__(self, house: CallInterceptor, method: _Method, context: Context) -> None:
+        self._house = house
+        self._method = method
+        self._context: Any = context
+        self._call = house.traffic.begin(method.path, context.peer())
+        self._code = grpc.StatusCode.OK
+
+    async def carry_out(self) -> Any:
+        """Answer the call; whatever goes wrong reaches the caller as a status."""
+        started = perf_counter()
+        try:
+            return await self._answer()
+        except asyncio.CancelledError:
+            self._code = grpc.StatusCode.CANCELLED
+            raise
+        except grpc.aio.AbortError:
+            self._code = self._context.code() or grpc.StatusCode.UNKNOWN
+            raise
+        except DeadlineNearError:
+            self._code = grpc.StatusCode.CANCELLED
+            late = grpc.StatusCode.DEADLINE_EXCEEDED
+            try:
+                await _end(self._context.abort(late, NOT_DONE))
+            except grpc.aio.AbortError:
+                self._code = late
+                raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it as a status
+            self._code, refusal = status_of(error, self._method.name)
+            await _end(self._context.abort_with_status(rpc_status.to_status(refusal)))
+        finally:
+            self._finish(perf_counter() - started)
+
+    def _finish(self, elapsed_s: float) -> None:
+        method, call, metrics, code = self._method, self._call, self._house.metrics, self._code
+        self._context = call.request = None
+        self._house.traffic.answered(call)
+        method.seconds.observe(elapsed_s)
+        counter = method.answered.get(code)
+        if counter is None:
+            counter = metrics.rpcs.labels(method.name, code.name)
+        counter.inc()
+        if (name := caller_name()) is not None:
+            metrics.count_token_call(name, code.name)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s %s %.1f ms", method.name, code.name, elapsed_s * 1e3)
+
+    async def _answer(self) -> bytes | None:
+        method, call, traffic = self._method, self._call, self._house.traffic
+        if method.refusal is not None:
+            if isinstance(method.refusal, PermissionDeniedError | StandbyError):
                 call.weight = 1
-            raise error
-
-        # In this form whether one answer was asked for or many: a refusal comes with none.
-        return grpc.stream_unary_rpc_method_handler(self._told(method, refuse))
-
-    def _wrapped(self, method: str, handler: Any) -> MaybeHandler:
-        parse = READERS.get(method.removeprefix(SERVICE), handler.request_deserializer)
-        read, write = _readable(method, parse), _sendable(handler.response_serializer)
-        if handler.unary_unary is not None:
-            answer = self._encoded(self._on_message(method, handler.unary_unary), write)
-            return grpc.stream_unary_rpc_method_handler(self._told(method, answer), read, write)
-        if handler.unary_stream is not None:
-            behaviour = _writing(handler.unary_stream)
-            answer = self._counted(self._on_message(method, behaviour), write)
+            raise method.refusal
+        request = await self._receive()
+        if method.takes_many:
+            request = self._messages(request)
+        elif request is grpc.aio.EOF:
+            raise InvalidArgumentError("request", "is missing")
         else:
-            behaviour = _writing(handler.stream_stream)
-            answer = self._counted(self._on_messages(method, behaviour), write)
-        return grpc.stream_stream_rpc_method_handler(self._told(method, answer), read, write)
-
-    # Each of the following wraps how a method is answered in one more thing.
-
-    def _encoded(self, answer: Answer, encode: Callable[[Any], bytes]) -> Answer:
-
-        async def encoded(call: Call, context: Context) -> bytes:
-            data = encode(await answer(call, context))
-            if len(data) > UNTAKEN_SMALL_BYTES:
-                call.held = self._traffic.hold(call, len(data))
-            return data
-
-        return encoded
-
-    def _counted(self, answer: Answer, encode: Callable[[Any], bytes]) -> Answer:
-
-        async def counted(call: Call, context: Context) -> Any:
-            counting: Any = _CountingContext(context, encode, partial(self._traffic.hold, call))
-            return await answer(call, counting)
-
-        return counted
-
-    def _on_message(self, method: str, behaviour: Behaviour) -> Answer:
-        answer = self._in_time_of(method)
-
-        async def on_message(call: Call, context: Context) -> Any:
-            request = await self._receive(method, call, context)
-            if request is grpc.aio.EOF:
-                raise InvalidArgumentError("request", "is missing")
             call.request = request
-            return await answer(call, behaviour, request, context)
+        context = self._context
+        if method.answers_many:
+            context = _CountingContext(context, method.write, partial(traffic.hold, call))
+        run = self._run_in_time if method.is_timed else method.behaviour
+        answer = await run(request, context)
+        if method.answers_many:
+            return None
+        data: bytes = method.write(answer)
+        if len(data) > UNTAKEN_SMALL_BYTES:
+            call.held = traffic.hold(call, len(data))
+        return data
 
-        return on_message
-
-    def _on_messages(self, method: str, behaviour: Behaviour) -> Answer:
-        answer = self._in_time_of(method)
-
-        async def messages(first: Any, call: Call, context: Context) -> AsyncIterator[Any]:
-            message = first
-            while message is not grpc.aio.EOF:
-                yield message
-                if method.startswith(SERVICE):
-                    # The gateway knows for how long, and how much of them may be on its way.
-                    message = _checked(await context.read())
-                else:
-                    message = await self._receive(method, call, context)
-
-        async def on_messages(call: Call, context: Context) -> Any:
-            first = await self._receive(method, call, context)
-            return await answer(call, behaviour, messages(first, call, context), context)
-
-        return on_messages
-
-    async def _receive(self, method: str, call: Call, context: Context) -> Any:
-        request = _checked(await self._traffic.receive(call, context))
+    async def _receive(self) -> Any:
+        call, traffic = self._call, self._house.traffic
+        request = _checked(await traffic.receive(call, self._context))
         if request is not grpc.aio.EOF:  # As it is of a call that was given up.
-            self._traffic.admit(call, caller_name() or "", is_reserved=method in RESERVED)
-        if method in LARGE:
-            self._traffic.check_untaken(call)
+            traffic.admit(call, caller_name() or "", is_reserved=call.method in RESERVED)
+        if call.method in LARGE:
+            traffic.check_untaken(call)
         return request
 
-    def _in_time_of(self, method: str) -> Callable[..., Awaitable[Any]]:
-        """Calls of health and reflection may take as long as they want."""
-        is_long = not method.startswith(SERVICE) and method != HEALTH + "Check"
-        return _at_leisure if is_long else self._in_time
+    async def _messages(self, message: Any) -> AsyncIterator[Any]:
+        while message is not grpc.aio.EOF:
+            yield message
+            if self._method.is_of_service:
+                # The gateway knows for how long, and how much of them may be on its way.
+                message = _checked(await self._context.read())
+            else:
+                message = await self._receive()
 
-    async def _in_time(
-        self, call: Call, behaviour: Behaviour, request: Any, context: Context
-    ) -> Any:
+    async def _run_in_time(self, request: Any, context: Any) -> Any:
         """Answer before the caller's time is up, so that the answer reaches the client.
 
         The handler sees the deadline a moment early. So ends a call whose token is revoked while it
         waits, or all when they are held off.
         """
+        house, call, behaviour = self._house, self._call, self._method.behaviour
         # Again: its message may have come long after its headers.
-        self._check_held(call.method)
+        house.check_held(call.method)
         limit = call.limit = asyncio.timeout(reply_budget_s(context.time_remaining()))
+        caller, role = self._admit(request)
+        house.running.add(call)
+        # Not before its message is there and its caller known: headers alone hold up nobody.
+        is_viewer, looks = caller.role is Role.VIEWER, house.looks
+        is_look = is_viewer or call.method in _LOOKS or getattr(request, "is_look", False)
+        if not is_look:
+            looks.worked()
+        precedence = house.precedence if call.method in LEARNERS and not is_viewer else None
+        if precedence is not None:
+            precedence.begin()
+        try:
+            with self._using(call, caller, role, request):
+                async with limit:
+                    if not is_look:
+                        return await behaviour(request, context)
+                    await looks.turn(caller.name or call.peer)
+                    began_at = perf_counter()
+                    answer = await behaviour(request, context)
+                    if call.method in _LOOKS:  # Others wait for news, or for their caller.
+                        looks.took(perf_counter() - began_at)
+                    return answer
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise call.refusal or house.outage() or DeadlineNearError from None
+        finally:
+            house.running.discard(call)
+            if precedence is not None:
+                precedence.end()
+
+    @contextmanager
+    def _using(self, call: Call, caller: Caller, role: Role | None, request: Any) -> Iterator[None]:
+        """Count a call as a use of its buffer, and of the session there, until it ends."""
+        buffer, uses = used_buffer(caller, call.method, request), self._house.uses
+        used, users = used_session(role, call.method, request), self._house.users
+        user = None
+        if buffer and uses is not None:
+            uses.begin(buffer)
+        if used is not None and role is not None and users is not None:
+            user = User(role, current_process(call.peer), caller.name, used[1])
+            users.begin(used[0], user)
+        try:
+            yield
+        finally:
+            if buffer and uses is not None:
+                uses.end(buffer)
+            if user is not None and used is not None and users is not None:
+                users.end(used[0], user, gave_back=gives_back(call.method, request))
+
+    def _admit(self, request: Any) -> tuple[Caller, Role | None]:
+        house, call = self._house, self._call
         caller = ANONYMOUS
-        if self._gate.asks_for_tokens:
-            call.metadata = context.invocation_metadata() or ()
-            caller = self._gate.admit(call.method, call.metadata)
+        if house.gate.asks_for_tokens:
+            call.metadata = self._context.invocation_metadata() or ()
+            caller = house.gate.admit(call.method, call.metadata)
             check_request(caller, call.method, request)
             calls_as(caller)
         role = role_of_call(call.method, caller.role)
         if role is not None:
-            self._census.seen(context.peer(), role)
-        self._running.add(call)
-        # Not before its message is there and its caller known: headers alone hold up nobody.
-        is_viewer, looks = caller.role is Role.VIEWER, self._looks
-        is_look = is_viewer or call.method in _LOOKS or getattr(request, "is_look", False)
-        if not is_look:
-            looks.worked()
-        precedence = self._precedence if call.method in LEARNERS and not is_viewer else None
-        if precedence is not None:
-            precedence.begin()
-        buffer, uses = used_buffer(caller, call.method, request), self._uses
-        if buffer and uses is not None:
-            uses.begin(buffer)
-        try:
-            async with limit:
-                if not is_look:
-                    return await behaviour(request, context)
-                await looks.turn(caller.name or call.peer)
-                began_at = perf_counter()
-                answer = await behaviour(request, context)
-                if call.method in _LOOKS:  # Others wait for news, or for their caller.
-                    looks.took(perf_counter() - began_at)
-                return answer
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise call.refusal or self._outage() or DeadlineNearError from None
-        finally:
-            self._running.discard(call)
-            if precedence is not None:
-                precedence.end()
-            if buffer and uses is not None:
-                uses.end(buffer)
-
-    def _told(self, path: str, answer: Answer) -> Behaviour:
-        method = path.rpartition("/")[2]
-        seconds = self._metrics.rpc_seconds.labels(method)
-        answered = {
-            code: self._metrics.rpcs.labels(method, code.name)
-            for code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED)
-        }
-
-        async def carry_out(unread: Any, context: Context) -> Any:
-            started = perf_counter()
-            code = grpc.StatusCode.OK
-            peer = context.peer()
-            call = self._traffic.begin(path, peer)
-            try:
-                return await answer(call, context)
-            except asyncio.CancelledError:
-                code = grpc.StatusCode.CANCELLED
-                raise
-            except grpc.aio.AbortError:
-                code = context.code() or grpc.StatusCode.UNKNOWN
-                raise
-            except DeadlineNearError:
-                code = grpc.StatusCode.CANCELLED
-                late = grpc.StatusCode.DEADLINE_EXCEEDED
-                try:
-                    await _end(context.abort(late, NOT_DONE))
-                except grpc.aio.AbortError:
-                    code = late
-                    raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it as a status
-                code, refusal = status_of(error, method)
-                await _end(context.abort_with_status(rpc_status.to_status(refusal)))
-            finally:
-                # gRPC keeps the error that ended a call beside its context: a cycle, which would
-                # keep the request as well until somebody looks for cycles.
-                del unread, context
-                call.request = None
-                self._traffic.answered(call)
-                elapsed_s = perf_counter() - started
-                seconds.observe(elapsed_s)
-                counter = answered.get(code)
-                if counter is None:
-                    counter = self._metrics.rpcs.labels(method, code.name)
-                counter.inc()
-                if (name := caller_name()) is not None:
-                    self._metrics.count_token_call(name, code.name)
-                if log.isEnabledFor(logging.DEBUG):
-                    log.debug("%s %s %.1f ms", method, code.name, elapsed_s * 1e3)
-
-        return carry_out
+            house.census.seen(call.peer, role)
+        return caller, role
 
 
 class _CountingContext:
@@ -407,10 +438,6 @@ def _checked(request: Any) -> Any:
     if isinstance(request, InvalidArgumentError):
         raise request
     return request
-
-
-async def _at_leisure(call: Call, behaviour: Behaviour, request: Any, context: Context) -> Any:
-    return await behaviour(request, context)
 
 
 def _writing(behaviour: Any) -> Behaviour:

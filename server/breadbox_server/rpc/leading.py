@@ -56,7 +56,9 @@ class LeadershipStatus:
         assert driver is not None, "it has not begun"
         self._metrics.leads.set(is_certain)
         if is_certain:
-            self._interceptor.serve(driver.outage, driver.appends.queue.precedence, driver.uses)
+            self._interceptor.serve(
+                driver.outage, driver.appends.queue.precedence, driver.uses, driver.session_users
+            )
             self._health.serve()
         elif self._has_others:
             log.warning("%s; %s", self._outage(), MEANWHILE)

@@ -165,7 +165,7 @@ def check_free(host: str, port: int, option: str) -> None:
         try:
             probe.bind(address)
         except OSError as error:
-            remedy = "stop what runs there or choose another port (0 takes a free one)"
+            remedy = "stop the process there, or choose another port (0 takes a free one)"
             if error.errno == errno.EADDRNOTAVAIL:
                 remedy = "give an address of this machine"
             raise StartError(

@@ -10,9 +10,15 @@ import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from breadbox import __version__
+from breadbox.model.errors import StoreFullError
 from breadbox.stores.frames import pack
 from breadbox.v1 import buffer_pb2, replay_buffer_service_pb2, replay_buffer_service_pb2_grpc
-from breadbox_server.access.authorization import Role, current_caller
+from breadbox_server.access.authorization import (
+    Role,
+    caller_name,
+    current_caller,
+    current_process,
+)
 from breadbox_server.base import conversion as convert
 from breadbox_server.base.errors import GatewayOffError
 from breadbox_server.core.model.description import BufferDescription
@@ -52,6 +58,7 @@ from breadbox_server.limits import (
 )
 from breadbox_server.metrics.episodes import by_key
 from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.reading.session_users import User
 from breadbox_server.settings import Settings
 
 pb = replay_buffer_service_pb2
@@ -59,6 +66,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 WAIT_S_MAX: Final = 300.0
 """Longest wait of a fetch or a watch; callers that want to wait longer ask again."""
+REFUSAL_LENGTH_MAX: Final = 256
 REPLY_MARGIN_S: Final = 0.25
 """Kept free before a call's deadline, so that "elapsed" still reaches the caller."""
 
@@ -94,12 +102,14 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     ) -> pb.StartSessionResponse:
         """Make a session current."""
         version = ModelVersion(request.model_version) if request.HasField("model_version") else None
-        state = await self._driver.core.apply(
+        state = await self._driver.start_session(
             StartSession(
                 convert.buffer_name(request.buffer),
                 SessionId(convert.as_one_object(request.session_id)),
                 version,
-            )
+            ),
+            User(Role.LEARNER, current_process(context.peer()), caller_name() or ""),
+            take_over=request.take_over,
         )
         return pb.StartSessionResponse(
             session_id=state.session_id, model_version=state.model_version
@@ -186,18 +196,15 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             for fragment, result in zip(fragments, results, strict=True):
                 if result is not None and result.outcome is AdmissionOutcome.ADMITTED:
                     self._gateway.unannounced.forget(fragment.payload.payload_id)
-        credit = appends.credit(buffer, caller)
         retry_delay = None
         if any(result is not None and result.outcome.asks_to_wait for result in results):
-            delay_s = self._driver.core.describe(buffer).config.retry_delay_s
+            delay_s = self._driver.core.buffers[buffer].config.retry_delay_s
             # A producer that has waited here need not do so again.
             waited_s = min(perf_counter() - began_at, wait_s)
             retry_delay = convert.to_duration(max(0.0, delay_s - waited_s))
         response = pb.AppendFragmentsResponse(
             session_id=state.session_id,
             model_version=state.model_version,
-            append_credit_count=credit.fragment_count,
-            append_credit_bytes=credit.size_bytes,
             retry_delay=retry_delay,
         )
         convert.add_append_results(results, response.results)
@@ -370,7 +377,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
         """Change the limits of a buffer."""
         name = convert.buffer_name(request.name)
         async with self._driver.core.durable_refusals():
-            current = self._driver.core.describe(name).config
+            current = self._driver.core.buffers[name].config
         wanted = convert.updated_config(request, current, self._default_config)
         await self._driver.core.apply(UpdateBuffer(name, wanted))
         return pb.UpdateBufferResponse(buffer=self._buffer(name))
@@ -398,7 +405,7 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             to_buffer(listed[name] or self._driver.core.describe(name)) for name in names[:size]
         ]
         await self._driver.turns.settled_or_away()
-        self._tell_problems(buffers)
+        self._tell_problems(buffers, context)
         return pb.ListBuffersResponse(
             buffers=buffers, next_page_token=names[size - 1] if len(names) > size else ""
         )
@@ -428,21 +435,24 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
                         values=event.values,
                     )
         await self._driver.turns.settled_or_away()
-        self._tell_problems([buffer])
+        self._tell_problems([buffer], context)
         return pb.GetBufferResponse(buffer=buffer)
 
     async def GetStoreConfig(
         self, request: pb.GetStoreConfigRequest, context: Context
     ) -> pb.GetStoreConfigResponse:
-        """Return the payload store's URL and settings."""
-        settings = self._settings
+        """Return the payload store's URL and settings; take note of a write that it refused."""
+        settings, role = self._settings, current_caller().role
+        if request.write_refusal and role is not Role.VIEWER:
+            text = request.write_refusal[:REFUSAL_LENGTH_MAX]
+            self._driver.store_watch.refused(text if text.isprintable() else repr(text))
         server_time = Timestamp()
         server_time.FromNanoseconds(time.time_ns())
         return pb.GetStoreConfigResponse(
-            store_url=settings.store_told(current_caller().role),
+            store_url=settings.store_told(role),
             unannounced_duration=convert.to_duration(settings.unannounced_s),
             piece_size_bytes=settings.piece_size_bytes,
-            inline_size_bytes_max=self._inline_sizes[current_caller().role],
+            inline_size_bytes_max=self._inline_sizes[role],
             server_version=__version__,
             server_time=server_time,
             journal_epoch=self._journal_epoch(),
@@ -471,9 +481,14 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
             await context.write(pb.WritePayloadsResponse())
 
         first = await first_message(requests)
-        references = await gateway.write(
-            current_caller(), context.peer(), first.size_bytes, Incoming(first, requests), report
-        )
+        try:
+            incoming = Incoming(first, requests)
+            references = await gateway.write(
+                current_caller(), context.peer(), first.size_bytes, incoming, report
+            )
+        except StoreFullError as error:
+            self._driver.store_watch.refused(error.what)
+            raise
         await context.write(pb.WritePayloadsResponse(payloads=map(convert.to_payload, references)))
 
     async def ReadPayloads(self, request: pb.ReadPayloadsRequest, context: Context) -> None:
@@ -504,13 +519,15 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     def _buffer(self, name: BufferName) -> buffer_pb2.Buffer:
         return to_buffer(self._driver.core.describe(name))
 
-    def _tell_problems(self, buffers: Sequence[buffer_pb2.Buffer]) -> None:
-        outage = self._driver.outage()
+    def _tell_problems(self, buffers: Sequence[buffer_pb2.Buffer], context: Context) -> None:
+        outage, process = self._driver.outage(), current_process(context.peer())
         for buffer in buffers:
+            name, users = BufferName(buffer.name), self._driver.session_users
             is_held = bool(buffer.state.waiter_count or buffer.state.lease_count)
-            idle_s = 0.0 if is_held else self._driver.uses.idle_s(BufferName(buffer.name))
+            idle_s = 0.0 if is_held else self._driver.uses.idle_s(name)
             buffer.state.idle_duration.CopyFrom(convert.to_duration(idle_s))
             buffer.state.outage = "" if outage is None else str(outage)
+            buffer.state.session_users = users.others(name, SessionId(buffer.session_id), process)
             buffer.state.hold = self._driver.appends.hold() or self._driver.store_watch.hold()
 
     def _lease(self, lease_id: LeaseId, expires_at: float) -> pb.Lease:

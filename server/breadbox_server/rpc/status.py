@@ -64,6 +64,7 @@ TABLE: Final[Mapping[type[Exception], Row]] = {
     core.BufferExistsError: Row(grpc.StatusCode.ALREADY_EXISTS, reasons.BUFFER_EXISTS),
     core.BuffersFullError: Row(_PRECONDITION, reasons.BUFFERS_FULL),
     core.SessionNotCurrentError: Row(_PRECONDITION, reasons.SESSION_NOT_CURRENT),
+    shell.SessionInUseError: Row(_PRECONDITION, reasons.SESSION_IN_USE),
     core.VersionRegressedError: Row(_PRECONDITION, reasons.VERSION_REGRESSED),
     core.LeaseNotFoundError: Row(_NOT_FOUND, reasons.LEASE_NOT_FOUND),
     core.RequestNotFoundError: Row(_NOT_FOUND, reasons.REQUEST_NOT_FOUND),

@@ -252,7 +252,7 @@ class DeleteSettings(EndingSettings):
     prefix: str | None = of_one_call(None)
     """Instead of a name: all buffers with names that begin with this,"""
     idle_s: float = of_one_call(0.0, ge=0)
-    """and that were not used for so many seconds, such as those of runs that were killed."""
+    """and that no client has used for this many seconds, such as those of killed runs."""
 
     def names(self, client: "Client") -> list[str]:
         """Return the names of the chosen buffers, as they are now."""

@@ -20,6 +20,7 @@ from breadbox.diagnosis import idle_text, is_idle
 from breadbox.model import errors
 from breadbox.model.fragment import Fragment
 from breadbox.model.options import split_addresses
+from breadbox.model.presets import STORE_FULL_ADVICE
 from breadbox.model.types import (
     BufferDescription,
     EpisodeReport,
@@ -166,8 +167,7 @@ _REMEDIES: dict[type[errors.ReplayBufferError], str] = {
     errors.UnauthenticatedError: "Give a token that the server knows: BREADBOX_TOKEN, or --token.",
     errors.PermissionDeniedError: "Use a token of a role that may do this.",
     errors.NotSupportedError: "The process there is no Breadbox, or a much older one.",
-    errors.StoreFullError: "Give the store more room, or the buffers less: --capacity-bytes of "
-    "`breadbox serve`, or `breadbox buffers update`.",
+    errors.StoreFullError: STORE_FULL_ADVICE,
     errors.StoreError: "The payload store must be reachable from here too: check the address and "
     "the password that the server returns (--store or --client-store of `breadbox serve`). If it "
     "has another address here, give that as --store-url.",

@@ -37,7 +37,7 @@ class StatsSettings(Target):
 def stats(settings: StatsSettings) -> None:
     """Show the contents and counters of buffers; without a name, of all buffers.
 
-    docs/operate.md says what each counter counts.
+    docs/operate.md describes each counter.
     """
     with settings.connect() as client:
         found = [client.get_buffer(name) for name in settings.names] or list(client.list_buffers())

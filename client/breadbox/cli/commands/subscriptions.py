@@ -103,7 +103,7 @@ def _show(settings: Target, shown: Subscription) -> None:
     if settings.as_json:
         frame.print_json(shown)
         return
-    kept = "keeps what it has not passed" if shown.retaining else "keeps nothing"
+    kept = "keeps chunks that it has not passed" if shown.retaining else "keeps nothing"
     last = shown.acknowledged_chunk_id
     behind = frame.counted(shown.lag_chunk_count, "chunk")
     console = frame.console()

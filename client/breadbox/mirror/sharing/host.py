@@ -34,7 +34,7 @@ from breadbox.mirror.sharing.process import (
 from breadbox.mirror.sharing.shared_memory import Publisher, SharedMemory
 from breadbox.mirror.storage.step_storage import FilledStepStorage
 from breadbox.model.errors import PermissionDeniedError, ReplayBufferError
-from breadbox.model.options import Tls
+from breadbox.model.options import Tls, calling_as
 from breadbox.shared.child_processes import end_with_parent
 
 BIND_ATTEMPTS: Final = 100
@@ -67,7 +67,8 @@ class Host:
         self._held = FilledStepStorage(config["capacity_steps"], config["frame_stack"], shared)
         options = dict(config["options"])
         options["tls"] = options["tls"] and Tls(**options["tls"])
-        client = connect(config["server"], **options)
+        with calling_as(config["process"]):
+            client = connect(config["server"], **options)
         selection = Selection(*config["selection"])
         self._reader = MirrorReader(
             self._held, self._held.extend, client, selection, own_client=client

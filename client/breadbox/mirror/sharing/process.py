@@ -25,7 +25,7 @@ from breadbox.model.errors import (
     PermissionDeniedError,
     ReplayBufferError,
 )
-from breadbox.model.options import ClientOptions
+from breadbox.model.options import ClientOptions, process_name
 from breadbox.shared.child_processes import child_environment, owned_environment
 
 _log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class AttachedSource(ProcessSource):
 
     def __init__(self, address: str) -> None:
         if not (isinstance(address, str) and address.startswith(_ADDRESS_PREFIX)):
-            raise InvalidRequestError("address", f"is none that share() gave: {address!r}")
+            raise InvalidRequestError("address", f"was not returned by share(): {address!r}")
         super().__init__(address)
         self._life, shape, descriptor = self._attached(START_S)
         self.held = SharedStepStorage(
@@ -262,6 +262,7 @@ class OwnedSource(ProcessSource):
             "address": self.address,
             "server": server,
             "options": asdict(options),
+            "process": process_name(),
             "selection": selection,
             "capacity_steps": capacity_steps,
             "frame_stack": dict(frame_stack),

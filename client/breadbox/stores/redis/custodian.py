@@ -319,7 +319,7 @@ class RedisCustodian:
         }
         if others := sorted(policies - {"noeviction"}):
             found.append(
-                f"Redis evicts what it pleases at its maxmemory, since maxmemory-policy is "
+                f"Redis evicts any key at its maxmemory, since maxmemory-policy is "
                 f"{', '.join(others)}; set it to noeviction"
             )
         if any(not int(node.get("aof_enabled", 0)) for node in await self._info("persistence")):

@@ -81,6 +81,11 @@ def translated_errors() -> Iterator[None]:
     except REDIS_ERRORS as error:
         if isinstance(error, RuntimeError) and "closed" not in str(error):
             raise  # A bug of ours.
+        if isinstance(error.__cause__, (redis.exceptions.TimeoutError, TimeoutError)):
+            # A cluster says only that none of its nodes could be asked.
+            raise StoreUnavailableError(
+                "the Redis payload store did not answer in time", was_silent=True
+            ) from error
         if any(isinstance(each, redis.AuthenticationError) for each in (error, error.__cause__)):
             # Without the text: some servers repeat the user name.
             raise StoreUnavailableError(

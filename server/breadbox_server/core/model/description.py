@@ -73,10 +73,3 @@ class BufferDescription:
     latest_request_id: ids.RequestId
     """The request granted last among those that still have a lease, or empty if none has."""
     schemas: tuple[Schema, ...]
-
-
-class AppendCredit(NamedTuple):
-    """What all producers together may send now without waiting: advice, since they share it."""
-
-    fragment_count: int
-    size_bytes: int

@@ -5,7 +5,6 @@ from typing import Final
 
 from breadbox_server.core.model import errors, inputs
 from breadbox_server.core.model.config import FullPolicy, SchemaPolicy
-from breadbox_server.core.model.description import AppendCredit
 from breadbox_server.core.model.entries import FragmentTaken
 from breadbox_server.core.model.events import DiscardReason, FragmentsJudged
 from breadbox_server.core.model.ids import ModelVersion, SessionId, WorkerId
@@ -324,22 +323,6 @@ def may_overtake(state: BufferState, waits_for: AdmissionOutcome, closes_chunk: 
     if waits_for is AdmissionOutcome.BUFFER_FULL:
         return not closes_chunk
     return state.holdings.kept_count == 0 and state.leases.live_count == 0
-
-
-def credit(state: BufferState) -> AppendCredit:
-    """Return how much all producers together may send now without having to wait."""
-    config, holdings = state.config, state.holdings
-    free_bytes = config.capacity_bytes - state.taken_bytes
-    if config.full_policy is FullPolicy.EVICT:
-        free_bytes += holdings.unleased_bytes
-        free_chunks = config.capacity_chunks
-    else:
-        free_chunks = max(0, config.capacity_chunks - state.taken_places)
-    if not _limiter_permits(state):
-        free_chunks = 0
-    open_count = state.assembly.open_fragment_count
-    fragment_count = max(free_chunks, free_chunks * config.fragments_per_chunk - open_count)
-    return AppendCredit(fragment_count, max(0, free_bytes))
 
 
 def carry_out(

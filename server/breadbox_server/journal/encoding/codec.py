@@ -194,7 +194,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
     try:
         buffers = tuple(map(BUFFER.read, message.buffers))
     except (DomainError, ValueError) as error:
-        raise JournalFormatError(f"a snapshot holds what cannot be: {error}") from error
+        raise JournalFormatError(f"a snapshot holds an impossible value: {error}") from error
     return Snapshot(message.sequence, message.now, buffers)
 
 
