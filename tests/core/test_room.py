@@ -22,7 +22,6 @@ from breadbox_server.core.model.inputs import (
     LeaveQueue,
     Offered,
 )
-from breadbox_server.core.rules import intake
 from breadbox_server.core.rules.waiting import PLACE_KEPT_S
 from breadbox_server.core.state import room_queue
 from core.world import World
@@ -253,33 +252,6 @@ def test_what_is_settled_behind_a_later_fragment_of_its_worker_is_judged_again()
     offers = [world.reserve(each) for each in fragments]
     assert [ADMITTED] == world.settle(offers[1], fragments[1:])
     assert [Appended(AdmissionOutcome.DUPLICATE)] == world.settle(offers[0], fragments[:1])
-
-
-@pytest.mark.parametrize("fragments_per_chunk", [1, 2])
-def test_a_fragment_is_judged_again_only_if_something_changed(
-    fragments_per_chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(fragments_per_chunk=fragments_per_chunk)
-    for name in ("w0", "w1", "w2"):
-        world.fill(2, worker_id=name)
-    index = 2 * fragments_per_chunk
-    places = (("w0", index), ("w0", index + 1), ("w1", index), ("w2", index))
-    fragments = [make_fragment(*each) for each in places]
-    judged: list[str] = []
-
-    def count_judged(state: Any, run: Any, *, now: float) -> list[Appended]:
-        judged.extend(each.worker_id for each in run)
-        return append_run(state, run, now=now)
-
-    append_run = intake.append_run
-    monkeypatch.setattr(intake, "append_run", count_judged)
-    offers = [world.reserve(*each) for each in (fragments[:2], fragments[2:3], fragments[3:])]
-    assert [ADMITTED] * 2 == world.settle(offers[0], fragments[:2])
-    assert [ADMITTED] == world.settle(offers[1], fragments[2:3])
-    assert [] == judged
-    world.granted(fragments_per_chunk)
-    assert [ADMITTED] == world.settle(offers[2], fragments[3:])
-    assert ["w2"] == judged
 
 
 # The queue ----------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from breadbox_server.core.model import description, inputs
 from breadbox_server.core.model.config import BufferConfig
 from breadbox_server.core.model.entries import Entry, FragmentTaken, GrantMade
 from breadbox_server.core.model.errors import DomainError, RequestNotFoundError
-from breadbox_server.core.model.ids import CallerId, LeaseId, PayloadId, RequestId
+from breadbox_server.core.model.ids import LeaseId, PayloadId, RequestId
 from breadbox_server.core.model.inputs import Answer, Fragment, Payload
 from breadbox_server.core.model.validation import check_name
 from breadbox_server.core.rules import changes, granting, intake, offers, reading, waiting
@@ -128,13 +128,6 @@ class ReplayBuffer:
         """Show the named cursors; far cheaper than going through what they have not passed."""
         return reading.describe_subscriptions(self._state)
 
-    def call_up(self) -> Iterator[CallerId]:
-        """Call up the appends that there is room for, one by one (B31).
-
-        Each is to be offered before the next one is asked for.
-        """
-        return waiting.call_up(self._state)
-
     def describe(self) -> description.BufferDescription:
         """Show limits, gauges and counters; O(model versions held)."""
         state = self._state
@@ -169,8 +162,6 @@ class ReplayBuffer:
     def apply(self, input: inputs.Input[Answer], *, now: float) -> Answer:
         """Do what is due, then carry out an input; see `BufferSet.apply`."""
         self.handle_timer(now=now)
-        if type(input) not in _ADDITIVE:
-            self._state.shared.change_count += 1
         answer: Answer = _HANDLERS[type(input)](self._state, input, now=now)
         return answer
 
@@ -203,7 +194,6 @@ class ReplayBuffer:
         if due_at is None or due_at > now:
             return
         state = self._state
-        state.shared.change_count += 1
         offers.expire(state, now=now)
         granting.expire(state, now=now)
         intake.discard_silent(state, now=now)
@@ -314,8 +304,6 @@ class ReplayBuffer:
             assert not state.may_grant(chunk_count, head.world_size), "I4: a request waits in vain"
 
 
-_ADDITIVE = frozenset((inputs.Offer, inputs.Settle, inputs.WaitForRoom, inputs.LeaveQueue))
-"""Inputs that overturn no judgement but as they say themselves."""
 _HANDLERS: dict[type, Callable[..., Any]] = {
     inputs.StartSession: changes.start_session,
     inputs.EndSession: changes.end_session,

@@ -170,9 +170,9 @@ class BufferSet:
 
         Each is to be offered before the next one is asked for.
         """
-        for buffer in list(self._buffers.values()):
+        for name, buffer in list(self._buffers.items()):
             buffer.handle_timer(now=now)
-            yield from buffer.call_up()
+            yield from waiting.call_up(self._shared.states[name])
 
     def take_entries(self) -> list[tuple[float, Entry]]:
         """Return new decisions, each with its time; no effect may leave before they are durable."""

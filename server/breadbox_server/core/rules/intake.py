@@ -70,18 +70,6 @@ def decide(
     _record(state, answer.outcome, (fragment,), now=now)
 
 
-def admit_judged(state: BufferState, run: Sequence[Fragment], *, now: float) -> None:
-    """Admit fragments of known workers, as they were judged."""
-    if state.config.fragments_per_chunk == 1 and state.holdings.closes_in_order:
-        _admit_run(state, run)
-    else:
-        for fragment in run:
-            worker = state.assembly.workers.get(fragment.worker_id)
-            preview = state.assembly.preview(worker, fragment)
-            _carry_out(state, fragment, AdmissionOutcome.ADMITTED, preview, now=now)
-    _record(state, AdmissionOutcome.ADMITTED, run, now=now)
-
-
 def _record(
     state: BufferState, outcome: AdmissionOutcome, fragments: Sequence[Fragment], *, now: float
 ) -> None:
@@ -276,14 +264,6 @@ def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None
         )
     if worker is None and _has_all_workers(state) and _first_idle(state) is None:
         raise errors.WorkersFullError(state.config.workers_max)
-
-
-def is_usual(state: BufferState, fragment: Fragment) -> bool:
-    """Return whether a fragment has the schema and the number of steps of its session."""
-    model = state.model
-    return (
-        fragment.schema_hash == model.schemas.first_hash and fragment.step_count == model.step_count
-    )
 
 
 def _is_known(state: BufferState, fragment: Fragment) -> bool:

@@ -1,12 +1,10 @@
 """Fragments before and after their payloads are confirmed: offered, then settled.
 
-An offer is judged, and takes room until it is settled: no other fragment gets that meanwhile. A
-judgement stands if nothing has changed since that could overturn it; else it is made once more,
-with the reserved room at hand.
+An offer is judged, and takes room until it is settled: no other fragment gets that meanwhile. What
+is settled is judged as any fragment that comes then, with the reserved room at hand.
 """
 
 from collections.abc import Container, Sequence
-from typing import Final
 
 from breadbox_server.core.model import errors, inputs
 from breadbox_server.core.model.ids import WorkerId
@@ -15,17 +13,11 @@ from breadbox_server.core.rules import intake
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.room import Reservation
 
-NEVER_STANDS: Final = -1
-"""In place of a count of changes: the judgement must be made once more."""
-
 
 def offer(state: BufferState, input: inputs.Offer, *, now: float) -> Offered:
     """Answer the fragments that are refused, and reserve room for the others."""
-    shared, fragments = state.shared, input.fragments
-    reservation = Reservation(
-        shared.next_reservation_id(), input.expires_at, judged_at=shared.change_count
-    )
-    queue = state.queue
+    fragments, queue = input.fragments, state.queue
+    reservation = Reservation(state.shared.next_reservation_id(), input.expires_at)
     behind = None if input.caller_id in queue.waiters else queue.waits_for()
     answers: list[Appended | None] = []
     while (start := len(answers)) < len(fragments):
@@ -81,17 +73,13 @@ def _offer_one(
                 return False
             answers.append(Appended(behind))
             return True
-        if worker is None or not intake.is_usual(state, fragment):
-            reservation.judged_at = NEVER_STANDS
         state.room.add(reservation, fragment, preview, worker)
         answers.append(None)
         return True
     if reservation.fragments and outcome.asks_again:
         return False
-    if outcome is AdmissionOutcome.STALE:
-        if fragment.worker_id in state.room.tails:
-            return False
-        state.shared.change_count += 1
+    if outcome is AdmissionOutcome.STALE and fragment.worker_id in state.room.tails:
+        return False
     intake.decide(state, fragment, answer, preview, now=now)
     answers.append(answer)
     return True
@@ -99,17 +87,7 @@ def _offer_one(
 
 def settle(state: BufferState, input: inputs.Settle, *, now: float) -> list[Appended | None]:
     """End a reservation: admit the fragments with their payloads, let go of the others."""
-    reservation = state.room.end(input.reservation_id)
-    stands = (
-        reservation is not None
-        and reservation.judged_at == state.shared.change_count
-        and reservation.fragments[: len(input.fragments)] == input.fragments
-        and state.waiters.head() is None
-    )
-    tails = state.room.tails
-    # Other reservations of its workers may be settled in any order.
-    if not stands or (tails and any([each.worker_id in tails for each in input.fragments])):
-        state.shared.change_count += 1
+    state.room.end(input.reservation_id)
     answers: list[Appended | None] = []
     broken_off = set[WorkerId]()
     while len(answers) < len(input.fragments):
@@ -117,10 +95,7 @@ def settle(state: BufferState, input: inputs.Settle, *, now: float) -> list[Appe
         try:
             if not run:
                 fragment = input.fragments[len(answers)]
-                answers.append(_let_go(state, fragment, broken_off, stands=stands, now=now))
-            elif stands:
-                intake.admit_judged(state, run, now=now)
-                answers += [intake.ADMITTED] * len(run)
+                answers.append(_let_go(state, fragment, broken_off, now=now))
             else:
                 answers += intake.append_run(state, run, now=now)
         except errors.DomainError:
@@ -144,12 +119,7 @@ def _next_run(
 
 
 def _let_go(
-    state: BufferState,
-    fragment: Fragment,
-    broken_off: set[WorkerId],
-    *,
-    stands: bool,
-    now: float,
+    state: BufferState, fragment: Fragment, broken_off: set[WorkerId], *, now: float
 ) -> Appended | None:
     """Answer for a payload that is missing: None, unless the fragment is refused by now.
 
@@ -157,13 +127,12 @@ def _let_go(
     """
     if fragment.worker_id in broken_off:
         return None
-    if not stands:
-        worker = state.assembly.workers.get(fragment.worker_id)
-        preview = state.assembly.preview(worker, fragment)
-        answer = intake.judge(state, fragment, worker, preview)
-        if answer.outcome is not AdmissionOutcome.ADMITTED:
-            intake.decide(state, fragment, answer, preview, now=now)
-            return answer
+    worker = state.assembly.workers.get(fragment.worker_id)
+    preview = state.assembly.preview(worker, fragment)
+    answer = intake.judge(state, fragment, worker, preview)
+    if answer.outcome is not AdmissionOutcome.ADMITTED:
+        intake.decide(state, fragment, answer, preview, now=now)
+        return answer
     broken_off.add(fragment.worker_id)
     return None
 

@@ -43,8 +43,6 @@ class Shared:
         """Callers that ever got an id, which is unique among all buffers."""
         self.reservation_count = 0
         """Reservations that ever got an id, unique like those of callers."""
-        self.change_count = 0
-        """Changes that may overturn how a fragment was judged."""
         self.lease_salt = 0
         """Makes ids of leases others than those of any other process that had the same books."""
 

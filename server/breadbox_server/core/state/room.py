@@ -34,8 +34,6 @@ class Reservation:
 
     reservation_id: ReservationId
     expires_at: float
-    judged_at: int
-    """Count of the changes before which its fragments were judged; later ones may overturn it."""
     fragments: list[Fragment] = field(default_factory=list)
     place_count: int = 0
     size_bytes: int = 0
