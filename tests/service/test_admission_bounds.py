@@ -6,18 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from breadbox.model.errors import StoreUnavailableError
 from breadbox.model.types import PayloadReference
 from breadbox.stores.base import Confirmation
 from breadbox_server.admission import append_queue, payloads, slices
-from breadbox_server.admission.append_queue import HOLD_S, AppendQueue
+from breadbox_server.admission.append_queue import HOLD_S
 from breadbox_server.admission.payloads import (
     SWEEP_PERIOD_S,
-    DeletionQueue,
-    RecentPayloads,
-    UnownedPayloads,
 )
 from breadbox_server.base.errors import PayloadSizeError
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
@@ -37,7 +33,7 @@ from breadbox_server.core.model.inputs import (
 )
 from breadbox_server.core.model.schemas import SchemaArray
 from breadbox_server.core.state import room_queue
-from breadbox_server.metrics.metrics import Metrics
+from service.test_appends import queue_of
 from support.driven import BUFFER, Driven, driven
 from support.eventually import eventually
 from support.fake_custodian import FakeCustodian
@@ -442,18 +438,9 @@ async def test_waiting_appends_of_a_buffer_that_changes_are_looked_at_some_at_a_
 
 
 async def test_a_queue_without_a_journal_stores_inline_payloads_itself() -> None:
-    custodian, clock = FakeCustodian(), ManualTimers()
-    metrics = Metrics(CollectorRegistry())
-    deletions = DeletionQueue(custodian, metrics=metrics, limit=10)
-    unowned = UnownedPayloads(deletions, keep_s=1.0, is_referenced=lambda _: False)
+    custodian = FakeCustodian()
+    queue = queue_of(custodian, ManualTimers(), fragments_max=10)
     async with driven() as it:
-        queue = AppendQueue(
-            *(custodian, deletions, unowned),
-            clock=clock,
-            metrics=metrics,
-            fragments_max=10,
-            recent=RecentPayloads(100),
-        )
         running = asyncio.get_running_loop().create_task(queue.run(it.driver.core))
         pending = queue.submit(BUFFER, [make_fragment("w", session_id="run")], bodies=[b"body"])
         assert [ADMITTED] == await pending.done

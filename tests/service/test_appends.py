@@ -17,9 +17,11 @@ from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server import app
 from breadbox_server.admission import payloads
 from breadbox_server.admission.append_queue import AppendQueue
-from breadbox_server.admission.payloads import DeletionQueue, UnownedPayloads
+from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads, UnownedPayloads
 from breadbox_server.admission.precedence import WAIT_S_MAX
 from breadbox_server.admission.slices import SLICE_FRAGMENTS, SLICE_S_ASSUMED
+from breadbox_server.admission.store_trips import StoreTrips
+from breadbox_server.base.clock import Clock
 from breadbox_server.base.errors import AppendsFullError
 from breadbox_server.core.buffers import DEFAULT_BUFFER
 from breadbox_server.core.model.config import BufferConfig, FullPolicy
@@ -37,6 +39,7 @@ from breadbox_server.core.model.inputs import (
 )
 from breadbox_server.driver import DriverLimits
 from breadbox_server.journal.durable_core import DurableCore
+from breadbox_server.journal.turns import Turns
 from breadbox_server.maintenance import reconciliation
 from breadbox_server.metrics.metrics import Metrics
 from support.eventually import eventually
@@ -310,6 +313,18 @@ def unowned_payloads(custodian: FakeCustodian) -> tuple[DeletionQueue, UnownedPa
     return deletions, UnownedPayloads(deletions, keep_s=10.0, is_referenced=lambda *_: False)
 
 
+def queue_of(custodian: FakeCustodian, clock: Clock, *, fragments_max: int) -> AppendQueue:
+    """A queue for a core without a journal."""
+    metrics = Metrics(CollectorRegistry())
+    turns = Turns(None, metrics=metrics, on_lost=lambda: ((), 0.0), on_settled=lambda: None)
+    trips = StoreTrips(
+        *(custodian, *unowned_payloads(custodian), RecentPayloads(100), turns),
+        clock=clock,
+        metrics=metrics,
+    )
+    return AppendQueue(trips, clock=clock, metrics=metrics, fragments_max=fragments_max)
+
+
 def payload(number: int) -> Payload:
     return named_payload(f"{number:032x}")
 
@@ -403,11 +418,7 @@ async def appended(queue: AppendQueue, fragments: list[Fragment]) -> list[Append
 
 
 async def test_a_long_queue_of_refusals_lets_others_have_the_loop() -> None:
-    custodian, metrics = FakeCustodian(), Metrics(CollectorRegistry())
-    deletions, unowned = unowned_payloads(custodian)
-    queue = AppendQueue(
-        custodian, deletions, unowned, clock=ManualTimers(), metrics=metrics, fragments_max=10_000
-    )
+    queue = queue_of(FakeCustodian(), ManualTimers(), fragments_max=10_000)
     slice_count = 20
     fragments = [
         make_fragment("w", index, session_id="run", size_bytes=1)
@@ -454,15 +465,7 @@ def slice_of(worker_id: str) -> list[Fragment]:
 
 def roomy_queue(custodian: FakeCustodian, clock: ManualTimers) -> AppendQueue:
     """A queue that time bounds long before its count does."""
-    deletions, unowned = unowned_payloads(custodian)
-    return AppendQueue(
-        custodian,
-        deletions,
-        unowned,
-        clock=clock,
-        metrics=Metrics(CollectorRegistry()),
-        fragments_max=100_000,
-    )
+    return queue_of(custodian, clock, fragments_max=100_000)
 
 
 async def test_an_append_that_would_wait_longer_than_callers_do_is_refused_at_once() -> None:
@@ -596,15 +599,7 @@ async def test_callers_that_went_away_leave_nothing_in_the_queue_while_the_store
     """They no longer count as pending, so that their number is not bounded by anything else."""
     custodian = SlowCustodian(ManualTimers())
     custodian.may_confirm.clear()
-    deletions, unowned = unowned_payloads(custodian)
-    queue = AppendQueue(
-        custodian,
-        deletions,
-        unowned,
-        clock=custodian.clock,
-        metrics=Metrics(CollectorRegistry()),
-        fragments_max=3 * SLICE_FRAGMENTS,
-    )
+    queue = queue_of(custodian, custodian.clock, fragments_max=3 * SLICE_FRAGMENTS)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(queue.run(cast("DurableCore", Taker())))
         first = group.create_task(appended(queue, slice_of("first")))

@@ -14,8 +14,6 @@ from contextlib import suppress
 from itertools import islice, takewhile
 from typing import Final
 
-from breadbox.stores.base import PayloadCustodian
-from breadbox_server.admission.payloads import DeletionQueue, RecentPayloads, UnownedPayloads
 from breadbox_server.admission.precedence import WAIT_S_MAX, Precedence
 from breadbox_server.admission.quotas import UNCHARGED, Charge
 from breadbox_server.admission.slices import (
@@ -46,7 +44,6 @@ from breadbox_server.core.model.inputs import (
     WaitForRoom,
 )
 from breadbox_server.journal.durable_core import DurableCore
-from breadbox_server.journal.turns import Turns
 from breadbox_server.limits import (
     APPENDS_WAITING_MAX,
     INLINE_PENDING_BYTES_MAX,
@@ -68,33 +65,22 @@ class AppendQueue:
 
     def __init__(
         self,
-        custodian: PayloadCustodian,
-        deletions: DeletionQueue,
-        unowned: UnownedPayloads,
+        trips: StoreTrips,
         *,
         clock: Clock,
         metrics: Metrics,
         fragments_max: int,
         waiting_max: int = APPENDS_WAITING_MAX,
-        has_room: Callable[[], bool] = lambda: True,
+        is_held: Callable[[], bool] = lambda: False,
         inline_size_bytes_max: int = INLINE_SIZE_BYTES_MAX,
         inline_pending_bytes_max: int = INLINE_PENDING_BYTES_MAX,
-        recent: RecentPayloads | None = None,
-        carrier: Turns | None = None,
     ) -> None:
         self.precedence = Precedence(clock, under_way=lambda: self.pending_count)
         self._inline_size_bytes_max = inline_size_bytes_max
         self._inline_pending_bytes_max = inline_pending_bytes_max
-        self._has_room = has_room
-        """False if the journal can take in only what makes room."""
-        self._deletions = deletions
-        self._trips = StoreTrips(
-            *(custodian, deletions, unowned),
-            clock=clock,
-            metrics=metrics,
-            recent=recent or RecentPayloads(0),
-            carrier=carrier,
-        )
+        self._is_held = is_held
+        """True if nothing is admitted, whatever room buffers have."""
+        self._trips = trips
         self._clock = clock
         self._metrics = metrics
         self._fragments_max = fragments_max
@@ -238,10 +224,11 @@ class AppendQueue:
         try:
             for offer in taken.offers:
                 self._settle(offer)
+                self._trips.disown(offer.items)
             # What was admitted may have been granted at once, and what is missing took room.
             self._looks_again |= bool(taken.offers and self._waiters)
             self._core.pump()
-            self._trips.hurry()
+            self._trips.carrier.hurry()
         finally:
             self._is_deciding = False
         for offer in taken.offers:
@@ -265,7 +252,7 @@ class AppendQueue:
         """Offer fragments to the core: those called up first, then the others as they came."""
         learners = self.precedence.has_learners
         taken = Slice(SHORT_SLICE_FRAGMENTS if learners else SLICE_FRAGMENTS)
-        is_held = self._deletions.is_full or not self._has_room()
+        is_held = self._is_held()
         if self._looks_again:
             self._looks_again = False
             if is_held:
@@ -288,7 +275,8 @@ class AppendQueue:
         """Offer what waiting appends there is room for, longest wait first."""
         called: list[PendingAppend] = []
         for caller_id in self._core.call_up():
-            pending = self._waiters.get(caller_id)
+            pending = self._waiters.find(caller_id)
+            assert pending is not None, "it waits here as well"
             self._enter(pending, State.QUEUED)
             self._offer(taken, pending)
             if not pending.is_waiting:
@@ -315,7 +303,7 @@ class AppendQueue:
         now = self._clock.now()
         if pending.done.done() or now >= pending.wait_until:
             return False
-        if pending.caller_id is None and not self._waiters.may_take(pending):
+        if not self._waiters.may_take(pending):
             return False
         if len(pending.results) > pending.waited_at:
             # It has got something: its caller should hear of it soon.
@@ -380,21 +368,17 @@ class AppendQueue:
             pending.error = pending.error or error
             settled = []
         left = deque(settled)
-        for position, item in enumerate(offer.items):
+        for item in offer.items:
             if pending.is_decided or pending.is_waiting:
-                self._trips.disown(item)
-            elif item.answer is not None:
+                break
+            if item.answer is not None:
                 self._take_answer(item, item.answer)
             elif item.found_no_room:
-                self._trips.disown(item)
                 pending.fill(BYTES_FULL)
             elif left:
                 self._take_settled(item, left.popleft())
             else:
-                # The next is refused with an error: it is offered again, and gets it then.
-                for each in offer.items[position:]:
-                    self._trips.disown(each)
-                break
+                break  # The next is refused with an error: it is offered again, and gets it then.
 
     def _take_settled(self, item: Item, answer: Appended | None) -> None:
         """Take an answer to a reserved fragment, or None if its payload or an earlier one lacks."""
@@ -402,7 +386,6 @@ class AppendQueue:
         if answer is not None:
             self._take_answer(item, answer)
             return
-        self._trips.disown(item)
         if item.has_other_size and not pending.is_broken_off(fragment):
             field = f"fragments[{len(pending.results)}].payload"
             pending.error = PayloadSizeError(field, fragment.payload)
@@ -417,8 +400,6 @@ class AppendQueue:
         if answer.outcome is AdmissionOutcome.ADMITTED:
             self._trips.admitted(item)
             pending.charge.admitted(item.fragment.payload)
-        else:
-            self._trips.disown(item)
         if answer.outcome.asks_to_wait and self._wait(pending, answer.outcome):
             return
         if answer.outcome.asks_again:

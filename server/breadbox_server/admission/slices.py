@@ -132,6 +132,7 @@ class Item:
     answer: Appended | None = None
     """How it was refused, or None if its room is reserved."""
     is_there: bool = False
+    is_admitted: bool = False
     is_carried: bool = False
     """True if it is written with the entry about its fragment."""
     has_other_size: bool = False
@@ -218,13 +219,9 @@ class WaitingAppends:
         """Return the append of a caller, or None if it has gone."""
         return self._by_caller.get(caller_id)
 
-    def get(self, caller_id: CallerId) -> PendingAppend:
-        """Return the append of a caller that is there."""
-        return self._by_caller[caller_id]
-
     def may_take(self, pending: PendingAppend) -> bool:
-        """Return whether there is room for one more to wait."""
-        return (
+        """Return whether an append may wait: it has a position, or there is room for one more."""
+        return pending.caller_id is not None or (
             len(self) < self._count_max
             and self.fragment_count + len(pending.fragments) <= self._fragments_max
             and self.inline_bytes + pending.inline_bytes <= self._inline_bytes_max

@@ -22,11 +22,11 @@ class StoreTrips:
         custodian: PayloadCustodian,
         deletions: DeletionQueue,
         unowned: UnownedPayloads,
+        recent: RecentPayloads,
+        carrier: Turns,
         *,
         clock: Clock,
         metrics: Metrics,
-        recent: RecentPayloads,
-        carrier: Turns | None,
     ) -> None:
         self._custodian = custodian
         self._deletions = deletions
@@ -34,7 +34,7 @@ class StoreTrips:
         self._clock = clock
         self._metrics = metrics
         self._recent = recent
-        self._carrier = carrier
+        self.carrier = carrier
 
     async def ask(self, items: list[Item]) -> None:
         """Find out which payloads are there; store those that are inline.
@@ -60,8 +60,8 @@ class StoreTrips:
                     riding.append(item)
         if not riding:
             return
-        carrier = self._carrier
-        if carrier and carrier.can_carry(len(riding), sum(len(item.body) for item in riding)):
+        carrier = self.carrier
+        if carrier.can_carry(len(riding), sum(len(item.body) for item in riding)):
             for item in riding:
                 item.is_there = item.is_carried = True
             return
@@ -74,8 +74,7 @@ class StoreTrips:
             except StoreFullError as error:
                 words = error.what
             else:
-                if carrier:
-                    carrier.has_payload_room = True
+                carrier.has_payload_room = True
         found_no_room = words is not None
         if words is not None:
             self._metrics.on_store_full(words)
@@ -105,27 +104,24 @@ class StoreTrips:
             item.is_there = answer == Confirmation.THERE and not is_leaving(payload_id)
             item.has_other_size = answer == Confirmation.OTHER_SIZE
 
-    def hurry(self) -> None:
-        """Have what was decided written without waiting for more to go with it."""
-        if self._carrier is not None:
-            self._carrier.hurry()
-
     def admitted(self, item: Item) -> None:
         """Note that a payload belongs to a fragment from now on."""
-        payload_id = item.fragment.payload.payload_id
-        if item.is_carried and self._carrier:
-            self._carrier.carry(payload_id, item.body)
+        payload_id, item.is_admitted = item.fragment.payload.payload_id, True
+        if item.is_carried:
+            self.carrier.carry(payload_id, item.body)
             self._recent.add(payload_id, item.body)
         elif item.pending.kept.pop(payload_id, None) is not None:
             self._recent.add(payload_id, item.body)
         else:
             self._unowned.discard(payload_id)
 
-    def disown(self, item: Item) -> None:
-        """Remember a payload confirmed for nothing: it may be sent again."""
-        is_written = item.is_there and not item.is_carried
-        if is_written and item.fragment.payload.payload_id not in item.pending.kept:
-            self._unowned.add(item.fragment.payload, self._clock.now())
+    def disown(self, items: list[Item]) -> None:
+        """Remember payloads confirmed for nothing: they may be sent again."""
+        for item in items:
+            payload = item.fragment.payload
+            is_written = item.is_there and not (item.is_carried or item.is_admitted)
+            if is_written and payload.payload_id not in item.pending.kept:
+                self._unowned.add(payload, self._clock.now())
 
     def let_go(self, pending: PendingAppend) -> None:
         """Delete inline payloads that were not admitted: sent again, they have other ids."""
