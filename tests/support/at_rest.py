@@ -48,7 +48,7 @@ def _of_room(buffers: BufferSet) -> dict[str, object]:
     for each in states:
         each.queue.give_up_kept(inf)  # Those that are kept are given up in time by themselves.
     return {
-        "positions": sum(not each.queue.is_empty for each in states),
+        "positions": sum(bool(each.queue.waiters or each.queue.first_kept()) for each in states),
         "reservations": sum(len(each.room.reservations) for each in states),
     }
 

@@ -180,12 +180,15 @@ class ReplayBuffer:
         lease = state.leases.first_expiry()
         if lease is not None and (due_at is None or lease.expires_at < due_at):
             due_at = lease.expires_at
-        deadline = state.waiters.first_deadline()
-        if deadline is not None and (due_at is None or deadline[0] < due_at):
-            due_at = deadline[0]
-        if not (state.queue.is_empty and not state.room.reservations):
-            others = (waiting.next_end(state), offers.next_expiry(state))
-            due_at = min([each for each in (due_at, *others) if each is not None], default=None)
+        queue = state.queue
+        for first in (
+            state.waiters.first_deadline(),
+            state.room.first_expiry() if state.room.reservations else None,
+            queue.first_deadline() if queue.waiters else None,
+            queue.first_kept(),
+        ):
+            if first is not None and (due_at is None or first[0] < due_at):
+                due_at = first[0]
         return due_at
 
     def handle_timer(self, *, now: float) -> None:

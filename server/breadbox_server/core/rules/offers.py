@@ -137,12 +137,6 @@ def _let_go(
     return None
 
 
-def next_expiry(state: BufferState) -> float | None:
-    """Return when the next reservation expires, or None."""
-    first = state.room.first_expiry()
-    return None if first is None else first[0]
-
-
 def expire(state: BufferState, *, now: float) -> None:
     """End the reservations that are over."""
     while (first := state.room.first_expiry()) is not None and first[0] <= now:

@@ -81,14 +81,6 @@ def time_out_overdue(state: BufferState, *, now: float) -> None:
     queue.give_up_kept(now)
 
 
-def next_end(state: BufferState) -> float | None:
-    """Return when a wait or a kept position ends next, or None."""
-    deadline, kept_until = state.queue.first_deadline(), state.queue.first_kept_until()
-    if deadline is None or (kept_until is not None and kept_until < deadline[0]):
-        return kept_until
-    return deadline[0]
-
-
 def refuse_all(state: BufferState, error: errors.DomainError) -> None:
     """Turn every append away that waits for room."""
     for waiter in list(state.queue.waiting()):

@@ -58,11 +58,6 @@ class RoomQueue:
         """Those that are refused whether there is room or not, since session or version changed."""
         self._by_deadline: LazyHeap[tuple[float, CallerId]] = LazyHeap(self._is_due)
 
-    @property
-    def is_empty(self) -> bool:
-        """Return True if nobody waits and no position is kept."""
-        return not self._places
-
     def join(self, waiter: RoomWaiter) -> RoomWaiter | None:
         """Let a new caller wait; return the one that loses its position to it, an earlier attempt.
 
@@ -98,7 +93,7 @@ class RoomQueue:
 
     def give_up_kept(self, now: float) -> None:
         """Give up positions that were kept long enough."""
-        while (kept_until := self.first_kept_until()) is not None and kept_until <= now:
+        while (first := self.first_kept()) is not None and first[0] <= now:
             self._give_up_oldest()
 
     def _give_up_oldest(self) -> None:
@@ -135,9 +130,12 @@ class RoomQueue:
         """Return the earliest deadline of those that wait, and its caller."""
         return self._by_deadline.first()
 
-    def first_kept_until(self) -> float | None:
-        """Return until when the position is kept that is given up next, or None."""
-        return next(iter(self._kept.values()), None)
+    def first_kept(self) -> tuple[float, Place] | None:
+        """Return the position that is given up next, behind when that is; None if none is kept."""
+        if not self._kept:
+            return None
+        place, kept_until = next(iter(self._kept.items()))
+        return kept_until, place
 
     def _is_due(self, entry: tuple[float, CallerId]) -> bool:
         waiter = self.waiters.get(entry[1])
