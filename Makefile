@@ -17,7 +17,7 @@ COMPOSE ?= $(shell docker compose version > /dev/null 2>&1 && echo docker compos
 .DEFAULT_GOAL := help
 .PHONY: attacks docs verify-reference reference help setup demo test test-long test-quick test-core test-service test-integration test-containers test-peers test-dist \
   test-gpu verify verify-format fix-format verify-lint fix-lint verify-types verify-imports verify-protos verify-coverage \
-  verify-spelling verify-blocking blocking verify-limits limits verify-dead verify-words protos released-protos release release-rehearsal simulate crowd scaling fuzz bench bench-core bench-peers chaos crossings endings learn-check freshness smoke dist lock sbom up env down clean
+  verify-spelling verify-blocking blocking verify-limits limits verify-dead verify-words protos released-protos release release-rehearsal simulate crowd scaling fuzz bench bench-core bench-peers bench-grpcio chaos crossings endings learn-check freshness smoke dist lock sbom up env down clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -171,6 +171,9 @@ bench: $(VENV)/.ready  ## All figures, beside the limit (ARGS=--quick: two minut
 
 bench-peers: $(VENV)/.ready  ## Reverb, TransferQueue, pickles in Redis and a bare socket beside Breadbox (ARGS="--quick --publish")
 	$(BIN)/python -m bench.peers $(ARGS)
+
+bench-grpcio: $(VENV)/.ready  ## Is the newest grpcio as cheap per call as the locked one? Installs it from the index, into a temporary folder
+	$(BIN)/python -m bench.grpc_cost $(ARGS)
 
 learn-check: $(VENV)/.ready  ## Does the reference PPO learn? Every task, three seeds; minutes
 	$(BIN)/python -m bench.learn_check $(ARGS)

@@ -57,6 +57,7 @@ SMALLEST: tuple[tuple[str, ...], ...] = (
 """Words behind `make`."""
 
 NOT_RUN = {
+    "bench-grpcio": "it measures what is the newest release on the day, for a change of the lock",
     "clean": "it deletes what the others need",
     "dist": "`release-rehearsal` runs it on a clone",
     "env": "`test-containers` asks a composition of its own for it",

@@ -17,6 +17,12 @@ What one calls is here; types for annotations are in `breadbox.types`, errors in
 command line that only prints its help does not pay for gRPC and numpy.
 """
 
+import os
+
+# Before 1.80 grpcio looks only every 5 s at a connection that is made while no call runs, so a
+# client that calls now and then found a restarted server as late. Read when grpc is imported.
+os.environ.setdefault("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "200")
+
 TYPE_CHECKING = False  # That of `typing` would cost more than all of this module.
 if TYPE_CHECKING:
     from typing import Any

@@ -131,6 +131,8 @@ READ_LEASES_MAX: Final = 16_384
 CHUNK_EVENTS_MAX: Final = 1_024
 CHUNK_EVENT_IDS_MAX: Final = 16_384
 """Events of chunks of a buffer that are remembered, and ids of chunks in all of them: 256 KiB."""
+SESSION_USERS_MAX: Final = 64
+"""Remembered users of a buffer's session, by role."""
 READ_KEPT_PART: Final = 8
 """Part of `--capacity-bytes` that payloads may take that left the buffers and are read still."""
 
@@ -596,6 +598,12 @@ LIMITS: Final = (
         CHUNK_EVENTS_MAX,
         BUFFER,
         f"the oldest are forgotten; also beyond {CHUNK_EVENT_IDS_MAX:,} ids of chunks in them",
+    ),
+    Limit(
+        "processes that are remembered as users of a session, learners and producers each",
+        SESSION_USERS_MAX,
+        BUFFER,
+        "no other is added while so many have called within a minute",
     ),
     Limit(
         "leases alive",

@@ -1,6 +1,8 @@
 """Connections of a client: what gRPC is told of them, and which is used after silence."""
 
 import dataclasses
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -114,3 +116,17 @@ def test_only_a_proxy_that_is_named_for_grpc_is_used(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, "http://127.0.0.1:9")
     assert dict(channel_options("server:1"))["grpc.enable_http_proxy"] == uses_proxy
+
+
+@pytest.mark.parametrize(("chosen", "expected"), [(None, "200"), ("700", "700")])
+def test_grpc_looks_often_at_connections_that_no_call_uses(
+    chosen: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`test_appends` and the crossings meet it: with 5 s a server that is back is found late."""
+    name = "GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS"
+    monkeypatch.delenv(name, raising=False)
+    if chosen is not None:
+        monkeypatch.setenv(name, chosen)
+    program = f"import breadbox, os, sys; print(os.environ['{name}'], 'grpc' in sys.modules)"
+    said = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert f"{expected} False" == said.strip()

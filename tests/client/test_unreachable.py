@@ -1,9 +1,11 @@
 """Why a server gave no answer: gRPC's texts, as they were recorded, and what is made of them."""
 
+import grpc
 import pytest
+from grpc.aio import AioRpcError, Metadata
 
 from breadbox.model.errors import TlsError, UnavailableError
-from breadbox.wire.status import unreachable
+from breadbox.wire.status import from_rpc_error, unreachable
 
 HERE = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
 SSL = "Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL routines:"
@@ -94,3 +96,11 @@ def test_what_a_proxy_says_of_its_own_certificates_is_handed_on() -> None:
     error = unreachable(details, "host:1", encrypted=True)
     assert UnavailableError is type(error)
     assert details in str(error)
+
+
+@pytest.mark.parametrize("details", ["CANCELLED", ""])
+def test_a_call_that_the_server_gave_up_says_so(details: str) -> None:
+    cancelled = AioRpcError(grpc.StatusCode.CANCELLED, Metadata(), Metadata(), details)
+    error = from_rpc_error(cancelled, "host:1", encrypted=False)
+    assert isinstance(error, UnavailableError)
+    assert "no answer from host:1: it gave the call up" == str(error)

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from google.protobuf.duration_pb2 import Duration
 
+import breadbox
 from breadbox.stores import open_store
 from breadbox.v1 import fragment_pb2, replay_buffer_service_pb2_grpc
 from breadbox.v1 import replay_buffer_service_pb2 as pb
@@ -24,6 +25,7 @@ from breadbox_server.app import serving
 from breadbox_server.journal.storage.sqlite import FILE_NAME
 from breadbox_server.settings import Settings
 from support.eventually import eventually_sync
+from support.fragments import vector_fragment
 from support.redis_server import RedisServer
 from support.server_process import END_S, ServerProcess, plain_environment, serve_command
 
@@ -335,6 +337,25 @@ def test_an_unknown_option_in_the_file_is_named(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("speed: 11\n")
     assert_one_line(failing("--config", str(config)), "speed")
+
+
+@pytest.mark.parametrize(("capacity", "left"), [(2, 2), (5, 5), (9, 5)])
+def test_limits_of_a_start_that_hold_less_are_warned_of_with_the_number(
+    capacity: int, left: int, tmp_path: Path
+) -> None:
+    fixed = ("--journal", f"file://{tmp_path}/journal", "--store", f"file://{tmp_path}/store")
+    with ServerProcess(*fixed, log=tmp_path / "log") as server:
+        with breadbox.connect(server.address) as client:
+            client.start_session("s")
+            client.append_many([vector_fragment(index) for index in range(5)])
+        server.stop()
+        server.arguments = (*fixed, "--capacity-chunks", str(capacity))
+        server.start()
+        with breadbox.connect(server.address) as client:
+            assert left == client.get_buffer().state.chunk_count
+        warned = "the limits of this start hold less" in server.log.read_text()
+        assert (left < 5) == warned
+        assert warned == ("evicted 3 of its 5 fragments" in server.log.read_text())
 
 
 def test_an_ephemeral_server_leaves_no_file_behind(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from google.protobuf.duration_pb2 import Duration
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.access.authorization import Role
 from breadbox_server.core.model.ids import BufferName, SessionId
-from breadbox_server.reading.session_users import USERS_MAX, SessionUsers, User
+from breadbox_server.limits import SESSION_USERS_MAX
+from breadbox_server.reading.session_users import SessionUsers, User
 from support.eventually import eventually
 from support.manual_timers import ManualTimers
 from support.served import Served, info_of, reason_of, served
@@ -241,13 +242,13 @@ def test_remembered_users_are_bounded_and_a_learner_is_not_pushed_out_by_produce
 
     words = users.others(BUFFER, RUN, "host/5000")
     assert words.startswith("a learner (process 0 on host) called 0 s ago")
-    assert f" and {USERS_MAX - 1} more called" in words
+    assert f" and {SESSION_USERS_MAX - 1} more called" in words
 
 
 def test_users_make_room_once_they_are_silent_for_a_minute() -> None:
     clock = ManualTimers()
     users = SessionUsers(clock, lambda _: True)
-    for number in range(USERS_MAX):
+    for number in range(SESSION_USERS_MAX):
         users.begin(BUFFER, user(number))
         users.end(BUFFER, user(number))
     clock.advance(MINUTE_S + 1)

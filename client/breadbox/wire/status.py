@@ -228,6 +228,9 @@ def from_rpc_error(
     failure = read_failure(error.code(), error.details() or "", trailing)
     if failure.code is grpc.StatusCode.DEADLINE_EXCEEDED and not failure.reason:
         return errors.DeadlineExceededError(f"{address} did not answer in time: {failure.text}")
+    if failure.code is grpc.StatusCode.CANCELLED and not failure.reason:
+        # A server that ends, or has too many calls, gives gRPC no words of its own.
+        return errors.UnavailableError(f"no answer from {address}: it gave the call up")
     if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
         return unreachable(failure.text, address, encrypted=encrypted)
     if failure.reason == "STANDBY" and is_one_of_many:

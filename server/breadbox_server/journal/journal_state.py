@@ -335,6 +335,7 @@ def _apply_new_limits(archive: JournalArchive, settings: Settings, recovered: Re
         return
     buffers = recovered.buffers
     if DEFAULT_BUFFER in buffers.names():
+        held_count = buffers.describe(DEFAULT_BUFFER, now=recovered.now).fragment_count
         try:
             buffers.apply(UpdateBuffer(DEFAULT_BUFFER, wanted), now=recovered.now)
         except InvalidArgumentError as error:
@@ -343,6 +344,13 @@ def _apply_new_limits(archive: JournalArchive, settings: Settings, recovered: Re
                 f"{option} {error.problem}; the buffer 'default' exists: start with the value that "
                 "it has, or delete the buffer first"
             ) from error
+        left_count = buffers.describe(DEFAULT_BUFFER, now=recovered.now).fragment_count
+        if left_count < held_count:
+            log.warning(
+                "the limits of this start hold less than those that the buffer 'default' had: it "
+                "has evicted %d of its %d fragments",
+                *(held_count - left_count, held_count),
+            )
 
 
 def _cannot_start(error: JournalError) -> StartError:

@@ -11,11 +11,10 @@ from breadbox_server.access.authorization import Role
 from breadbox_server.base.clock import Clock
 from breadbox_server.base.errors import SessionInUseError
 from breadbox_server.core.model.ids import BufferName, SessionId
+from breadbox_server.limits import SESSION_USERS_MAX
 
 USED_S: Final = 60.0
 """Seconds after its last call for which a process still counts as a user."""
-USERS_MAX: Final = 64
-"""Remembered users of a buffer, by role; while there are as many no other one is added."""
 
 
 class User(NamedTuple):
@@ -55,7 +54,7 @@ class SessionUsers:
         use = uses.get(user)
         if use is None or (now - use.last_at > USED_S and not use.current_count):
             self._forget_oldest(uses, now)
-            if len(uses) >= USERS_MAX:
+            if len(uses) >= SESSION_USERS_MAX:
                 return
             use = uses[user] = _Use(now, now)
         uses.move_to_end(user)
