@@ -130,8 +130,8 @@ class Bench:
                 deadline_at=0.0,
             )
             self.buffers.apply(fetch, now=0.0)
-            [granted] = self.buffers.take_events()
-            assert isinstance(granted, FetchGranted)
+            events = self.buffers.take_events()
+            (granted,) = [event for event in events if isinstance(event, FetchGranted)]
             release = ReleaseLease(DEFAULT_BUFFER, granted.lease_id, ReleaseMode.CONSUMED)
             self.buffers.apply(release, now=0.0)
             self.buffers.take_events()

@@ -86,7 +86,7 @@ class Switch:
             )
         return [AppendResult(AdmissionOutcome.ADMITTED) for _ in fragments]
 
-    def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+    def report_episodes(self, episodes: Sequence[EpisodeReport], **workers: Any) -> None:
         """Pass on, or throw away."""
         if self.attached:
             self._client.report_episodes(episodes)

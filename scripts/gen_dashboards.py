@@ -100,6 +100,12 @@ LEARNING_DATA = [
         quantiles("breadbox_staleness_at_delivery_versions", OF_BUFFER, is_whole=True),
     ),
     Panel(
+        "Staleness at release",
+        "The same when the learner released the data as used: at most this when trained on. "
+        "staleness_max does not bound it: batches fetched ahead wait for updates.",
+        quantiles("breadbox_staleness_at_release_versions", OF_BUFFER, is_whole=True),
+    ),
+    Panel(
         "Uses at eviction",
         "Deliveries of a chunk when it left. Below uses_max: the learner is slower than the "
         "workers, or the data goes stale first.",

@@ -4,7 +4,7 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,16 @@ from prometheus_client import CollectorRegistry
 
 from breadbox.cli.main import COMMANDS, CONTEXT, load_command
 from breadbox.model import errors
+from breadbox.model.types import EpisodeEnd
 from breadbox.payload.limits import EXPANDED_BYTES_MAX, EXPANDED_BYTES_MAX_VARIABLE
 from breadbox.v1 import errors_pb2
 from breadbox.wire import status
+from breadbox_rollout.environments.failures import FailureKind
 from breadbox_rollout.metrics import WorkerCollector, WorkerCounts
-from breadbox_server.metrics.metrics import Metrics
+from breadbox_server.access.authorization import Role
+from breadbox_server.core.model.events import DiscardReason, EvictionReason, LeaseEnd
+from breadbox_server.core.model.inputs import AdmissionOutcome
+from breadbox_server.metrics.metrics import Metrics, WaitingFor
 from breadbox_server.rpc import status as server_status
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -142,6 +147,8 @@ UNITS = {
     "_episodes": "episodes",
     "_updates": "updates",
     "_s_max": "seconds",
+    "staleness_max": "model versions",
+    "uses_max": "deliveries of a chunk",
 }
 """Units that the end of a setting's name says."""
 
@@ -185,6 +192,26 @@ def unit_of(option: click.Option) -> str:
 # Metrics ---------------------------------------------------------------------------------------
 
 
+LABEL_VALUES: Mapping[tuple[str, str], Sequence[str]] = {
+    (f"breadbox_{name}", label): [each.value for each in kind]
+    for name, label, kind in (
+        ("fragments", "outcome", AdmissionOutcome),
+        ("fragments_discarded", "reason", DiscardReason),
+        ("chunks_evicted", "reason", EvictionReason),
+        ("leases_ended", "end", LeaseEnd),
+        ("waiters", "reason", WaitingFor),
+        ("clients", "role", Role),
+        ("episodes", "end", EpisodeEnd),
+        ("rollout_failures", "kind", FailureKind),
+    )
+} | {
+    ("breadbox_fetch_wait_seconds", "outcome"): ["granted", "elapsed"],
+    ("breadbox_journal_snapshots", "outcome"): ["made", "failed"],
+    ("breadbox_gateway_bytes", "direction"): ["in", "out"],
+}
+"""Values of a metric's label, where they are a closed set."""
+
+
 def series() -> str:
     """Every metric of every process."""
     registry = CollectorRegistry()
@@ -204,6 +231,29 @@ def series() -> str:
     parts = [
         f"# Metrics\n\n{MARK}\n",
         "For Prometheus, under these names; [what they mean together](../operate.md#metrics).\n",
+        "Where fragments end:\n",
+        table(
+            ("a fragment", "counted by"),
+            [
+                ("refused on arrival", "`breadbox_fragments_total`, by `outcome`"),
+                (
+                    "given up before its chunk was complete",
+                    "`breadbox_fragments_discarded_total`, by `reason`",
+                ),
+                (
+                    "left the buffer with its chunk after `uses_max` uses",
+                    '`breadbox_chunks_evicted_total{reason="used_up"}`',
+                ),
+                (
+                    "left the buffer with its chunk before that",
+                    "`breadbox_chunks_evicted_total`, the other values of `reason`",
+                ),
+                (
+                    "dropped by the worker, or refused",
+                    "`breadbox_rollout_fragments_total`, by `outcome`",
+                ),
+            ],
+        ),
     ]
     for place, found in places.items():
         rows = [
@@ -234,8 +284,12 @@ def families(registry: CollectorRegistry) -> Iterator[Any]:
 
 
 def labels_of(family: Any) -> str:
-    """Names of its labels."""
-    return ", ".join(f"`{name}`" for name in getattr(family, "_labelnames", ()))
+    """Names of its labels, with their values where these are a closed set."""
+    shown = []
+    for name in getattr(family, "_labelnames", ()):
+        values = LABEL_VALUES.get((family.name, name), ())
+        shown.append(f"`{name}`" + f" ({', '.join(values)})" * bool(values))
+    return ", ".join(shown)
 
 
 # Errors ----------------------------------------------------------------------------------------

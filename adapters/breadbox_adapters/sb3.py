@@ -30,7 +30,6 @@ from breadbox.model.fragment import Tree
 from breadbox_adapters import extra
 
 with extra("sb3"):
-    import torch
     from gymnasium import spaces
     from stable_baselines3.common.buffers import ReplayBuffer
     from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
@@ -131,10 +130,7 @@ class BreadboxHerReplayBuffer(BreadboxReplayBuffer, HerReplayBuffer):
         observation_space: spaces.Dict,
         action_space: spaces.Space[Any],
         env: Any,
-        device: torch.device | str = "auto",
-        n_envs: int = 1,
-        optimize_memory_usage: bool = False,
-        handle_timeout_termination: bool = True,
+        *args: Any,
         n_sampled_goal: int = 4,
         goal_selection_strategy: GoalSelectionStrategy | str = "future",
         copy_info_dict: bool = False,
@@ -163,16 +159,7 @@ class BreadboxHerReplayBuffer(BreadboxReplayBuffer, HerReplayBuffer):
         self.copy_info_dict = False
         self.n_sampled_goal = n_sampled_goal
         self.goal_selection_strategy = strategy
-        super().__init__(
-            buffer_size,
-            observation_space,
-            action_space,
-            device,
-            n_envs,
-            optimize_memory_usage,
-            handle_timeout_termination,
-            **kwargs,
-        )
+        super().__init__(buffer_size, observation_space, action_space, *args, **kwargs)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
         """Add a step of each environment; see `BreadboxReplayBuffer.add`."""

@@ -12,7 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 from uuid import uuid4
 
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from breadbox.transport.interpreter import Interpreter
 if TYPE_CHECKING:
     import torch
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -202,6 +203,16 @@ class Client(ProcessBound):
     def _invoke(self, call: calls.Call[T]) -> T:
         return self._interpreter.run(operations.invoke(self._context, call))
 
+    def _run(
+        self,
+        operation: "Callable[Concatenate[operations.Context, str, P], operations.Operation[T]]",
+        buffer: str | None,
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        begun = operation(self._context, buffer or self.buffer, *arguments, **named)
+        return self._interpreter.run(begun)
+
     # Sessions and models -----------------------------------------------------------------------
 
     def start_session(
@@ -271,11 +282,7 @@ class Client(ProcessBound):
         Raises:
             BackpressureError: The store was full for `append_wait_s`.
         """
-        return self._interpreter.run(
-            operations.publish(
-                self._context, buffer or self.buffer, session_id, model_version, weights
-            )
-        )
+        return self._run(operations.publish, buffer, session_id, model_version, weights)
 
     def watch_model(
         self,
@@ -295,9 +302,7 @@ class Client(ProcessBound):
         Returns the current session, version and weights, or None if `known` is still current. If
         `known` is None, any current session ends the wait.
         """
-        return self._interpreter.run(
-            operations.watch_model(self._context, buffer or self.buffer, known, max_wait_s)
-        )
+        return self._run(operations.watch_model, buffer, known, max_wait_s)
 
     def load_model(
         self,
@@ -324,9 +329,7 @@ class Client(ProcessBound):
             PayloadMissingError: The store lost the weights, or the learner publishes faster than
                 this host reads them.
         """
-        return self._interpreter.run(
-            operations.load_model(self._context, buffer or self.buffer, newer_than, max_wait_s)
-        )
+        return self._run(operations.load_model, buffer, newer_than, max_wait_s)
 
     # Writing fragments -------------------------------------------------------------------------
 
@@ -381,16 +384,19 @@ class Client(ProcessBound):
             PayloadMissingError: For `reconnect_s` the store lost each payload that was written.
             UnsupportedArrayError: An array cannot be stored. Fragments before it may be admitted.
         """
-        return self._interpreter.run(
-            operations.append_many(
-                self._context, buffer or self.buffer, fragments, codecs, answered
-            )
-        )
+        return self._run(operations.append_many, buffer, fragments, codecs, answered)
 
     def report_episodes(
-        self, episodes: Sequence[types.EpisodeReport], *, buffer: str | None = None
+        self,
+        episodes: Sequence[types.EpisodeReport],
+        *,
+        workers: Sequence[types.WorkerSteps] = (),
+        buffer: str | None = None,
     ) -> None:
         """Report 1 to 1024 finished episodes, for metrics. The report is sent once, never retried.
+
+        `workers` says where the steps of at most 256 workers went, since their start; the server
+        keeps the latest report of each. With them there may be no episode.
 
         ```python
         end = breadbox.EpisodeEnd.TERMINATED
@@ -402,7 +408,7 @@ class Client(ProcessBound):
         Raises:
             BackpressureError: The token's rate is used up; nothing was counted.
         """
-        self._invoke(calls.report_episodes(buffer or self.buffer, episodes))
+        self._invoke(calls.report_episodes(buffer or self.buffer, episodes, workers))
 
     # Reading fragments -------------------------------------------------------------------------
 
@@ -432,7 +438,7 @@ class Client(ProcessBound):
             fragment_count: Fragments for all ranks together; a multiple of
                 fragments_per_chunk * world_size.
             max_wait_s: Seconds to wait for fragments, a minute by default; 0: do not wait. None:
-                wait until they are there.
+                wait for ever, until they are there.
             rank: Rank of this learner, from 0.
             world_size: Number of learners that share the fetch.
             request_id: Name of the fetch, the same for all ranks and for a retry, or None for a
@@ -636,9 +642,7 @@ class Client(ProcessBound):
         Raises:
             SubscriptionNotFoundError: There is no such subscription.
         """
-        self._interpreter.run(
-            operations.delete_subscription(self._context, buffer or self.buffer, name)
-        )
+        self._run(operations.delete_subscription, buffer, name)
 
     def load_fragments(
         self,
@@ -754,11 +758,7 @@ class Client(ProcessBound):
         payloads readable. Returns how many chunks were updated and deleted, and how many ids were
         unknown.
         """
-        return self._interpreter.run(
-            operations.update_priorities(
-                self._context, buffer or self.buffer, priorities, list(delete)
-            )
-        )
+        return self._run(operations.update_priorities, buffer, priorities, list(delete))
 
     # Operating ---------------------------------------------------------------------------------
 
@@ -817,7 +817,11 @@ class Client(ProcessBound):
         return self._interpreter.run(operations.list_buffers(self._context))
 
     def get_buffer(
-        self, name: str | None = None, *, events_after: int | None = None
+        self,
+        name: str | None = None,
+        *,
+        events_after: int | None = None,
+        with_workers: bool = False,
     ) -> types.BufferDescription:
         """Return one buffer, or the client's if None, with its gauges and counters.
 
@@ -826,6 +830,7 @@ class Client(ProcessBound):
         ```
 
         `events_after` is the number of the last `ChunkEvent` that the caller has seen, or 0: later
-        ones are returned, as far as the server remembers them. None: no events.
+        ones are returned, as far as the server remembers them. None: no events. `with_workers`:
+        return where the steps of each worker went, too.
         """
-        return self._invoke(calls.get_buffer(name or self.buffer, events_after))
+        return self._invoke(calls.get_buffer(name or self.buffer, events_after, with_workers))

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from breadbox.model.presets import OFF_POLICY_ADVICE, STORE_FULL_ADVICE
+from breadbox.model.sizes import counted
 from breadbox.model.types import BufferDescription, FullPolicy
+from breadbox.shared.step_ends import left_out, left_out_text, slow_advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +15,7 @@ class Diagnosis:
 
     cause: str
     """One of OUTAGE, NO_SESSION, HOLD, NOTHING_ARRIVES, WRONG_SESSION, STALE, PRODUCERS_WAIT,
-    LEASES, QUEUE, TOO_FEW, LIMITER, NONE."""
+    LEASES, LEFT_OUT, QUEUE, TOO_FEW, LIMITER, NONE."""
     headline: str
     """A sentence with the numbers."""
     advice: tuple[str, ...]
@@ -92,11 +94,12 @@ def diagnose(
         judgement = (
             _leases(seen)
             or _little_comes(seen)
+            or _left_out(seen)
             or _too_few(seen, needed)
             or _queue(seen)
             or _limiter(seen)
         )
-    return _diagnosis(judgement, seen, before)
+    return _diagnosis(judgement or _left_out(seen), seen, before)
 
 
 def diagnose_arrivals(
@@ -104,7 +107,8 @@ def diagnose_arrivals(
 ) -> Diagnosis:
     """Judge what keeps fragments from arriving, whatever delays fetches of others."""
     seen = _Seen(before, after, watched_s)
-    return _diagnosis(_nothing_is_decided(seen) or _little_comes(seen), seen, before)
+    judgement = _nothing_is_decided(seen) or _little_comes(seen) or _left_out(seen)
+    return _diagnosis(judgement, seen, before)
 
 
 def is_idle(before: BufferDescription, after: BufferDescription) -> bool:
@@ -137,7 +141,7 @@ def _quarantined(seen: _Seen) -> list[str]:
     last = named[-1]
     workers = ", ".join(repr(each) for each in sorted({each.worker_id for each in named})[:4])
     return [
-        f"{count} chunks are in quarantine, because readers could not read them: check the "
+        f"In quarantine, because readers could not read it: {counted(count, 'chunk')}. Check the "
         f"producers of {workers}; the latest is fragment {last.fragment_index} of worker "
         f"{last.worker_id!r}, payload {last.payload_id}."
     ]
@@ -151,6 +155,9 @@ def _diagnosis(judgement: _Judgement | None, seen: _Seen, before: BufferDescript
     # During an outage no learner can fetch or publish, so an idle session means nothing.
     if not seen.state.outage and is_idle(before, seen.after):
         advice = [*advice, idle_text(seen.after)]
+    excluded = _left_out(seen)
+    if excluded is not None and cause not in ("LEFT_OUT", "NONE"):
+        advice = [*advice, excluded[1], *excluded[2]]
     return Diagnosis(cause, headline, (*advice, *_quarantined(seen)), seen.rates, seen.watched_s)
 
 
@@ -213,8 +220,8 @@ def _leases(seen: _Seen) -> _Judgement | None:
         return None
     return (
         "LEASES",
-        f"{seen.state.lease_count} leases are active, which is leases_max; a fetch waits until one "
-        "ends.",
+        f"Active: {counted(seen.state.lease_count, 'lease')}, which is leases_max; a fetch waits "
+        "until one ends.",
         [
             "Leave `with client.fetch(...)` blocks sooner, or release leases by hand.",
             "Raise leases_max, or shorten lease_s if learners die with leases.",
@@ -228,8 +235,8 @@ def _nothing_arrives(seen: _Seen) -> _Judgement | None:
     return (
         "NOTHING_ARRIVES",
         f"No fragment arrived in the {seen.watched_s:.1f} s watched; the buffer holds "
-        f"{seen.state.chunk_count} chunks and has seen {seen.state.worker_count} workers in this "
-        "session.",
+        f"{counted(seen.state.chunk_count, 'chunk')} and has seen "
+        f"{counted(seen.state.worker_count, 'worker')} in this session.",
         [
             "Check that rollout workers run, and reach this server: `breadbox doctor` there.",
             "An environment that takes long for a fragment looks the same: watch for longer.",
@@ -280,14 +287,31 @@ def _producers_wait(seen: _Seen) -> _Judgement | None:
         return None
     return (
         "PRODUCERS_WAIT",
-        f"The server asks producers to wait: {seen.state.chunk_count} chunks of "
-        f"{seen.config.capacity_chunks} are held; leases, which keep chunks too: "
+        f"The server asks producers to wait: it holds {counted(seen.state.chunk_count, 'chunk')} "
+        f"of {seen.config.capacity_chunks}; leases, which keep chunks too: "
         f"{seen.state.lease_count}; {seen.state.payload_bytes} bytes of "
         f"{seen.config.capacity_bytes} are taken.",
         [
             "Raise capacity_chunks or capacity_bytes, or fetch fewer fragments at a time.",
             "Leased chunks count against both capacities, as open chunks do: release leases "
             "sooner.",
+        ],
+    )
+
+
+def _left_out(seen: _Seen) -> _Judgement | None:
+    workers = seen.after.workers
+    text = left_out_text(workers)
+    if not text:
+        return None
+    remedy = slow_advice(left_out(workers), seen.config.staleness_max)
+    return (
+        "LEFT_OUT",
+        f"{text}.",
+        [
+            *([remedy] if remedy else []),
+            "`breadbox stats` shows where the steps of each worker go; more workers of this kind "
+            "change nothing, and more fast ones leave out the slow.",
         ],
     )
 
@@ -302,7 +326,7 @@ def _too_few(seen: _Seen, needed: int) -> _Judgement | None:
     else:
         headline += (
             f"none was completed in {seen.watched_s:.1f} s, {seen.state.open_chunk_count} are open "
-            f"and need {seen.fragments_per_chunk} fragments each."
+            f"and need {counted(seen.fragments_per_chunk, 'fragment')} each."
         )
     advice = ["Add workers, or fetch fewer fragments at a time."]
     if (seen.config.uses_max or 1) == 1:
@@ -336,7 +360,8 @@ def _nothing_wrong(seen: _Seen) -> _Judgement:
     held = seen.state.chunk_count * seen.fragments_per_chunk
     return (
         "NONE",
-        f"No learner needs to wait: {held} fragments in {seen.state.chunk_count} chunks could be "
-        f"fetched now, and {seen.rate('fragments admitted'):.3g} per second arrive.",
+        f"No learner needs to wait: {counted(held, 'fragment')} in "
+        f"{counted(seen.state.chunk_count, 'chunk')} could be fetched now, and "
+        f"{seen.rate('fragments admitted'):.3g} per second arrive.",
         [],
     )

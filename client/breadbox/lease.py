@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
+import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.loader import FragmentLoader
@@ -15,7 +16,7 @@ from breadbox.model.fragment import Fragment
 from breadbox.model.types import Device, FragmentReference, LeaseGrant, ReleaseMode
 from breadbox.operations import operations
 from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted
-from breadbox.reading.batches import Batch
+from breadbox.reading.batches import Batch, stalenesses
 from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LoaderKeywords, LoaderOptions
 from breadbox.transport.interpreter import BackgroundTask, Interpreter
@@ -51,6 +52,34 @@ class Lease(Granted):
         super().__init__(interpreter.context, buffer, grant)
         self._interpreter = interpreter
         self._renewal: BackgroundTask | None = None
+        self._loaders: list[FragmentLoader[Batch]] = []
+
+    @property
+    def left_out(self) -> list[FragmentReference]:
+        """References that `batches` left out with `max_staleness_at_use`, in order."""
+        return [each for loader in self._loaders for each in loader.left_out]
+
+    def staleness(self, model_version: int | None = None) -> NDArray[np.int64]:
+        """Return int64[N]: the versions that each granted fragment is behind, in draw order.
+
+        ```python
+        oldest = lease.staleness().max()
+        ```
+
+        The buffer's `staleness_max` holds at the grant. What the learner publishes from then until
+        its update makes the fragments staler; this is their staleness at any time, of a released
+        lease as well.
+
+        Args:
+            model_version: The version to compare with, without a call, or None to ask the server
+                for the current one.
+
+        Raises:
+            SessionEndedError: With None: the lease's session is not the current one.
+        """
+        if model_version is None:
+            model_version = self._interpreter.run(self._version())
+        return stalenesses(self.references, model_version)
 
     def fragments(
         self, *, columns: Sequence[str] | None = None, steps: tuple[int, int] | None = None
@@ -69,6 +98,7 @@ class Lease(Granted):
             ClosedError: The lease was released.
             ReplayBufferError: See `Client.load_fragments`; no payload is deleted during the lease.
         """
+        self._is_read = True
 
         def read(references: Sequence[FragmentReference]) -> list[Fragment]:
             self._check_open()
@@ -123,11 +153,17 @@ class Lease(Granted):
             device: Device of torch tensors, such as "cuda", or None for numpy arrays.
             columns: Paths of the arrays to load, such as "reward" or "obs.image", or None for all.
             **options: Fields of `breadbox.types.LoaderOptions`, such as `prefetch_batches` or
-                `order`. By default batches come in draw order, and two are loaded ahead.
+                `order`. By default batches come in draw order, and two are loaded ahead. With
+                `max_staleness_at_use` each batch asks the server for the current version, and goes
+                without the fragments that are too stale by then; `left_out` has them. If nothing
+                was handed out, a clean exit returns the lease in place of consuming it, unless its
+                fragments were too stale at the grant already.
 
         Raises:
             ReplayBufferError: See `fragments`.
             InvalidRequestError: `batch_size` or an option is out of its range.
+            SessionEndedError: With `max_staleness_at_use`: the lease's session is not the current
+                one.
         """
         side_stream = side_stream_for(device)
 
@@ -139,7 +175,17 @@ class Lease(Granted):
                 )
             )
 
-        loader = FragmentLoader(load, LoaderOptions(**options), side_stream=side_stream)
+        def version() -> int:
+            return self._interpreter.run(self._version())
+
+        made = LoaderOptions(**options)
+        limit = made.max_staleness_at_use
+        self._is_read = self._is_read or limit is None
+        self._limit = max(self._limit, -1 if limit is None else limit)
+        loader = FragmentLoader(
+            load, made, side_stream=side_stream, model_version=None if limit is None else version
+        )
+        self._loaders.append(loader)
         return loader.batches(self.grant.fragments, batch_size)
 
     def renew(self, lease_s: float | None = None) -> float:
@@ -178,8 +224,9 @@ class Lease(Granted):
         lease.release(breadbox.ReleaseMode.RETURNED)
         ```
 
-        `mode` CONSUMED counts the uses, RETURNED gives them back. Reports to the server the
-        payloads that `unreadable()` found and `refuse()` named.
+        `mode` CONSUMED counts the uses, RETURNED gives them back; so does CONSUMED where `batches`
+        left out everything. Reports to the server the payloads that `unreadable()` found and
+        `refuse()` named.
 
         Raises:
             LeaseExpiredError: It expired before; the server may serve its chunks again.
@@ -190,6 +237,9 @@ class Lease(Granted):
         if self.released:
             return
         self.released = True
+        is_used = any(loader.staleness_at_use for loader in self._loaders)
+        if mode is ReleaseMode.CONSUMED and not is_used and self._has_aged(self.left_out):
+            mode = ReleaseMode.RETURNED
         if self._renewal is not None:
             # Otherwise it would find the lease gone, and log that it had expired.
             self._renewal.end()

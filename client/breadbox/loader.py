@@ -5,10 +5,12 @@
 `breadbox.reading.loading` has the invariants.
 """
 
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Generic, TypeVar
 
+from breadbox.model.errors import InvalidRequestError
 from breadbox.model.types import FragmentReference
 from breadbox.reading.devices import SideStream
 from breadbox.reading.loading import LOAD_ERRORS, LoaderOptions, LoadPlan
@@ -37,6 +39,12 @@ class FragmentLoader(Generic[Loaded]):
         side_stream: The CUDA stream on which `load` makes batches, or None. Copies then overlap
             with the caller's computation, and a returned batch is ready for use on the caller's
             current stream.
+        model_version: Returns the version that trains on the next batch, of the batches' session;
+            called as each is handed out. Needed with `max_staleness_at_use`, for which `load` must
+            return a `Batch`. With it alone the loader only counts `staleness_at_use`.
+
+    Raises:
+        InvalidRequestError: `max_staleness_at_use` is set without `model_version`.
     """
 
     def __init__(
@@ -45,15 +53,29 @@ class FragmentLoader(Generic[Loaded]):
         options: LoaderOptions | None = None,
         *,
         side_stream: SideStream | None = None,
+        model_version: Callable[[], int] | None = None,
     ) -> None:
         self._load = load
+        self._model_version = model_version
         self._side_stream = side_stream
         self._plan: LoadPlan[Loaded] = LoadPlan(options or LoaderOptions())
+        if model_version is None and self._plan.options.max_staleness_at_use is not None:
+            raise InvalidRequestError("model_version", "is needed with max_staleness_at_use")
 
     @property
     def skipped(self) -> list[FragmentReference]:
         """References that could not be loaded, over the loader's life; with "skip" only."""
         return self._plan.skipped
+
+    @property
+    def left_out(self) -> list[FragmentReference]:
+        """References that were too stale at their use; with `max_staleness_at_use` only."""
+        return self._plan.left_out
+
+    @property
+    def staleness_at_use(self) -> Counter[int]:
+        """Number of fragments handed out, by their staleness in versions at that moment."""
+        return self._plan.staleness_at_use
 
     def batches(
         self, references: Sequence[FragmentReference], batch_size: int
@@ -79,7 +101,7 @@ class FragmentLoader(Generic[Loaded]):
             self._plan.jobs(references, batch_size),
             self._load_job,
             at_once=options.threads,
-            depth=options.prefetch_batches,
+            depth=self._plan.depth,
             in_order=options.order != "completed",
         )
         return self._handed_out(loaded)
@@ -90,9 +112,11 @@ class FragmentLoader(Generic[Loaded]):
         """Yield the batches of the lists, without keeping a reference to any."""
         with closing(groups):
             for group in groups:
+                if group and self._side_stream is not None:
+                    self._side_stream.hand_over(group[0])
+                if group and self._model_version is not None:
+                    group[:] = self._plan.fresh(group[0], self._model_version())
                 while group:
-                    if self._side_stream is not None:
-                        self._side_stream.hand_over(group[-1])
                     yield group.pop()
 
     def _load_job(self, job: Sequence[FragmentReference]) -> list[Loaded]:

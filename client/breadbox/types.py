@@ -28,6 +28,7 @@ from breadbox.model.types import QuarantinedFragment as QuarantinedFragment
 from breadbox.model.types import StoreConfig as StoreConfig
 from breadbox.model.types import Subscription as Subscription
 from breadbox.model.types import TorchDevice as TorchDevice
+from breadbox.model.types import WorkerSteps as WorkerSteps
 from breadbox.operations.cursor_reads import LoadedRead as LoadedRead
 from breadbox.reading.batches import Batch as Batch
 from breadbox.reading.batches import Stack as Stack

@@ -181,11 +181,12 @@ class Pages:
     async def _learning(self, request: Request) -> Response:
         watched = self._buffer(request)
         by = request.query_params.get("by", "all")
+        names = ("time", "granted", "released", "waiting")
         training = zip(*watched.history.training, strict=True)
         return JSONResponse(
             {
                 "returns": learning_points(list(watched.index.ended), by=by),
-                "training": dict(zip(("time", "staleness", "waiting"), training, strict=False)),
+                "training": dict(zip(names, training, strict=False)),
             }
         )
 

@@ -1,6 +1,5 @@
 """`breadbox console`: serve a web page that looks into live buffers."""
 
-import ipaddress
 import socket
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +12,7 @@ from breadbox.cli.command import command
 from breadbox.cli.connection import Connection
 from breadbox.cli.settings import setting
 from breadbox.cli.signals import stop_on_signals
-from breadbox.shared.loopback import loopback_host
+from breadbox.shared.loopback import is_loopback, loopback_host
 
 
 class ConsoleSettings(Connection):
@@ -61,7 +60,7 @@ def console(settings: ConsoleSettings) -> None:
 
     host, port = _address(settings.listen)
     is_secure = settings.listen_cert is not None
-    if not (_is_loopback(host) or is_secure or settings.allow_plaintext):
+    if not (is_loopback(host) or is_secure or settings.allow_plaintext):
         raise Unusable(
             f"--console-listen {settings.listen} is reachable from other hosts: give "
             "--console-cert and --console-key, or --console-allow-plaintext behind a proxy"
@@ -83,7 +82,7 @@ def console(settings: ConsoleSettings) -> None:
     kept = (settings.keep_steps, settings.keep_s, settings.read_fragments_per_s)
     access = Access(connect, settings.token or "", WatchLimits(*kept))
     named = [each for each in settings.hosts.split(",") if each]
-    hosts = ["localhost", "127.0.0.1", "[::1]", *named] if _is_loopback(host) else named or ["*"]
+    hosts = ["localhost", "127.0.0.1", "[::1]", *named] if is_loopback(host) else named or ["*"]
     app = make_app(access, Viewer(hooks), hosts=hosts, is_secure=is_secure)
     config = uvicorn.Config(
         app,
@@ -114,13 +113,6 @@ def _address(listen: str) -> tuple[str, int]:
     if not host or not port.isdecimal():
         raise Unusable(f"--console-listen must be HOST:PORT, got {listen!r}")
     return host.strip("[]"), int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _load(name: str) -> Any:

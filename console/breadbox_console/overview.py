@@ -9,7 +9,14 @@ from typing import Any, Final
 import numpy as np
 
 from breadbox.diagnosis import Diagnosis, diagnose, diagnose_arrivals, rates_of
-from breadbox.model.types import BufferDescription, ChunkEvent, FragmentReference, FullPolicy
+from breadbox.model.types import (
+    BufferDescription,
+    ChunkEvent,
+    FragmentReference,
+    FullPolicy,
+    WorkerSteps,
+)
+from breadbox.shared.step_ends import ends_of, left_out, reporting
 from breadbox_console.arrays import finite
 from breadbox_console.episodes import EpisodeIndex, SeenFragment, Worker
 
@@ -55,7 +62,8 @@ class ChunkLife:
     """What the server reported of a chunk."""
 
     grants: list[dict[str, Any]] = field(default_factory=list)
-    """Grants: Unix time, staleness then, and how and when its lease ended, once it has."""
+    """Grants: Unix time, staleness then, and how, when and at what staleness its lease ended, once
+    it has."""
     left_at: float | None = None
     why: str = ""
     """Why it left, or empty while it is held."""
@@ -83,9 +91,10 @@ class BufferHistory:
     uses: Counter[int] = field(default_factory=Counter)
     """Chunks that left, by their uses."""
     training: deque[Point] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
-    """Unix time, mean staleness of what was granted, and the share of time that a learner waited,
-    over `TRAINING_S`."""
+    """Unix time, mean staleness of what was granted and of what was released as used, and the
+    share of time that a learner waited, over `TRAINING_S`."""
     _granted: list[int] = field(default_factory=list)
+    _used: list[int] = field(default_factory=list)
     _training_from: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def add(self, now: float, description: BufferDescription) -> None:
@@ -136,6 +145,8 @@ class BufferHistory:
             if is_granted:
                 self.latest_grant = (at, version, event)
                 self._granted.extend(event.values)
+            elif event.kind == "consumed":
+                self._used.extend(event.values)
             elif reason in _WHY:
                 self.uses.update(event.values)
                 if reason not in _ORDINARY:
@@ -150,16 +161,18 @@ class BufferHistory:
                 else:
                     begun = next((each for each in life.grants if not each["end"]), None)
                     if begun is not None:
-                        begun |= {"end": event.kind, "ended_at": at}
+                        behind = event.values[place] if event.values else None
+                        begun |= {"end": event.kind, "ended_at": at, "staleness_at_end": behind}
         while len(self.lives) > LIVES_MAX:
             self.lives.popitem(last=False)
         since, watched_s, wait_s = self._training_from
         if now - since >= TRAINING_S:
             share = (self.wait_s - wait_s) / max(self.watched_s - watched_s, 1e-3)
-            mean = float(np.mean(self._granted)) if self._granted else None
+            ages = [float(np.mean(each)) if each else None for each in (self._granted, self._used)]
             if since:
-                self.training.append((now, mean, share))
+                self.training.append((now, *ages, share))
             self._granted.clear()
+            self._used.clear()
             self._training_from = (now, self.watched_s, self.wait_s)
 
     def history(self) -> dict[str, list[float | None]]:
@@ -194,7 +207,7 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex) -> dict[str, An
     state, config = after.state, after.config
     worker_rows = describe_workers(index.workers, after, at)
     status, level, why = judge(history.looks, diagnosis, worker_rows)
-    is_about_it = level != "good" and status != "Check workers"
+    is_about_it = level != "good" and (status != "Check workers" or why == diagnosis.headline)
     has_learner = state.waiter_count or state.lease_count or state.counters.get("uses", 0)
     return {
         "name": after.name,
@@ -220,6 +233,7 @@ def describe_buffer(history: BufferHistory, index: EpisodeIndex) -> dict[str, An
         "waiting_reason": state.waiting_reason if state.waiter_count else "",
         "waiting_share": history.wait_s / max(history.watched_s, 1e-3) if has_learner else None,
         "worker_count": state.worker_count,
+        "steps": ends_of(after.workers),
         "workers": worker_rows,
         "subscriptions": [asdict(each) for each in after.subscriptions],
         "batch": describe_batch(history, index),
@@ -244,7 +258,11 @@ def describe_workers(
     each_still = [each.still for each in workers.values()]
     still = {path for each in each_still for path in each if each[path] >= STILL_FRAGMENTS}
     stuck = {path for path in still if np.median([each[path] for each in each_still]) < 1}
+    steps = {each.worker_id: each for each in reporting(after.workers)}
+    excluded = {each.worker_id for each in left_out(after.workers)}
     rows: list[dict[str, Any]] = []
+    for name in excluded - workers.keys():
+        rows.append(_unseen(steps[name]))
     for name, worker in sorted(workers.items()):
         problems = []
         if name in unreadable:
@@ -261,6 +279,8 @@ def describe_workers(
         breaks, latest = sum(worker.breaks), len(worker.breaks)
         if breaks > max(BREAKS_USUAL, latest / 8):
             problems.append(f"dropped steps before {breaks} of its latest {latest} fragments")
+        if name in excluded:
+            problems.append(_steps_text(steps[name]))
         own = means.get(name)
         if own is not None and typical is not None and abs(own - typical) > 8 * spread > 0:
             problems.append(f"its mean return {own:.4g} is far from the others' {typical:.4g}")
@@ -278,10 +298,47 @@ def describe_workers(
                 "silent_s": silent_s,
                 "mean_return": own,
                 "problems": problems,
+                **_trained(steps.get(name)),
             }
         )
-    rows.sort(key=lambda row: (-len(row["problems"]), row["silent_s"] <= SILENT_S, -row["behind"]))
+    rows.sort(
+        key=lambda row: (-len(row["problems"]), row["silent_s"] <= SILENT_S, -(row["behind"] or 0))
+    )
     return rows[:WORKERS_SHOWN]
+
+
+def _trained(steps: WorkerSteps | None) -> dict[str, Any]:
+    """Return the share of a worker's ended steps that were trained on, and versions per fragment.
+
+    Not of the steps acted, which the worker reports only every few seconds.
+    """
+    ended_count = 0 if steps is None else steps.trained_count + steps.lost_count
+    if steps is None or not ended_count:
+        return {"trained": None, "fragment_versions": None}
+    return {
+        "trained": steps.trained_count / ended_count,
+        "fragment_versions": steps.fragment_versions or None,
+    }
+
+
+def _steps_text(steps: WorkerSteps) -> str:
+    ends = ", ".join([f"{count} {end}" for end, count in ends_of([steps]).items()])
+    how = "hardly ever" if steps.trained_count else "never"
+    return f"is {how} trained on: of {steps.acted_count} steps {ends}"
+
+
+def _unseen(steps: WorkerSteps) -> dict[str, Any]:
+    """Return the line of a worker that sent no fragment that the console has read."""
+    return {
+        "name": steps.worker_id,
+        "rate": 0.0,
+        "version": None,
+        "behind": None,
+        "silent_s": steps.report_age_s or 0.0,
+        "mean_return": None,
+        "problems": [_steps_text(steps)],
+        **_trained(steps),
+    }
 
 
 def describe_batch(history: BufferHistory, index: EpisodeIndex) -> dict[str, Any] | None:
@@ -375,6 +432,8 @@ def judge(
         return ("Down" if cause == "OUTAGE" else "Stalled"), "bad", diagnosis.headline
     if state.quarantined:
         return "Damaged", "bad", diagnosis.advice[-1]
+    if cause == "LEFT_OUT":
+        return "Check workers", "warn", diagnosis.headline
     # A learner that fetches again and again waits in some of the looks, and is well.
     waits = 2 * sum(bool(each.state.waiter_count) for _, each in looks) > len(looks)
     if waits and cause not in ("NONE", "NO_SESSION"):

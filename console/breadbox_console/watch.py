@@ -342,7 +342,9 @@ class Watch:
         try:
             if len(self.buffers) <= BUFFERS_MAX:
                 after = watched.history.event_number
-                return await self.client.get_buffer(watched.name, events_after=after)
+                return await self.client.get_buffer(
+                    watched.name, events_after=after, with_workers=True
+                )
         except ReplayBufferError as error:
             log.debug("describing %s: %s", watched.name, error)
         return listed

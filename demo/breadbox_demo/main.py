@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -127,7 +128,9 @@ class Demo:
             *("--seed", str(options.seed)),
         ]
         processes.start("server", serve, environment)
-        address = self._await_server(processes, ready)
+        address = self._await_start(
+            processes, "server", lambda: ready.read_text().strip() if ready.exists() else ""
+        )
         common = ["--server", address, "--env", options.env, "--seed", str(options.seed)]
         learn = [
             *("learn", *common, "--target-return", str(options.target_return)),
@@ -147,25 +150,23 @@ class Demo:
     ) -> None:
         arguments = ("console", "--server", address, "--console-listen", f"{loopback_host()}:0")
         processes.start("console", arguments, environment)
-        give_up_at = time.monotonic() + START_LIMIT_S
-        while not (lines := processes.last_lines("console", 1)):
-            self._fail_if_ended(processes, expected=())
-            if time.monotonic() > give_up_at:
-                raise DemoFailed(f"the console did not start within {START_LIMIT_S:.0f} s")
-            time.sleep(0.02)
-        url = lines[0].removeprefix("console: ")
+        said = self._await_start(
+            processes, "console", lambda: "".join(processes.last_lines("console", 1))
+        )
+        url = said.removeprefix("console: ")
         self._console.print(f"console: {url}", highlight=False)
         if self._console.is_terminal:
             webbrowser.open(url)
 
-    def _await_server(self, processes: ProcessGroup, ready: Path) -> str:
+    def _await_start(self, processes: ProcessGroup, name: str, look: Callable[[], str]) -> str:
+        """Return what `look` finds once a process has started."""
         give_up_at = time.monotonic() + START_LIMIT_S
-        while not (ready.exists() and (address := ready.read_text().strip())):
+        while not (found := look()):
             self._fail_if_ended(processes, expected=())
             if time.monotonic() > give_up_at:
-                raise DemoFailed(f"the server did not start within {START_LIMIT_S:.0f} s")
+                raise DemoFailed(f"the {name} did not start within {START_LIMIT_S:.0f} s")
             time.sleep(0.02)
-        return address
+        return found
 
     def _fail_if_ended(self, processes: ProcessGroup, expected: tuple[str, ...]) -> None:
         for process in processes.exited():
@@ -207,7 +208,7 @@ class Demo:
     def _observe(self, processes: ProcessGroup, client: "breadbox.Client") -> None:
         self._log.poll()
         try:
-            self._screen.observe(client.get_buffer())
+            self._screen.observe(client.get_buffer(), time.monotonic())
         except ReplayBufferError as error:
             self._fail_if_ended(processes, expected=())
             raise DemoFailed(f"the server does not answer: {error}") from error

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from breadbox.diagnosis import rates_of
 from breadbox.model.types import BufferDescription
 
 
@@ -56,28 +57,7 @@ class ProgressLog:
 
 SPARKS = "▁▂▃▄▅▆▇█"
 RATE_WINDOW_S = 5.0
-
-
-class RateMeter:
-    """Events per second over the last few seconds of a growing counter."""
-
-    def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
-        self._window_s = window_s
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def add(self, now: float, count: int) -> None:
-        """Add the counter's value at `now` (monotonic seconds)."""
-        self._samples.append((now, count))
-        while len(self._samples) > 2 and now - self._samples[0][0] > self._window_s:
-            self._samples.popleft()
-
-    @property
-    def per_second(self) -> float:
-        """The rate; 0 until there are two samples."""
-        if len(self._samples) < 2:
-            return 0.0
-        (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
-        return (last - first) / max(last_at - first_at, 1e-9)
+"""Seconds over which the rate of fragments is taken."""
 
 
 def sparkline(values: list[float], width: int = 48) -> str:
@@ -103,15 +83,29 @@ class Screen:
         self._title = title
         self._target_return = target_return
         self._time_limit_s = time_limit_s
-        self._fragments = RateMeter()
         self._started_at = time.monotonic()
-        self.buffer: BufferDescription | None = None
+        self._looks: deque[tuple[float, BufferDescription]] = deque()
+        """The buffer's latest states, and when they were seen, by the monotonic clock."""
         self.stage = "starting"
 
-    def observe(self, buffer: BufferDescription) -> None:
-        """Take the buffer's state as the server returned it."""
-        self.buffer = buffer
-        self._fragments.add(time.monotonic(), self.admitted)
+    def observe(self, buffer: BufferDescription, now: float) -> None:
+        """Take the buffer's state as the server returned it at `now` (monotonic seconds)."""
+        self._looks.append((now, buffer))
+        while len(self._looks) > 2 and now - self._looks[0][0] > RATE_WINDOW_S:
+            self._looks.popleft()
+
+    @property
+    def buffer(self) -> BufferDescription | None:
+        """The buffer's latest state, or None before the first one."""
+        return self._looks[-1][1] if self._looks else None
+
+    @property
+    def fragments_per_s(self) -> float:
+        """Fragments admitted per second lately; 0 until there are two states."""
+        if len(self._looks) < 2:
+            return 0.0
+        (before_at, before), (at, after) = self._looks[0], self._looks[-1]
+        return rates_of(before, after, max(at - before_at, 1e-9))["fragments admitted"]
 
     @property
     def admitted(self) -> int:
@@ -148,12 +142,13 @@ class Screen:
         table.add_row("model version", _number(log.latest("model_version"), ".0f"))
         table.add_row(
             "trained on",
-            f"staleness mean {_number(log.latest('staleness_mean'), '.2f')}, "
+            f"staleness when granted {_number(log.latest('staleness_at_grant_mean'), '.2f')}, "
+            f"when trained {_number(log.latest('staleness_mean'), '.2f')}, "
             f"oldest {_number(log.latest('staleness_max'), '.0f')} versions",
         )
         table.add_row(
             "fragments",
-            f"{self._fragments.per_second:.0f}/s, {self.admitted} so far"
+            f"{self.fragments_per_s:.0f}/s, {self.admitted} so far"
             + (f", {self.buffer.state.chunk_count} chunks held" if self.buffer else ""),
         )
         table.add_row("learner waits for", self.waiting_for(log))
@@ -170,7 +165,7 @@ class Screen:
             f"{self.elapsed_s:5.0f} s  return {_number(log.latest('return_mean_100'))}"
             f"  version {_number(log.latest('model_version'), '.0f')}"
             f"  staleness {_number(log.latest('staleness_mean'), '.2f')}"
-            f"  {self._fragments.per_second:.0f} fragments/s"
+            f"  {self.fragments_per_s:.0f} fragments/s"
             f"  learner waits for: {self.waiting_for(log)}"
         )
 

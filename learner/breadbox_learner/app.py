@@ -4,8 +4,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from uuid import uuid4
@@ -13,7 +13,13 @@ from uuid import uuid4
 import torch
 
 from breadbox import Client
-from breadbox.model.errors import InvalidRequestError, TlsError, UnavailableError
+from breadbox.model.errors import (
+    InvalidRequestError,
+    ReplayBufferError,
+    TlsError,
+    UnavailableError,
+)
+from breadbox.model.types import WorkerSteps
 from breadbox_learner.evaluation import Evaluator
 from breadbox_learner.playing import EvaluationTask
 from breadbox_learner.ranks import Ranks, joined
@@ -210,6 +216,8 @@ class _Run:
             if evaluator is not None:
                 stack.callback(evaluator.close)
             publisher = self._publisher(replace(session, session_id=run_id), stack)
+            with suppress(ReplayBufferError):  # What is wrong shows in the first fetch.
+                self.environment.leave_out(self._workers())
             if folder is not None:
                 _log.info(
                     "session %s on %s, buffer %s, run folder %s; waiting for workers",
@@ -238,6 +246,7 @@ class _Run:
                 checkpoint=lambda state: self._save(state, publisher),
                 ranks=self.ranks,
                 evaluations=evaluator,
+                workers=self._workers,
             ).run()
         if folder is not None and 0 < update_before == state.update:
             _log.warning(
@@ -248,6 +257,12 @@ class _Run:
                 update_before,
             )
         return outcome
+
+    def _workers(self) -> Sequence[WorkerSteps]:
+        """Return where the steps of workers went; only rank 0 writes records, and asks."""
+        if self.folder is None:
+            return ()
+        return self.client.get_buffer(with_workers=True).workers
 
     def _publisher(self, session: SessionState, stack: ExitStack) -> Publisher | NullPublisher:
         if not self.ranks.membership.is_main:
@@ -284,13 +299,21 @@ class _Run:
         membership = self.ranks.membership
         # Different at each start, because the server remembers granted requests.
         nonce = self.ranks.from_main(uuid4().hex.encode()).decode()
-        spaces = spaces_of(self.settings.env, self.settings.env_options)
+        settings = self.settings
+        spaces = spaces_of(settings.env, settings.env_options)
+        if settings.prefetch_depth < settings.prefetch_batches and membership.is_main:
+            _log.warning(
+                "max_staleness_at_use: %d batches are fetched ahead, not %d",
+                *(settings.prefetch_depth, settings.prefetch_batches),
+            )
         return LeaseSource(
             self.client,
-            fragment_count=self.settings.fragments_per_batch,
+            fragment_count=settings.fragments_per_batch,
             share=Share(membership.rank, membership.world_size, nonce),
-            prefetch_batches=self.settings.prefetch_batches,
-            device=self.settings.device,
+            prefetch_batches=settings.prefetch_depth,
+            max_staleness_at_use=settings.max_staleness_at_use,
+            model_version=lambda: publisher.model_version,
+            device=settings.device,
             session_id=publisher.session_id,
             fitting=Fitting(expected_rows(spaces, self.policy.initial_state(1)), spaces),
             while_waiting=lambda: publisher.keep(self.policy),

@@ -244,12 +244,17 @@ class Lines:
         shown = f"{mean:.1f}" if isinstance(mean, int | float) else "-"
         # Over the last 100 episodes; at first there are fewer.
         count = min(100, int(record["episode_count"] or 0))
+        stale = f", {record['left_out']} fragments too stale" if record.get("left_out") else ""
+        excluded = record.get("workers_left_out")
+        left_out = f"hardly on those of {excluded} environments, " if excluded else ""
         self._echo(
             f"update {record['update']}: return {shown} "
             f"(mean of {count} episode{'' if count == 1 else 's'}), "
             f"model version {record['model_version']}, "
-            f"staleness {record['staleness_mean']:.1f} of at most {record['staleness_max']}, "
-            f"trained on {record['steps']} steps of {record['environment_steps']} made, "
+            f"staleness {record['staleness_at_grant_mean']:.1f} when granted, "
+            f"{record['staleness_mean']:.1f} when trained (largest {record['staleness_max']}), "
+            f"trained on {record['steps']} steps of {record['environment_steps']} made{stale}, "
+            f"{left_out}"
             f"waited {record['fetch_wait_s']:.2f} s for the last batch"
         )
 

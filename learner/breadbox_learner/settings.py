@@ -31,7 +31,8 @@ class PpoConfig(Settings):
     epochs: int = setting(4, ge=1)
     """Passes over each batch."""
     minibatch_fragments: int = setting(16, ge=1)
-    """Fragments per gradient step and rank; whole fragments, because a policy may be recurrent."""
+    """Fragments per gradient step and rank. A policy without memory trains on as many steps as they
+    have, drawn from the whole batch; a recurrent one on whole fragments."""
     accumulation_count: int = setting(1, ge=1)
     """Parts in which a minibatch is processed, to save memory; the gradient is the same."""
     lr: float = setting(2.5e-3, gt=0)
@@ -88,6 +89,9 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     """Fragments of one update, for all ranks together."""
     prefetch_batches: int = setting(0, ge=0, le=64)
     """Batches fetched ahead while training; each makes the data a version staler."""
+    max_staleness_at_use: int | None = setting(None, ge=0)
+    """Versions that a fragment may be behind at its update; staler ones are left out, and no more
+    batches are fetched ahead than this allows. Default: any number."""
     publish_every: int = setting(1, ge=1)
     """Updates between published versions."""
     updates_max: int = setting(0, ge=0)
@@ -129,6 +133,14 @@ class LearnSettings(PpoConfig, LogSettings, Connection):
     """Weights & Biases project to log to; empty: none."""
     dry_run: bool = of_one_call(False)
     """Check everything but the server, print the settings, and end."""
+
+    @property
+    def prefetch_depth(self) -> int:
+        """Batches to fetch ahead: so few that fresh ones stay within max_staleness_at_use."""
+        limit = self.max_staleness_at_use
+        if limit is None:
+            return self.prefetch_batches
+        return min(self.prefetch_batches, limit * self.publish_every)
 
     @property
     def ppo(self) -> PpoConfig:

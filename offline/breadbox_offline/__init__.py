@@ -2,7 +2,6 @@
 
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.episode_buffer import AddOutcome, EpisodeBuffer
-from breadbox_offline.episodes.multi_agent import MultiAgentEpisode
 from breadbox_offline.episodes.sampling import (
     SequenceSampling,
     ShortWindow,
@@ -49,7 +48,6 @@ __all__ = [
     "MappingOptions",
     "MixedLease",
     "ModuleSnapshot",
-    "MultiAgentEpisode",
     "OfflineBatch",
     "OfflineDataError",
     "OfflinePreLearner",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from breadbox.client import Client
 from breadbox.model import trees
 from breadbox.model.errors import BufferNotFoundError, InvalidRequestError, SessionInUseError
-from breadbox.model.fragment import Fragment
+from breadbox.model.fragment import Fragment, fragment_of
 from breadbox.model.trees import Tree
 from breadbox.model.types import (
     AdmissionOutcome,
@@ -111,33 +111,28 @@ class FragmentCutter:
         parts = [stretch.steps for stretch in taken]
         lengths = np.array([len(part) for part in parts])
         ends = np.cumsum(lengths) - 1
-        starts = ends - lengths + 1
         ended = [(int(end), part) for end, part in zip(ends, parts, strict=True) if part.is_done]
         extras = _join_extras(parts)
         count = int(lengths.sum())
-        first = np.zeros(count, dtype=np.bool_)
-        first[starts] = [stretch.is_start for stretch in taken]
-        reward = np.concatenate([part.own_rewards() for part in parts]).astype(np.float32)
         is_known = [stretch.steps.is_done and stretch.is_whole for stretch in taken]
-        fragment = Fragment(
-            worker_id=self.worker_id,
-            fragment_index=self.next_index,
-            session_id=self.session_id,
-            model_version_min=self.model_version,
-            model_version_max=self.model_version,
+        fragment = fragment_of(
+            *(self.session_id, self.worker_id, self.next_index),
             obs=_joined("obs", [trees.rows(part.own_observations(), 0, -1) for part in parts]),
             action=_joined("actions", [part.own_actions() for part in parts]),
-            reward=reward,
+            reward=np.concatenate([part.own_rewards() for part in parts]),
+            next_obs=following,
             terminated=_flags(count, ends, [part.terminated for part in parts]),
             truncated=_flags(count, ends, [part.truncated for part in parts]),
-            first=first,
-            episode_id=np.repeat([stretch.number for stretch in taken], lengths).astype(np.int64),
-            next_obs=following,
+            starts_episode=taken[0].is_start,
+            episode_id=taken[0].number,
+            model_version=self.model_version,
             in_state=self._state_before(taken[0]),
             log_prob=_take_floats(extras, _LOG_PROB_NAMES),
             value=_take_floats(extras, _VALUE_NAMES),
-            extras=extras | self._totals.columns(reward, first, _flags(count, ends, is_known)),
         )
+        is_counted = _flags(count, ends, is_known)
+        totals = self._totals.columns(fragment.reward, fragment.first, is_counted)
+        fragment.extras = extras | totals
         if ended:
             fragment.final_obs_step = np.array([end for end, _ in ended], dtype=np.int32)
             fragment.final_obs = _joined(

@@ -125,8 +125,7 @@ def _is_brightness(space: gymnasium.spaces.Box) -> bool:
 
 def has_picture(space: "gymnasium.Space[object]") -> bool:
     """Return True if a space is, or a dict contains, pictures that `ImageEncoder` takes."""
-    parts = list(space.values()) if isinstance(space, gymnasium.spaces.Dict) else [space]
-    return any(is_picture(part) and image_layout(part) is not None for part in parts)
+    return any(is_picture(part) for part, _ in image_parts(space).values())
 
 
 class ImageEncoder(nn.Module):
@@ -169,7 +168,7 @@ class ObservationEncoder(nn.Module):
 
     def __init__(self, space: "gymnasium.Space[object]", feature_count: int) -> None:
         super().__init__()
-        images = _image_parts(space)
+        images = image_parts(space)
         self._image_keys = list(images)
         self._image_encoders = nn.ModuleList(
             ImageEncoder(part, layout, feature_count) for part, layout in images.values()
@@ -196,9 +195,10 @@ class ObservationEncoder(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _image_parts(
+def image_parts(
     space: "gymnasium.Space[object]",
 ) -> dict[str | None, tuple[gymnasium.spaces.Box, str]]:
+    """Return the images of a space with their layouts, by key of a dict; that of None is alone."""
     parts = in_order(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else [(None, space)]
     return {
         key: (part, layout)

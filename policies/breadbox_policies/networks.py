@@ -15,7 +15,7 @@ from breadbox_policies.encoders import (
     ObservationEncoder,
     VectorFlattener,
     has_picture,
-    image_layout,
+    image_parts,
     initialise,
     mlp,
 )
@@ -164,12 +164,7 @@ class ConvLstmPolicy(LstmPolicy):
         feature_count: int = 256,
         memory_count: int = 256,
     ) -> None:
-        parts = (
-            list(observation_space.values())
-            if isinstance(observation_space, gymnasium.spaces.Dict)
-            else [observation_space]
-        )
-        if not any(image_layout(part) for part in parts):
+        if not image_parts(observation_space):
             raise InvalidRequestError(
                 "observation_space",
                 f"holds no uint8 image, got {observation_space}; an image of floats has to come "

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from breadbox.model.errors import InvalidRequestError, ReplayBufferError
+from breadbox.model.trees import leaves, map_tree, row_view
 
 Tree = Any
 State = Any
@@ -112,11 +113,12 @@ class PolicyModule(nn.Module, Policy):
 
     def merge_state(self, states: Sequence[State]) -> State:
         """See `Policy.merge_state`."""
-        return _merge(list(states))
+        return map_tree(lambda *parts: torch.stack(parts), *states)
 
     def split_state(self, state: State) -> list[State]:
         """See `Policy.split_state`. The parts are views: copy those that are kept for long."""
-        return _split(state, _batch_size(state))
+        batch_sizes = {len(leaf) for _, leaf in leaves(state) if leaf is not None}
+        return [row_view(state, index) for index in range(max(batch_sizes, default=0))]
 
 
 def check_greedy(policy: Policy, setting: str) -> None:
@@ -128,36 +130,6 @@ def check_greedy(policy: Policy, setting: str) -> None:
             f"needs a policy that can act greedily; {type(policy).__name__}.act takes no argument "
             "'greedy'",
         )
-
-
-def _merge(states: list[State]) -> State:
-    example = states[0]
-    if example is None:
-        return None
-    if isinstance(example, dict):
-        return {key: _merge([state[key] for state in states]) for key in example}
-    if isinstance(example, list | tuple):
-        return type(example)(_merge(list(parts)) for parts in zip(*states, strict=True))
-    return torch.stack(states)
-
-
-def _batch_size(state: State) -> int:
-    if isinstance(state, dict | list | tuple):
-        parts = state.values() if isinstance(state, dict) else state
-        return max(map(_batch_size, parts), default=0)
-    return 0 if state is None else int(state.shape[0])
-
-
-def _split(state: State, batch_size: int) -> list[State]:
-    if state is None:
-        return [None] * batch_size
-    if isinstance(state, dict):
-        parts = {key: _split(value, batch_size) for key, value in state.items()}
-        return [{key: parts[key][i] for key in parts} for i in range(batch_size)]
-    if isinstance(state, list | tuple):
-        columns = [_split(value, batch_size) for value in state]
-        return [type(state)(column[i] for column in columns) for i in range(batch_size)]
-    return list(state.unbind(0))
 
 
 _NAMES_SHOWN_MAX = 5

@@ -156,13 +156,16 @@ class _Chain:
                 seed=seed,
             )
             return
+        self._reporter = reporter = EpisodeReporter(
+            client, last_steps=lambda: [each.ended() for each in self.player.steps()]
+        )
         self._sender = Sender(
             client,
             lambda: watcher.latest,
             fragments_max=settings.queue_fragments_max,
             bytes_max=settings.queue_bytes,
+            gave_up=lambda: reporter.close(0.0),
         )
-        self._reporter = EpisodeReporter(client)
         self.player = Player(
             make_policy,
             make_inference,
@@ -244,8 +247,9 @@ def run_worker(
             chain.close(until)
         counts = worker.counts()
         logger.info(
-            "ended after %d steps; fragments %s, failures %s",
+            "ended after %d steps: %s; fragments %s, failures %s",
             counts.step_count,
+            counts.steps,
             counts.fragments,
             counts.failures,
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from breadbox.model.errors import InvalidRequestError
@@ -21,6 +21,10 @@ class WorkerCounts:
     live_env_count: int
     blocked_s: float
     """Seconds for which a full queue blocked the environments."""
+    steps: dict[str, int] = field(default_factory=dict)
+    """Number of steps by what became of them, see `breadbox.shared.step_ends`."""
+    slow_env_count: int = 0
+    """Environments of which one fragment after the other became stale before it was full."""
 
 
 class WorkerCollector:
@@ -43,6 +47,7 @@ class WorkerCollector:
             f"{prefix}_steps", "Steps answered by environments.", counts.step_count
         )
         for name, text, label, by_label in (
+            ("steps_by_end", "Steps by what became of them.", "end", counts.steps),
             ("fragments", "Fragments by outcome.", "outcome", counts.fragments),
             ("failures", "Failures of environments.", "kind", counts.failures),
         ):
@@ -59,6 +64,11 @@ class WorkerCollector:
             f"{prefix}_waiting_fragments",
             "Fragments that wait to be sent.",
             counts.waiting_fragment_count,
+        )
+        yield GaugeMetricFamily(
+            f"{prefix}_slow_environments",
+            "Environments of which each fragment becomes stale before it is full.",
+            counts.slow_env_count,
         )
         yield GaugeMetricFamily(
             f"{prefix}_live_environments",

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from breadbox.model.fragment import Fragment
+from breadbox.shared.step_ends import REPORT_S, REPORTED_ENDS, ends_of
 from breadbox.shared.throttle import Throttle
 from breadbox.transport.heartbeat import Heartbeat
 from breadbox_rollout.acting.batching import BatchSize, ReadyQueue
@@ -45,6 +46,8 @@ class WorkerOptions:
     batch_wait_s_max: float
     """Longest time a ready environment waits for others to join its batch."""
     log_interval_s: float = 10.0
+    report_interval_s: float = REPORT_S
+    """Seconds between reports of where the steps went."""
     steps_max: int | None = None
     """Steps after which the worker ends by itself, or None for never."""
 
@@ -83,6 +86,7 @@ class RolloutWorker:
         self._recordings = recordings
         self._heartbeat = heartbeat or Heartbeat(None)
         self._logged_steps = 0
+        self._is_running = True
         env_count = sum(len(env_indices) for env_indices in pool.groups)
         self._batch_size = None if options.batch_env_count else BatchSize(env_count)
         self._ready = ReadyQueue(options.batch_env_count or env_count, options.batch_wait_s_max)
@@ -112,6 +116,8 @@ class RolloutWorker:
         return WorkerCounts(
             step_count=self.step_count,
             fragments=self._fragments(),
+            steps=self.steps_by_end(),
+            slow_env_count=sum(len(player.slow_steps()) for player in self._players),
             failures=dict(self.stats.failures),
             waiting_fragment_count=sum(
                 player.sender.waiting_count for player in self._players if player.sender
@@ -131,11 +137,12 @@ class RolloutWorker:
             with self._pool:
                 self._loop()
         finally:
+            self._is_running = False
             if self._recordings is not None:
                 self._recordings.clean()
 
     def _loop(self) -> None:
-        log_at = self._clock()
+        log_at = reported_at = self._clock()
         self._say_at = log_at + _SAY_WAITING_FIRST_S
         while not self._stop.is_set():
             self._heartbeat.beat()
@@ -148,6 +155,10 @@ class RolloutWorker:
             elif self._patience_s() == 0.0:
                 self._waits_for = ""
                 self._turn()
+            if self._clock() - reported_at >= self._options.report_interval_s:
+                reported_at = self._clock()
+                for player in self._players:
+                    player.report_steps()
             if self._clock() - log_at >= self._options.log_interval_s:
                 if self._in_session or self.step_count > self._logged_steps:
                     self._log(self._clock() - log_at)
@@ -285,7 +296,7 @@ class RolloutWorker:
         returns, stats.returns = stats.returns, []
         logger.info(
             "%.0f steps/s, %d environments live, batch fill %.1f, model version %d, "
-            "%d episodes%s, fragments %s",
+            "%d episodes%s, fragments %s, steps %s",
             (steps - self._logged_steps) / interval_s,
             self._pool.live_env_count,
             stats.batch_env_count / max(1, stats.batch_count),
@@ -293,12 +304,19 @@ class RolloutWorker:
             len(returns),
             f" with mean return {np.mean(returns):.1f}" if returns else "",
             self._fragments(),
+            self.steps_by_end(),
         )
         self._logged_steps = steps
+
+    def steps_by_end(self) -> dict[str, int]:
+        """Return the number of steps by what became of them, as far as this worker knows."""
+        steps = [each for player in self._players for each in player.steps()]
+        return ends_of(
+            steps if self._is_running else [each.ended() for each in steps], REPORTED_ENDS
+        )
 
     def _fragments(self) -> dict[str, int]:
         counts: Counter[str] = Counter()
         for player in self._players:
-            if player.sender is not None:
-                counts.update(player.sender.counts())
+            counts.update(player.fragments())
         return dict(counts)

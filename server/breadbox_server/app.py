@@ -147,7 +147,7 @@ class _Steps:
         check_addresses(self.settings)
 
     def read_credentials(self) -> None:
-        settings, failures = self.settings, self.metrics.credential_failures
+        settings, failures = self.settings, self.metrics.credential_reload_failures
         self.credentials: grpc.ServerCredentials | None = None
         self.tokens: TokenFile | None = None
         if settings.tls is not None:
@@ -199,7 +199,7 @@ class _Steps:
 
     def watch_callers(self, jobs: Jobs) -> None:
         beat = LoopBeat()
-        self.metrics.loop_lag.set_function(lambda: beat.lag_s)
+        self.metrics.loop_lag_seconds.set_function(lambda: beat.lag_s)
         jobs.start(beat.run())
         jobs.start(run_on(self.traffic.run, "watching connections"))
         if tokens := self.tokens:

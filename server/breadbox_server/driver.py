@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from breadbox.shared.step_ends import REPORT_S
 from breadbox.stores.base import PayloadCustodian
 from breadbox_server.access.authorization import EVERYTHING, Caller
 from breadbox_server.admission.appends import Appends
@@ -66,6 +68,7 @@ from breadbox_server.reading.inline_bodies import InlineBodies
 from breadbox_server.reading.read_leases import ReadLeases
 from breadbox_server.reading.reads import Reads
 from breadbox_server.reading.session_users import SessionUsers, User
+from breadbox_server.reading.step_ends import StepEnds
 from breadbox_server.reading.uses import Uses
 
 log = logging.getLogger(__name__)
@@ -149,6 +152,8 @@ class Driver:
         self.session_users = SessionUsers(clock, buffers.__contains__)
         self.fetches = Fetches(self.core, self.appends.queue.precedence)
         self.chunk_events = ChunkEvents()
+        self.step_ends = StepEnds()
+        self._step_ends_shown_at = -math.inf
         self.bodies = InlineBodies(
             *(custodian, self.recent, self.store_watch),
             metrics=metrics,
@@ -195,6 +200,7 @@ class Driver:
         self.uses.forget(buffer)
         self.session_users.forget(buffer)
         self.chunk_events.forget(buffer)
+        self.step_ends.forget(buffer)
         self._metrics.forget_buffer(buffer)
         await self.turns.settled()
 
@@ -328,16 +334,22 @@ class Driver:
         metrics = self._metrics
         for name in self.core.buffers.names():
             metrics.show_buffer(self.core.describe(name), self.reading.subscriptions(name))
+        now = self.core.clock.now()
+        if now - self._step_ends_shown_at >= REPORT_S:
+            self._step_ends_shown_at = now
+            for name in self.core.buffers.names():
+                metrics.show_step_ends(name, *self.step_ends.totals(name, now))
         metrics.watchers.set(self.reading.watcher_count)
         metrics.readers.set(self.reading.reader_count)
-        metrics.journal_lag.set(self.turns.lag_s)
+        metrics.journal_lag_seconds.set(self.turns.lag_s)
         for place, away_s in self.away_s().items():
-            metrics.silence.labels(place.replace(" ", "_")).set(away_s)
+            metrics.silence_seconds.labels(place.replace(" ", "_")).set(away_s)
 
     def _hand_on(self, events: Sequence[Event]) -> None:
         when_settled = self.turns.when_settled
         disposable: list[Payload] = []
         self.chunk_events.note(events, self.core.clock.now())
+        self.step_ends.note(events)
         for event in events:
             if type(event) is PayloadsDisposable:
                 disposable += event.payloads

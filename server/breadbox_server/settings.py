@@ -6,9 +6,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from breadbox.cli.limits import BufferLimits
 from breadbox.cli.logs import LogSettings
 from breadbox.cli.settings import Bytes, setting
-from breadbox.model.presets import PRESETS, Preset
+from breadbox.model.presets import Preset
 from breadbox.shared.loopback import loopback_host
 from breadbox.stores import has_secret, redact
 from breadbox.stores.urls import GATEWAY_URL, STORE_URLS
@@ -49,10 +50,8 @@ def default_store_url(*, is_ephemeral: bool) -> str:
     return f"file://{parent / (f'{name}-{os.getpid()}' if is_ephemeral else name)}"
 
 
-class Settings(LogSettings):
+class Settings(LogSettings, BufferLimits):
     """One server's settings. `repr` hides URLs with passwords."""
-
-    presets = PRESETS
 
     listen: str = setting(f"{loopback_host()}:50051", metavar="HOST:PORT")
     """Where to answer calls: HOST:PORT, [IPV6]:PORT or unix:PATH; port 0 takes a free one."""
@@ -97,55 +96,34 @@ class Settings(LogSettings):
     """Also answer on this unix socket, unencrypted, for this user alone; for probes and tools."""
     metrics_listen: str = setting("", metavar="HOST:PORT")
     """Where to serve metrics for Prometheus over HTTP; empty: nowhere."""
+    # The limits of every buffer that is created without others; their help is the library's.
     preset: Preset | None = None
-    """Limits for a kind of learner; other options override them. on-policy: staleness-max 2,
-    uses-max 1, sampler uniform, full-policy evict, remover oldest_first. off-policy: staleness-max
-    and uses-max without end, capacity-chunks 65536, schema ragged. prioritised: the same with
-    sampler prioritised, priority-exponent 0.6. queue: staleness-max without end, uses-max 1,
-    full-policy block, sampler oldest_first. stack: the same with sampler newest_first."""
     fragments_per_chunk: int = _DEFAULTS.fragments_per_chunk
     """Consecutive fragments of one worker that are fetched, used and evicted together. This option
     and those below are the limits of every buffer that is created without others."""
     capacity_chunks: int = _DEFAULTS.capacity_chunks
-    """Chunks held for fetches; beyond, --full-policy decides."""
     capacity_bytes: Bytes = _DEFAULTS.capacity_bytes
     """Payload bytes held, such as 8GiB; beyond, --full-policy decides. With a file:// store at most
     half of its file system, of one over 1 GiB all but 512 MiB."""
     staleness_max: int = _DEFAULTS.staleness_max
-    """Model versions that data may lag behind; staler data is evicted."""
     uses_max: int = _DEFAULTS.uses_max
-    """Deliveries of a chunk before it is removed."""
     full_policy: FullPolicy = _DEFAULTS.full_policy
     """When there is no room: evict chunks, or let producers wait."""
     remover: _Sampler = setting(_DEFAULTS.remover, metavar="NAME")
-    """Which chunks are evicted when there is no room: a name from --sampler; a new chunk may be
-    among them."""
     schema_policy: SchemaPolicy = setting(_DEFAULTS.schema, option="schema")
     """Fragments of a session must have the same arrays and as many steps, or the same arrays alone
     (ragged), or neither (any)."""
     lease_expiry_policy: LeaseExpiryPolicy = _DEFAULTS.lease_expiry_policy
     """Return the chunks of an expired lease for another fetch, or count them as used."""
     lease_s: float = _DEFAULTS.lease_s
-    """Seconds after which a lease that is not renewed expires."""
     open_chunk_s: float = _DEFAULTS.open_chunk_s
-    """Seconds without a fragment after which a worker's unfinished chunk is discarded."""
     waiters_max: int = _DEFAULTS.waiters_max
-    """Fetches that may wait at a time; the next is refused, to be repeated later."""
     leases_max: int = _DEFAULTS.leases_max
-    """Active leases at a time; beyond, fetches wait."""
     workers_max: int = _DEFAULTS.workers_max
-    """Workers (environments) remembered in a session; one more is refused."""
-    sampler: _Sampler = setting(
-        _DEFAULTS.sampler,
-        metavar="NAME",
-        description=f"Which chunks a fetch gets: {', '.join(SAMPLERS)}.",
-    )
+    sampler: _Sampler = setting(_DEFAULTS.sampler, metavar="NAME")
     priority_exponent: float = _DEFAULTS.priority_exponent
-    """Power, 0 to 8, to which prioritised raises priorities; 0: all positive ones are equal."""
     with_replacement: bool = _DEFAULTS.with_replacement
-    """Let a fetch draw a chunk several times; each draw is a use."""
     minimum_chunks: int = 1
-    """Chunks that must be held before a fetch is answered."""
     buffers_max: int = setting(BUFFERS_MAX, ge=1, le=4096)
     """Most named buffers; one more is refused."""
     connections_max: int = setting(CONNECTIONS_MAX, ge=1, le=1_000_000)

@@ -1,5 +1,6 @@
 """Why a learner waits: one case per cause."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -146,6 +147,14 @@ def test_what_keeps_fragments_from_coming_is_told_whatever_keeps_fetches(cause: 
     assert cause == diagnose_arrivals(buffer(), leased, WATCHED_S).cause
     arriving = buffer(lease_count=8, counters={"fragments_admitted": 10})
     assert "NONE" == diagnose_arrivals(buffer(), arriving, WATCHED_S).cause
+
+
+def test_one_of_a_kind_has_no_plural() -> None:
+    held = buffer(chunk_count=1, counters={"fragments_admitted": 1})
+    assert "chunk" in (headline := judge(held, fragment_count=None).headline)
+    assert [] == re.findall(r"\b1 \w+s\b", headline)
+    silent = judge(buffer(chunk_count=1, worker_count=1)).headline
+    assert "1 chunk and has seen 1 worker in" in silent
 
 
 def test_a_fetch_of_unknown_size_needs_one_chunk() -> None:

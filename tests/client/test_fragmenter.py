@@ -509,3 +509,50 @@ def test_extras_stand_at_their_steps_beside_those_of_episodes() -> None:
     assert fragment is not None
     assert [0.0, 1.0] == fragment.extras["q"].tolist()
     assert [0, 2] == fragment.extras["episode_length"].tolist()
+
+
+def ragged(step_count: int, staleness_max: int) -> Trace:
+    trace = Trace(step_count, staleness_max)
+    trace.fragmenter.is_ragged = True
+    return trace
+
+
+def test_a_ragged_buffer_gets_the_short_fragment_before_it_would_be_dropped() -> None:
+    """Its steps were dropped, all of them, for as long as versions were faster than fragments."""
+    trace = ragged(8, 2)
+    for _ in range(6):
+        trace.run([""] * 2)
+        trace.version += 1
+    assert 0 == trace.fragmenter.dropped_step_count
+    assert [[0, 1, 2, 3], [4, 5, 6, 7]] == [each.obs[:, 0].tolist() for each in trace.fragments]
+    assert [[4], [8]] == [each.next_obs.tolist() for each in trace.fragments]
+    assert [False, False] == [each.discontinuity for each in trace.fragments]
+    assert [[0.0], [4.0]] == [each.in_state[0].tolist() for each in trace.fragments]
+    assert [0, 1] == [each.fragment_index for each in trace.fragments]
+
+
+def test_a_ragged_fragment_that_is_stale_already_is_dropped_all_the_same() -> None:
+    trace = ragged(8, 2)
+    trace.run([""] * 3)
+    trace.version += 3
+    trace.run([""])
+    assert ([], 3, 1) == (
+        trace.fragments, trace.fragmenter.dropped_step_count, trace.fragmenter.stale_in_a_row
+    )  # fmt: skip
+
+
+def test_a_ragged_fragment_waits_for_a_new_version_or_its_full_length() -> None:
+    trace = ragged(4, 0)
+    trace.run([""] * 5)
+    assert [4] == [each.step_count for each in trace.fragments]
+
+
+def test_the_speed_is_steps_by_version_and_fragments_dropped_in_a_row_are_counted() -> None:
+    trace = Trace(8, 2)
+    assert 0.0 == trace.fragmenter.steps_per_version
+    for _ in range(12):
+        trace.run([""])
+        trace.version += 1
+    assert (1.0, 3) == (trace.fragmenter.steps_per_version, trace.fragmenter.stale_in_a_row)
+    trace.run([""] * 9)
+    assert (0, 4) == (trace.fragmenter.stale_in_a_row, trace.fragmenter.stale_count)

@@ -335,9 +335,12 @@ async def test_both_kinds_of_lease_take_the_same_options(
         "drop_last": True,
         "retries": 0,
         "on_failure": "skip",
+        "max_staleness_at_use": 3,
     }
     assert LoaderKeywords.__annotations__.keys() == options.keys()
     fake.will("FetchFragments", granted)
+    version = pb.WatchModelResponse(changed=True, session_id="s", model_version=3)
+    fake.will("WatchModel", *[version] * 4)
     with client.fetch(FRAGMENT_COUNT) as lease:
         ours = [batch.obs[:, 0, 0].tolist() for batch in lease.batches(8, **options)]
     async with await async_client.fetch(FRAGMENT_COUNT) as awaited:
@@ -356,6 +359,8 @@ async def test_wrong_options_are_refused_before_anything_is_loaded(
             lease.batches(0)
         with pytest.raises(errors.InvalidRequestError, match="prefetch_batches"):
             lease.batches(1, prefetch_batches=-1)
+        with pytest.raises(errors.InvalidRequestError, match="max_staleness_at_use"):
+            lease.batches(1, max_staleness_at_use=-1)
 
 
 class FakeSideStream:

@@ -1,6 +1,7 @@
 """What the console says of a buffer follows from what the server said."""
 
 from collections import Counter, deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from breadbox.model.types import (
     BufferState,
     ChunkEvent,
     FullPolicy,
+    WorkerSteps,
 )
 from breadbox_console.episodes import EpisodeIndex, FragmentKey, SeenFragment, Worker
 from breadbox_console.overview import (
@@ -54,7 +56,7 @@ def fragment(chunk_id: int) -> SeenFragment:
 def event(
     number: int, kind: str, *chunk_ids: int, age_s: float = 0.0, value: int = 0
 ) -> ChunkEvent:
-    values = tuple(value for _ in chunk_ids) if kind == "granted" or "_" in kind else ()
+    values = tuple(value for _ in chunk_ids)
     return ChunkEvent(number, kind, age_s, chunk_ids, values)
 
 
@@ -99,13 +101,18 @@ def test_chunks_that_left_are_counted_by_their_uses() -> None:
     assert {2: 2, 0: 1} == history.uses
 
 
-def test_staleness_when_trained_with_is_kept_for_each_ten_seconds() -> None:
+def test_staleness_when_granted_and_when_released_is_kept_for_each_ten_seconds() -> None:
     history = history_of()
-    history.add(111.0, description(event(1, "granted", 0, 1, value=2), waiter_count=1))
+    granted = event(1, "granted", 0, 1, value=2)
+    consumed, returned = event(2, "consumed", 0, value=5), event(3, "returned", 1, value=9)
+    history.add(111.0, description(granted, consumed, returned, waiter_count=1))
     history.add(122.0, description())
 
-    assert [(111.0, 2.0, 1.0), (122.0, None, 0.0)] == [
-        (at, mean, share) for at, mean, share in history.training
+    assert [(111.0, 2.0, 5.0, 1.0), (122.0, None, None, 0.0)] == list(history.training)
+    assert [("consumed", 5), ("returned", 9)] == [
+        (grant["end"], grant["staleness_at_end"])
+        for chunk in (0, 1)
+        for grant in history.lives[chunk].grants
     ]
 
 
@@ -217,7 +224,7 @@ def test_producers_that_wait_while_a_learner_holds_the_chunks_are_named_with_a_r
     said = describe_buffer(history, EpisodeIndex(steps_max=9, age_s_max=9.0))
 
     assert ("Full", "warn") == (said["status"], said["level"])
-    assert said["headline"].startswith("The server asks producers to wait: 4 chunks of 10")
+    assert said["headline"].startswith("The server asks producers to wait: it holds 4 chunks of 10")
     assert any("release leases" in each for each in said["advice"])
 
 
@@ -348,3 +355,46 @@ def test_workers_are_not_called_silent_while_the_server_cannot_be_asked() -> Non
     index.workers["w0"] = Worker(last_seen_at=99.0)
 
     assert [1.0] == [each["silent_s"] for each in describe_buffer(history, index)["workers"]]
+
+
+def test_the_share_that_is_trained_on_is_never_above_all_though_the_report_is_older() -> None:
+    ahead = WorkerSteps(
+        worker_id="w0", acted_count=90, admitted_count=90, trained_count=96, evicted_count=32,
+        fragment_step_count=8, steps_per_version=8.0, report_age_s=4.0,
+    )  # fmt: skip
+    history = history_of(chunk_count=4, counters={"fragments_admitted": 1, "uses": 1})
+    later = description(chunk_count=4, counters={"fragments_admitted": 9, "uses": 9})
+    unjudged = replace(ahead, worker_id="w1", trained_count=0, evicted_count=0)
+    history.add(102.0, replace(later, workers=(ahead, unjudged)))
+    index = EpisodeIndex(steps_max=999, age_s_max=9.0)
+    for name in ("w0", "w1"):
+        part = played(0, worker_id=name)
+        index.add(reference(part), {}, part, 90.0)
+    shown = describe_buffer(history, index)
+    assert {"w0": 0.75, "w1": None} == {row["name"]: row["trained"] for row in shown["workers"]}
+
+
+def test_environments_that_are_never_trained_on_are_named_though_none_of_their_data_came() -> None:
+    """Nothing of theirs arrives, so that the page had no line of them."""
+    fast = [
+        WorkerSteps(
+            worker_id=f"fast-{index}", acted_count=64, admitted_count=64, trained_count=64,
+            fragment_step_count=8, report_age_s=1.0,
+        )
+        for index in range(4)
+    ]  # fmt: skip
+    slow = WorkerSteps(
+        worker_id="slow-0", acted_count=40, dropped_count=40, fragment_step_count=8,
+        steps_per_version=1.6, report_age_s=1.0,
+    )  # fmt: skip
+    history = history_of(chunk_count=4, counters={"fragments_admitted": 1, "uses": 1})
+    later = description(chunk_count=4, counters={"fragments_admitted": 9, "uses": 9})
+    history.add(102.0, replace(later, workers=(*fast, slow)))
+    shown = describe_buffer(history, EpisodeIndex(steps_max=999, age_s_max=9.0))
+    assert ("Check workers", "warn") == (shown["status"], shown["level"])
+    assert "1 of 5 environments is never trained on (slow-0)." == shown["headline"]
+    assert "staleness_max 8." in shown["advice"][0]
+    [row] = [row for row in shown["workers"] if row["name"] == "slow-0"]
+    assert ["is never trained on: of 40 steps 40 dropped"] == row["problems"]
+    assert (0.0, 5.0) == (row["trained"], row["fragment_versions"])
+    assert {"trained": 256, "dropped": 40} == shown["steps"]

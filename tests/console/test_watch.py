@@ -52,7 +52,7 @@ class FakeClient:
         self._fail("list")
         return [self._description(name) for name in self.names]
 
-    async def get_buffer(self, name: str, *, events_after: int) -> BufferDescription:
+    async def get_buffer(self, name: str, *, events_after: int, **_: Any) -> BufferDescription:
         self._fail(f"describe {name}")
         return self._description(name)
 

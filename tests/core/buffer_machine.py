@@ -33,6 +33,8 @@ from breadbox_server.core.model.events import (
     FetchRefused,
     PayloadsDisposable,
     RoomWaitEnded,
+    StepsEnd,
+    StepsEnded,
     WaitElapsed,
 )
 from breadbox_server.core.model.ids import CallerId, RequestId, ReservationId
@@ -58,6 +60,7 @@ from breadbox_server.core.model.inputs import (
     WaitForRoom,
 )
 from breadbox_server.core.samplers import OLDEST_FIRST, SAMPLERS
+from breadbox_server.core.state.chunks import ChunkState
 from breadbox_server.core.state.counters import EPHEMERAL
 from breadbox_server.journal.encoding.codec import (
     Snapshot,
@@ -128,6 +131,8 @@ class BufferMachine(RuleBasedStateMachine):
         self.request_count = 0
         self.told_leases: list[str] = []
         self.disposed: list[Payload] = []
+        self.steps_ended: dict[str, StepsEnd] = {}
+        """What became of fragments, by payload; without those that are in the buffer unused."""
         self.callers_of_grant: set[int] = set()
         self.callers_in_line: list[CallerId] = []
         self.reservations: list[tuple[ReservationId, NaiveReservation]] = []
@@ -650,7 +655,7 @@ class BufferMachine(RuleBasedStateMachine):
             base = decode_snapshot(self.base).buffers
             recovered = BufferSet.restore(base, random.Random(7), is_recording=True)
             entries = self.entries_since_base
-        recovered.replay(decode_turn(encode_turn(entries)).entries)
+        recovered.replay(decode_turn(encode_turn(entries)))
         recovered.handle_timer(now=self.now)
         assert recovered.take_entries() == [], "a replay was recorded"
         recovered.take_events()
@@ -716,10 +721,30 @@ class BufferMachine(RuleBasedStateMachine):
                     raise AssertionError("a wait for room has ended for no reason")
                 case PayloadsDisposable(payloads=payloads):
                     self.disposed.extend(payloads)
+                case StepsEnded(end=end, fragments=fragments):
+                    for fragment in fragments:
+                        self.follow_steps(fragment.payload.payload_id, end)
                 case _:
                     pass
+        self.check_steps()
         assert not refused, "some of those who asked for the same were not told"
         assert not self.model.may_grant_head(), "somebody waits beside grantable chunks"
+
+    def follow_steps(self, payload_id: str, end: StepsEnd) -> None:
+        before = self.steps_ended.pop(payload_id, None)
+        assert before is (StepsEnd.TRAINED if end is StepsEnd.RETURNED else None), "ended twice"
+        if end is not StepsEnd.RETURNED:
+            self.steps_ended[payload_id] = end
+
+    def check_steps(self) -> None:
+        """Check that each admitted fragment has one end, or is in the buffer without a use."""
+        state = snapshot_of(self.buffers, B)
+        held = [chunk for chunk in state.chunks if chunk.state is ChunkState.HELD]
+        unused = [each for chunk in held if not chunk.use_count for each in chunk.fragments]
+        unused += [each for chunk in state.open_chunks for each in chunk.fragments]
+        assert not {each.payload.payload_id for each in unused} & self.steps_ended.keys()
+        admitted = self.buffers.describe(B, now=self.now).counters["fragments_admitted"]
+        assert admitted == len(self.steps_ended) + len(unused), "a fragment without an end"
 
     def follow_grant(self, event: FetchGranted, caller_id: int) -> None:
         ids = [(w.request_id, c.caller_id) for w in self.model.waiters for c in w.callers]

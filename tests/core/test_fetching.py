@@ -17,7 +17,7 @@ from breadbox_server.core.model.errors import (
     RequestNotFoundError,
     WaitersFullError,
 )
-from breadbox_server.core.model.events import FetchGranted, FetchRefused, WaitElapsed
+from breadbox_server.core.model.events import FetchGranted, FetchRefused, StepsEnded, WaitElapsed
 from breadbox_server.core.model.ids import CallerId, LeaseId
 from breadbox_server.core.model.inputs import AdmissionOutcome
 from breadbox_server.core.state.grants import RETRIES_MAX
@@ -85,7 +85,8 @@ def test_fetch_that_bytes_can_never_satisfy_is_refused_with_both_numbers(
     behind = world.fetch(4)
     for index in range(4):
         world.append("w0", index, size_bytes=10)
-    refused, granted = world.buffers.take_events()[-2:]
+    refused, trained, granted = world.buffers.take_events()[-3:]
+    assert isinstance(trained, StepsEnded)
     assert isinstance(refused, FetchRefused)
     assert isinstance(granted, FetchGranted)
     assert (waiting, behind) == (refused.caller_id, granted.caller_id)
@@ -505,7 +506,7 @@ def test_fetch_waits_while_as_many_leases_live_as_may() -> None:
     lease = world.granted(1)
     world.fetch(1)
     reason = world.seen().waiting_reason
-    assert "1 leases are alive and 1 more are needed, but leases_max is 1" == reason
+    assert "live leases: 1 of leases_max (1); needed: 1 more" == reason
     world.release(lease.lease_id)
     assert 1 == len(world.events(FetchGranted))
 

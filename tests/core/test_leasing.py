@@ -20,6 +20,7 @@ from breadbox_server.core.model.ids import LeaseId
 from breadbox_server.core.model.inputs import AdmissionOutcome, ReleaseMode
 from breadbox_server.core.state.grants import Lease
 from core.world import World, indices
+from support.inputs import start_session
 from support.metadata import make_fragment
 
 
@@ -52,7 +53,19 @@ def test_consumed_chunk_is_told_used_up_once_with_its_uses() -> None:
     assert [ChunksEvicted(DEFAULT_BUFFER, EvictionReason.USED_UP, (1,), (0,))] == [
         event for event in events if isinstance(event, ChunksEvicted)
     ]
-    assert LeaseEnded(DEFAULT_BUFFER, LeaseEnd.CONSUMED, (0,)) in events
+    assert LeaseEnded(DEFAULT_BUFFER, LeaseEnd.CONSUMED, (0,), (0,)) in events
+
+
+def test_a_lease_ends_with_the_staleness_of_its_chunks_then_while_its_session_is_current() -> None:
+    world = World(staleness_max=2)
+    world.fill(2)
+    first, second = world.granted(), world.granted()
+    world.publish(5)
+    world.release(first.lease_id)
+    world.buffers.apply(start_session("next"), now=world.now)
+    world.release(second.lease_id)
+    ended = [event for event in world.buffers.take_events() if isinstance(event, LeaseEnded)]
+    assert [(5,), ()] == [event.staleness for event in ended]
 
 
 def test_returned_chunk_comes_back_at_its_old_age_with_its_use_given_back() -> None:
@@ -181,7 +194,7 @@ def test_lease_that_expires_gives_its_uses_back() -> None:
     assert [] == world.held()
     world.advance(0.001)
     assert [("w0", 0, 0)] == world.held()
-    assert [LeaseEnded(DEFAULT_BUFFER, LeaseEnd.EXPIRED, (0,))] == world.events(LeaseEnded)
+    assert [LeaseEnded(DEFAULT_BUFFER, LeaseEnd.EXPIRED, (0,), (0,))] == world.events(LeaseEnded)
 
 
 def test_lease_that_expires_counts_as_consumed_where_configured() -> None:

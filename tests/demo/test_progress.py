@@ -3,7 +3,8 @@
 import math
 from pathlib import Path
 
-from breadbox_demo.screen import ProgressLog, RateMeter, sparkline
+from breadbox.model.types import BufferConfig, BufferDescription, BufferState
+from breadbox_demo.screen import ProgressLog, Screen, sparkline
 
 
 def test_a_line_still_being_written_is_left_for_the_next_poll(tmp_path: Path) -> None:
@@ -44,19 +45,21 @@ def test_sparkline_spans_its_blocks_from_lowest_to_highest() -> None:
     assert 48 == len(sparkline([float(i) for i in range(1000)], width=48))
 
 
+def screen_that_saw(*counts: tuple[float, int]) -> Screen:
+    screen = Screen(title="", target_return=1.0, time_limit_s=1.0)
+    for now, count in counts:
+        state = BufferState(counters={"fragments_admitted": count})
+        screen.observe(BufferDescription("default", BufferConfig(), "s", 0, state), now)
+    return screen
+
+
 def test_rate_is_taken_over_the_window_only() -> None:
-    meter = RateMeter(window_s=5.0)
-    assert 0.0 == meter.per_second
-    meter.add(0.0, 0)
-    meter.add(10.0, 1000)
-    meter.add(11.0, 1000)
-    meter.add(12.0, 1000)
-    assert 0.0 == meter.per_second, "the burst is more than five seconds ago"
+    assert 0.0 == screen_that_saw().fragments_per_s
+    assert 0.0 == screen_that_saw((0.0, 5)).fragments_per_s
+    screen = screen_that_saw((0.0, 0), (10.0, 1000), (11.0, 1000), (12.0, 1000))
+    assert 0.0 == screen.fragments_per_s, "the burst is more than five seconds ago"
 
 
 def test_rate_is_that_of_the_last_seconds_while_a_counter_grows() -> None:
-    """Samples may be longer apart than the window: two of them are always kept."""
-    meter = RateMeter(window_s=5.0)
-    for now, count in ((0.0, 0), (10.0, 1000), (20.0, 1100)):
-        meter.add(now, count)
-    assert 10.0 == meter.per_second
+    """Looks may be longer apart than the window: two of them are always kept."""
+    assert 10.0 == screen_that_saw((0.0, 0), (10.0, 1000), (20.0, 1100)).fragments_per_s

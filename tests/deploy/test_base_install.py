@@ -46,7 +46,9 @@ def test_the_base_brings_nothing_that_only_servers_workers_or_learners_need() ->
 def test_the_module_itself_imports_no_other(tmp_path: Path) -> None:
     """What takes time is imported when the first name that needs it is used."""
     program = f"import sys; sys.path.insert(0, {str(Path(breadbox.__file__).parents[1])!r})\n"
-    program += "before = set(sys.modules)\nimport breadbox\nprint({*sys.modules} - before)"
+    program += (
+        "import os\nbefore = set(sys.modules)\nimport breadbox\nprint({*sys.modules} - before)"
+    )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True
     )

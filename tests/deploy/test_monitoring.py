@@ -164,6 +164,7 @@ def test_the_ratio_that_workers_are_scaled_by_counts_fetches_that_still_wait(
         ("breadbox_uses_at_eviction", 3),
         ("breadbox_staleness_at_delivery_versions", 0),
         ("breadbox_staleness_at_delivery_versions", 2),
+        ("breadbox_staleness_at_release_versions", 3),
     ],
 )
 def test_whole_numbers_are_shown_as_whole_numbers(metric: str, value: int, tmp_path: Path) -> None:
@@ -231,6 +232,18 @@ def test_somebody_is_woken_when_redis_refuses_to_write(is_refused: bool, tmp_pat
         "exp_samples": [{"labels": '{place="journal"}', "value": 1}] if is_refused else [],
     }
     check_rules(tmp_path, series, [wanted])
+
+
+def test_eight_slow_environments_beside_a_thousand_fast_ones_raise_an_alert(tmp_path: Path) -> None:
+    """Of all steps, 0.2 % were lost, and the alerts looked at the share of all."""
+    (rule,) = [each for each in alert_rules() if each["alert"] == "BreadboxWorkersLeftOut"]
+    name = "breadbox_workers_left_out"
+    series = {f'{name}{{buffer="default",worker="slow"}}': "8+0x20"}
+    labels = f'{name}{{buffer="default",worker="slow"}}'
+    wanted = [
+        {"expr": rule["expr"], "eval_time": "3m", "exp_samples": [{"labels": labels, "value": 8}]}
+    ]
+    check_rules(tmp_path, series, wanted)
 
 
 def check_rules(folder: Path, series: dict[str, str], wanted: list[dict[str, Any]]) -> None:

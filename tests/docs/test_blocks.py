@@ -55,6 +55,7 @@ ELSEWHERE = {
         "docs/learner-cookbook.md#asyncio": "test_the_asyncio_example_prints_batches",
         "docs/learner-cookbook.md#advantages": "test_the_advantages_of_a_batch_are_estimated",
         "docs/learner-cookbook.md#dataset": "test_the_dataset_gives_batches_from_worker_processes",
+        "docs/learner-cookbook.md#staleness": "test_a_batch_says_how_stale_it_is_at_its_use",
         "docs/learner-cookbook.md#ranks": "test_ranks_get_shares_of_one_draw",
     },
     "tests/peers/test_sb3.py": {
@@ -158,13 +159,14 @@ def run_method(place: str, client: breadbox.Client) -> None:
     code = PYTHON[place].code.replace("tail()", "tail(max_wait_s=0)")
     envs = SimpleNamespace(step=lambda action: (np.ones((1, 3)), [1.0], [False], [True], {}))
     names: dict[str, Any] = {"breadbox": breadbox, "np": np, "ReplayMirror": ReplayMirror}
-    names.update(client=client, session=session, fragment=fragment, packed=b"payload")
+    names.update(client=client, session=session, fragment=fragment, packed=b"payload", version=0)
     names.update(envs=envs, obs=np.zeros((1, 3)), action=np.zeros(1))
     with ExitStack() as opened:
         makers: dict[str, Callable[[], Any]] = {
             "evaluator": lambda: client.create_subscription("evaluator"),
             "grant": lambda: client.service.fetch_fragments(4),
             "lease": lambda: client.fetch(4),
+            "batch": lambda: client.load_batch(client.fetch(4).references),
             "loader": lambda: FragmentLoader(client.load_batch),
             "writer": lambda: opened.enter_context(breadbox.StepWriter(client)),
             "appender": lambda: opened.enter_context(breadbox.Appender(client)),
@@ -251,7 +253,7 @@ def run_dict_observations() -> None:
     place = "docs/rollout.md#dict"
     with breadbox.local_server() as client:
         client.start_session("s", model_version=0)
-        names = run(place, client=client)
+        names = run(place, client.address)
     (told,) = re.findall(r"shape\)  # (.*)", PYTHON[place].code)
     batch = names["batch"]
     assert told == f"{batch.obs['camera'].shape} {batch.obs['speed'].shape}"
@@ -288,6 +290,17 @@ def run_resume() -> None:
         resumed = run(place, client.address)
         assert 6 == resumed["version"] == client.get_buffer().model_version
         assert session.session_id == resumed["state"].session_id
+
+        client.start_session("another", take_over=True)
+        replaced = ThreadPoolExecutor().submit(run, place, client.address)
+        following = client.watch_model(max_wait_s=60)
+        while following is not None and following.session_id == "another":
+            following = client.watch_model(following, max_wait_s=60)
+        assert following is not None
+        client.append_many(
+            [vector_fragment(index, session_id=following.session_id) for index in range(8)]
+        )
+        assert following.session_id == replaced.result(60)["session"]
 
 
 def run_mirror() -> None:
@@ -444,6 +457,7 @@ METHODS = [
     place
     for place in PYTHON
     if place.partition(".py#")[2].startswith(f"{CLASSES.get(place.partition('#')[0])}.")
+    or place.partition(".py#")[2] in ("Batch.staleness", "FragmentReference.staleness_at")
 ]
 """Examples of methods, which `run_method` runs."""
 

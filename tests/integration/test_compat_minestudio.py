@@ -461,7 +461,7 @@ def test_a_sender_that_died_is_said_in_its_log_and_where_the_trainer_waits(
     thread = threading.Thread(target=trainer.fetch_fragments, args=(2,))
     thread.start()
     eventually_sync(lambda: "No fragment arrived in the" in caplog.text)
-    assert "has seen 1 workers" in caplog.text
+    assert "has seen 1 worker " in caplog.text
     assert "Check that rollout workers run" in caplog.text
     add(trainer, 1)
     thread.join(20)

@@ -180,6 +180,7 @@ CALLS: dict[str, Row] = {
     "Lease.batches": lambda it: _drained(it.lease.batches(2, retries=2)),
     "Lease.batches.close": lambda it: _left_iterator(it.lease.batches(2)),
     "Lease.renew": lambda it: it.lease.renew(),
+    "Lease.staleness": lambda it: it.lease.staleness(),
     "Lease.unreadable": lambda it: it.lease.unreadable(),
     "Lease.release": lambda it: it.lease.release(ReleaseMode.RETURNED),
     "Lease.__exit__": lambda it: _left(it.lease),
@@ -200,7 +201,7 @@ WAITING = {
 SILENT = {
     *("Client.address", "Client.buffer", "Client.closed", "Client.outage", "Client.__enter__"),
     *("Lease.lease_id", "Lease.request_id", "Lease.references", "Lease.__len__"),
-    *("Lease.__enter__", "Lease.renew_quietly", "Lease.refuse"),
+    *("Lease.__enter__", "Lease.renew_quietly", "Lease.refuse", "Lease.left_out"),
     *("Appender.counts", "Appender.unsent", "Appender.__enter__"),
 }
 """Public, and never waiting for anybody; `renew_quietly` is a thread's of the library itself."""

@@ -92,7 +92,8 @@ def rollout_workers(address: str, count: int) -> Iterator[None]:
 
 def test_every_block_has_a_name_and_is_run_here() -> None:
     assert COOKBOOK.read_text().count("```python") == len(python_blocks())
-    assert {"learner", "asyncio", "advantages", "dataset", "ranks"} == set(python_blocks())
+    named = {"learner", "asyncio", "advantages", "dataset", "ranks", "staleness"}
+    assert named == set(python_blocks())
 
 
 @pytest.mark.long
@@ -155,6 +156,14 @@ def test_the_dataset_gives_batches_from_worker_processes(
         batches = iter(names["loader"])
         assert [(8, 16, 4)] * 6 == [tuple(next(batches).obs.shape) for _ in range(6)]
         del batches
+
+
+def test_a_batch_says_how_stale_it_is_at_its_use(
+    client: breadbox.Client, server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with feeding(server.address), fed_session(client):
+        run_block("staleness", server.address, client=client, version=2)
+    assert ["1"] * 4 + [f"{np.zeros(32, np.int64)} 0"] == capsys.readouterr().out.splitlines()
 
 
 def test_ranks_get_shares_of_one_draw(client: breadbox.Client, server: ServerProcess) -> None:

@@ -199,8 +199,11 @@ def make_evaluator() -> Iterator[Callable[[EvaluationTask], Evaluator]]:
     yield make
     for evaluator in made:
         evaluator.close()
-    children = psutil.Process().children(recursive=True)
-    assert [] == [child for child in children if "breadbox_learner.playing" in child.cmdline()]
+    assert [] == [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE and "breadbox_learner.playing" in child.cmdline()
+    ]
 
 
 def never() -> bool:

@@ -103,9 +103,34 @@ def test_it_trains_and_leaves_nothing_behind(
     assert [1, 2, 3, 4, 5] == [record["update"] for record in written]
     assert [2, 3, 4, 5, 6] == [record["model_version"] for record in written]
     assert [16, 32, 48, 64, 80] == [record["fragments"] for record in written]
-    assert all(record["staleness_max"] <= 2 for record in written)
+    assert all(record["staleness_at_grant_max"] <= 2 for record in written)
     assert all(1.0 == record["use_count_mean"] for record in written)
     assert (tmp_path / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.parametrize(("limit", "ahead"), [(1, 1), (2, 2), (9, 4)])
+def test_what_was_fetched_ahead_is_as_stale_as_its_record_says_and_never_beyond_the_limit(
+    server: ServerProcess, tmp_path: Path, learners: Learners, limit: int, ahead: int
+) -> None:
+    with feeding(server.address):
+        learner = learners.start(
+            *("--server", server.address, "--run-dir", str(tmp_path), *QUICK),
+            *("--updates-max", "8", "--prefetch-batches", "4", "--epochs", "60"),
+            *("--max-staleness-at-use", str(limit)),
+        )
+        code, _, err = finish(learner)
+    assert 0 == code, err
+    assert (f"{ahead} batches are fetched ahead, not 4" in err) == (ahead < 4)
+    written = records(tmp_path)
+    assert all(record["staleness_max"] <= limit for record in written)
+    # Each batch waits for the updates ahead of it, unless its data came later. With many epochs
+    # data comes faster than updates.
+    pairs = [(record["staleness_mean"], record["staleness_at_grant_mean"]) for record in written]
+    waited = [round(at_use - at_grant, 6) for at_use, at_grant in pairs]
+    assert all(0 <= each <= min(number, ahead) for number, each in enumerate(waited))
+    assert max(waited) > 0
+    trained = 16 * len(written)
+    assert trained - written[-1]["left_out"] <= written[-1]["fragments"] <= trained
 
 
 def test_it_goes_on_from_its_checkpoint(
@@ -316,7 +341,7 @@ def test_another_learner_that_takes_over_ends_it(
         code, _, err = finish(learner)
         assert 2 == code
         assert (tmp_path / "checkpoint.safetensors").exists()
-        assert "is not current; current is 'another'" in err
+        assert "is not current: another run has started 'another'" in err
         assert 1 == len(err.splitlines())
         client.end_session("another")
 

@@ -7,9 +7,10 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 from breadbox.loader import FragmentLoader
@@ -20,6 +21,7 @@ from breadbox.model.errors import (
     StoreUnavailableError,
 )
 from breadbox.model.types import FragmentReference
+from breadbox.reading.batches import Batch
 from breadbox.reading.loading import LoaderOptions, LoadOrder
 from breadbox.transport.prefetch import prefetched
 from support.references import numbers, references
@@ -54,6 +56,60 @@ def test_granted_order_is_kept() -> None:
 def test_a_short_last_batch_may_be_dropped() -> None:
     assert [[0, 1], [2, 3]] == list(loader(drop_last=True).batches(references(5), 2))
     assert [] == list(loader(drop_last=True).batches(references(1), 2))
+
+
+def aged(job: Sequence[FragmentReference]) -> Batch:
+    """A batch of fragments, each of which is of its number's version."""
+    size = len(job)
+    names = ("obs", "action", "reward", "episode_id", "terminated", "truncated", "first")
+    rows: dict[str, Any] = {name: np.zeros((size, 2)) for name in names}
+    return Batch(references=tuple(job), next_obs=np.zeros((size, 1)), **rows)
+
+
+def of_their_numbers(count: int) -> list[FragmentReference]:
+    return [
+        replace(each, metadata=replace(each.metadata, model_version_min=number))
+        for number, each in enumerate(references(count))
+    ]
+
+
+def test_a_loader_counts_the_staleness_at_use_and_leaves_out_what_is_beyond_its_limit() -> None:
+    versions = iter([3, 3, 9])
+    made = FragmentLoader(
+        aged, LoaderOptions(max_staleness_at_use=2), model_version=lambda: next(versions)
+    )
+    batches = list(made.batches(of_their_numbers(6), 2))
+    assert [[1], [2, 3]] == [numbers(batch.references) for batch in batches]
+    assert [1, 2] == [len(batch.reward) for batch in batches]
+    assert [0, 4, 5] == numbers(made.left_out)
+    assert {2: 1, 1: 1, 0: 1} == made.staleness_at_use
+
+
+def test_a_loader_without_a_limit_only_counts_the_staleness_at_use() -> None:
+    made = FragmentLoader(aged, model_version=lambda: 5)
+    assert [2, 2] == [len(batch) for batch in made.batches(of_their_numbers(4), 2)]
+    assert [] == made.left_out
+    assert {5: 1, 4: 1, 3: 1, 2: 1} == made.staleness_at_use
+
+
+def test_a_limit_of_staleness_needs_to_know_the_version() -> None:
+    with pytest.raises(InvalidRequestError, match="model_version"):
+        loader(max_staleness_at_use=2)
+
+
+@pytest.mark.parametrize(("limit", "ahead"), [(0, 0), (2, 2), (9, 4)])
+def test_no_more_is_loaded_ahead_than_the_limit_of_staleness_allows(limit: int, ahead: int) -> None:
+    begun: list[int] = []
+
+    def load(job: Sequence[FragmentReference]) -> Batch:
+        begun.extend(numbers(job))
+        return aged(job)
+
+    options = LoaderOptions(max_staleness_at_use=limit, prefetch_batches=4, threads=4)
+    batches = FragmentLoader(load, options, model_version=lambda: 0).batches(references(20), 1)
+    next(batches)
+    batches.close()  # It waits for the loads that have begun.
+    assert len(begun) <= 1 + ahead
 
 
 def test_no_references_are_no_batches() -> None:

@@ -94,6 +94,105 @@ def test_accumulation_gives_the_gradient_of_the_whole_minibatch(rollout: LocalRo
     np.testing.assert_allclose(trained[0], trained[1], atol=1e-5)
 
 
+def cut(batch: TrainingBatch, parts: int) -> TrainingBatch:
+    """The same steps in fragments of a part of the length."""
+    length = batch.reward.shape[1] // parts
+
+    def split(leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.reshape(-1, length, *leaf.shape[2:])
+
+    following = torch.cat([batch.obs[:, length::length], batch.next_obs[:, None]], dim=1)
+    fields = ("obs", "action", "reward", "terminated", "truncated", "first", "episode_id")
+    rows, steps = batch.final_row, batch.final_step
+    columns: dict[str, Any] = {name: split(getattr(batch, name)) for name in (*fields, "log_prob")}
+    return replace(
+        batch,
+        **columns,
+        next_obs=following.flatten(0, 1),
+        final_row=rows * parts + steps // length,
+        final_step=steps % length,
+        worker_ids=[each for each in batch.worker_ids for _ in range(parts)],
+        fragment_indices=[
+            each * parts + part for each in batch.fragment_indices for part in range(parts)
+        ],
+        session_ids=[each for each in batch.session_ids for _ in range(parts)],
+        discontinuities=[
+            each and not part for each in batch.discontinuities for part in range(parts)
+        ],
+    )
+
+
+def test_without_memory_training_does_not_depend_on_where_fragments_are_cut(
+    rollout: LocalRollout,
+) -> None:
+    """The order of single steps is that of the seed; so many in a minibatch, of any fragment."""
+    whole = collate(rollout.collect(cartpole_policy(seed=1), 2))
+    trained = []
+    for parts in (1, 4, 32):
+        policy = cartpole_policy()
+        updater(policy, minibatch_fragments=4 * parts, clip=10.0).update(cut(whole, parts))
+        trained.append(weights_of(policy))
+    np.testing.assert_allclose(trained[0], trained[1], atol=1e-4)
+    np.testing.assert_allclose(trained[0], trained[2], atol=1e-4)
+
+
+class Watched(PpoUpdater):
+    """Notes the shape, the steps and the gradient of each minibatch, and trains on none."""
+
+    def __init__(self, policy: PolicyModule, **config: Any) -> None:
+        super().__init__(policy, PpoConfig(**config), seed=5)
+        self.seen: list[tuple[tuple[int, ...], set[tuple[float, ...]]]] = []
+        self.gradient: list[float] = []
+
+    def _gradient_step(
+        self, prepared: Any, rows: torch.Tensor, *rest: Any, **options: Any
+    ) -> float:
+        obs = prepared.batch.obs[rows]
+        self.seen.append(
+            (tuple(obs.shape[:2]), {tuple(each) for each in obs.flatten(0, 1).tolist()})
+        )
+        self.optimizer.step = lambda *_: None  # type: ignore[method-assign]
+        norm = super()._gradient_step(prepared, rows, *rest, **options)
+        self.gradient = torch.cat(
+            [parameter.grad.flatten() for parameter in self.policy.parameters()]
+        ).tolist()
+        return norm
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (128, 1)), ("lstm", (4, 32))])
+def test_a_minibatch_has_single_steps_of_all_fragments_unless_the_policy_has_memory(
+    rollout: LocalRollout, name: str, shape: tuple[int, int]
+) -> None:
+    policy = cartpole_policy(name)
+    batch = collate(rollout.collect(policy, 2))
+    watched = Watched(policy, minibatch_fragments=4, epochs=2)
+    watched.update(batch)
+    assert [shape] * 8 == [each for each, _ in watched.seen]
+    fragments = [{tuple(step) for step in row.tolist()} for row in batch.obs]
+    every = set().union(*fragments)
+    for epoch in (watched.seen[:4], watched.seen[4:]):
+        # Each step once in each pass.
+        assert every == set().union(*(steps for _, steps in epoch))
+    touched = [sum(bool(each & steps) for each in fragments) for _, steps in watched.seen]
+    assert (set(touched) == {4}) == (name == "lstm")
+    assert (min(touched) > 12) == (name == "mlp")
+
+
+def test_a_minibatch_of_the_whole_batch_has_the_gradient_of_whole_fragments(
+    rollout: LocalRollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = cartpole_policy()
+    batch = collate(rollout.collect(policy, 2))
+    by_steps = Watched(policy, minibatch_fragments=16, epochs=1)
+    by_steps.update(batch)
+    monkeypatch.setattr("breadbox_learner.training.ppo._as_single_steps", lambda prepared: prepared)
+    by_fragments = Watched(policy, minibatch_fragments=16, epochs=1)
+    by_fragments.update(batch)
+    assert [(512, 1), (16, 32)] == [it.seen[0][0] for it in (by_steps, by_fragments)]
+    assert max(map(abs, by_steps.gradient)) > 0
+    np.testing.assert_allclose(by_fragments.gradient, by_steps.gradient, atol=1e-6)
+
+
 def test_value_warmup_leaves_the_actor_alone(rollout: LocalRollout) -> None:
     policy = cartpole_policy()
     before = {name: p.detach().clone() for name, p in policy.named_parameters()}

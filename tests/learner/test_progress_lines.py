@@ -13,6 +13,7 @@ def record(
         "episode_count": episode_count,
         "model_version": update,
         "staleness_mean": 1.25,
+        "staleness_at_grant_mean": 0.25,
         "staleness_max": 2,
         "steps": 2048,
         "environment_steps": 4096,
@@ -26,9 +27,16 @@ def test_a_line_says_what_a_run_has_come_to() -> None:
 
     assert [
         "update 3: return 41.5 (mean of 100 episodes), model version 3, "
-        "staleness 1.2 of at most 2, trained on 2048 steps of 4096 made, "
+        "staleness 0.2 when granted, 1.2 when trained (largest 2), "
+        "trained on 2048 steps of 4096 made, "
         "waited 0.03 s for the last batch"
     ] == said
+
+
+def test_a_line_says_how_many_fragments_were_too_stale_to_be_trained_on() -> None:
+    said: list[str] = []
+    Lines(said.append, clock=ManualClock()).write(record(3) | {"left_out": 12})
+    assert "steps of 4096 made, 12 fragments too stale, waited 0.03 s" in said[0]
 
 
 @pytest.mark.parametrize(

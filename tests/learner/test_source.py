@@ -64,7 +64,7 @@ class FakeLease:
         )
         self.references: tuple[FragmentReference, ...] = (reference,)
         self.grant = LeaseGrant(
-            str(number), 60.0, self.references, client.session_id, 1, request_id
+            str(number), 60.0, self.references, client.session_id, client.version, request_id
         )
         self.ended: ReleaseMode | None = None
         self.refused: list[str] = []
@@ -90,6 +90,7 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.session_id = "run"
+        self.version = 1
         self.leases: list[FakeLease] = []
         self.requests: list[tuple[str, int, int]] = []
         self.waits = 0
@@ -274,7 +275,7 @@ def test_fragments_of_another_session_are_refused_and_given_back(
 ) -> None:
     client.session_id = "another"
     source = make_source(session_id="run")
-    with pytest.raises(SessionEndedError, match="current is 'another'"):
+    with pytest.raises(SessionEndedError, match="another run has started 'another'"):
         source.next(never)
     source.close()
     assert [ReleaseMode.RETURNED] == client.ends
@@ -581,3 +582,69 @@ def test_kinds_of_misfits_are_logged_up_to_a_bound_and_all_are_counted(
         for _ in range(2):
             fitting.leave_out(reference, Misfit(f"extras.{number}", "numbers", "text"))
     assert (4 * WARNINGS_MAX, WARNINGS_MAX) == (fitting.misfit_count, len(caplog.records))
+
+
+# What became too stale ---------------------------------------------------------------------------
+
+
+def aging(
+    *versions: int, at_grant: int, **options: Any
+) -> tuple[OddClient, LeaseSource, list[int]]:
+    """A source of draws of four fragments of these versions; the list has the current version."""
+    fragments = [
+        seeing(index, 3, model_version_min=each, model_version_max=each)
+        for index, each in enumerate(versions)
+    ]
+    client, now = OddClient(4, *fragments), [at_grant]
+    client.version = at_grant
+    source = LeaseSource(
+        client,  # type: ignore[arg-type]
+        fragment_count=4,
+        model_version=lambda: now[0],
+        **options,
+    )
+    return client, source, now
+
+
+def test_fragments_too_stale_at_their_update_are_left_out_and_counted() -> None:
+    _, source, now = aging(3, 2, 3, 1, at_grant=3, max_staleness_at_use=2)
+    now[0] = 4
+    fetched = source.next(never)
+    assert fetched is not None
+    assert [0, 1, 2] == rows_of(fetched)
+    assert ([3, 2, 3], [0, 1, 0]) == (fetched.versions, fetched.staleness)
+    assert [0.0, 1.0, 2.0] == fetched.batch.obs[:, 0, 0].tolist()
+    assert [1, 0] == [source.take_left_out_count() for _ in range(2)]
+    source.close()
+
+
+def test_a_limit_that_nothing_exceeds_changes_nothing() -> None:
+    _, source, _ = aging(3, 2, 3, 1, at_grant=3, max_staleness_at_use=2)
+    assert [0, 1, 2, 3] == rows_of(source.next(never))
+    assert 0 == source.take_left_out_count()
+    source.close()
+
+
+@pytest.mark.parametrize(("at_grant", "how"), [(4, "RETURNED"), (6, "CONSUMED")])
+def test_a_draw_too_stale_as_a_whole_is_returned_unless_it_came_so(at_grant: int, how: str) -> None:
+    """If returned again and again it would be granted again and again."""
+    client, source, now = aging(3, 3, 3, 3, 7, 7, 7, 7, at_grant=at_grant, max_staleness_at_use=2)
+    now[0] = 7
+    assert [4, 5, 6, 7] == rows_of(source.next(never))
+    assert [ReleaseMode[how], None] == client.ends
+    assert 4 == source.take_left_out_count()
+    source.close()
+
+
+def test_a_rank_fills_up_what_it_left_out_and_skips_a_draw_of_which_nothing_is_left() -> None:
+    versions = (3, 1, 3, 1, 1, 1, 1, 1)
+    client, source, now = aging(
+        *versions, at_grant=3, max_staleness_at_use=2, share=Share(1, 2, "nonce")
+    )
+    now[0] = 4
+    assert [0, 2, 0, 2] == rows_of(source.next(never))
+    with pytest.raises(UnusableShareError):
+        source.next(never)
+    assert [None, ReleaseMode.RETURNED] == client.ends
+    assert 6 == source.take_left_out_count()
+    source.close()

@@ -103,11 +103,37 @@ def test_each_update_leaves_a_record_and_a_version(bench: Bench) -> None:
     assert [128, 256, 384] == [record["environment_steps"] for record in records]
     wanted = {
         "time_s", "update", "model_version", "staleness_mean", "staleness_max", "use_count_mean",
+        "staleness_at_grant_mean", "staleness_at_grant_max", "left_out",
         "fetch_wait_s", "update_s", "policy_loss", "value_loss", "entropy", "fragments", "steps",
         "waiting_reason", "return_mean_100", "episode_count",
     }  # fmt: skip
     assert set() == wanted - records[0].keys()
     assert [True] * 3 == bench.source.released
+
+
+def test_a_record_has_the_staleness_at_the_grant_and_that_at_the_update(bench: Bench) -> None:
+    """Each batch was granted at version 1, which was current then, and waited."""
+
+    class Ahead(LocalSource):
+        def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
+            fetched = super().next(stopped)
+            if fetched is not None:
+                count = len(fetched.batch)
+                fetched.versions = [1] * (count - 2) + [0, 0]
+                fetched.staleness = [0] * (count - 2) + [1, 1]
+            return fetched
+
+        def take_left_out_count(self) -> int:
+            return 3
+
+    source = Ahead(bench.source.rollout, bench.policy, rounds=2)
+    bench.trainer(source=source, updates_max=3).run()
+    names = ("staleness_mean", "staleness_max", "staleness_at_grant_mean", "staleness_at_grant_max")
+    assert [
+        (0.25, 1, 0.25, 1, 3),
+        (1.25, 2, 0.25, 1, 6),
+        (2.25, 3, 0.25, 1, 9),
+    ] == [tuple(record[name] for name in (*names, "left_out")) for record in bench.records()]
 
 
 def test_versions_are_published_every_so_many_updates(bench: Bench) -> None:

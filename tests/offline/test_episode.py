@@ -10,7 +10,6 @@ import pytest
 
 from breadbox_offline.decoding.msgpack_codec import pack_message, unpack_message
 from breadbox_offline.episodes.episode import Episode
-from breadbox_offline.episodes.multi_agent import MultiAgentEpisode, flatten_agents
 from breadbox_offline.episodes.serialized import pack_episode, unpack_episode
 from breadbox_offline.errors import (
     EpisodeJoinError,
@@ -193,37 +192,3 @@ class TestSerialization:
             broken = {**state, key: 7.5}
             with pytest.raises(OfflineDataError, match=key):
                 unpack_episode(pack_message(broken))
-
-
-class TestMultiAgent:
-    def turns(self) -> MultiAgentEpisode:
-        """Agent a acts at environment steps 0, 2, 4, agent b at 1, 3."""
-        clocks = {"a": np.array([0, 2, 4, 5]), "b": np.array([1, 3, 5])}
-        return MultiAgentEpisode.from_agents("e", [agent("a", 3), agent("b", 2)], clocks=clocks)
-
-    def test_counts_environment_and_agent_steps_apart(self) -> None:
-        assert (5, 5, True) == (len(self.turns()), self.turns().agent_step_count(), True)
-
-    def test_slice_holds_the_actions_of_its_steps(self) -> None:
-        part = self.turns().slice(1, 4)
-        assert {"a": [1], "b": [0, 1]} == {
-            agent_id: each.own_actions().tolist() for agent_id, each in part.agents.items()
-        }
-        assert not part.is_done
-
-    def test_slices_joined_are_the_whole(self) -> None:
-        whole = self.turns()
-        joined = whole.slice(0, 3).join(whole.slice(3, 5))
-        for agent_id, episode in whole.agents.items():
-            assert episode.content_digest() == joined.agents[agent_id].content_digest()
-            assert whole.clocks[agent_id].tolist() == joined.clocks[agent_id].tolist()
-        assert joined.terminated
-
-    def test_clock_must_fit(self) -> None:
-        with pytest.raises(EpisodeShapeError, match="clock"):
-            MultiAgentEpisode(id="e", agents={"a": agent("a", 3)}, clocks={"a": np.arange(3)})
-
-    def test_agents_are_grouped_by_episode_and_flattened_again(self) -> None:
-        episodes = [agent("a", 3), agent("b", 2)]
-        group = MultiAgentEpisode.from_agents(episodes[0].id, episodes)
-        assert episodes == flatten_agents([group])

@@ -12,7 +12,6 @@ import pytest
 from breadbox_offline.decoding.msgpack_codec import pack_message, unpack_message
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.episode_buffer import EpisodeBuffer
-from breadbox_offline.episodes.multi_agent import MultiAgentEpisode
 from breadbox_offline.episodes.sampling import MOMENT, StepSampling, sample_moments
 from breadbox_offline.episodes.serialized import pack_episode, unpack_episode
 from breadbox_offline.errors import (
@@ -183,17 +182,6 @@ class TestTimes:
         early.terminated, early.observations[-1], late.t_started = False, 3, early.t
         with pytest.raises(EpisodeJoinError, match="time"):
             early.join(late)
-
-    def test_clocks_of_a_multi_agent_episode_become_times(self) -> None:
-        agents = [acting("e", "a", (0, 1, 2)), acting("e", "b", (0, 1))]
-        for agent in agents:
-            agent.step_times = None
-        clocks = {"a": np.array([0, 1, 2, 3]), "b": np.array([0, 2, 3])}
-        whole = MultiAgentEpisode.from_agents("e", agents, clocks=clocks)
-        buffer = EpisodeBuffer(100)
-        buffer.add_agents(whole)
-        drawn = sample_moments(buffer, 3, positions=np.arange(3))
-        assert [["a", "b"], ["a"], ["a", "b"]] == [[e.agent_id for e in m] for m in drawn]
 
 
 def rows(shuffle_seed: int) -> dict[str, np.ndarray]:

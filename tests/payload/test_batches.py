@@ -15,8 +15,10 @@ from breadbox.model.errors import (
     UnsupportedArrayError,
 )
 from breadbox.model.fragment import Fragment
+from breadbox.model.trees import flatten
 from breadbox.payload import describe_arrays
-from breadbox.reading.batches import load_batch
+from breadbox.payload.fragments import FIELDS
+from breadbox.reading.batches import Batch, load_batch, take_rows
 from breadbox.stores import PayloadStore, open_store
 from breadbox.stores.reading import InlineStore
 from support.fake_store import FakeStore
@@ -178,6 +180,13 @@ def test_a_batch_turns_into_tensors_of_the_same_memory(store: PayloadStore) -> N
     assert torch.bool == tensors.ended.dtype
 
 
+def test_a_batch_with_text_names_the_type_that_torch_does_not_have(store: PayloadStore) -> None:
+    words = np.array(["left", "right"] * (STEPS // 2))
+    batch = load_batch(store, stored(store, plain_fragment(0, extras={"word": words})))
+    with pytest.raises(UnsupportedArrayError, match="torch has no type for <U"):
+        batch.to_torch()
+
+
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), "cpu:0"], ids=str)
 def test_the_cpu_as_a_device_gets_tensors_of_the_stacked_memory(
     store: PayloadStore, device: str | torch.device
@@ -315,3 +324,29 @@ def test_arrays_are_described_without_being_read(store: PayloadStore) -> None:
     assert set(plain) < set(rich)
     assert "obs.image" in rich
     assert [] == describe_arrays(store, [])
+
+
+@pytest.mark.parametrize("rows", [[2, 0], [1, 1, 0], [3], [3, 2, 3, 0], [0, 1, 2, 3]], ids=str)
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_rows_that_are_taken_are_a_batch_of_these_fragments_alone(
+    rows: list[int], device: str | None
+) -> None:
+    """Also where they repeat, and where some have no final observation, or none has."""
+    store = FakeStore()
+    without: dict[str, Any] = {"final_obs_step": None, "final_obs": None}
+    texts: dict[str, Any] = {"extras": {}, "obs": np.zeros((STEPS, 2)), "next_obs": np.zeros(2)}
+    fragments = [
+        rich_fragment(index, **texts, **(without if index == 3 else {})) for index in range(4)
+    ]
+    references = stored(store, *fragments)
+    taken = take_rows(load_batch(store, references, device=device), rows)
+    wanted = load_batch(store, [references[row] for row in rows], device=device)
+    assert wanted.references == taken.references
+    assert taken.stacked is None
+    names = [name for name in FIELDS if name in Batch.__dataclass_fields__]
+    for name in (*names, "model_version", "final_obs_row", "final_obs_step", "final_obs"):
+        left, right = getattr(wanted, name), getattr(taken, name)
+        assert (left is None) == (right is None), name
+        for (path, one), (_, other) in zip(flatten(left)[1], flatten(right)[1], strict=True):
+            assert type(one) is type(other), path
+            assert same(np.asarray(one), np.asarray(other)), path

@@ -189,6 +189,36 @@ def test_a_leaf_without_a_row_per_step_is_named_and_nothing_is_written() -> None
         write_fragments(store, [plain_fragment(action=np.array(3))])
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"final_obs": np.zeros((STEPS, 3)), "final_obs_step": np.array([2], np.int32)},
+            r"final_obs: wanted \[1\] rows, one for each of final_obs_step, got shape",
+        ),
+        (
+            {"final_obs": {"a": np.zeros((2, 3))}, "final_obs_step": np.array([2], np.int32)},
+            r"final_obs\.a: wanted \[1\] rows",
+        ),
+        ({"final_obs": np.zeros((1, 3)), "final_obs_step": None}, "final_obs_step: wanted"),
+        ({"final_obs_step": np.array([[2]], np.int32)}, "final_obs_step"),
+        ({"final_obs_step": np.array([2.0])}, "final_obs_step is of type"),
+        ({"reward": np.zeros(STEPS, complex)}, "reward is of type"),
+        ({"reward": np.zeros((STEPS, 1))}, "reward is not an array of one axis"),
+        ({"terminated": np.zeros(STEPS)}, "terminated is of type"),
+        ({"value": {"a": np.zeros(STEPS)}}, "value is not an array"),
+        ({"extras": np.zeros(STEPS)}, "extras have no names"),
+    ],
+)
+def test_what_no_reader_takes_is_refused_before_it_is_written(
+    fields: dict[str, Any], words: str
+) -> None:
+    store = FakeStore()
+    with pytest.raises((TreeMismatchError, InvalidRequestError), match=words):
+        write_fragments(store, [plain_fragment(0, **fields)])
+    assert 0 == store.payloads.held_bytes()
+
+
 def test_large_fragments_are_written_in_order_and_all_or_none() -> None:
     store = FakeStore()
     large = [plain_fragment(index, steps=400) for index in range(4)]

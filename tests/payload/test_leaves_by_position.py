@@ -17,7 +17,7 @@ PLACES = ("client", "adapters", "offline", "learner", "rollout_worker", "policie
 FLATTENERS = {
     f"{module}.{name}"
     for module in ("breadbox.model.trees", "breadbox_adapters.reverb.items")
-    for name in ("flatten", "flatten_leaves", "leaves", "leaf_numbers", "flatten_with_path")
+    for name in ("flatten", "flatten_leaves", "leaves", "flatten_with_path")
 }
 HOMES = ("breadbox/model/trees.py", "breadbox_adapters/reverb/items.py")
 PAIRING = ("zip", "map", "zip_longest")

@@ -23,6 +23,7 @@ from breadbox.model.trees import (
     paths_of,
     row,
     rows,
+    rows_equal,
     take,
     unflatten,
 )
@@ -183,3 +184,14 @@ def test_taking_apart_and_putting_together_gives_the_same_tree(tree: Any) -> Non
     structure, named = flatten(tree)
 
     assert tree == unflatten(structure, [leaf for _, leaf in named])
+
+
+def test_rows_are_equal_that_are_in_every_leaf_and_nan_equals_nan() -> None:
+    one = {"a": np.array([1.0, np.nan, 3.0]), "b": (np.array([[1, 2], [3, 4], [5, 6]]),)}
+    other = {"b": (np.array([[1, 2], [3, 4], [5, 7]]),), "a": np.array([1.0, np.nan, 3.0])}
+
+    assert [True, True, False] == rows_equal(one, other).tolist()
+    assert [] == rows_equal(rows(one, 0, 0), rows(other, 0, 0)).tolist()
+    assert [False, False] == rows_equal(np.zeros((2, 3)), np.zeros((2, 4))).tolist()
+    with pytest.raises(TreeMismatchError):
+        rows_equal(one, one["a"])

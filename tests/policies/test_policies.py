@@ -107,6 +107,19 @@ def test_split_undoes_merge() -> None:
     )
 
 
+def test_parts_of_a_state_are_merged_by_their_keys_and_kept_in_the_first_ones_order() -> None:
+    policy = policy_of("lstm", ACTIONS[0])
+    one = {"z": torch.tensor([1.0]), "a": [torch.tensor([2.0]), None]}
+    other = {"a": [torch.tensor([4.0]), None], "z": torch.tensor([3.0])}
+    merged = policy.merge_state([one, other])
+
+    assert ["z", "a"] == list(merged)
+    assert [[1.0], [3.0]] == merged["z"].tolist()
+    assert [[2.0], [4.0]] == merged["a"][0].tolist()
+    assert [one, {**one, **other}] == policy.split_state(merged)
+    assert None is policy.merge_state([None, None])
+
+
 def test_a_fresh_policy_is_near_uniform_and_the_same_seed_draws_the_same_actions() -> None:
     policy = policy_of("mlp", spaces.Discrete(4))
     obs, first = draw(OBSERVATIONS["mlp"], 64), torch.zeros(64, dtype=torch.bool)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -65,10 +66,10 @@ def test_reports_wait_for_nobody_and_those_that_are_too_many_are_counted() -> No
     gate, entered = threading.Event(), threading.Event()
 
     class Stuck(FakeService):
-        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+        def report_episodes(self, episodes: Sequence[EpisodeReport], **workers: Any) -> None:
             entered.set()
             assert gate.wait(60.0)
-            super().report_episodes(episodes)
+            super().report_episodes(episodes, **workers)
 
     service = Stuck()
     reporter = EpisodeReporter(service, reports_max=2)
@@ -85,7 +86,7 @@ def test_reports_wait_for_nobody_and_those_that_are_too_many_are_counted() -> No
 
 def test_a_report_that_cannot_be_sent_is_lost_and_counted() -> None:
     class Away(FakeService):
-        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+        def report_episodes(self, episodes: Sequence[EpisodeReport], **workers: Any) -> None:
             raise UnavailableError("away")
 
     reporter = EpisodeReporter(Away())
@@ -101,11 +102,11 @@ def test_reports_that_a_server_asks_to_wait_with_are_sent_later_and_in_their_ord
     refused, may_pass = threading.Event(), threading.Event()
 
     class Slow(FakeService):
-        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+        def report_episodes(self, episodes: Sequence[EpisodeReport], **workers: Any) -> None:
             if not may_pass.is_set():
                 refused.set()
                 raise BackpressureError("a quota is full", 0.01)
-            super().report_episodes(episodes)
+            super().report_episodes(episodes, **workers)
 
     service = Slow()
     reporter = EpisodeReporter(service)
@@ -126,11 +127,11 @@ def test_several_reports_that_are_refused_together_stay_in_their_order() -> None
     class RefusesOnce(FakeService):
         was_asked = False
 
-        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+        def report_episodes(self, episodes: Sequence[EpisodeReport], **workers: Any) -> None:
             if not self.was_asked:
                 self.was_asked = True
                 raise BackpressureError("a quota is full", 0.01)
-            super().report_episodes(episodes)
+            super().report_episodes(episodes, **workers)
 
     service = RefusesOnce()
     reporter = EpisodeReporter(service)
@@ -144,7 +145,7 @@ def test_several_reports_that_are_refused_together_stay_in_their_order() -> None
 
 def test_a_worker_that_ends_waits_for_its_grace_with_reports_that_nobody_takes() -> None:
     class Full(FakeService):
-        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+        def report_episodes(self, episodes: Sequence[EpisodeReport], **workers: Any) -> None:
             raise BackpressureError("a quota is full", 0.01)
 
     reporter = EpisodeReporter(Full())
@@ -163,12 +164,12 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(
     class AwayForAWhile(FakeService):
         failures = 5
 
-        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+        def report_episodes(self, episodes: Sequence[EpisodeReport], **workers: Any) -> None:
             try:
                 if self.failures:
                     self.failures -= 1
                     raise UnavailableError("away")
-                super().report_episodes(episodes)
+                super().report_episodes(episodes, **workers)
             finally:
                 answered.release()
 
@@ -189,7 +190,7 @@ def test_a_bug_that_ends_the_reporter_is_said_once_and_ends_the_worker_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Broken(FakeService):
-        def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+        def report_episodes(self, episodes: Sequence[EpisodeReport], **workers: Any) -> None:
             raise TypeError("a bug")
 
     reporter = EpisodeReporter(Broken())

@@ -4,7 +4,12 @@ import pytest
 
 from breadbox.v1 import replay_buffer_service_pb2 as pb
 from breadbox_server.core.model.config import BufferConfig
-from breadbox_server.core.model.events import ChunksEvicted, EvictionReason
+from breadbox_server.core.model.events import (
+    ChunksEvicted,
+    EvictionReason,
+    LeaseEnd,
+    LeaseEnded,
+)
 from breadbox_server.core.model.ids import BufferName, SessionId
 from breadbox_server.core.model.inputs import CreateBuffer, DeleteBuffer, StartSession
 from breadbox_server.reading import chunk_events
@@ -41,9 +46,9 @@ async def test_the_life_of_a_chunk_is_told_from_its_grant_to_its_eviction() -> N
 
     drawn = [each.chunk_id for each in grant.fragments]
     assert ("granted", drawn, [1, 1]) == granted
-    assert ("returned", drawn, []) == returned
+    assert ("returned", drawn, [1, 1]) == returned
     assert ("granted", [1]) == (again[0], again[2])
-    assert ("consumed", again[1], []) == consumed
+    assert ("consumed", again[1], [1]) == consumed
     used = {again[1][0]: 1}
     assert "evicted_stale" == stale[0]
     assert {each: used.get(each, 0) for each in (0, 1)} == dict(
@@ -74,6 +79,19 @@ def evicted(*chunk_ids: int) -> ChunksEvicted:
         tuple(0 for _ in chunk_ids),
         tuple(chunk_ids),
     )
+
+
+def test_chunks_of_a_lease_whose_session_has_ended_are_no_event_with_those_of_another() -> None:
+    """Their staleness is not known; the others keep theirs."""
+    kept = ChunkEvents()
+    ends = [
+        LeaseEnded(ONE, LeaseEnd.CONSUMED, (1, 2)),
+        LeaseEnded(ONE, LeaseEnd.CONSUMED, (3,), (4,)),
+    ]
+    kept.note(ends, 0.0)
+    assert [([1, 2], []), ([3], [4])] == [
+        (list(each.chunk_ids), list(each.values)) for each in kept.after(ONE, 0)
+    ]
 
 
 def test_what_is_alike_in_one_step_is_one_event() -> None:

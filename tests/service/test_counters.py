@@ -112,6 +112,7 @@ async def learn(life: Life) -> None:
     it = life.it
     await life.release(await life.fetch("consumed", 1), pb.RELEASE_MODE_CONSUMED)
     life.note(1, "leases_ended_total", "default", "consumed")
+    life.note(1, "staleness_at_release_versions_count", "default")
     life.leave(1, "used_up", uses=1)
     assert "" == await life.fetch("elapsed", 3)
     await life.release(await life.fetch("returned", 1), pb.RELEASE_MODE_RETURNED)

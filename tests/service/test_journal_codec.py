@@ -181,7 +181,7 @@ def timed(entries: Iterable[core_entries.Entry]) -> list[tuple[float, core_entri
 
 def test_a_turn_comes_back_as_it_was() -> None:
     assert set(get_args(core_entries.Entry)) == {type(entry) for entry in ENTRIES}
-    assert timed(ENTRIES) == decode_turn(encode_turn(timed(ENTRIES))).entries
+    assert timed(ENTRIES) == decode_turn(encode_turn(timed(ENTRIES)))
 
 
 @pytest.mark.parametrize("count", [1, RUN_MIN - 1, RUN_MIN, 3 * RUN_MIN])
@@ -196,7 +196,7 @@ def test_runs_of_fragments_come_back_as_they_were_among_other_entries(count: int
             *taken(run),
         ]
     )
-    assert turn == decode_turn(encode_turn(turn)).entries
+    assert turn == decode_turn(encode_turn(turn))
 
 
 @pytest.mark.parametrize("count", [1, 2 * RUN_MIN])
@@ -207,8 +207,8 @@ def test_equal_ids_and_versions_of_fragments_are_one_object_so_that_the_core_kee
         taken([FRAGMENT] * count)
         + taken([replace(FRAGMENT, model_version_max=ModelVersion(1))] * count)
     )
-    read = [entry.fragment for _, entry in decode_turn(encode_turn(turn)).entries]
-    first, last = read[0], decode_turn(encode_turn(turn)).entries[-1][1].fragment
+    read = [entry.fragment for _, entry in decode_turn(encode_turn(turn))]
+    first, last = read[0], decode_turn(encode_turn(turn))[-1][1].fragment
     assert first is not last
     assert first.worker_id is last.worker_id
     assert first.session_id is last.session_id

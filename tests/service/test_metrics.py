@@ -26,7 +26,8 @@ def test_events_of_one_turn_are_summed_by_buffer_and_label() -> None:
             ChunksEvicted(ONE, CAPACITY, (0, 2), (0, 1)),
             FragmentsJudged(OTHER, ADMITTED, 1, 100),
             FragmentsJudged(ONE, STALE, 1, 1000),
-            LeaseEnded(ONE, LeaseEnd.CONSUMED, (3,)),
+            LeaseEnded(ONE, LeaseEnd.CONSUMED, (3, 4), (5, 0)),
+            LeaseEnded(ONE, LeaseEnd.RETURNED, (6,), (9,)),
             FragmentsJudged(ONE, ADMITTED, 2, 20),
             ChunksEvicted(ONE, CAPACITY, (5,), (2,)),
             ChunksEvicted(ONE, USED_UP, (1,), (4,)),
@@ -48,3 +49,7 @@ def test_events_of_one_turn_are_summed_by_buffer_and_label() -> None:
     assert [1, 2, 3] == at_most
     assert 4 == value("uses_at_eviction_bucket", buffer=ONE, le="+Inf")
     assert 1 == value("leases_ended_total", buffer=ONE, end="consumed")
+    # What was returned was not trained on.
+    assert [2, 5] == [
+        value(f"staleness_at_release_versions_{each}", buffer=ONE) for each in ("count", "sum")
+    ]

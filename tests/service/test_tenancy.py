@@ -210,7 +210,8 @@ def test_every_method_whose_request_names_a_buffer_is_bound_by_it() -> None:
             for name, field in fields.items()
             if field.message_type and "worker_id" in field.message_type.fields_by_name
         }
-        assert workers == ({RULES[SERVICE + method].workers} - {""}), method
+        rule = RULES[SERVICE + method]
+        assert workers == ({rule.workers, rule.more_workers} - {""}), method
     assert OPEN_TO_ALL == {name for name in METHODS if not RULES[SERVICE + name].buffer}
 
 
@@ -498,6 +499,20 @@ async def test_a_token_for_some_workers_lets_nobody_pass_as_another(
 
     assert ["token 'a' may not use worker 'b-1'; it is for a-*"] * 2 == refused
     assert "token" not in let_in
+
+
+async def test_a_token_for_some_workers_reports_no_steps_of_another(tmp_path: Path) -> None:
+    (token,) = write_tokens(tmp_path / "tokens", "producer a workers=a-*")
+    async with served(tokens=tmp_path / "tokens") as world:
+
+        async def told(*workers: str) -> str:
+            rows = [buffer_pb2.WorkerSteps(worker_id=worker) for worker in workers]
+            request = pb.ReportEpisodesRequest(workers=rows)
+            call = world.stub.ReportEpisodes(request, metadata=bearer(token))
+            return str(await call.details())
+
+        assert "" == await told("a-1")
+        assert "token 'a' may not use worker 'b-1'; it is for a-*" == await told("a-1", "b-1")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from breadbox.model.errors import (
 )
 from breadbox.model.types import PayloadReference
 from breadbox.stores import open_custodian, open_store
-from breadbox.stores.base import Confirmation, Part, PartsStore
+from breadbox.stores.base import Confirmation, Part, PartsStore, PayloadReceiver
 from breadbox.stores.deadline import Deadline
 from breadbox.stores.keys import new_payload_id, piece_key
 from support.redis_server import RedisServer
@@ -372,3 +372,12 @@ class _Failing(PartsStore):
 
     def discard_parts(self, references: Sequence[PayloadReference]) -> None:
         self.discarded.extend(references)
+
+    def read_parts(self, parts: Sequence[Part]) -> None:
+        raise self._failure
+
+    def read_many(self, references: Sequence[PayloadReference], receiver: PayloadReceiver) -> None:
+        raise self._failure
+
+    def delete_many(self, references: Sequence[PayloadReference]) -> None:
+        raise self._failure

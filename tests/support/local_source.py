@@ -27,12 +27,16 @@ class LocalSource:
         fragments = self.last = self.rollout.collect(self.policy, self.rounds)
         return FetchedBatch(
             batch=collate(fragments),
+            versions=[fragment.model_version_min for fragment in fragments],
             staleness=[0] * len(fragments),
             use_count=[1] * len(fragments),
             load_s=0.0,
             waiting_reason="",
             release=self.released.append,
         )
+
+    def take_left_out_count(self) -> int:
+        return 0
 
     def close(self) -> None:
         self.rollout.close()

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from breadbox.writing.advantages import estimate_advantages
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.episode_buffer import EpisodeBuffer, RandomDraws
-from breadbox_offline.episodes.multi_agent import MultiAgentEpisode
 from breadbox_offline.episodes.sampling import (
     SequenceSampling,
     ShortWindow,
@@ -343,8 +342,7 @@ def run_pipeline_multi_agent(_case: Case, given: Any) -> Outcome:
             # The case's multi-agent episode carries no extra outputs into its batches.
             episode.extra_model_outputs = {}
             agents[agent_id] = episode
-        whole = MultiAgentEpisode.from_agents(given["id"], agents.values())
-        batches = default_pipeline()([whole], PipelineContext()).batches
+        batches = default_pipeline()(agents.values(), PipelineContext()).batches
         outcomes.append({"batch": flat_arrays(batches)})
     return Alternatives(outcomes)
 

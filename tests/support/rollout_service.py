@@ -15,6 +15,8 @@ from breadbox.model.types import (
     EpisodeReport,
     ModelState,
     PayloadReference,
+    SchemaPolicy,
+    WorkerSteps,
 )
 
 WAIT_S_MAX = 30.0
@@ -25,8 +27,11 @@ class FakeService:
 
     def __init__(self, staleness_max: int | None = None) -> None:
         self.staleness_max = staleness_max
+        self.schema: SchemaPolicy | None = None
         self.fragments: list[Fragment] = []
         self.reports: list[EpisodeReport] = []
+        self.workers: dict[str, WorkerSteps] = {}
+        """The latest report of each worker's steps."""
         self.append_calls: list[int] = []
         self.answer: Callable[[Sequence[Fragment]], list[AppendResult]] | None = None
         self.errors: deque[ReplayBufferError] = deque()
@@ -110,15 +115,18 @@ class FakeService:
             ]
             return results
 
-    def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+    def report_episodes(
+        self, episodes: Sequence[EpisodeReport], *, workers: Sequence[WorkerSteps] = ()
+    ) -> None:
         with self.changed:
             self._check_open()
             self.reports += episodes
+            self.workers |= {each.worker_id: each for each in workers}
             self.changed.notify_all()
 
     def get_buffer(self, name: str | None = None) -> BufferDescription:
         self._check_open()
-        config = BufferConfig(staleness_max=self.staleness_max)
+        config = BufferConfig(staleness_max=self.staleness_max, schema=self.schema)
         return BufferDescription(name or "default", config, "", None, None)  # type: ignore[arg-type]
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 import logging
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any
@@ -37,28 +37,18 @@ def auto_stack(elems: Sequence[Any]) -> Any:
 
 def auto_to_numpy(data: Any) -> Any:
     """Turn tensors in dicts and lists into arrays on the host; return the rest unchanged."""
-    if is_tensor(data):
-        return data.cpu().numpy()
-    if isinstance(data, dict):
-        return {key: auto_to_numpy(child) for key, child in data.items()}
-    if isinstance(data, list):
-        return [auto_to_numpy(child) for child in data]
-    return data
+    return _mapped(lambda leaf: leaf.cpu().numpy() if is_tensor(leaf) else leaf, data, dict | list)
 
 
 def auto_to_torch(data: Any, device: Any) -> Any:
     """Copy arrays and tensors in dicts, lists and tuples to a device; return the rest unchanged."""
-    if isinstance(data, np.ndarray):
-        return _torch().tensor(data).to(device)
-    if is_tensor(data):
-        return data.to(device)
-    if isinstance(data, dict):
-        return {key: auto_to_torch(child, device) for key, child in data.items()}
-    if isinstance(data, list):
-        return [auto_to_torch(child, device) for child in data]
-    if isinstance(data, tuple):
-        return tuple(auto_to_torch(child, device) for child in data)
-    return data
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            leaf = _torch().tensor(leaf)
+        return leaf.to(device) if is_tensor(leaf) else leaf
+
+    return _mapped(copied, data, dict | list | tuple)
 
 
 def auto_getitem(data: Any, index: Any) -> Any:
@@ -120,13 +110,17 @@ def auto_pad(arr: Any, padding_length: int) -> Any:
 
 def recursive_detach(data: Any) -> Any:
     """Detach tensors in lists and tuples; return the rest unchanged."""
-    if is_tensor(data):
-        return data.detach()
-    if isinstance(data, list):
-        return [recursive_detach(child) for child in data]
-    if isinstance(data, tuple):
-        return tuple(recursive_detach(child) for child in data)
-    return data
+    return _mapped(lambda leaf: leaf.detach() if is_tensor(leaf) else leaf, data, list | tuple)
+
+
+def _mapped(change: Callable[[Any], Any], data: Any, containers: Any) -> Any:
+    """Return data with changed leaves: all that is no container of these types."""
+    if not isinstance(data, containers):
+        return change(data)
+    if isinstance(data, dict):
+        return {key: _mapped(change, child, containers) for key, child in data.items()}
+    children = [_mapped(change, child, containers) for child in data]
+    return children if isinstance(data, list) else tuple(children)
 
 
 def is_dict(data: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from breadbox.model import fragment as fragments
 from breadbox.model.errors import BufferNotFoundError
 from breadbox.model.fragment import Fragment
 from breadbox.model.types import FragmentReference
@@ -194,8 +195,6 @@ PRIORITY_MAX = 1e30
 """Larger priorities come from a loss that diverged."""
 ITEM = "item"
 """Name of the extra that holds the item."""
-_NOTHING = np.zeros(1, np.float32)
-_NO = np.zeros(1, np.bool_)
 
 
 class SampleInfo(NamedTuple):
@@ -231,20 +230,13 @@ def check_priority(priority: float) -> float:
 
 def fragment_of(tree: Any, priority: float, *, worker_id: str, index: int) -> Fragment:
     """Return the fragment that holds an item; the sender sets its session."""
-    return Fragment(
-        worker_id=worker_id,
-        fragment_index=index,
-        session_id="",
-        model_version_min=0,
-        model_version_max=0,
+    return fragments.fragment_of(
+        *("", worker_id, index),
         obs=None,
         action=None,
-        reward=_NOTHING,
-        terminated=_NO,
-        truncated=_NO,
-        first=_NO,
-        episode_id=np.zeros(1, np.int64),
+        reward=[0.0],
         next_obs=None,
+        starts_episode=False,
         extras={ITEM: stored(map_leaves(lambda leaf: np.asarray(leaf)[None], tree))},
         # Items do not continue each other.
         discontinuity=True,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from breadbox.mirror import Prioritised, ReplayMirror, SequenceBatch, StepBatch
 from breadbox.model.errors import InvalidRequestError
-from breadbox.model.fragment import Fragment, Tree
-from breadbox.model.trees import concat, leaves, map_tree, plain_array
+from breadbox.model.fragment import Fragment, Tree, fragment_of
+from breadbox.model.trees import concat, map_tree, plain_array, row, rows, rows_equal, take
 from breadbox.writing.fragmenter import EPISODE_COLUMNS, EpisodeTotals
 
 FLAGS = ("done", "terminated", "truncated")
@@ -89,10 +89,10 @@ class Stream:
         count = len(steps)
         ended = steps.terminated | steps.truncated
         follows = np.ones(count, np.bool_)
-        follows[1:] = ended[:-1] | _same(_slice(steps.next_obs, 0, -1), _slice(steps.obs, 1, None))
-        follows[0] = self.is_over or bool(
-            _same(map_tree(lambda leaf: leaf[None], self.next_obs), _slice(steps.obs, 0, 1))[0]
-        )
+        reached = rows(steps.next_obs, 0, -1)
+        follows[1:] = ended[:-1] | rows_equal(reached, rows(steps.obs, 1, None))
+        latest = map_tree(lambda leaf: leaf[None], self.next_obs)
+        follows[0] = self.is_over or bool(rows_equal(latest, rows(steps.obs, 0, 1))[0])
         start = 0
         while start < count:
             stop = start + 1
@@ -103,40 +103,28 @@ class Stream:
 
     def _fragment(self, steps: Steps, start: int, stop: int, *, is_gap: bool) -> Fragment:
         ended = (steps.terminated | steps.truncated)[start:stop]
-        first = np.concatenate([[self.is_over], ended[:-1]])
-        if is_gap and steps.starts is not None:
-            first[0] = bool(steps.starts[start])
+        starts = steps.starts[start] if is_gap and steps.starts is not None else self.is_over
         ends = np.flatnonzero(ended)
         if is_gap:
             self.episode_id += 1
             self.totals.lose()
-        reward = steps.reward[start:stop]
-        # The counter increases with the step after an end.
-        episode_id = self.episode_id + np.concatenate([[0], np.cumsum(ended)[:-1]])
-        fragment = Fragment(
-            worker_id=self.worker_id,
-            fragment_index=self.fragment_index,
-            session_id=self.session_id,
-            model_version_min=self.model_version,
-            model_version_max=self.model_version,
-            obs=_slice(steps.obs, start, stop),
-            action=_slice(steps.action, start, stop),
-            reward=reward,
+        fragment = fragment_of(
+            *(self.session_id, self.worker_id, self.fragment_index),
+            obs=rows(steps.obs, start, stop),
+            action=rows(steps.action, start, stop),
+            reward=steps.reward[start:stop],
+            next_obs=row(steps.next_obs, stop - 1),
             terminated=steps.terminated[start:stop],
             truncated=steps.truncated[start:stop],
-            first=first,
-            episode_id=episode_id.astype(np.int64),
-            next_obs=map_tree(lambda leaf: leaf[stop - 1], steps.next_obs),
+            starts_episode=bool(starts),
+            episode_id=self.episode_id,
+            model_version=self.model_version,
             final_obs_step=ends.astype(np.int32) if len(ends) else None,
-            final_obs=map_tree(lambda leaf: leaf[start:stop][ends], steps.next_obs)
-            if len(ends)
-            else None,
-            extras={
-                **_slice(steps.extras, start, stop),
-                **self.totals.columns(reward, first, ended),
-            },
+            final_obs=take(steps.next_obs, start + ends) if len(ends) else None,
             discontinuity=is_gap,
         )
+        totals = self.totals.columns(fragment.reward, fragment.first, ended)
+        fragment.extras = {**rows(steps.extras, start, stop), **totals}
         self.fragment_index += 1
         self.episode_id += int(ended.sum())
         self.is_over = bool(ended[-1])
@@ -190,23 +178,6 @@ def _column(values: Any, name: str) -> NDArray[Any]:
             "data", f"must have one {name} for each step, got shape {list(array.shape)}"
         )
     return array.reshape(-1)
-
-
-def _slice(tree: Tree, start: int, stop: int | None) -> Tree:
-    return map_tree(lambda leaf: leaf[start:stop], tree)
-
-
-def _same(one: Tree, other: Tree) -> NDArray[np.bool_]:
-    """Return bool[N]: True for equal rows of two trees; NaN equals NaN."""
-    (_, first), *_ = leaves(one)
-    same = np.ones(len(first), np.bool_)
-
-    def compare(a: NDArray[Any], b: NDArray[Any]) -> None:
-        equal = (a == b) | ((a != a) & (b != b))
-        same[:] &= equal.all(axis=tuple(range(1, equal.ndim)))
-
-    map_tree(compare, one, other)
-    return same
 
 
 ROUNDS_MAX = 100

@@ -11,7 +11,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 from uuid import uuid4
 
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from breadbox.transport.aio.interpreter import Interpreter
 if TYPE_CHECKING:
     import torch
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -137,6 +138,16 @@ class Client(ProcessBound):
     async def _invoke(self, call: calls.Call[T]) -> T:
         return await self._interpreter.run(operations.invoke(self._context, call))
 
+    async def _run(
+        self,
+        operation: "Callable[Concatenate[operations.Context, str, P], operations.Operation[T]]",
+        buffer: str | None,
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        begun = operation(self._context, buffer or self.buffer, *arguments, **named)
+        return await self._interpreter.run(begun)
+
     # Sessions and models -----------------------------------------------------------------------
 
     async def start_session(
@@ -164,11 +175,7 @@ class Client(ProcessBound):
         *,
         buffer: str | None = None,
     ) -> types.PublishReply:
-        return await self._interpreter.run(
-            operations.publish(
-                self._context, buffer or self.buffer, session_id, model_version, weights
-            )
-        )
+        return await self._run(operations.publish, buffer, session_id, model_version, weights)
 
     async def watch_model(
         self,
@@ -177,9 +184,7 @@ class Client(ProcessBound):
         max_wait_s: float = 0.0,
         buffer: str | None = None,
     ) -> types.ModelState | None:
-        return await self._interpreter.run(
-            operations.watch_model(self._context, buffer or self.buffer, known, max_wait_s)
-        )
+        return await self._run(operations.watch_model, buffer, known, max_wait_s)
 
     async def load_model(
         self,
@@ -188,9 +193,7 @@ class Client(ProcessBound):
         max_wait_s: float = 0.0,
         buffer: str | None = None,
     ) -> tuple[types.ModelState, dict[str, Any]] | None:
-        return await self._interpreter.run(
-            operations.load_model(self._context, buffer or self.buffer, newer_than, max_wait_s)
-        )
+        return await self._run(operations.load_model, buffer, newer_than, max_wait_s)
 
     # Writing fragments -------------------------------------------------------------------------
 
@@ -212,16 +215,16 @@ class Client(ProcessBound):
         codecs: str | Mapping[str, str] | None = None,
         answered: Callable[[list[types.AppendResult]], None] | None = None,
     ) -> list[types.AppendResult]:
-        return await self._interpreter.run(
-            operations.append_many(
-                self._context, buffer or self.buffer, fragments, codecs, answered
-            )
-        )
+        return await self._run(operations.append_many, buffer, fragments, codecs, answered)
 
     async def report_episodes(
-        self, episodes: Sequence[types.EpisodeReport], *, buffer: str | None = None
+        self,
+        episodes: Sequence[types.EpisodeReport],
+        *,
+        workers: Sequence[types.WorkerSteps] = (),
+        buffer: str | None = None,
     ) -> None:
-        await self._invoke(calls.report_episodes(buffer or self.buffer, episodes))
+        await self._invoke(calls.report_episodes(buffer or self.buffer, episodes, workers))
 
     # Reading fragments -------------------------------------------------------------------------
 
@@ -345,9 +348,7 @@ class Client(ProcessBound):
         await self._invoke(call)
 
     async def delete_subscription(self, name: str, *, buffer: str | None = None) -> None:
-        await self._interpreter.run(
-            operations.delete_subscription(self._context, buffer or self.buffer, name)
-        )
+        await self._run(operations.delete_subscription, buffer, name)
 
     async def load_fragments(
         self,
@@ -407,11 +408,7 @@ class Client(ProcessBound):
         delete: Iterable[int] = (),
         buffer: str | None = None,
     ) -> types.PrioritiesReply:
-        return await self._interpreter.run(
-            operations.update_priorities(
-                self._context, buffer or self.buffer, priorities, list(delete)
-            )
-        )
+        return await self._run(operations.update_priorities, buffer, priorities, list(delete))
 
     # Operating ---------------------------------------------------------------------------------
 
@@ -432,6 +429,10 @@ class Client(ProcessBound):
         return await self._interpreter.run(operations.list_buffers(self._context))
 
     async def get_buffer(
-        self, name: str | None = None, *, events_after: int | None = None
+        self,
+        name: str | None = None,
+        *,
+        events_after: int | None = None,
+        with_workers: bool = False,
     ) -> types.BufferDescription:
-        return await self._invoke(calls.get_buffer(name or self.buffer, events_after))
+        return await self._invoke(calls.get_buffer(name or self.buffer, events_after, with_workers))

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
+import numpy as np
 from numpy.typing import NDArray
 
 from breadbox.aio.loader import FragmentLoader
@@ -13,7 +14,7 @@ from breadbox.model.fragment import Fragment
 from breadbox.model.types import Device, FragmentReference, LeaseGrant, ReleaseMode
 from breadbox.operations import operations
 from breadbox.operations.leasing import UNREADABLE_ERRORS, Granted
-from breadbox.reading.batches import Batch
+from breadbox.reading.batches import Batch, stalenesses
 from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LoaderKeywords, LoaderOptions
 from breadbox.transport.aio.interpreter import BackgroundTask, Interpreter
@@ -37,10 +38,22 @@ class Lease(Granted):
         super().__init__(interpreter.context, buffer, grant)
         self._interpreter = interpreter
         self._renewal: BackgroundTask | None = None
+        self._loaders: list[FragmentLoader[Batch]] = []
+
+    @property
+    def left_out(self) -> list[FragmentReference]:
+        return [each for loader in self._loaders for each in loader.left_out]
+
+    async def staleness(self, model_version: int | None = None) -> NDArray[np.int64]:
+        if model_version is None:
+            model_version = await self._interpreter.run(self._version())
+        return stalenesses(self.references, model_version)
 
     async def fragments(
         self, *, columns: Sequence[str] | None = None, steps: tuple[int, int] | None = None
     ) -> AsyncIterator[Fragment]:
+
+        self._is_read = True
 
         async def read(references: Sequence[FragmentReference]) -> list[Fragment]:
             self._check_open()
@@ -92,7 +105,17 @@ class Lease(Granted):
                 )
             )
 
-        loader = FragmentLoader(load, LoaderOptions(**options), side_stream=side_stream)
+        async def version() -> int:
+            return await self._interpreter.run(self._version())
+
+        made = LoaderOptions(**options)
+        limit = made.max_staleness_at_use
+        self._is_read = self._is_read or limit is None
+        self._limit = max(self._limit, -1 if limit is None else limit)
+        loader = FragmentLoader(
+            load, made, side_stream=side_stream, model_version=None if limit is None else version
+        )
+        self._loaders.append(loader)
         return loader.batches(self.grant.fragments, batch_size)
 
     async def renew(self, lease_s: float | None = None) -> float:
@@ -108,6 +131,9 @@ class Lease(Granted):
         if self.released:
             return
         self.released = True
+        is_used = any(loader.staleness_at_use for loader in self._loaders)
+        if mode is ReleaseMode.CONSUMED and not is_used and self._has_aged(self.left_out):
+            mode = ReleaseMode.RETURNED
         if self._renewal is not None:
             # Otherwise it would find the lease gone, and log that it had expired.
             await self._renewal.end()

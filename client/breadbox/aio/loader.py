@@ -1,9 +1,11 @@
 """Load granted fragments ahead of their use; docstrings are in `breadbox.loader`."""
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Generic, TypeVar
 
+from breadbox.model.errors import InvalidRequestError
 from breadbox.model.types import FragmentReference
 from breadbox.reading.devices import SideStream
 from breadbox.reading.loading import LOAD_ERRORS, LoaderOptions, LoadPlan
@@ -21,14 +23,26 @@ class FragmentLoader(Generic[Loaded]):
         options: LoaderOptions | None = None,
         *,
         side_stream: SideStream | None = None,
+        model_version: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         self._load = load
+        self._model_version = model_version
         self._side_stream = side_stream
         self._plan: LoadPlan[Loaded] = LoadPlan(options or LoaderOptions())
+        if model_version is None and self._plan.options.max_staleness_at_use is not None:
+            raise InvalidRequestError("model_version", "is needed with max_staleness_at_use")
 
     @property
     def skipped(self) -> list[FragmentReference]:
         return self._plan.skipped
+
+    @property
+    def left_out(self) -> list[FragmentReference]:
+        return self._plan.left_out
+
+    @property
+    def staleness_at_use(self) -> Counter[int]:
+        return self._plan.staleness_at_use
 
     def batches(
         self, references: Sequence[FragmentReference], batch_size: int
@@ -38,7 +52,7 @@ class FragmentLoader(Generic[Loaded]):
             self._plan.jobs(references, batch_size),
             self._load_job,
             at_once=options.threads,
-            depth=options.prefetch_batches,
+            depth=self._plan.depth,
             in_order=options.order != "completed",
         )
         return self._handed_out(loaded)
@@ -48,9 +62,11 @@ class FragmentLoader(Generic[Loaded]):
     ) -> AsyncGenerator[Loaded, None]:
         async with aclosing(groups):
             async for group in groups:
+                if group and self._side_stream is not None:
+                    self._side_stream.hand_over(group[0])
+                if group and self._model_version is not None:
+                    group[:] = self._plan.fresh(group[0], await self._model_version())
                 while group:
-                    if self._side_stream is not None:
-                        self._side_stream.hand_over(group[-1])
                     yield group.pop()
 
     async def _load_job(self, job: Sequence[FragmentReference]) -> list[Loaded]:

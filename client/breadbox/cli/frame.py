@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from breadbox.cli.base import printable
+from breadbox.model.sizes import counted as counted
 
 
 def print_json(value: Any, *, is_line: bool = False) -> None:
@@ -101,11 +102,6 @@ def size_text(size_bytes: float) -> str:
 def count_text(count: int) -> str:
     """Return a count to read: "12,345"."""
     return f"{count:,}"
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun: "1 buffer", "2 buffers"."""
-    return f"{count_text(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def rate_text(per_second: float) -> str:

@@ -7,12 +7,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from breadbox.model.errors import InvalidRequestError, UnsupportedArrayError
+from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Tree
 from breadbox.model.summaries import summary, summary_html
 from breadbox.model.trees import map_tree, rows
 from breadbox.model.types import Device
-from breadbox.reading.devices import check_device
+from breadbox.reading.devices import tensor_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +33,6 @@ class Prioritised:
             value = getattr(self, name)
             if not isinstance(value, int | float | np.number) or not 0 <= value <= 10:
                 raise InvalidRequestError(name, f"must be from 0 to 10, got {value!r}")
-
-
-def tensor_of(leaf: Any, device: Device) -> Any:
-    """Return a leaf as a tensor on a device; on the CPU it shares the leaf's memory."""
-    import torch
-
-    check_device(device)
-    if isinstance(leaf, np.ndarray):
-        try:
-            leaf = torch.from_numpy(leaf)
-        except TypeError:
-            raise UnsupportedArrayError(
-                "", f"torch has no type for {leaf.dtype}; sample without a device"
-            ) from None
-    if device == "cpu":
-        return leaf
-    place: Any = device  # Torch's own annotation names its class, not what that is like.
-    return leaf.to(place, non_blocking=True)
 
 
 class _Leaves:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from breadbox.mirror.batches import Prioritised, SequenceBatch, StepBatch, tensor_of
+from breadbox.mirror.batches import Prioritised, SequenceBatch, StepBatch
 from breadbox.mirror.storage.columns import TREES, Columns
 from breadbox.mirror.storage.index import NONE, Numbers
 from breadbox.mirror.storage.step_storage import StepStorage
@@ -17,6 +17,7 @@ from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Tree
 from breadbox.model.trees import map_tree, rows
 from breadbox.model.types import Device
+from breadbox.reading.devices import tensor_of
 
 GoalStrategy = Literal["future", "final", "episode"]
 """Step of the episode that a step's goal is taken from: its achieved goal."""

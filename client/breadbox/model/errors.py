@@ -49,10 +49,12 @@ class SessionEndedError(ReplayBufferError):
     """The session is unknown or has ended; another learner may have started its own."""
 
     def __init__(self, session_id: str, current_session_id: str) -> None:
-        current = f"current is {current_session_id!r}" if current_session_id else "none is"
+        since = (
+            f"another run has started {current_session_id!r}" if current_session_id else "none is"
+        )
         super().__init__(
-            f"session {session_id!r} is not current; {current}. An ended session cannot be "
-            "started again: start_session() makes a new one"
+            f"session {session_id!r} is not current: {since}. An ended session cannot be started "
+            "again: start_session() makes a new one"
         )
         self.session_id = session_id
         self.current_session_id = current_session_id
@@ -63,9 +65,10 @@ class SessionInUseError(ReplayBufferError):
 
     def __init__(self, session_id: str, users: str) -> None:
         super().__init__(
-            f"session {session_id!r} is in use: {users}. Go on with it by its name "
-            "(--resume), or use another buffer. take_over=True (--take-over) ends it and drops its "
-            "fragments. It is free 60 s after these processes were stopped"
+            f"session {session_id!r} is in use: {users}. If it is the session of your run, start "
+            "it by its name (--resume with its --run-dir); else use another buffer. take_over=True "
+            "(--take-over) ends it and drops its fragments. It is free 60 s after these processes "
+            "were stopped"
         )
         self.session_id = session_id
         self.users = users

@@ -111,7 +111,7 @@ class Fragment:
         ]
 
     def _arrays(self) -> dict[str, Tree]:
-        return {name: getattr(self, name) for name in _ARRAY_FIELDS}
+        return {name: getattr(self, name) for name in ARRAY_FIELDS}
 
     @property
     def step_count(self) -> int:
@@ -142,10 +142,10 @@ METADATA_FIELDS: Final = tuple(
     each.name for each in fields(FragmentMetadata) if each.name in Fragment.__dataclass_fields__
 )
 """Fields that a fragment shares with its metadata; the others are arrays."""
-_ARRAY_FIELDS: Final = tuple(
+ARRAY_FIELDS: Final = tuple(
     each.name for each in fields(Fragment) if each.name not in METADATA_FIELDS
 )
-_arrays_of = attrgetter(*_ARRAY_FIELDS)
+_arrays_of = attrgetter(*ARRAY_FIELDS)
 
 
 def fragment_of(

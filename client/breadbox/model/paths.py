@@ -30,6 +30,15 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
+def stamp_of(path: Path) -> tuple[int, ...] | None:
+    """Return what differs once a file was changed, its mode too, or None if there is none."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Add a path to an OSError that has none, such as those of writing and closing."""

@@ -1,4 +1,4 @@
-"""Parse and format sizes in bytes: "8GiB", "500MB", "1048576"."""
+"""Parse and format sizes in bytes ("8GiB", "500MB", "1048576"), and format counts."""
 
 import re
 from typing import Final
@@ -35,3 +35,8 @@ def size_name(size_bytes: int) -> str:
         if size_bytes and size_bytes % unit_bytes == 0:
             return f"{size_bytes // unit_bytes}{unit}"
     return str(size_bytes)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: "1 buffer", "2 buffers"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -119,20 +119,7 @@ def _take_apart(
 
 def paths_of(structure: Structure) -> list[str]:
     """Return the path of every leaf of a structure, in order."""
-    paths: list[str] = []
-
-    def visit(node: Structure, path: str) -> None:
-        if isinstance(node, dict):
-            for key, child in node.items():
-                visit(child, child_path(path, key))
-        elif isinstance(node, (list, tuple)):
-            for i, child in enumerate(node):
-                visit(child, child_path(path, i))
-        elif node is not None:
-            paths.append(path)
-
-    visit(structure, "")
-    return paths
+    return [path for path, _ in leaves(structure)]
 
 
 def leaves_as(wanted: Structure, tree: Tree, *, path: str = "", where: str = "") -> list[Any]:
@@ -141,6 +128,8 @@ def leaves_as(wanted: Structure, tree: Tree, *, path: str = "", where: str = "")
     Leaves are matched by path: whether a container is a list or a tuple, and absent or empty ones,
     do not matter. Raises TreeMismatchError, with a path below `path`, if the paths differ.
     """
+    if type(wanted) is int and not (tree is None or isinstance(tree, (dict, list, tuple))):
+        return [tree]  # First, because most are one leaf.
     structure, leaves = flatten_leaves(tree)
     if structure == wanted:
         return leaves
@@ -175,15 +164,7 @@ def unflatten(structure: Structure, leaves: Sequence[Any]) -> Tree:
 
 def map_structure(change: Callable[[int], Any], structure: Structure) -> Tree:
     """Return a structure with every leaf number replaced by `change` of it."""
-    if structure is None:
-        return None
-    if isinstance(structure, dict):
-        return {key: map_structure(change, node) for key, node in structure.items()}
-    if isinstance(structure, list):
-        return [map_structure(change, node) for node in structure]
-    if isinstance(structure, tuple):
-        return tuple(map_structure(change, node) for node in structure)
-    return change(structure)
+    return _mapped(change, structure, ())
 
 
 def map_present(change: Callable[[int], Any], structure: Structure) -> Tree:
@@ -191,7 +172,7 @@ def map_present(change: Callable[[int], Any], structure: Structure) -> Tree:
     tree = map_structure(change, structure)
     if not isinstance(structure, (dict, list, tuple)):
         return tree
-    is_absent = not flatten_leaves(tree)[1] and next(leaf_numbers(structure), None) is not None
+    is_absent = not flatten_leaves(tree)[1] and next(leaves(structure), None) is not None
     return None if is_absent else tree
 
 
@@ -294,16 +275,26 @@ def concat(trees: Sequence[Tree]) -> Tree:
     return map_tree(lambda *parts: np.concatenate(parts), *trees)
 
 
-def leaf_numbers(structure: Structure) -> Iterator[int]:
-    """Yield every leaf number in a structure, in order."""
-    if isinstance(structure, dict):
-        for node in structure.values():
-            yield from leaf_numbers(node)
-    elif isinstance(structure, (list, tuple)):
-        for node in structure:
-            yield from leaf_numbers(node)
-    elif structure is not None:
-        yield structure
+def rows_equal(one: Tree, other: Tree) -> NDArray[np.bool_]:
+    """Return bool[N]: True for equal rows of two trees of one structure; NaN equals NaN.
+
+    Leaves of different shapes have no equal rows. Raises TreeMismatchError.
+    """
+    compared: list[NDArray[np.bool_]] = []
+
+    def compare(left: Any, right: Any) -> None:
+        left, right = np.asarray(left), np.asarray(right)
+        if left.shape != right.shape:
+            compared.append(np.zeros(len(left), np.bool_))
+            return
+        equal = left == right
+        if left.dtype.kind in "fc" and not equal.all():
+            equal |= (left != left) & (right != right)
+        compared.append(equal.all(axis=tuple(range(1, equal.ndim))))
+
+    map_tree(compare, one, other)
+    in_all: NDArray[np.bool_] = np.logical_and.reduce(compared)
+    return in_all
 
 
 def check_alike(wanted: Structure, got: Structure, *, path: str = "", where: str = "") -> None:

@@ -7,7 +7,7 @@ Counts are integers, durations `float` seconds ending `_s`, sizes end `_bytes`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -125,7 +125,8 @@ class FragmentReference:
     metadata: FragmentMetadata
     chunk_id: int
     staleness: int
-    """Number of versions that it was behind at the grant."""
+    """Number of versions that its chunk was behind at the grant; it grows with each version that
+    the learner publishes before its update."""
     use_count: int
     """Deliveries of the chunk, this one included."""
     priority: float = 1.0
@@ -136,6 +137,18 @@ class FragmentReference:
     """Chunks that the buffer held at the draw, or 0 if unknown."""
     body: bytes = field(default=b"", repr=False, compare=False)
     """The payload, if it is small and came inline, or empty if it is in the store."""
+
+    def staleness_at(self, model_version: int) -> int:
+        """Return the versions between the fragment's oldest step and *model_version*.
+
+        ```python
+        staleness = lease.references[0].staleness_at(version)
+        ```
+
+        `model_version` is of the fragment's session. `staleness` counts from the oldest step of the
+        whole chunk instead, which may have several fragments.
+        """
+        return model_version - self.metadata.model_version_min
 
     def __repr__(self) -> str:
         """Return the fragment's identity and use in one line."""
@@ -384,7 +397,68 @@ class ChunkEvent(NamedTuple):
     """Seconds since it happened, at the server's reply."""
     chunk_ids: tuple[int, ...]
     values: tuple[int, ...]
-    """A number for each chunk: its staleness if granted, its uses if evicted; otherwise empty."""
+    """A number for each chunk: its staleness then, if granted or at the end of a lease of the
+    current session, or its uses if evicted. Otherwise empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSteps:
+    """Where the steps of one worker went: each step that it acted is counted in one place.
+
+    The worker reports the counts up to `admitted_count`, since its start; they add up to
+    `acted_count`. The server divides the admitted ones, since its own start.
+    """
+
+    worker_id: str
+    task: str = "default"
+    """Task of its latest episode."""
+    acted_count: int = 0
+    """Steps that the environment has answered."""
+    filling_count: int = 0
+    """In the fragment being filled."""
+    sending_count: int = 0
+    """In fragments that the server has not answered yet."""
+    dropped_count: int = 0
+    """Dropped while filling: the fragment became stale, or its session ended."""
+    refused_count: int = 0
+    """In full fragments that worker or server refused: stale, of another session, misfits."""
+    undelivered_count: int = 0
+    """In fragments that the worker had left when it ended, or could not send."""
+    admitted_count: int = 0
+    fragment_step_count: int = 0
+    """Steps of a full fragment."""
+    steps_per_version: float = 0.0
+    """Steps in the time of one model version, lately, or 0 if not known."""
+    trained_count: int = 0
+    """Admitted steps that were granted to a learner, which did not give them back."""
+    evicted_count: int = 0
+    """Admitted steps that left the buffer unread."""
+    trained_version: int | None = None
+    """Version that was current when a learner last got steps of it, or None for never."""
+    report_age_s: float | None = None
+    """Seconds since its latest report, or None if it has reported nothing."""
+
+    @property
+    def held_count(self) -> int:
+        """Admitted steps that neither were trained on nor left unread: the buffer has them."""
+        return max(0, self.admitted_count - self.trained_count - self.evicted_count)
+
+    @property
+    def lost_count(self) -> int:
+        """Steps that ended without being trained on."""
+        return self.dropped_count + self.refused_count + self.undelivered_count + self.evicted_count
+
+    def ended(self) -> "WorkerSteps":
+        """Return the same once its worker has ended, and fills no fragment any more."""
+        undelivered = self.undelivered_count + self.filling_count
+        return replace(self, filling_count=0, undelivered_count=undelivered)
+
+    @property
+    def fragment_versions(self) -> float:
+        """Model versions that pass while one fragment is filled, or 0 if not known."""
+        if not self.steps_per_version:
+            return 0.0
+        return self.fragment_step_count / self.steps_per_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +481,8 @@ class BufferDescription:
     """Subscriptions, sorted by name; only `get_buffer` returns them."""
     chunk_events: tuple[ChunkEvent, ...] = ()
     """Events of chunks, in order; only `get_buffer` returns them, if requested."""
+    workers: tuple[WorkerSteps, ...] = ()
+    """Where each worker's steps went, by name; only `get_buffer` returns them, if requested."""
 
     @property
     def schema(self) -> Mapping[str, ArrayType] | None:

@@ -373,9 +373,17 @@ def list_buffers(page_token: str = "") -> Call[BufferPage]:
     )
 
 
-def get_buffer(name: str, events_after: int | None = None) -> Call[types.BufferDescription]:
+def get_buffer(
+    name: str, events_after: int | None = None, with_workers: bool = False
+) -> Call[types.BufferDescription]:
     """Return one buffer, with the events of its chunks after a number if that is not None."""
-    return _call(pb.GetBufferRequest, _described, name=name, chunk_events_after=events_after)
+    return _call(
+        pb.GetBufferRequest,
+        _described,
+        name=name,
+        chunk_events_after=events_after,
+        with_workers=with_workers,
+    )
 
 
 def get_store_config(write_refusal: str = "") -> Call[types.StoreConfig]:
@@ -383,13 +391,18 @@ def get_store_config(write_refusal: str = "") -> Call[types.StoreConfig]:
     return _call(pb.GetStoreConfigRequest, wire.store_config_from_wire, write_refusal=write_refusal)
 
 
-def report_episodes(buffer: str, episodes: Sequence[types.EpisodeReport]) -> Call[None]:
-    """Report finished episodes."""
+def report_episodes(
+    buffer: str,
+    episodes: Sequence[types.EpisodeReport],
+    workers: Sequence[types.WorkerSteps] = (),
+) -> Call[None]:
+    """Report finished episodes, and where the steps of workers went."""
     return _call(
         pb.ReportEpisodesRequest,
         _nothing,
         buffer=buffer,
         episodes=[wire.to_wire(wire.EPISODE, episode) for episode in episodes],
+        workers=[wire.to_wire(wire.WORKER, worker) for worker in workers],
     )
 
 

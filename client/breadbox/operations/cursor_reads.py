@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import groupby
 
 from breadbox.model import errors
@@ -36,39 +36,30 @@ class LoadedRead:
     model_version: int | None
 
 
+@dataclass(repr=False, eq=False)
 class Tail:
     """A reader that follows a buffer; it ends after `max_wait_s` without news, or never if None."""
 
-    def __init__(
-        self,
-        context: Context,
-        buffer: str,
-        start: calls.ReadRequest,
-        *,
-        is_acknowledging: bool,
-        max_wait_s: float | None,
-        columns: Sequence[str] | None,
-        is_mapped: bool,
-    ) -> None:
-        self._context = context
-        self._buffer = buffer
-        self._request = start
-        self._is_acknowledging = is_acknowledging
-        self._max_wait_s = max_wait_s
-        self._columns = columns
-        self._is_mapped = is_mapped
-        self._unacknowledged: int | None = None
+    context: Context
+    buffer: str
+    request: calls.ReadRequest
+    _: KW_ONLY
+    is_acknowledging: bool
+    max_wait_s: float | None
+    columns: Sequence[str] | None
+    is_mapped: bool
+    _unacknowledged: int | None = field(default=None, init=False)
 
     def next(self) -> Operation[LoadedRead | None]:
         """Return the next read, or None without news; a new session or a set-back is news, too."""
         yield from self._acknowledge()
-        wait_s = WAIT_S_MAX_PER_CALL if self._max_wait_s is None else self._max_wait_s
+        wait_s = WAIT_S_MAX_PER_CALL if self.max_wait_s is None else self.max_wait_s
         while True:
-            known, after = self._request.known_session_id, self._request.after_chunk_id
-            request = replace(self._request, max_wait_s=wait_s)
-            read = yield from operations.read(self._context, self._buffer, request)
-            self._request = replace(
-                self._request, after_chunk_id=read.cursor, known_session_id=read.session_id
+            known, after = self.request.known_session_id, self.request.after_chunk_id
+            request = replace(self.request, max_wait_s=wait_s)
+            read = yield from operations.read(self.context, self.buffer, request)
+            self.request = replace(
+                self.request, after_chunk_id=read.cursor, known_session_id=read.session_id
             )
             is_news = (
                 read.fragments
@@ -80,22 +71,22 @@ class Tail:
                 loaded = yield from self._loaded(read)
                 self._unacknowledged = read.cursor
                 return loaded
-            if self._max_wait_s is not None:
+            if self.max_wait_s is not None:
                 return None
 
     def _acknowledge(self) -> Operation[None]:
-        name, cursor = self._request.subscription, self._unacknowledged
-        if self._is_acknowledging and name is not None and cursor is not None:
-            call = calls.acknowledge_chunks(self._buffer, name, cursor)
+        name, cursor = self.request.subscription, self._unacknowledged
+        if self.is_acknowledging and name is not None and cursor is not None:
+            call = calls.acknowledge_chunks(self.buffer, name, cursor)
             try:
-                yield from operations.invoke(self._context, call)
+                yield from operations.invoke(self.context, call)
             except errors.InvalidRequestError as error:
                 if error.field != "chunk_id":
                     raise
                 # The buffer does not know the chunk: its journal was set back. The subscription's
                 # position says what to read next.
                 _log.warning("subscription %s was set back: %s", name, error)
-                self._request = replace(self._request, after_chunk_id=None)
+                self.request = replace(self.request, after_chunk_id=None)
         self._unacknowledged = None
 
     def _loaded(self, read: FragmentRead) -> Operation[LoadedRead]:
@@ -121,9 +112,9 @@ class Tail:
         """Release the lease, if any; if the release fails, it expires."""
         if read.lease_id is None:
             return
-        call = calls.release_lease(self._buffer, read.lease_id, ReleaseMode.CONSUMED)
+        call = calls.release_lease(self.buffer, read.lease_id, ReleaseMode.CONSUMED)
         with suppress(errors.ReplayBufferError):
-            yield from operations.invoke_once(self._context, call)
+            yield from operations.invoke_once(self.context, call)
 
     def _load_all(
         self, references: tuple[FragmentReference, ...]
@@ -132,7 +123,7 @@ class Tail:
         try:
             return references, (yield from self._load(references)), 0
         except LOST_ERRORS as error:
-            _log.warning("some chunks read from buffer %s are lost: %s", self._buffer, error)
+            _log.warning("some chunks read from buffer %s are lost: %s", self.buffer, error)
             return (yield from self._load_each(references))
 
     def _load_each(
@@ -154,6 +145,6 @@ class Tail:
     def _load(self, references: Sequence[FragmentReference]) -> Operation[list[Fragment]]:
         return (
             yield from operations.load_fragments(
-                self._context, references, self._columns, None, is_mapped=self._is_mapped
+                self.context, references, self.columns, None, is_mapped=self.is_mapped
             )
         )

@@ -33,6 +33,10 @@ class Granted(ProcessBound):
         self._context = context
         self._buffer = buffer
         self._unreadable: list[str] = []
+        self._is_read = False
+        """True once fragments were loaded without a limit on their staleness."""
+        self._limit = -1
+        """Largest limit on staleness with which fragments were loaded, or -1 if there was none."""
         self.grant = grant
         self.released = False
         self.expired = False
@@ -55,6 +59,21 @@ class Granted(ProcessBound):
 
     def __len__(self) -> int:
         return len(self.grant.fragments)
+
+    def _version(self) -> Operation[int]:
+        """Return the current version of the lease's session, or raise SessionEndedError."""
+        state = yield from operations.watch_model(self._context, self._buffer, None, 0.0)
+        current = "" if state is None else state.session_id
+        if state is None or current != self.grant.session_id:
+            raise errors.SessionEndedError(self.grant.session_id, current)
+        return state.model_version or 0
+
+    def _has_aged(self, left_out: Sequence[FragmentReference]) -> bool:
+        """Return True if fragments were left out alone for what happened since the grant.
+
+        Those that were too stale at the grant are not returned: they would be granted again.
+        """
+        return not self._is_read and any(each.staleness <= self._limit for each in left_out)
 
     def refuse(self, payload_ids: Iterable[str]) -> None:
         """Name payloads that are readable but unusable; `release` reports them. Raises nothing.

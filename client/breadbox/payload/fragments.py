@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from breadbox.model.errors import InvalidRequestError, PayloadCorruptError, TreeMismatchError
-from breadbox.model.fragment import METADATA_FIELDS, Fragment
+from breadbox.model.fragment import ARRAY_FIELDS, METADATA_FIELDS, Fragment
 from breadbox.model.trees import Structure, field_of, is_within, map_present, map_tree, rows
 from breadbox.model.types import ArrayType, FragmentReference, PayloadReference
 from breadbox.payload.alike import verify_and_group
@@ -25,22 +25,10 @@ from breadbox.wire.schemas import SCHEMA_ARRAYS_MAX, SCHEMA_BYTES_MAX, hash_of, 
 
 _log = logging.getLogger(__name__)
 
-STEP_FIELDS: Final = (
-    "obs",
-    "action",
-    "reward",
-    "terminated",
-    "truncated",
-    "first",
-    "episode_id",
-    "log_prob",
-    "value",
-    "model_version",
-    "extras",
-)
-"""Fields whose leaves are [T, ...]."""
 WHOLE_FIELDS: Final = ("next_obs", "in_state", "final_obs_step", "final_obs")
 """Fields that belong to the fragment, not to its steps."""
+STEP_FIELDS: Final = tuple(name for name in ARRAY_FIELDS if name not in WHOLE_FIELDS)
+"""Fields whose leaves are [T, ...]."""
 FIELDS: Final = (*STEP_FIELDS, *WHOLE_FIELDS)
 
 PER_FRAGMENT_FIELDS: Final = frozenset({"final_obs_step", "final_obs", "model_version"})
@@ -66,7 +54,7 @@ _fields_of = attrgetter(*FIELDS)
 def fragment_tree(fragment: Fragment) -> dict[str, Any]:
     """Return the tree that a fragment is stored as: its array fields by name."""
     tree = dict(zip(FIELDS, _fields_of(fragment), strict=True))
-    if not fragment.extras:
+    if isinstance(fragment.extras, dict) and not fragment.extras:
         tree["extras"] = None
     return tree
 
@@ -421,7 +409,8 @@ def _fragment_of(reference: FragmentReference, tree: dict[str, Any]) -> Fragment
 
 @lru_cache(maxsize=64)
 def _check_layout(layout: Layout, step_count: int) -> None:
-    """Check row counts of step fields, and warn of images as floats. Once per layout."""
+    """Refuse what a reader refuses, and warn of images as floats. Once per layout."""
+    _check_final_observations(layout)
     for stored in layout.arrays:
         if field_of(stored.name) not in STEP_FIELDS:
             continue
@@ -436,6 +425,29 @@ def _check_layout(layout: Layout, step_count: int) -> None:
                 "codec takes it; send uint8 and scale in the policy",
                 stored.name,
                 list(stored.shape),
+            )
+    try:
+        check_fragment(layout, step_count)
+    except PayloadCorruptError as error:
+        raise InvalidRequestError("fragments", f"cannot be read back: {error}") from None
+
+
+def _check_final_observations(layout: Layout) -> None:
+    structure: Any = layout.structure
+    ends = structure["final_obs_step"]
+    if ends is None and structure["final_obs"] is not None:
+        raise TreeMismatchError(
+            "final_obs_step", "int32[K], a step for each row of final_obs", "None"
+        )
+    for stored in layout.arrays:
+        if (
+            field_of(stored.name) == "final_obs"
+            and stored.shape[:1] != layout.arrays[ends].shape[:1]
+        ):
+            raise TreeMismatchError(
+                stored.name,
+                f"{list(layout.arrays[ends].shape[:1])} rows, one for each of final_obs_step",
+                f"shape {list(stored.shape)}",
             )
 
 

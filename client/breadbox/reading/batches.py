@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
 import numpy as np
@@ -31,7 +32,7 @@ from breadbox.payload.fragments import FIELDS, PER_FRAGMENT_FIELDS, Selection, d
 from breadbox.payload.layout import Layout, StoredArray
 from breadbox.payload.memory import empty
 from breadbox.payload.receive import Placement, receive
-from breadbox.reading.devices import check_device
+from breadbox.reading.devices import check_device, tensor_of
 from breadbox.stores.base import PayloadStore
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ else:
 
 _STACKED_FIELDS = tuple(name for name in FIELDS if name not in PER_FRAGMENT_FIELDS)
 
-_LEAF_FIELDS = (*_STACKED_FIELDS, "model_version", "final_obs_row", "final_obs_step", "final_obs")
+_FINAL_FIELDS = ("final_obs_row", "final_obs_step", "final_obs")
+
+_LEAF_FIELDS = (*_STACKED_FIELDS, "model_version", *_FINAL_FIELDS)
 
 _LENGTHS_REMEDY = (
     "fragments of different lengths do not stack: take them one by one with lease.fragments(), "
@@ -124,23 +127,27 @@ class Batch(Generic[LeafT]):
         terminated: Any = self.terminated
         return cast(LeafT, terminated | self.truncated)
 
+    def staleness(self, model_version: int) -> NDArray[np.int64]:
+        """Return int64[B]: the versions between each fragment's oldest step and *model_version*.
+
+        ```python
+        if batch.staleness(version).max() <= 4:
+            print(batch.reward.mean())
+        ```
+
+        `model_version` is the version that trains on the batch, of the batch's session. The
+        buffer's `staleness_max` bounds the staleness at the grant, not that of a later update.
+        """
+        return stalenesses(self.references, model_version)
+
     def to_torch(self, device: Device = "cpu") -> "Batch[torch.Tensor]":
         """Return the batch with torch tensors as leaves; on the CPU they share its memory.
 
         Raises:
+            UnsupportedArrayError: torch has no type for an array, such as text.
             InvalidRequestError: There is no such device.
         """
-        import torch
-
-        check_device(device)
-
-        place: Any = device  # Torch's own annotation names its class, not what that is like.
-
-        def move(leaf: Any) -> Any:
-            tensor = leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf)
-            return tensor.to(place, non_blocking=True)
-
-        return _changed(self, move)
+        return _changed(self, partial(tensor_of, device=device))
 
 
 @dataclass(slots=True)
@@ -529,6 +536,31 @@ def _joined(trees: Sequence[tuple[Tree, str]]) -> Tree:
     return unflatten(structure, joined)
 
 
+def stalenesses(references: Sequence[FragmentReference], model_version: int) -> NDArray[np.int64]:
+    """Return the staleness of each fragment at *model_version*, int64[N]."""
+    return np.array([each.staleness_at(model_version) for each in references], dtype=np.int64)
+
+
+def take_rows(batch: Batch, rows: Sequence[int]) -> Batch:
+    """Return a copy of some rows, in this order, perhaps repeated; it has no `stacked`."""
+    rows = list(rows)
+    held: Any = batch.final_obs_row
+    known = [] if held is None else held.tolist()  # Ascending.
+    first, end = (np.searchsorted(known, rows, side) for side in ("left", "right"))
+    finals = [place for span in zip(first, end, strict=True) for place in range(*span)]
+
+    def taken(name: str, places: list[int]) -> Tree:
+        return map_tree(lambda leaf: leaf[places], getattr(batch, name))
+
+    leaves = {name: taken(name, rows) for name in (*_STACKED_FIELDS, "model_version")}
+    leaves |= {name: taken(name, finals) if finals else None for name in _FINAL_FIELDS}
+    if finals:
+        moved = np.repeat(np.arange(len(rows)), end - first)
+        leaves["final_obs_row"] = moved if type(held) is np.ndarray else held.new_tensor(moved)
+    references = tuple([batch.references[row] for row in rows])
+    return replace(batch, references=references, stacked=None, **leaves)
+
+
 def _changed(batch: Batch, change: Callable[[Any], Any]) -> Batch:
     leaves = {name: map_tree(change, getattr(batch, name)) for name in _LEAF_FIELDS}
     return replace(batch, **leaves)
@@ -562,17 +594,11 @@ def _on_device(batch: Batch, device: Any) -> Batch:
         return bits.view(_torch_dtype(stack.template[index])).view(array.shape)
 
     loose = {
-        name: map_tree(lambda each: _tensor(each).to(device), getattr(batch, name))
+        name: map_tree(partial(tensor_of, device=device), getattr(batch, name))
         for name in ("model_version", "final_obs_row", "final_obs_step", "final_obs")
     }
     leaves = [leaf(index, array) for index, array in enumerate(stack.arrays)]
     return replace(batch, **stack.fields(leaves), **loose)
-
-
-def _tensor(leaf: Any) -> Any:
-    import torch
-
-    return leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(leaf)
 
 
 def _torch_dtype(stored: StoredArray) -> Any:

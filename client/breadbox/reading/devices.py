@@ -1,4 +1,4 @@
-"""Torch devices: check them, and copy to a CUDA device concurrently with computation."""
+"""Torch devices: check them, and copy to one, on CUDA concurrently with computation."""
 
 import threading
 from functools import cache
@@ -6,7 +6,9 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any
 
-from breadbox.model.errors import InvalidRequestError
+import numpy as np
+
+from breadbox.model.errors import InvalidRequestError, UnsupportedArrayError
 from breadbox.model.trees import flatten
 from breadbox.model.types import Device
 
@@ -38,6 +40,24 @@ def _invalid(device: object, why: str) -> InvalidRequestError:
         "must be None (numpy arrays), 'cpu', or a device that torch has on this machine, such as "
         f"'cuda' or 'cuda:1'; got {str(device)!r}: {why}",
     )
+
+
+def tensor_of(leaf: Any, device: Device) -> Any:
+    """Return a leaf as a tensor on a device; on the CPU it shares the leaf's memory."""
+    import torch
+
+    check_device(device)
+    if isinstance(leaf, np.ndarray):
+        try:
+            leaf = torch.from_numpy(leaf)
+        except TypeError:
+            raise UnsupportedArrayError(
+                "", f"torch has no type for {leaf.dtype}; leave the device out"
+            ) from None
+    if device == "cpu":
+        return leaf.cpu()
+    place: Any = device  # Torch's own annotation names its class, not what that is like.
+    return leaf.to(place, non_blocking=True)
 
 
 def side_stream_for(device: Any) -> "SideStream | None":

@@ -1,9 +1,11 @@
 """Plan the loading of granted fragments: the batches, and what follows a failed load.
 
 Invariants:
-    L1  Every reference is delivered exactly once, or reported as skipped, or lost to an error that
-        is raised; with `drop_last`, those of a short last batch are not delivered.
+    L1  Every reference is delivered exactly once, or reported as skipped or left out, or lost to an
+        error that is raised; with `drop_last`, those of a short last batch are not delivered.
     L2  At most `prefetch_batches` batches are loaded or loading beside the one handed out.
+        With `max_staleness_at_use` they are no more than that either, and no batch that is handed
+        out has a staler fragment at that moment.
     L3  What one iteration started never shows up in another; leaving it early, by break, error or
         `close()`, cancels what has not begun and waits for what has.
 
@@ -14,9 +16,10 @@ Invariants:
 import itertools
 import logging
 import random
+from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypedDict, TypeVar, get_args
+from typing import Generic, Literal, TypedDict, TypeVar, cast, get_args
 
 from breadbox.model.errors import (
     InvalidRequestError,
@@ -25,6 +28,7 @@ from breadbox.model.errors import (
     PayloadMissingError,
 )
 from breadbox.model.types import FragmentReference
+from breadbox.reading.batches import Batch, take_rows
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +65,7 @@ class LoaderKeywords(TypedDict, total=False):
     drop_last: bool
     retries: int
     on_failure: OnFailure
+    max_staleness_at_use: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +86,10 @@ class LoaderOptions:
     """Further attempts at a load that failed, 0 to 100. They do not count for an unreachable store,
     which the client waits for, for `reconnect_s`."""
     on_failure: OnFailure = "raise"
+    max_staleness_at_use: int | None = None
+    """Largest staleness of a fragment, in versions, when its batch is handed out: at least 0, or
+    None for any. Staler ones are left out, and no more batches than this are loaded ahead, since
+    each may be a version staler than the one before."""
 
     def __post_init__(self) -> None:
         ranges = {"threads": (1, 256), "prefetch_batches": (0, 1024), "retries": (0, 100)}
@@ -89,6 +98,9 @@ class LoaderOptions:
                 raise InvalidRequestError(
                     name, f"must be from {least} to {most}, got {getattr(self, name)}"
                 )
+        limit = self.max_staleness_at_use
+        if limit is not None and limit < 0:
+            raise InvalidRequestError("max_staleness_at_use", f"must be at least 0, got {limit}")
         for name, choices in {"order": LoadOrder, "on_failure": OnFailure}.items():
             if getattr(self, name) not in get_args(choices):
                 raise InvalidRequestError(
@@ -107,6 +119,28 @@ class LoadPlan(Generic[Loaded]):
         self.options = options
         self.skipped: list[FragmentReference] = []
         """References that could not be loaded, over the plan's life; with "skip" only."""
+        self.left_out: list[FragmentReference] = []
+        """References that were too stale when their batch was to be handed out."""
+        self.staleness_at_use: Counter[int] = Counter()
+        """Fragments handed out, by their staleness at that moment, where the version is known."""
+
+    @property
+    def depth(self) -> int:
+        """Number of batches to load ahead."""
+        ahead, limit = self.options.prefetch_batches, self.options.max_staleness_at_use
+        return ahead if limit is None else min(ahead, limit)
+
+    def fresh(self, loaded: Loaded, model_version: int) -> list[Loaded]:
+        """Return a batch, or the part that may be used at a version, or []; count what it has."""
+        batch, limit = cast(Batch, loaded), self.options.max_staleness_at_use
+        staleness = batch.staleness(model_version).tolist()
+        rows = [row for row, age in enumerate(staleness) if limit is None or age <= limit]
+        self.staleness_at_use.update([staleness[row] for row in rows])
+        if len(rows) == len(staleness):
+            return [loaded]
+        left_out = sorted(set(range(len(staleness))) - set(rows))
+        self.left_out += [batch.references[row] for row in left_out]
+        return [cast(Loaded, take_rows(batch, rows))] if rows else []
 
     def jobs(
         self, references: Sequence[FragmentReference], batch_size: int

@@ -1,1 +1,1 @@
-"""Small tools of clients and server: outage lines, log throttling, tasks, child processes."""
+"""Small tools of clients and server: outage lines, log throttling, tasks, ends of steps."""

@@ -1,5 +1,6 @@
 """The loopback address of this machine."""
 
+import ipaddress
 import socket
 from contextlib import suppress
 from functools import cache
@@ -16,3 +17,11 @@ def loopback_host() -> str:
             probe.bind((host, 0))
             return f"[{host}]" if ":" in host else host
     return _HOSTS[0][1]
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine can reach a host's address; of names, only localhost."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

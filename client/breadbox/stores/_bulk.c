@@ -143,7 +143,15 @@ int64_t receive(int descriptor, const struct piece *pieces, uint64_t piece_count
     return error == ENODATA ? -ECONNRESET : -error;
 }
 
-static bool is_read(const char *const *paths, struct memory *memory)
+static bool is_there(const char *const *paths)
+{
+    for (int i = 0; i < PATHS; i++)
+        if (access(paths[i], F_OK) == 0)
+            return true;
+    return false;
+}
+
+static bool is_read(const char *const *paths, struct memory *memory, uint64_t spare_bytes)
 {
     int descriptor = -1, error = 0;
     char beyond;
@@ -156,15 +164,16 @@ static bool is_read(const char *const *paths, struct memory *memory)
         error = fill(memory, descriptor, false, STEP_BYTES);
     bool is_whole = !error && read(descriptor, &beyond, 1) == 0;
     close(descriptor);
-    return is_whole;
+    return is_whole && (memory->filled < spare_bytes || is_there(paths));
 }
 
 /* Read files, each the first of its paths that opens, into memory of exactly their lengths, from
- * `first` on. Returns the next one to read: after CALL_MS perhaps not the last. */
+ * `first` on. Returns the next one to read: after CALL_MS perhaps not the last. A file of
+ * `spare_bytes` or more that has no path any more after that may have been written again. */
 uint64_t read_files(uint64_t first, uint64_t file_count, const char *const *paths, const struct piece *pieces,
                 const uint64_t *piece_counts, const struct block *blocks,
                 const uint64_t *block_counts, uint64_t *digests, digest_function digest,
-                bool *are_whole)
+                bool *are_whole, uint64_t spare_bytes)
 {
     int64_t ends_at_ms = now_ms() + CALL_MS;
     for (uint64_t i = 0; i < file_count; i++) {
@@ -177,7 +186,7 @@ uint64_t read_files(uint64_t first, uint64_t file_count, const char *const *path
                                 .digests = digests,
                                 .digest = digest};
         if (i >= first)
-            are_whole[i] = is_read(paths, &memory);
+            are_whole[i] = is_read(paths, &memory, spare_bytes);
         paths += PATHS;
         pieces += piece_counts[i];
         blocks += block_counts[i];

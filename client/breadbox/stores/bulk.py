@@ -14,6 +14,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from breadbox.stores.spare import SPARE_SIZE_BYTES_MIN
+
 Blocks = Sequence[tuple[int, int]]
 """(first byte, byte behind the last) of blocks to digest, counted over all of a memory, in order.
 Each is without a gap in it."""
@@ -47,7 +49,7 @@ def _compiled() -> tuple[Any, Any]:
     except (ImportError, AttributeError, OSError):
         return None, None
     pointer, count = ctypes.c_void_p, ctypes.c_uint64
-    library.read_files.argtypes = (count, count, *[pointer] * 8)
+    library.read_files.argtypes = (count, count, *[pointer] * 8, count)
     library.read_files.restype = count
     library.receive.argtypes = (
         ctypes.c_int, pointer, count, pointer, count, pointer, pointer, count, pointer, count
@@ -84,6 +86,7 @@ def read_files(files: Sequence[File]) -> Sequence[Sequence[int] | None]:
             *map(_address, (pieces, piece_counts, blocks, block_counts, digests)),
             _digest,
             _address(are_whole),
+            SPARE_SIZE_BYTES_MIN,
         )
     rest = iter(digests)
     found = [[*islice(rest, count)] for count in block_counts]

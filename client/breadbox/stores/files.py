@@ -4,6 +4,7 @@
     DIR/unannounced/.<id>      being written
     DIR/payloads/<2 hex>/<id>  confirmed
     DIR/journals/<journal>     latest epoch of a journal whose payloads are kept here
+    DIR/spare/                 files to write again (`breadbox.stores.spare`)
 
 Both steps are renames within one file system, so a payload is seen whole or not at all.
 `breadbox.stores.disk` says which users may read the files, and how much of a disk stays free.
@@ -55,6 +56,7 @@ from breadbox.stores.disk import (
 )
 from breadbox.stores.keys import is_payload_id, is_sound, new_payload_id
 from breadbox.stores.reading import drop, head_bytes_of
+from breadbox.stores.spare import SPARE_S, SPARE_SIZE_BYTES_MIN, SpareFiles, hold
 
 _DIRECTORIES: Final = 256
 _EPOCH_DIGITS: Final = 20
@@ -82,12 +84,14 @@ class PayloadDirectory:
         self.unannounced = self.root / "unannounced"
         self.payloads = self.root / "payloads"
         self.journals = self.root / "journals"
+        self.spare = SpareFiles(self.root / "spare")
 
     def make(self) -> None:
         with _translated_errors():
             make_private_directory(self.root, has_parents=True)
             make_private_directory(self.unannounced)
             make_private_directory(self.payloads)
+            make_private_directory(self.spare.directory)
             for number in range(_DIRECTORIES):
                 make_private_directory(self.payloads / f"{number:02x}")
 
@@ -120,13 +124,26 @@ class PayloadDirectory:
 
     @contextmanager
     def open(self, reference: PayloadReference) -> Iterator[int]:
+        """Open a payload; PayloadMissingError after the block if it was deleted meanwhile."""
         check_sound((reference,))
         with _translated_errors():
             descriptor = self._open(reference)
         try:
             yield descriptor
+        except Exception:
+            # Perhaps the bytes of another payload are at fault.
+            self._check_there(reference)
+            raise
+        else:
+            self._check_there(reference)
         finally:
             os.close(descriptor)
+
+    def _check_there(self, reference: PayloadReference) -> None:
+        if reference.size_bytes >= SPARE_SIZE_BYTES_MIN and not any(
+            map(os.path.lexists, self.places(reference.payload_id))
+        ):
+            raise PayloadMissingError(reference.payload_id)
 
     def _open(self, reference: PayloadReference) -> int:
         payload_id = reference.payload_id
@@ -306,6 +323,9 @@ class FileStore(PartsStore):
         mapped = []
         for reference in references:
             with self._directory.open(reference) as descriptor, _translated_errors():
+                # The mapping has a copy of the descriptor, and so the lock.
+                if not hold(descriptor):
+                    return None
                 mapping = mmap.mmap(descriptor, reference.size_bytes, access=mmap.ACCESS_COPY)
             # The view holds the mapping; it is unmapped when the last view is gone.
             mapped.append(memoryview(mapping))
@@ -426,6 +446,9 @@ class FileCustodian:
     @_in_thread
     def delete(self, references: Sequence[PayloadReference]) -> None:
         self._check_custody()
+        if self._is_in_memory:
+            with _translated_errors():
+                references = self._directory.spare.keep(references, self._directory.confirmed_path)
         _delete(self._directory, [each.payload_id for each in references])
 
     @_in_thread
@@ -479,6 +502,7 @@ class FileCustodian:
                         swept += 1
                 except FileNotFoundError:
                     continue  # Confirmed or deleted meanwhile.
+            self._directory.spare.delete(self._wall_clock() - SPARE_S)
         return swept
 
     @_in_thread
@@ -488,12 +512,13 @@ class FileCustodian:
             if not self._is_in_memory:
                 # A disk that hangs still says how full it is; it changes no time.
                 os.utime(self._directory.unannounced)
-            room = DiskRoom.of(self._directory.unannounced)
+            room = _room(self._directory)
+            spare_bytes, spare_count = self._directory.spare.usage()
         return StoreUsage(
-            used_bytes=room.size_bytes - room.free_bytes,
+            used_bytes=room.size_bytes - room.free_bytes - spare_bytes,
             limit_bytes=room.size_bytes - room.kept_bytes,
             capacity_bytes_max=room.capacity_bytes_max,
-            used_file_count=room.inode_count - room.free_inode_count,
+            used_file_count=room.inode_count - room.free_inode_count - spare_count,
             limit_file_count=room.inode_count - room.kept_inode_count,
             capacity_file_count_max=max(0, room.inode_count - _DIRECTORIES) // 2,
         )
@@ -508,7 +533,10 @@ class FileCustodian:
         return ()
 
     async def close(self) -> None:
-        """The files stay."""
+        """Payloads stay."""
+        if self._is_in_memory:
+            with suppress(StoreUnavailableError), _translated_errors():
+                self._directory.spare.delete()
 
     def _check_custody(self) -> None:
         """Compare and record the epoch: not atomic, but for a deleted lock of the directory."""
@@ -565,10 +593,18 @@ class FileCustodian:
         return False
 
 
+def _room(directory: PayloadDirectory, size_bytes: int = 0, file_count: int = 0) -> DiskRoom:
+    """Look for room, for which spare files are deleted."""
+    room = DiskRoom.of(directory.unannounced)
+    if not room.has_room_for(size_bytes, file_count) and directory.spare.delete():
+        room = DiskRoom.of(directory.unannounced)
+    return room
+
+
 def _check_room(directory: PayloadDirectory, size_bytes: int, file_count: int) -> None:
     """Refuse what takes the room that the journal needs to delete payloads."""
     with _translated_errors():
-        room = DiskRoom.of(directory.unannounced)
+        room = _room(directory, size_bytes, file_count)
     if not room.has_room_for(size_bytes, file_count):
         raise StoreFullError(
             f"the payload directory is full ({os.strerror(errno.ENOSPC)}: {size_bytes} bytes to "
@@ -586,7 +622,9 @@ def _write(
 ) -> None:
     hidden = directory.hidden_path(reference.payload_id)
     begins = os.O_CREAT | os.O_EXCL if not offset_bytes else 0
-    descriptor = os.open(hidden, os.O_WRONLY | begins | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = None if offset_bytes else directory.spare.take(reference.size_bytes, hidden)
+    if descriptor is None:
+        descriptor = os.open(hidden, os.O_WRONLY | begins | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
             if offset_bytes:

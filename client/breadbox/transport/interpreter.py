@@ -21,16 +21,9 @@ from breadbox.operations.operations import (
 from breadbox.shared.process_bound import ProcessBound
 from breadbox.transport.background import BackgroundRunner
 from breadbox.transport.background import BackgroundTask as BackgroundTask
-from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
-from breadbox.wire.connections import Connections
+from breadbox.wire.connections import Connections, Line
 
 T = TypeVar("T")
-
-
-class _Line:
-    def __init__(self, channel: grpc.Channel) -> None:
-        self.channel = channel
-        self.stub = ReplayBufferServiceStub(channel)
 
 
 class Interpreter(ProcessBound):
@@ -42,8 +35,8 @@ class Interpreter(ProcessBound):
         addresses = context.route.addresses
         credentials = context.options.credentials()
 
-        def open_line(address: str, is_another: bool) -> _Line:
-            return _Line(
+        def open_line(address: str, is_another: bool) -> Line:
+            return Line(
                 open_channel(
                     *(address, credentials),
                     is_one_of_many=len(addresses) > 1,

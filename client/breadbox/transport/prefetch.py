@@ -5,7 +5,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from breadbox.model.errors import ClosedError
 
@@ -38,7 +38,8 @@ def prefetched(
         top_up()
         while pending:
             if not in_order:
-                _move_completed_to_front(pending)
+                wait(pending, return_when=FIRST_COMPLETED)
+                move_completed_to_front(pending)
             # No variable has the result when it is yielded, so that nothing keeps a batch alive.
             ready = [pending.popleft()]
             wait(ready)
@@ -61,8 +62,8 @@ def _submit(executor: ThreadPoolExecutor, run: Callable[[Job], Result], job: Job
         raise ClosedError("the process is ending") from error
 
 
-def _move_completed_to_front(pending: deque[Future[Result]]) -> None:
-    wait(pending, return_when=FIRST_COMPLETED)
+def move_completed_to_front(pending: deque[Any]) -> None:
+    """Move the first of some futures or tasks that is done to the front; one has to be."""
     position = next(i for i, future in enumerate(pending) if future.done())
     completed = pending[position]
     del pending[position]

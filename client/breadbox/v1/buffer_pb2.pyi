@@ -150,7 +150,7 @@ class SampleToInsertRatio(_message.Message):
     def __init__(self, ratio: _Optional[float] = ..., error_chunks: _Optional[float] = ..., minimum_chunk_count: _Optional[int] = ..., lead_chunks: _Optional[float] = ...) -> None: ...
 
 class Buffer(_message.Message):
-    __slots__ = ("name", "config", "session_id", "model_version", "state", "schemas", "subscriptions", "chunk_events")
+    __slots__ = ("name", "config", "session_id", "model_version", "state", "schemas", "subscriptions", "chunk_events", "workers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,7 @@ class Buffer(_message.Message):
     SCHEMAS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     config: BufferConfig
     session_id: str
@@ -167,7 +168,8 @@ class Buffer(_message.Message):
     schemas: _containers.RepeatedCompositeFieldContainer[_schema_pb2.Schema]
     subscriptions: _containers.RepeatedCompositeFieldContainer[Subscription]
     chunk_events: _containers.RepeatedCompositeFieldContainer[ChunkEvent]
-    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[BufferConfig, _Mapping]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., state: _Optional[_Union[BufferState, _Mapping]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., chunk_events: _Optional[_Iterable[_Union[ChunkEvent, _Mapping]]] = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerSteps]
+    def __init__(self, name: _Optional[str] = ..., config: _Optional[_Union[BufferConfig, _Mapping]] = ..., session_id: _Optional[str] = ..., model_version: _Optional[int] = ..., state: _Optional[_Union[BufferState, _Mapping]] = ..., schemas: _Optional[_Iterable[_Union[_schema_pb2.Schema, _Mapping]]] = ..., subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ..., chunk_events: _Optional[_Iterable[_Union[ChunkEvent, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerSteps, _Mapping]]] = ...) -> None: ...
 
 class Subscription(_message.Message):
     __slots__ = ("name", "retaining", "acknowledged_chunk_id", "lag_chunk_count", "lag_bytes", "lag_duration", "missed_chunk_count")
@@ -270,3 +272,37 @@ class ChunkEvent(_message.Message):
     chunk_ids: _containers.RepeatedScalarFieldContainer[int]
     values: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, number: _Optional[int] = ..., kind: _Optional[str] = ..., age_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., chunk_ids: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WorkerSteps(_message.Message):
+    __slots__ = ("worker_id", "task", "acted_count", "filling_count", "sending_count", "dropped_count", "refused_count", "undelivered_count", "admitted_count", "fragment_step_count", "steps_per_version", "trained_count", "evicted_count", "trained_version", "report_age_duration")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ACTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FILLING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SENDING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    UNDELIVERED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REPORT_AGE_DURATION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    task: str
+    acted_count: int
+    filling_count: int
+    sending_count: int
+    dropped_count: int
+    refused_count: int
+    undelivered_count: int
+    admitted_count: int
+    fragment_step_count: int
+    steps_per_version: float
+    trained_count: int
+    evicted_count: int
+    trained_version: int
+    report_age_duration: _duration_pb2.Duration
+    def __init__(self, worker_id: _Optional[str] = ..., task: _Optional[str] = ..., acted_count: _Optional[int] = ..., filling_count: _Optional[int] = ..., sending_count: _Optional[int] = ..., dropped_count: _Optional[int] = ..., refused_count: _Optional[int] = ..., undelivered_count: _Optional[int] = ..., admitted_count: _Optional[int] = ..., fragment_step_count: _Optional[int] = ..., steps_per_version: _Optional[float] = ..., trained_count: _Optional[int] = ..., evicted_count: _Optional[int] = ..., trained_version: _Optional[int] = ..., report_age_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...

@@ -417,12 +417,14 @@ class ListBuffersResponse(_message.Message):
     def __init__(self, buffers: _Optional[_Iterable[_Union[_buffer_pb2.Buffer, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class GetBufferRequest(_message.Message):
-    __slots__ = ("name", "chunk_events_after")
+    __slots__ = ("name", "chunk_events_after", "with_workers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CHUNK_EVENTS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    WITH_WORKERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     chunk_events_after: int
-    def __init__(self, name: _Optional[str] = ..., chunk_events_after: _Optional[int] = ...) -> None: ...
+    with_workers: bool
+    def __init__(self, name: _Optional[str] = ..., chunk_events_after: _Optional[int] = ..., with_workers: bool = ...) -> None: ...
 
 class GetBufferResponse(_message.Message):
     __slots__ = ("buffer",)
@@ -459,12 +461,14 @@ class GetStoreConfigResponse(_message.Message):
     def __init__(self, store_url: _Optional[str] = ..., unannounced_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., piece_size_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., server_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., inline_size_bytes_max: _Optional[int] = ..., journal_epoch: _Optional[int] = ..., store_concerns: _Optional[_Iterable[str]] = ..., payload_size_bytes_max: _Optional[int] = ...) -> None: ...
 
 class ReportEpisodesRequest(_message.Message):
-    __slots__ = ("buffer", "episodes")
+    __slots__ = ("buffer", "episodes", "workers")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     EPISODES_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     buffer: str
     episodes: _containers.RepeatedCompositeFieldContainer[EpisodeReport]
-    def __init__(self, buffer: _Optional[str] = ..., episodes: _Optional[_Iterable[_Union[EpisodeReport, _Mapping]]] = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[_buffer_pb2.WorkerSteps]
+    def __init__(self, buffer: _Optional[str] = ..., episodes: _Optional[_Iterable[_Union[EpisodeReport, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[_buffer_pb2.WorkerSteps, _Mapping]]] = ...) -> None: ...
 
 class ReportEpisodesResponse(_message.Message):
     __slots__ = ()

@@ -337,7 +337,8 @@ class ReplayBufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportEpisodes(self, request, context):
-        """Workers. Finished episodes, for metrics; nothing is kept but sums.
+        """Workers. Finished episodes, for metrics, of which nothing is kept but sums; and where the
+        steps of workers went, of which the latest report of each worker is kept.
         Fails: QUOTA_FULL for a token with a rate, and counts nothing then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

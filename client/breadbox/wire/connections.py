@@ -2,9 +2,19 @@
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
 
 T = TypeVar("T")
+
+
+class Line:
+    """A channel to one address, blocking or asyncio, and the service's calls over it."""
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.stub = ReplayBufferServiceStub(channel)
 
 
 class Connections(Generic[T]):

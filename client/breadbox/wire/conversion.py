@@ -149,6 +149,7 @@ CONFIG = MessageMapping(
     },
 )
 _SUBSCRIPTION = MessageMapping(buffer_pb2.Subscription, types.Subscription)
+WORKER = MessageMapping(buffer_pb2.WorkerSteps, types.WorkerSteps)
 _BUFFER = MessageMapping(
     buffer_pb2.Buffer,
     types.BufferDescription,
@@ -167,6 +168,7 @@ _BUFFER = MessageMapping(
         "schemas": _read_only(_schema),
         "subscriptions": _SUBSCRIPTION,
         "chunk_events": MessageMapping(buffer_pb2.ChunkEvent, types.ChunkEvent),
+        "workers": WORKER,
     },
 )
 _APPEND_REPLY = MessageMapping(

@@ -60,6 +60,11 @@ does a minute in which every fragment was refused.
 """
 
 
+FragmentEnd = Literal["admitted", "refused", "undelivered"]
+"""What became of a fragment that was given to an appender: refused by the server or dropped before,
+or not known to be in the buffer."""
+
+
 class AppendClient(Protocol):
     """The part of a client that an appender calls."""
 
@@ -175,6 +180,7 @@ class Appender(ProcessBound):
         buffer: str | None = None,
         codecs: str | Mapping[str, str] | None = None,
         unwanted: Callable[[Fragment], str | None] = lambda _: None,
+        ended: Callable[[Fragment, FragmentEnd], None] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the thread.
@@ -186,6 +192,7 @@ class Appender(ProcessBound):
             codecs: Codecs of the arrays, or None for the client's codecs.
             unwanted: Called with each fragment right before it is sent, in the background thread.
                 Returns a reason to drop the fragment (counted by reason), or None to send it.
+            ended: Called once with each fragment and its end; it must neither block nor call back.
             clock: Monotonic clock, seconds.
         """
         self._client = client
@@ -193,6 +200,7 @@ class Appender(ProcessBound):
         self._buffer = buffer
         self._codecs = codecs
         self._unwanted = unwanted
+        self._ended = ended
         self._clock = clock
         self._changed = threading.Condition()
         self._queue: deque[_Held] = deque()
@@ -460,8 +468,9 @@ class Appender(ProcessBound):
             self._refused_since = None
             self._outage.succeeded()
         with self._changed:
-            for _ in results:
-                self._remove_first()
+            for result in results:
+                is_admitted = AdmissionOutcome.ADMITTED in (result.outcome, result.first_outcome)
+                self._remove_first("admitted" if is_admitted else "refused")
             self._changed.notify_all()
             self._outcomes.update(outcomes)
             self._admitted += sum(
@@ -477,12 +486,14 @@ class Appender(ProcessBound):
                     kept.append(self._queue.popleft())
                 else:
                     self._dropped[reason] += 1
-                    self._remove_first()
+                    self._remove_first("refused")
             self._queue.extendleft(reversed(kept))
             self._changed.notify_all()
 
-    def _remove_first(self) -> None:
-        self._held_bytes -= self._queue.popleft().size_bytes
+    def _remove_first(self, end: FragmentEnd) -> None:
+        held = self._queue.popleft()
+        self._ended(held.fragment, end)
+        self._held_bytes -= held.size_bytes
         self._taken_count -= 1
         self._singly_count = max(0, self._singly_count - 1)
 
@@ -529,6 +540,8 @@ class Appender(ProcessBound):
         with self._changed:
             self._error = error
             self._unsent = [held.fragment for held in self._queue]
+            for fragment in self._unsent:
+                self._ended(fragment, "undelivered")
             self._held_bytes = 0
             self._queue.clear()
             self._changed.notify_all()

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from breadbox.model.columns import Columns
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.trees import copied
+from breadbox.shared.step_ends import SPARE
 
 EPISODE_COLUMNS = ("episode_return", "episode_length")
 """Names in `extras` that every producer of steps fills in (F7), so that their fragments stack."""
@@ -158,7 +159,8 @@ def _column_for(value: float | None, row_count: int) -> NDArray[np.float32] | No
 class Fragmenter:
     """Cut one worker's steps into fragments of `step_count` steps, at least 1.
 
-    With `staleness_max`, steps of a fragment that the server would refuse are dropped on a push.
+    With `staleness_max`, steps of a fragment that the server would refuse are dropped on a push. If
+    `is_ragged`, the buffer takes shorter fragments: one is cut before it would be dropped.
     """
 
     def __init__(
@@ -168,7 +170,14 @@ class Fragmenter:
             raise ValueError(f"step_count must be at least 1, got {step_count}")
         self.worker_id = worker_id
         self.staleness_max = staleness_max
+        self.is_ragged = False
         self.dropped_step_count = 0
+        self.stale_count = 0
+        """Fragments that became stale while they were filled, and were dropped."""
+        self.stale_in_a_row = 0
+        """Those of them since one was completed."""
+        self._spanned = (0.0, 0.0)
+        """Steps and versions of the latest fragments, older ones counting half as much each."""
         self._step_count = step_count
         self._session_id = ""
         self._fragment_index = 0
@@ -185,6 +194,7 @@ class Fragmenter:
             self._open.count in (0, self._step_count)
             or session_id != self._session_id
             or self._is_stale(model_version)
+            or self._is_due(model_version)
         )
 
     def push(self, step: Step) -> Fragment | None:
@@ -197,17 +207,31 @@ class Fragmenter:
         assert step.session_id, "steps are only taken within a session"
         if step.session_id != self._session_id:
             self._begin_session(step.session_id)
+        fragment = None
         if self._is_stale(step.model_version):
+            self._note_span(step.model_version)
+            self.stale_count += 1
+            self.stale_in_a_row += 1
             self.drop_open()
+        elif self._is_due(step.model_version):
+            self._note_span(step.model_version)
+            fragment = self._emit(self._open.count, copied(step.obs))
         if step.first:
             self._episode_return, self._episode_length = 0.0, 0
         self._open.write(step)
         self._is_mid_episode = False
         if self._open.count <= self._step_count:
-            return None
+            return fragment
+        self._note_span(step.model_version)
         fragment = self._emit(self._step_count, self._open.obs.row(self._step_count))
         self._open.write(step)
         return fragment
+
+    @property
+    def steps_per_version(self) -> float:
+        """Steps in the time of one model version, lately, or 0.0 if no version passed."""
+        steps, versions = self._spanned
+        return steps / versions if versions else 0.0
 
     @property
     def answered_count(self) -> int:
@@ -283,8 +307,21 @@ class Fragmenter:
             return False
         return model_version - int(self._open.model_version[0]) > self.staleness_max
 
+    def _is_due(self, model_version: int) -> bool:
+        """Return True if a shorter fragment must go now: with more steps it would become stale."""
+        if not self.is_ragged or self.staleness_max is None or self._open.count == 0:
+            return False
+        passed = model_version - int(self._open.model_version[0])
+        return passed > 0 and passed * SPARE >= self.staleness_max
+
+    def _note_span(self, model_version: int) -> None:
+        steps, versions = self._spanned
+        passed = model_version - int(self._open.model_version[0])
+        self._spanned = (steps / 2 + self._open.answered_count, versions / 2 + passed)
+
     def _emit(self, end: int, next_obs: Tree) -> Fragment:
         done = self._open
+        self.stale_in_a_row = 0
         versions = done.model_version[:end]
         final_count = len(done.final_steps)
         fragment = Fragment(

@@ -45,7 +45,9 @@ from breadbox.model.trees import (
     map_tree,
     plain_array,
     row_view,
+    rows_equal,
 )
+from breadbox.model.trees import row as tree_row
 from breadbox.model.types import AdmissionOutcome, BufferDescription, ModelState, SchemaPolicy
 from breadbox.shared.process_bound import ProcessBound
 from breadbox.writing.appender import (
@@ -710,11 +712,7 @@ def true_next_obs(next_obs: Tree, infos: Mapping[str, Any]) -> Tree:
 
 def _of_row(finals: Any, row: int) -> Tree:
     """Return a row's final observation; finals: an array of trees or a tree of arrays."""
-    if isinstance(finals, dict):
-        return {key: _of_row(part, row) for key, part in finals.items()}
-    if isinstance(finals, tuple):
-        return tuple(_of_row(part, row) for part in finals)
-    return finals[row]
+    return tree_row(finals, row) if isinstance(finals, dict | tuple) else finals[row]
 
 
 def _version_in(state: ModelState) -> int:
@@ -781,19 +779,8 @@ def _is_same(one: Tree, other: Tree) -> bool:
 
 
 def _same_rows(one: Tree, other: Tree, count: int) -> NDArray[np.bool_]:
-    """Return bool[n]: rows equal in every leaf, in bits or as numbers; NaN equals NaN."""
-    same = np.ones(count, np.bool_)
-
-    def compare(left: Any, right: Any) -> None:
-        left, right = np.asarray(left), np.asarray(right)
-        if left.shape != right.shape:
-            same[:] = False
-        elif not (left is right or np.array_equal(left, right)):
-            equal = (left == right) | ((left != left) & (right != right))
-            same[:] &= equal.reshape(count, -1).all(axis=1)
-
+    """Return bool[n]: rows equal in every leaf."""
     try:
-        map_tree(compare, one, other)
+        return rows_equal(one, other)
     except TreeMismatchError:
-        same[:] = False  # The fragmenter refuses the steps, and its error says why.
-    return same
+        return np.zeros(count, np.bool_)  # The fragmenter refuses the steps, and says why.

@@ -1,4 +1,4 @@
-// Returns over time and steps, staleness at arrival and when trained with, and waiting learners.
+// Returns over time and steps, staleness at arrival, grant and release, and waiting learners.
 import { ask, bufferPath, h } from "./dom.js";
 import { lines } from "./charts.js";
 
@@ -28,8 +28,8 @@ export function showLearning(main, app, at) {
     for (const [title, field] of names.length ? [["Return of episodes", "return"], ["Staleness at arrival, versions", "staleness"]] : []) {
       charts.push(lines(title, names, joined(names.map((name) => [returns[name][axis.value], returns[name][field]])), { isTime, height: 240, spanGaps: true }));
     }
-    for (const [title, field] of training.time ? [["Staleness when trained with, versions", "staleness"], ["Share of time that the learner waited", "waiting"]] : []) {
-      charts.push(lines(title, [field], [training.time, training[field]], { height: 160, spanGaps: true }));
+    for (const [title, names] of training.time ? [["Staleness when granted, and when released after training, versions", ["granted", "released"]], ["Share of time that the learner waited", ["waiting"]]] : []) {
+      charts.push(lines(title, names, [training.time, ...names.map((name) => training[name])], { height: 160, spanGaps: true }));
     }
     holder.replaceChildren(names.length ? "" : h("p", { class: "empty" }, "No episode has ended since the console began to watch."), ...charts.map((each) => each.element));
   }

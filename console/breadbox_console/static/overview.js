@@ -88,6 +88,7 @@ function card(first) {
         ["Learners waiting", `${number(buffer.waiters)}${buffer.waiting_reason ? `, as ${buffer.waiting_reason}` : ""}`],
         ["Learner waited", buffer.waiting_share === null ? "–" : `${Math.round(100 * buffer.waiting_share)} % of the time seen`],
         ["Leases", `${buffer.leases}${buffer.leases_max ? ` of ${buffer.leases_max}` : ""}`],
+        ["Steps", Object.entries(buffer.steps).map(([end, count]) => `${number(count)} ${end}`).join(", ") || "not reported"],
         ["Evicted", `${number(buffer.rates["chunks evicted as stale"])}/s as stale, ${number(buffer.rates["chunks evicted for room"])}/s for room`],
       ]));
       meters.replaceChildren(
@@ -124,7 +125,7 @@ function batch(buffer, now) {
   return h("section", {}, h("h4", {}, "Latest batch"), each ? list([
     ["Granted", `${ago(now - each.granted_at)}, at version ${number(each.version)}`],
     ["Chunks", `${number(each.chunks)}${each.fragments ? `, acted with ${versions(each)}` : ""}`],
-    ["Staleness", `${each.staleness.map((age) => number(age)).join(" / ")} (min / median / max), ${limit}`],
+    ["Staleness when granted", `${each.staleness.map((age) => number(age)).join(" / ")} (min / median / max), ${limit}`],
     ...(each.fragments ? [["Uses", `${share(each.uses, (uses) => `use ${uses}:`)}, of ${buffer.uses_max ?? "any number"}`],
       ["By worker", share(each.workers, (name) => name)]] : []),
   ]) : h("p", { class: "empty" }, "No fetch was granted since the console began to watch."));
@@ -142,8 +143,8 @@ function workers(buffer) {
   const rows = buffer.workers.map((each) => ({
     level: each.problems.length ? "warn" : null,
     cells: [h("a", { href: `#/episodes/${encodeURIComponent(buffer.name)}?worker=${encodeURIComponent(each.name)}` }, each.name),
-      h("div", { class: "problems" }, each.problems.join("; ") || "none"), number(each.rate), number(each.version), number(each.behind), number(each.mean_return), ago(each.silent_s)],
+      h("div", { class: "problems" }, each.problems.join("; ") || "none"), number(each.rate), number(each.version), number(each.behind), each.trained === null ? "–" : `${Math.round(100 * each.trained)} %`, number(each.fragment_versions), number(each.mean_return), ago(each.silent_s)],
   }));
   return table(`Workers seen, ${rows.length} of ${Math.max(rows.length, buffer.worker_count)}`,
-    ["Worker", "Problems", "#Fragments/s", "#Version", "#Most behind", "#Mean return", "#Last seen"], rows, "none yet");
+    ["Worker", "Problems", "#Fragments/s", "#Version", "#Most behind", "#Steps trained on", "#Versions per fragment", "#Mean return", "#Last seen"], rows, "none yet");
 }

@@ -166,7 +166,7 @@ function makeSide(buffer, episode, go) {
 const lost = (each) => `${each.fate}${each.left_at ? ` at ${clock(each.left_at)}` : ""}`;
 const runText = (each) => `${ofSteps(each.step, each.steps)}: ${versions(each)}${each.is_held ? "" : ", not held"}`;
 
-const grantText = (each) => `granted ${clock(each.at)} at staleness ${each.staleness}${each.end ? `, ${each.end} ${clock(each.ended_at)}` : ", leased now"}`;
+const grantText = (each) => `granted ${clock(each.at)} at staleness ${each.staleness}${each.end ? `, ${each.end} ${clock(each.ended_at)}${each.staleness_at_end === null ? "" : ` at staleness ${each.staleness_at_end}`}` : ", leased now"}`;
 const lifeText = (each) => [`chunk ${each.chunk_id}, ${ofSteps(each.step, each.steps)}, ${versions(each)}`,
   `appended ${clock(each.appended_at)} at staleness ${each.staleness}${each.staleness_now === null ? "" : `, ${each.staleness_now} now`}`,
   ...each.grants.map(grantText), each.fate ? lost(each) : "held"].join("; ");

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from breadbox.model.summaries import summary
 from breadbox.model.trees import Tree, map_tree
+from breadbox.model.types import WorkerSteps
 from breadbox.reading.batches import Batch
 
 _TENSOR_FIELDS = (
@@ -291,12 +292,36 @@ def _reported(batch: TrainingBatch, row: int) -> list[tuple[int, float]]:
 
 
 class EnvironmentSteps:
-    """Count environment steps by the highest fragment index of each worker. Not thread-safe."""
+    """Count the steps that environments made: those that workers report. Not thread-safe.
+
+    Producers that report nothing are counted by the highest fragment index of each, which misses
+    the steps that were never sent.
+    """
 
     def __init__(self) -> None:
         self._by_worker: OrderedDict[int, int] = OrderedDict()
-        self.total = 0
+        self._estimated = 0
+        self._by_reporter: dict[str, int] = {}
+        """Steps at each worker's latest report, since its start."""
+        self._reported = 0
+
+    @property
+    def total(self) -> int:
         """Number of steps of all workers and sessions of the run."""
+        return max(self._estimated, self._reported)
+
+    def leave_out(self, workers: Iterable[WorkerSteps]) -> None:
+        """Do not count what workers that are new to the run have made until now."""
+        for each in workers:
+            self._by_reporter.setdefault(each.worker_id, each.acted_count)
+
+    def report(self, workers: Iterable[WorkerSteps]) -> None:
+        """Count what workers have reported since the last call."""
+        for each in workers:
+            before = self._by_reporter.get(each.worker_id, 0)
+            # A worker that was started again under its name counts from 0.
+            self._reported += each.acted_count - (before if before <= each.acted_count else 0)
+            self._by_reporter[each.worker_id] = each.acted_count
 
     def seen_in(self, batch: TrainingBatch) -> list[tuple[int, int]]:
         """Return workers in *batch*, by an identity equal on every rank, and their steps."""
@@ -311,15 +336,23 @@ class EnvironmentSteps:
         for identity, steps in seen:
             held = self._by_worker.pop(identity, 0)
             self._by_worker[identity] = max(held, steps)
-            self.total += max(0, steps - held)
+            self._estimated += max(0, steps - held)
             if len(self._by_worker) > REMEMBERED_MAX:
                 self._by_worker.popitem(last=False)
 
     def written(self) -> dict[str, Any]:
         """Return the state for `restore`, as plain data."""
-        return {"total": self.total, "by_worker": [list(item) for item in self._by_worker.items()]}
+        return {
+            "total": self._estimated,
+            "by_worker": [list(item) for item in self._by_worker.items()],
+            "reported": self._reported,
+            "by_reporter": self._by_reporter,
+        }
 
     def restore(self, written: Mapping[str, Any]) -> None:
         """Continue from the state that `written` returned."""
-        self.total = written["total"]
+        self._estimated = written["total"]
+        # Checkpoints before 0.2 have no reports.
+        self._reported = written.get("reported", 0)
+        self._by_reporter = dict(written.get("by_reporter", {}))
         self._by_worker = OrderedDict((identity, steps) for identity, steps in written["by_worker"])

@@ -33,7 +33,9 @@ class FragmentDataset(IterableDataset[Batch]):
         buffer: Name of the buffer.
         token: Bearer token, if the server requires one.
         columns: Names of the arrays to load, or None for all.
-        **options: How to load; see `breadbox.types.LoaderOptions`.
+        **options: How to load; see `breadbox.types.LoaderOptions`. A `DataLoader` with worker
+            processes keeps batches that they have handed out: `max_staleness_at_use` does not
+            cover that wait.
 
     Raises (while iterating):
         WaitElapsedError: No fragments came for `max_wait_s`.

@@ -2,12 +2,16 @@
 
 The clip keeps the policy near the *proximal* one, the learner's policy before the update. A bounded
 importance weight corrects for the policy that *acted*. With fresh data this is plain PPO.
+
+A minibatch has single steps, drawn from all fragments, because consecutive steps are alike. A
+policy with memory needs them in order: it gets whole fragments.
 """
 
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,11 +108,14 @@ class PpoUpdater:
         """Train on at least one fragment, as many on all ranks; `number` counts updates."""
         self._set_out(number)
         prepared = self._prepare(batch.to(self.device))
+        parts = max(1, round(len(batch) / self.config.minibatch_fragments))
+        if batch.in_state is None and self.policy.initial_state(1) is None:
+            prepared = _as_single_steps(prepared)
         losses: list[dict[str, float]] = []
         norms: list[float] = []
         for _ in range(self.config.epochs):
             epoch: list[dict[str, float]] = []
-            for rows in self._minibatches(len(batch)):
+            for rows in self._minibatches(len(prepared.batch), parts):
                 norms.append(self._gradient_step(prepared, rows, epoch, train_policy=train_policy))
             losses += epoch
             if self._drifted([each["kl"] for each in epoch]):
@@ -307,10 +314,9 @@ class PpoUpdater:
         size = self.config.minibatch_fragments
         return [slice(start, min(start + size, row_count)) for start in range(0, row_count, size)]
 
-    def _minibatches(self, row_count: int) -> Iterator[Tensor]:
+    def _minibatches(self, row_count: int, parts: int) -> Iterator[Tensor]:
         """Yield rows in random order, in even parts: a tiny last part would be a noisy step."""
         order = torch.randperm(row_count, generator=self._order)
-        parts = max(1, round(row_count / self.config.minibatch_fragments))
         yield from order.tensor_split(parts)
 
     def _drifted(self, kls: list[float]) -> bool:
@@ -320,6 +326,20 @@ class PpoUpdater:
         numbers = torch.tensor([sum(kls), float(len(kls))], dtype=torch.float64)
         total, count = self._ranks.sum(numbers.to(self.device)).tolist()
         return bool(total / max(count, 1.0) > 1.5 * self.config.target_kl)
+
+
+def _as_single_steps(prepared: _Prepared) -> _Prepared:
+    """Return views in which each step is a row of its own, [B * T, 1, ...]."""
+
+    def split(of: object, *names: str) -> dict[str, Any]:
+        return {
+            name: map_tree(lambda leaf: leaf.flatten(0, 1).unsqueeze(1), getattr(of, name))
+            for name in names
+        }
+
+    batch = replace(prepared.batch, **split(prepared.batch, "obs", "action", "reward", "first"))
+    names = ("proximal_log_prob", "old_value", "advantage", "target", "weight")
+    return replace(prepared, batch=batch, **split(prepared, *names, "reference_log_prob"))
 
 
 def _staleness_ratio(batch: TrainingBatch, proximal_log_prob: Tensor) -> Tensor:

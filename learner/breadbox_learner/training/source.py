@@ -5,8 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from breadbox import Client
@@ -21,7 +22,7 @@ from breadbox.model.errors import (
 )
 from breadbox.model.types import FragmentReference, ReleaseMode
 from breadbox.operations.leasing import UNREADABLE_ERRORS
-from breadbox.reading.batches import Batch, Stack
+from breadbox.reading.batches import Batch, Stack, take_rows
 from breadbox.reading.devices import side_stream_for
 from breadbox.reading.loading import LOAD_ERRORS
 from breadbox.transport.prefetch import prefetched
@@ -30,6 +31,8 @@ from breadbox_learner.training.batching import TrainingBatch, training_batch
 from breadbox_learner.training.fitting import Fitting, Misfit
 
 _log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
 
 _FAULTS_OF_FRAGMENTS = (*LOAD_ERRORS, TreeMismatchError, UnsupportedArrayError)
 """Errors of a batch that may load without some of its fragments."""
@@ -44,6 +47,8 @@ class FetchedBatch:
     """A batch, and how it was fetched."""
 
     batch: TrainingBatch
+    versions: list[int]
+    """Model version of each fragment's oldest step."""
     staleness: list[int]
     """Staleness of each fragment in versions, at the grant."""
     use_count: list[int]
@@ -56,6 +61,8 @@ class FetchedBatch:
     """Function to call once: with True if trained on, False to return the use; frees the memory."""
     misfit_count: int = 0
     """Fragments left out since the batch before because they did not fit."""
+    loaded: Batch | None = None
+    """The batch as it was loaded, which shares the memory of `batch`."""
 
 
 class UnusableShareError(ReplayBufferError):
@@ -63,7 +70,8 @@ class UnusableShareError(ReplayBufferError):
 
     def __init__(self, misfit_count: int) -> None:
         super().__init__(
-            f"nothing of this rank's share can be trained on: {misfit_count} fragments do not fit"
+            f"nothing of this rank's share can be trained on: {misfit_count} fragments do not fit, "
+            "and the others are staler than max_staleness_at_use"
         )
         self.misfit_count = misfit_count
 
@@ -88,6 +96,10 @@ class LeaseSource:
     share: Share = Share()
     prefetch_batches: int = 0
     """Batches fetched and loaded ahead, in a thread."""
+    max_staleness_at_use: int | None = None
+    """Versions that a fragment may be behind when `next` returns it, or None for any."""
+    model_version: Callable[[], int] = lambda: 0
+    """Returns the version that trains on the next batch."""
     device: str = "cpu"
     """Device of the batch; CUDA copies are pinned, on a stream beside the training."""
     session_id: str = ""
@@ -108,6 +120,7 @@ class LeaseSource:
         self._misfits_reported = 0
         self._failed_loads = 0
         """Failed loads in a row."""
+        self._left_out_count = 0
         self._nonce = self.share.run_nonce or uuid4().hex
         self._closing = threading.Event()
         self._stopped: Callable[[], bool] = self._closing.is_set
@@ -120,12 +133,47 @@ class LeaseSource:
     def next(self, stopped: Callable[[], bool]) -> FetchedBatch | None:
         """Wait for a batch, or None if `stopped()`; UnusableShareError if it has none."""
         self._stopped = stopped
-        fetched = next(self._batches, None)
-        if isinstance(fetched, UnusableShareError):
-            raise fetched
-        if fetched is not None and self._side_stream is not None:
-            self._side_stream.hand_over(fetched.batch.tensors)
-        return fetched
+        misfit_count = 0
+        while True:
+            fetched = next(self._batches, None)
+            if isinstance(fetched, UnusableShareError):
+                raise fetched
+            if fetched is None:
+                return None
+            misfit_count += fetched.misfit_count
+            if self._side_stream is not None:
+                self._side_stream.hand_over(fetched.batch.tensors)
+            if (fresh := self._fresh(fetched)) is not None:
+                return replace(fresh, misfit_count=misfit_count)
+            if self.share.world_size > 1:
+                raise UnusableShareError(misfit_count)
+
+    def take_left_out_count(self) -> int:
+        """Return how many fragments were too stale at their use, since the call before."""
+        count, self._left_out_count = self._left_out_count, 0
+        return count
+
+    def _fresh(self, fetched: FetchedBatch) -> FetchedBatch | None:
+        """Return the part that is fresh enough to train on, or None, and then end the lease."""
+        limit, loaded, version = self.max_staleness_at_use, fetched.loaded, self.model_version()
+        if limit is None or loaded is None or version - min(fetched.versions) <= limit:
+            return fetched
+        rows = [row for row, each in enumerate(fetched.versions) if version - each <= limit]
+        kept = {_id_of(loaded.references[row]) for row in rows}
+        self._left_out_count += len({_id_of(each) for each in loaded.references} - kept)
+        if not rows:
+            # A return of what was too stale at its grant would have it granted again.
+            fetched.release(min(fetched.staleness) > limit)
+            return None
+        if self._side_stream is not None:
+            self._side_stream.hand_over(loaded)
+        rows = list(self._as_many(rows, len(loaded)))
+        lists: dict[str, Any] = {
+            name: [getattr(fetched, name)[row] for row in rows]
+            for name in ("versions", "staleness", "use_count")
+        }
+        part = take_rows(loaded, rows)
+        return replace(fetched, batch=training_batch(part), loaded=part, **lists)
 
     def close(self) -> None:
         """Return leases that were not yielded; blocks for at most a wait slice. Idempotent."""
@@ -215,7 +263,11 @@ class LeaseSource:
 
         return FetchedBatch(
             batch=batch,
-            staleness=[reference.staleness for reference in references],
+            loaded=loaded,
+            versions=[reference.metadata.model_version_min for reference in references],
+            staleness=[
+                reference.staleness_at(lease.grant.model_version) for reference in references
+            ],
             use_count=[reference.use_count for reference in references],
             load_s=time.monotonic() - granted_at,
             waiting_reason=reason,
@@ -309,9 +361,7 @@ class LeaseSource:
                 self._spare.append(into)
             raise
 
-    def _as_many(
-        self, kept: Sequence[FragmentReference], wanted_count: int
-    ) -> Sequence[FragmentReference]:
+    def _as_many(self, kept: Sequence[Item], wanted_count: int) -> Sequence[Item]:
         """Repeat fragments up to a whole share, so that ranks make steps of the same size."""
         if self.share.world_size == 1:
             return kept

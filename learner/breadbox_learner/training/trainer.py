@@ -1,8 +1,9 @@
 """The session, and the training loop: fetch a batch, train on it, publish, write a record."""
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum, IntEnum
 
@@ -10,6 +11,8 @@ import torch
 
 from breadbox import Client
 from breadbox.model.errors import ClosedError, ReplayBufferError, SessionEndedError
+from breadbox.model.types import WorkerSteps
+from breadbox.shared.step_ends import ENDS, ends_of, left_out
 from breadbox_learner.evaluation import Evaluator
 from breadbox_learner.ranks import Ranks
 from breadbox_learner.runs import Progress, Record, RunFolderError
@@ -97,6 +100,8 @@ class NullPublisher:
 
 MEANINGFUL_EPISODES = 100
 """Episodes below which a mean return is not compared with the target."""
+WORKERS_S = 1.0
+"""Seconds between two questions where the steps of workers went; they report every few seconds."""
 LAST_EVALUATION_S_MAX = 60.0
 """Seconds that the end of a run waits for evaluations, unless it was stopped."""
 
@@ -148,6 +153,8 @@ class TrainerState:
     """Fragments left out because they did not fit, by all ranks together."""
     skipped_draws: int = 0
     """Draws that no rank trained on, because one rank could use nothing of its share."""
+    left_out: int = 0
+    """Fragments left out because they were too stale at their update, by all ranks together."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -166,7 +173,12 @@ class Trainer:
     environment: EnvironmentSteps = field(default_factory=EnvironmentSteps)
     ranks: Ranks = field(default_factory=Ranks)
     evaluations: Evaluator | None = None
+    workers: Callable[[], Sequence[WorkerSteps]] = lambda: ()
+    """Asks the server where the steps of workers went."""
     clock: Callable[[], float] = time.monotonic
+    _seen: Sequence[WorkerSteps] = ()
+    """What `workers` returned last."""
+    _seen_at: float = -math.inf
     _is_updating: bool = False
     """True in the middle of an update, and after one that failed."""
     _misfits_unsaid: int = 0
@@ -277,6 +289,7 @@ class Trainer:
         started_at = self.clock()
         settings, batch, number = self.settings, fetched.batch, self.state.update
         train_policy = number >= settings.value_warmup_updates
+        version = self.publisher.model_version
         trained = is_published = False
         self._is_updating = True
         try:
@@ -289,16 +302,20 @@ class Trainer:
             step_count = batch.step_count
         finally:
             fetched.release(trained)  # This frees the batch's memory for the next one.
-        staleness = fetched.staleness
+        at_use, at_grant = [version - each for each in fetched.versions], fetched.staleness
+        left_out = self.source.take_left_out_count()
         misfits = fetched.misfit_count + self._misfits_unsaid
         self._misfits_unsaid = 0
         # Over the shares of all ranks.
-        sums = [len(staleness), step_count, misfits, sum(staleness), sum(fetched.use_count)]
+        counts = [len(at_use), step_count, misfits, left_out]
+        sums = [*counts, sum(at_use), sum(at_grant), sum(fetched.use_count)]
         summed = self.ranks.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        fragments, steps, misfits, staleness_sum, use_count_sum = summed
+        fragments, steps, misfits, left_out, at_use_sum, at_grant_sum, use_count_sum = summed
         shares = {
-            "staleness_mean": staleness_sum / max(1.0, fragments),
-            "staleness_max": self.ranks.largest(max(staleness, default=0)),
+            "staleness_mean": at_use_sum / max(1.0, fragments),
+            "staleness_max": self.ranks.largest(max(at_use, default=0)),
+            "staleness_at_grant_mean": at_grant_sum / max(1.0, fragments),
+            "staleness_at_grant_max": self.ranks.largest(max(at_grant, default=0)),
             "use_count_mean": use_count_sum / max(1.0, fragments),
         }
         self.returns.count(self._of_all_ranks(ended))
@@ -307,10 +324,12 @@ class Trainer:
         self.state.fragments += int(fragments)
         self.state.steps += int(steps)
         self.state.misfits += int(misfits)
+        self.state.left_out += int(left_out)
         if train_policy and self.state.update % settings.publish_every == 0:
             self.publisher.publish(self.updater.policy)
             is_published = True
         update_s = self.clock() - started_at
+        self._look_at_workers()
         self.progress.write(self._record(fetched, shares, statistics, waited_s, update_s))
         self._is_evaluation_due |= self._is_turn(settings.evaluate_every)
         if is_published and self._is_evaluation_due:
@@ -319,6 +338,19 @@ class Trainer:
             self._write_down(self.evaluations.finished())
         if self._is_turn(settings.checkpoint_every):
             self._save_on_the_way()
+
+    def _look_at_workers(self) -> None:
+        if self.clock() - self._seen_at < WORKERS_S:
+            return
+        self._seen_at = self.clock()
+        try:
+            self._seen = self.workers()
+        except ClosedError:
+            raise
+        except ReplayBufferError as error:
+            _log.debug("where the steps of workers went is not known: %s", error)
+        else:
+            self.environment.report(self._seen)
 
     def _is_turn(self, every: int) -> bool:
         return bool(every) and self.state.update % every == 0
@@ -373,6 +405,13 @@ class Trainer:
         self.state.trained_s = self.elapsed_s
         self.checkpoint(self.state)
 
+    def _step_ends(self) -> Record:
+        """Return where the steps of workers went since their start, or None for each if unknown."""
+        counts = ends_of(self._seen)
+        ends = {f"steps_{end}": counts.get(end, 0) if self._seen else None for end in ENDS}
+        acted = sum([each.acted_count for each in self._seen]) if self._seen else None
+        return {"steps_acted": acted, **ends, "workers_left_out": len(left_out(self._seen))}
+
     def _record(
         self,
         fetched: FetchedBatch,
@@ -395,7 +434,9 @@ class Trainer:
             "fragments": self.state.fragments,
             "steps": self.state.steps,
             "environment_steps": self.environment.total,
+            **self._step_ends(),
             "misfits": self.state.misfits,
+            "left_out": self.state.left_out,
             "skipped_draws": self.state.skipped_draws,
             "waiting_reason": fetched.waiting_reason,
             **asdict(statistics),

@@ -358,7 +358,7 @@ def _decompress(value: str | bytes, limits: DataLimits) -> bytes:
 
 
 def unpack_column(
-    values: Any, name: str, *, first_row: int = 0, limits: DataLimits = DEFAULT_LIMITS
+    values: Any, name: str, *, limits: DataLimits = DEFAULT_LIMITS
 ) -> list[Any] | Any:
     """Unpack the packed values of one column; return a numeric array as it is."""
     if isinstance(values, np.ndarray) and values.dtype.kind not in "OUS":
@@ -368,7 +368,7 @@ def unpack_column(
         try:
             unpacked.append(unpack_if_packed(value, limits=limits))
         except PackedValueError as error:
-            error.row = first_row + row
+            error.row = row
             error.column = name
             raise
     return unpacked

@@ -1,4 +1,4 @@
-"""Stack, pick and compare rows of recorded trees. A list is an array here, never a container."""
+"""Stack and pick rows of recorded trees. A list is an array here, never a container."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -104,21 +104,6 @@ def _is_plain(sample: Any) -> bool:
         return bool(np.asarray(sample).dtype != object)
     except ValueError:
         return False
-
-
-def rows_equal(left: Tree, right: Tree) -> NDArray[np.bool_]:
-    """Return bool[N]: True for equal rows of two trees of one structure; NaN equals NaN."""
-    equal: NDArray[np.bool_] | None = None
-    others = dict(leaves(right))
-    for path, a in leaves(left):
-        b = others[path]
-        same = a == b
-        if a.dtype.kind in "fc":
-            same |= np.isnan(a) & np.isnan(b)
-        same = same.reshape(len(a), -1).all(axis=1)
-        equal = same if equal is None else equal & same
-    assert equal is not None, "a tree has at least one leaf"
-    return equal
 
 
 def as_arrays(convert: Callable[[Any], NDArray[Any] | None], recorded: Any) -> Tree:

@@ -67,9 +67,9 @@ def composite_spec(space: Any) -> SpaceSpec | None:
     return None if isinstance(spec, LeafSpec) else spec
 
 
-def from_jsonable(value: Any, spec: SpaceSpec, path: str = "") -> Tree:
+def from_jsonable(value: Any, spec: SpaceSpec) -> Tree:
     """Return one sample, given itself or a JSON-able batch of one."""
-    return _convert(value, spec, (), path)
+    return _convert(value, spec, (), "")
 
 
 def batch_from_jsonable(value: Any, spec: SpaceSpec, count: int) -> Tree:

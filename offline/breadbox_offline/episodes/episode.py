@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from breadbox.model import trees
 from breadbox.model.trees import Tree
-from breadbox_offline.decoding.rows import row_types, rows_equal
+from breadbox_offline.decoding.rows import row_types
 from breadbox_offline.errors import EpisodeJoinError, EpisodeShapeError
 
 Info = Mapping[str, Any]
@@ -270,7 +270,7 @@ class Episode:
         """Return True if the other starts from another observation of the same types."""
         first = trees.rows(later.observations, later.lookback, later.lookback + 1)
         last = trees.rows(self.observations, -1, None)
-        return row_types(last) == row_types(first) and not rows_equal(last, first)[0]
+        return row_types(last) == row_types(first) and not trees.rows_equal(last, first)[0]
 
     def as_truncated(self) -> "Episode":
         """Return the same steps, truncated unless they are terminated."""

@@ -8,7 +8,7 @@ order of arrival; every draw ends.
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from breadbox_offline.episodes.episode import Episode
-from breadbox_offline.episodes.multi_agent import MultiAgentEpisode
 from breadbox_offline.episodes.serialized import episode_from_state, episode_to_state
 from breadbox_offline.errors import EpisodeJoinError, EpisodeShapeError, SamplingError
 
@@ -274,14 +273,6 @@ class EpisodeBuffer:
         """Add several episodes; those before one that raises stay."""
         return [self.add(episode) for episode in episodes]
 
-    def add_agents(self, episode: MultiAgentEpisode) -> dict[str, AddOutcome]:
-        """Add agents' episodes; return outcomes by agent. If `add` raises, earlier agents stay."""
-        return {
-            agent_id: self.add(replace(part, step_times=episode.clocks[agent_id][:-1]))
-            for agent_id, part in episode.agents.items()
-            if len(part)
-        }
-
     def add(self, episode: Episode) -> AddOutcome:
         """Add an episode, or a part of one; then evict the oldest while there are too many steps.
 
@@ -340,16 +331,6 @@ class EpisodeBuffer:
                     if step is not None:
                         steps.append(HeldStep(part, step))
             found.append(Moment(time, steps))
-        return found
-
-    def segment_starts(self) -> list[tuple[HeldStep, int]]:
-        """Return the first step of every segment, and its length, in the order of positions."""
-        numbers, lengths = self._index.lengths()
-        found = []
-        for number, length in zip(numbers.tolist(), lengths.tolist(), strict=True):
-            key, t_started = self._segments[number]
-            part = self._entries[key].part_at(t_started)
-            found.append((HeldStep(part, t_started - part.t_started), length))
         return found
 
     def get_state(self) -> dict[str, Any]:

@@ -248,21 +248,15 @@ def _draw_start(buffer: EpisodeBuffer, margin: int) -> HeldStep:
 
 
 def _draw_among_usable(buffer: EpisodeBuffer, margin: int) -> HeldStep:
-    """Draw uniformly over the steps that enough others follow, by going through every segment."""
-    segments = buffer.segment_starts()
-    usable = np.array(
-        [
-            max(0, min(length, len(first.episode) - margin - first.step))
-            for first, length in segments
-        ]
-    )
+    """Draw uniformly over the steps that enough others follow, by going through every episode."""
+    episodes = buffer.episodes()
+    usable = np.array([max(0, len(episode) - margin) for episode in episodes])
     ends = np.cumsum(usable)
     if not ends[-1]:
         raise SamplingError(f"no held episode has more than {margin} steps")
     position = int(buffer.draws.steps(1, int(ends[-1]))[0])
     number = int(np.searchsorted(ends, position, side="right"))
-    first = segments[number][0]
-    return HeldStep(first.episode, first.step + position - int(ends[number] - usable[number]))
+    return HeldStep(episodes[number], position - int(ends[number] - usable[number]))
 
 
 def _with_weights(sequence: Episode) -> Episode:

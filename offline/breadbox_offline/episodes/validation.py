@@ -13,11 +13,6 @@ HeldDigest = Callable[[Episode], bytes | None]
 """Function that returns the digest of the held part with the same key, or None."""
 
 
-def episode_key(episode: Episode) -> EpisodeKey:
-    """Return what identifies an episode, or part of one."""
-    return episode.id, episode.agent_id, episode.t_started
-
-
 def validate_episodes(
     episodes: Iterable[Episode], report: ValidationReport, *, held_digest: HeldDigest | None = None
 ) -> list[Episode]:
@@ -66,7 +61,7 @@ def _is_known(
     digests: dict[EpisodeKey, bytes],
     held_digest: HeldDigest | None,
 ) -> bool:
-    key = episode_key(episode)
+    key = (*episode.key, episode.t_started)
     held = None if held_digest is None else held_digest(episode)
     earlier = digests.get(key)
     if held is None and earlier is None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from breadbox.model import trees
 from breadbox.model.trees import Tree
-from breadbox_offline.decoding.rows import row_types, rows_equal
+from breadbox_offline.decoding.rows import row_types
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.errors import SchemaError
 from breadbox_offline.report import FindingKind, FindingPolicy, ValidationReport
@@ -270,7 +270,7 @@ def _discontinuities(
         yield FindingKind.GAP, gaps, "timesteps before it are missing"
     if options.ignore_final_observation or not inner.any():
         return
-    reached = rows_equal(trees.rows(table.new_obs, None, -1), trees.rows(table.obs, 1, None))
+    reached = trees.rows_equal(trees.rows(table.new_obs, None, -1), trees.rows(table.obs, 1, None))
     seams = inner & ~gaps & ~reached
     yield FindingKind.SEAM, seams, "the step before led to another observation"
 

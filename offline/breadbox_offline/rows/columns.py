@@ -146,11 +146,7 @@ def bool_flags(values: Any, physical: str) -> NDArray[np.bool_]:
     if array.dtype == np.bool_:
         return array
     array = _numbers(array, physical, "end flag")
-    if array.dtype.kind not in "iuf" or array.ndim != 1:
-        raise OfflineDataError(
-            f"end flags are {array.dtype}{list(array.shape)}; wanted one boolean per row",
-            column=physical,
-        )
+    _check_one_per_row(array, "iuf", "end flags", "boolean", physical)
     wrong = np.flatnonzero((array != 0) & (array != 1))
     if wrong.size:
         why = "is no end flag; wanted true, false, 0 or 1"
@@ -179,11 +175,7 @@ def whole_numbers(values: Any, physical: str) -> NDArray[np.int64]:
             raise OfflineDataError(
                 "is no timestep; wanted a whole number", row=int(wrong[0]), column=physical
             )
-    if array.ndim != 1 or array.dtype.kind not in "iuf":
-        raise OfflineDataError(
-            f"timesteps are {array.dtype}{list(array.shape)}; wanted one whole number per row",
-            column=physical,
-        )
+    _check_one_per_row(array, "iuf", "timesteps", "whole number", physical)
     return array.astype(np.int64)
 
 
@@ -192,12 +184,16 @@ def float_numbers(values: Any, physical: str) -> NDArray[Any]:
     array = _numbers(np.asarray(values), physical, "number")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
-    if array.ndim != 1 or array.dtype.kind not in "biuf":
-        raise OfflineDataError(
-            f"values are {array.dtype}{list(array.shape)}; wanted one number per row",
-            column=physical,
-        )
+    _check_one_per_row(array, "biuf", "values", "number", physical)
     return array
+
+
+def _check_one_per_row(
+    array: NDArray[Any], kinds: str, what: str, wanted: str, physical: str
+) -> None:
+    if array.ndim != 1 or array.dtype.kind not in kinds:
+        held = f"{array.dtype}{list(array.shape)}"
+        raise OfflineDataError(f"{what} are {held}; wanted one {wanted} per row", column=physical)
 
 
 def id_texts(values: Any, physical: str) -> list[str]:

@@ -11,7 +11,6 @@ from breadbox.model import trees
 from breadbox.model.summaries import summary
 from breadbox.model.trees import Tree
 from breadbox_offline.episodes.episode import Episode
-from breadbox_offline.episodes.multi_agent import AnyEpisode, flatten_agents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +133,9 @@ class Pipeline:
         """Names in order."""
         return [name for name, _ in self._stages]
 
-    def __call__(self, episodes: Iterable[AnyEpisode], context: PipelineContext) -> Draft:
+    def __call__(self, episodes: Iterable[Episode], context: PipelineContext) -> Draft:
         """Run all stages over some episodes, which do not change."""
-        draft = Draft(flatten_agents(episodes))
+        draft = Draft(list(episodes))
         for _, stage in self._stages:
             stage(draft, context)
         return draft

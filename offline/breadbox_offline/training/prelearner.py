@@ -11,7 +11,6 @@ import numpy as np
 from breadbox.model.trees import Tree
 from breadbox_offline.episodes.episode import Episode
 from breadbox_offline.episodes.episode_buffer import AddOutcome, EpisodeBuffer
-from breadbox_offline.episodes.multi_agent import AnyEpisode, flatten_agents
 from breadbox_offline.episodes.sampling import (
     SequenceSampling,
     StepSampling,
@@ -199,22 +198,21 @@ class OfflinePreLearner:
         )
         return sample_sequences(self.buffer, config.train_batch_size, sampling)
 
-    def batch_episodes(self, episodes: Sequence[AnyEpisode]) -> OfflineBatch:
+    def batch_episodes(self, episodes: Sequence[Episode]) -> OfflineBatch:
         """Run the pipeline over episodes, and leave out the modules that are not trained."""
         if not episodes:
             return OfflineBatch(modules={}, model_version=self._snapshot.version)
-        flat = flatten_agents(episodes)
-        draft = self.pipeline(flat, self._context())
+        draft = self.pipeline(episodes, self._context())
         kept, left_out = {}, []
         for module_id, batch in draft.batches.items():
             if self.should_module_be_updated(module_id, batch):
                 kept[module_id] = batch
             else:
                 left_out.append(module_id)
-        counts = _count_agent_steps(flat, draft, kept)
+        counts = _count_agent_steps(episodes, draft, kept)
         return OfflineBatch(
             modules=kept,
-            env_step_count=count_env_steps(flat),
+            env_step_count=count_env_steps(episodes),
             agent_step_counts=counts,
             left_out_modules=tuple(left_out),
             model_version=self._snapshot.version,
@@ -322,7 +320,7 @@ def map_columns(
 
 
 def _count_agent_steps(
-    episodes: list[Episode], draft: Draft, modules: Mapping[str, Any]
+    episodes: Sequence[Episode], draft: Draft, modules: Mapping[str, Any]
 ) -> dict[str, int]:
     """Return steps by module; an episode that a stage lengthened counts its original steps."""
     counts = dict.fromkeys(modules, 0)

@@ -2,6 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from breadbox.model.errors import InvalidRequestError
 from breadbox.model.fragment import Fragment, Tree
 from breadbox.model.trees import row as tree_row
-from breadbox.model.types import EpisodeEnd
+from breadbox.model.types import EpisodeEnd, WorkerSteps
+from breadbox.shared.step_ends import slow_advice
 from breadbox.writing.fragmenter import Fragmenter, Step
 from breadbox_policies import PolicyModule, State, WeightsMismatchError, set_policy_weights
 from breadbox_rollout.acting.inference import Inference, Round, play_round, state_arrays
@@ -19,6 +21,9 @@ from breadbox_rollout.sending.models import NO_MODEL, Model, ModelWatcher
 from breadbox_rollout.sending.sender import EpisodeReporter, EpisodeTracker, Sender
 
 logger = logging.getLogger(__name__)
+
+SLOW_FRAGMENTS = 2
+"""Fragments in a row that become stale while they are filled before a row is called slow."""
 
 MakePolicy = Callable[[Any, Any], PolicyModule]
 MakeInference = Callable[[PolicyModule], Inference]
@@ -129,6 +134,22 @@ class Participant(ABC):
         """Read the last answers of a process that is gone, if it had arrays; see `read`."""
         return []
 
+    def steps(self) -> list[WorkerSteps]:
+        """Return where the steps of each row went, if they are learned from."""
+        return []
+
+    def fragments(self) -> Counter[str]:
+        """Return the number of its fragments by outcome, with those that were never sent."""
+        return Counter()
+
+    def slow_steps(self) -> list[WorkerSteps]:
+        """Return the rows of which one fragment after the other became stale before it was full."""
+        return []
+
+    def report_steps(self) -> None:
+        """Report where the steps of each row went."""
+        return
+
     def name_task(self, group: int, row: int, task: str) -> None:
         """Label the episode that begins in a row, if its episodes are reported."""
         return
@@ -146,6 +167,8 @@ class _Slot:
     answer_count: int = 0
     abort_count: int = 0
     obs_count: int = 0
+    acted_count: int = 0
+    """Answered steps over the worker's life."""
     next_task: str | None = None
     """Task of the episode that begins, if the environment named it."""
 
@@ -169,6 +192,7 @@ class Player(Participant):
         self._options = options
         self._inference: Inference | None = None
         self._slots: list[list[_Slot]] = []
+        self._has_warned = False
 
     @property
     def policy(self) -> PolicyModule | None:
@@ -210,6 +234,7 @@ class Player(Participant):
         for slots in self._slots:
             for slot in slots:
                 slot.fragmenter.staleness_max = model.staleness_max
+                slot.fragmenter.is_ragged = model.is_ragged
 
     def read(self, group: int, arrays: GroupArrays) -> list[float]:
         returns: list[float] = []
@@ -255,6 +280,7 @@ class Player(Participant):
         )
         slot.tracker.reward(reward)
         self.step_count += 1
+        slot.acted_count += 1
         if ended:
             self._end(slot, EpisodeEnd.TERMINATED if terminated else EpisodeEnd.TRUNCATED, returns)
 
@@ -272,6 +298,51 @@ class Player(Participant):
         if report is not None:
             self._reporter.put(report)
             returns.append(report.return_sum)
+
+    def steps(self) -> list[WorkerSteps]:
+        return [self._steps(slot) for slots in self._slots for slot in slots]
+
+    def _steps(self, slot: _Slot) -> WorkerSteps:
+        fragmenter = slot.fragmenter
+        return WorkerSteps(
+            worker_id=fragmenter.worker_id,
+            task=slot.tracker.task,
+            acted_count=slot.acted_count,
+            filling_count=fragmenter.answered_count,
+            dropped_count=fragmenter.dropped_step_count,
+            fragment_step_count=self._options.fragment_steps,
+            steps_per_version=fragmenter.steps_per_version,
+            **self.sender.steps_of(fragmenter.worker_id),
+        )
+
+    def fragments(self) -> Counter[str]:
+        counts = Counter(self.sender.counts())
+        counts["stale_while_filled"] = sum(
+            slot.fragmenter.stale_count for slots in self._slots for slot in slots
+        )
+        return counts
+
+    def slow_steps(self) -> list[WorkerSteps]:
+        return [
+            self._steps(slot)
+            for slots in self._slots
+            for slot in slots
+            if slot.fragmenter.stale_in_a_row >= SLOW_FRAGMENTS
+        ]
+
+    def report_steps(self) -> None:
+        """See `Participant.report_steps`. Warns once of rows that are too slow, with the remedy."""
+        self._reporter.put_steps(self.steps())
+        slow = self.slow_steps()
+        if slow and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%d of %d environments are too slow to be trained on: each of their fragments "
+                "became stale while it was filled, and was dropped. %s",
+                len(slow),
+                sum(map(len, self._slots)),
+                slow_advice(slow, self.model.staleness_max),
+            )
 
     def name_task(self, group: int, row: int, task: str) -> None:
         slot = self._slots[group][row]
@@ -296,6 +367,7 @@ class Player(Participant):
             if fragment is not None:
                 fragments.append(fragment)
         self.fragment_count += len(fragments)
+        self.sender.expect(fragments)
         return fragments
 
     def _push(self, slot: _Slot, index: int, played: Round, state_before: State) -> Fragment | None:

@@ -16,7 +16,13 @@ from breadbox.model.errors import (
     ReplayBufferError,
     TlsError,
 )
-from breadbox.model.types import BufferDescription, EpisodeReport, ModelState
+from breadbox.model.types import (
+    BufferDescription,
+    EpisodeReport,
+    ModelState,
+    SchemaPolicy,
+    WorkerSteps,
+)
 from breadbox.writing.appender import AppendClient
 
 
@@ -33,7 +39,9 @@ class Service(AppendClient, Protocol):
     ) -> tuple[ModelState, dict[str, Any]] | None:
         """See `breadbox.Client.load_model`."""
 
-    def report_episodes(self, episodes: Sequence[EpisodeReport]) -> None:
+    def report_episodes(
+        self, episodes: Sequence[EpisodeReport], *, workers: Sequence[WorkerSteps] = ()
+    ) -> None:
         """See `breadbox.Client.report_episodes`."""
 
     def get_buffer(self, name: str | None = None) -> BufferDescription:
@@ -64,6 +72,8 @@ class Model:
     """Weights, or None at version 0 of a session: the policy as it was made."""
     staleness_max: int | None
     """Most versions that a step may be behind when its fragment arrives, or None if unknown."""
+    is_ragged: bool = False
+    """True if the buffer takes fragments of any length."""
     buffer: str = ""
     is_older: bool = False
     """True if the session is older than the watcher: it may belong to another, dead run."""
@@ -217,6 +227,7 @@ class ModelWatcher:
             version,
             weights,
             buffer.config.staleness_max,
+            buffer.config.schema in (SchemaPolicy.RAGGED, SchemaPolicy.ANY),
             buffer.name,
             is_older=state.session_id == self._first_session_id,
         )

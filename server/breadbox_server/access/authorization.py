@@ -140,6 +140,8 @@ class Rule:
     """Name of the buffer field, or "" if there is none; an empty field is the default buffer."""
     workers: str = ""
     """Name of the repeated field of messages with a `worker_id`, or "" if there is none."""
+    more_workers: str = ""
+    """Name of another such field."""
 
 
 _ALL: Final = frozenset(Role)
@@ -153,7 +155,7 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
     SERVICE + method: rule
     for rule, methods in (
         (Rule(_PRODUCERS, "buffer", "fragments"), ("AppendFragments",)),
-        (Rule(_PRODUCERS, "buffer", "episodes"), ("ReportEpisodes",)),
+        (Rule(_PRODUCERS, "buffer", "episodes", "workers"), ("ReportEpisodes",)),
         (Rule(_LEARNERS, "buffer"), ("StartSession", "EndSession", "PublishModel")),
         (Rule(_LEARNERS, "buffer"), ("FetchFragments", "RenewLease", "UpdatePriorities")),
         # A viewer may release the leases of its own reads.
@@ -173,12 +175,15 @@ RULES: Final[Mapping[str, Rule]] = dict.fromkeys(REFLECTION, Rule(_ALL)) | {
     )
     for method in methods
 }
-_NO_USES: Final = frozenset(
-    SERVICE + method for method in ("GetBuffer", "DeleteBuffer", "RenewLease", "ReleaseLease")
-)
-_ABOUT_SESSIONS: Final = frozenset(
-    SERVICE + method for method in ("StartSession", "EndSession", "ReportEpisodes")
-)
+
+
+def methods(*names: str) -> frozenset[str]:
+    """Return the full paths of methods of the service."""
+    return frozenset(SERVICE + name for name in names)
+
+
+_NO_USES: Final = methods("GetBuffer", "DeleteBuffer", "RenewLease", "ReleaseLease")
+_ABOUT_SESSIONS: Final = methods("StartSession", "EndSession", "ReportEpisodes")
 _APPEND: Final = SERVICE + "AppendFragments"
 _RELEASE: Final = SERVICE + "ReleaseLease"
 PUBLIC_METHODS: Final = frozenset({HEALTH + "Check", HEALTH + "Watch", HEALTH + "List"})
@@ -228,7 +233,8 @@ def check_request(caller: Caller, method: str, request: Any) -> None:
         if not caller.may_use(buffer):
             raise _not_for(caller, "buffer", caller.buffers, buffer)
     if rule.workers and caller.workers is not None:
-        for worker in {each.worker_id for each in getattr(request, rule.workers)}:
+        more = getattr(request, rule.more_workers) if rule.more_workers else ()
+        for worker in {each.worker_id for each in (*getattr(request, rule.workers), *more)}:
             if not caller.may_append_as(worker):
                 raise _not_for(caller, "worker", caller.workers, worker)
 

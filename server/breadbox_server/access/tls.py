@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import grpc
 
-from breadbox.model.paths import read_regular
+from breadbox.model.paths import read_regular, stamp_of
 from breadbox.shared.threads import CallThreads, HungError
 from breadbox.stores.deadline import Deadline
 from breadbox_server.base.errors import StartError
@@ -84,16 +84,8 @@ def _paths(files: TlsFiles) -> list[Path]:
     return [files.key_file, files.cert_file, *optional]
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        seen = path.stat()
-    except OSError:
-        return None
-    return seen.st_ino, seen.st_size, seen.st_mtime_ns
-
-
-def _stamps(files: TlsFiles) -> list[tuple[int, int, int] | None]:
-    return [_stamp(path) for path in _paths(files)]
+def _stamps(files: TlsFiles) -> list[tuple[int, ...] | None]:
+    return [stamp_of(path) for path in _paths(files)]
 
 
 def _read(files: TlsFiles, *, must_be_valid: bool = False) -> Any:

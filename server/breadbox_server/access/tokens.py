@@ -28,7 +28,7 @@ import click
 from breadbox.cli.base import Unusable
 from breadbox.cli.command import command
 from breadbox.cli.settings import Settings, setting
-from breadbox.model.paths import read_regular, regular
+from breadbox.model.paths import read_regular, regular, stamp_of
 from breadbox.model.sizes import parse_size_bytes
 from breadbox.shared.threads import CallThreads, HungError
 from breadbox.stores.deadline import Deadline
@@ -160,7 +160,7 @@ class TokenFile:
         self._on_failure = on_failure
         self._clock = clock
         self._threads = CallThreads("tokens", 1)
-        self._seen = self._stamp()
+        self._seen = stamp_of(self._path)
         self._unusable_since: float | None = None
         self._was_empty = False
         try:
@@ -214,7 +214,7 @@ class TokenFile:
 
         An empty file counts only if still empty at the next call: some editors empty it first.
         """
-        stamp = self._stamp()
+        stamp = stamp_of(self._path)
         if stamp == self._seen and not self._was_empty:
             self._end_grace()
             return
@@ -251,14 +251,6 @@ class TokenFile:
         if self._entries and since is not None and self._clock() - since >= GRACE_S:
             self._entries = ()
             log.error("%s could not be used for %.0f s: all calls are refused", self._path, GRACE_S)
-
-    def _stamp(self) -> tuple[int, ...] | None:
-        try:
-            seen = self._path.stat()
-        except OSError:
-            return None
-        # The mode too: fixing it may be what makes an unreadable file readable.
-        return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
 
     def _read(self) -> tuple[TokenEntry, ...]:
         with open(self._path, "rb", opener=regular) as file:

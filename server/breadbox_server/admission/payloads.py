@@ -131,7 +131,7 @@ class DeletionQueue:
                 await self._custodian.delete_ids(payload_ids)
         finally:
             self._leaving.difference_update(payload_ids)
-        self._metrics.deleted.inc(len(payload_ids))
+        self._metrics.payloads_deleted.inc(len(payload_ids))
         return len(payload_ids)
 
     async def wait_empty(self) -> None:
@@ -166,7 +166,7 @@ class DeletionQueue:
         # Only now: a batch whose deletion failed stays at the head, and is tried again whole.
         for _ in batch:
             self._leaving.discard(self._payloads.popleft().payload_id)
-        self._metrics.deleted.inc(len(batch))
+        self._metrics.payloads_deleted.inc(len(batch))
 
 
 class UnownedPayloads:

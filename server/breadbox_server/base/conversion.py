@@ -28,7 +28,11 @@ from breadbox_server.core.model.config import (
     SampleToInsertRatioConfig,
     check_duration,
 )
-from breadbox_server.core.model.description import QuarantinedFragment, SubscriptionDescription
+from breadbox_server.core.model.description import (
+    BufferDescription,
+    QuarantinedFragment,
+    SubscriptionDescription,
+)
 from breadbox_server.core.model.errors import InvalidArgumentError
 from breadbox_server.core.model.ids import (
     BufferName,
@@ -114,6 +118,19 @@ _GRANTED: Final = MessageMapping(
     parts={"fragment": METADATA},
 )
 QUARANTINED: Final = MessageMapping(buffer_pb2.QuarantinedFragment, QuarantinedFragment)
+STATE: Final = MessageMapping(
+    buffer_pb2.BufferState,
+    BufferDescription,
+    names={
+        "retained_chunk_count": "retained_count",
+        "inserted_chunk_count": "inserted_count",
+        "delivered_chunk_count": "delivered_count",
+    },
+    parts={"quarantined": QUARANTINED},
+    beside=("name", "config", "model", "weights_bytes", "schemas"),
+    # What only the parts around the core know.
+    left_out=("outage", "hold", "idle_duration", "session_users"),
+)
 _SUBSCRIPTION: Final = MessageMapping(
     buffer_pb2.Subscription,
     SubscriptionDescription,

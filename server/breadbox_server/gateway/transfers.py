@@ -84,7 +84,7 @@ class Gateway:
         self.unannounced = Unannounced(unannounced_bytes_max, keep_s=unannounced_s)
         self.calls = CallSlots()
         metrics.gateway_calls.set_function(lambda: float(self.calls.count))
-        metrics.gateway_unannounced.set_function(lambda: float(self.unannounced.total_bytes))
+        metrics.gateway_unannounced_bytes.set_function(lambda: float(self.unannounced.total_bytes))
         self._bytes_in = metrics.gateway_bytes.labels("in")
         self._bytes_out = metrics.gateway_bytes.labels("out")
 

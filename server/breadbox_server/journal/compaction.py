@@ -4,6 +4,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from time import monotonic
 from typing import Final
 
@@ -55,6 +56,7 @@ class _BrokenError(_NoSnapshotError):
         self.is_damaged = is_damaged
 
 
+@dataclass(repr=False, eq=False)
 class Compaction:
     """Run compactors, one at a time.
 
@@ -63,25 +65,16 @@ class Compaction:
     anew.
     """
 
-    def __init__(
-        self,
-        place: JournalPlace,
-        writer: JournalWriter,
-        journal: TurnJournal,
-        *,
-        metrics: Metrics,
-        entries_max: int = ENTRIES_DEFAULT,
-        size_bytes_max: int = SIZE_BYTES_MAX,
-    ) -> None:
-        self._place = place
-        self._writer = writer
-        self._journal = journal
-        self._metrics = metrics
-        self._entries_max = entries_max
-        self._size_bytes_max = size_bytes_max
-        self._rest_until = 0.0
-        self._failures = 0
-        self._had_room = True
+    place: JournalPlace
+    writer: JournalWriter
+    journal: TurnJournal
+    _: KW_ONLY
+    metrics: Metrics
+    entries_max: int = ENTRIES_DEFAULT
+    size_bytes_max: int = SIZE_BYTES_MAX
+    _rest_until: float = field(default=0.0, init=False)
+    _failures: int = field(default=0, init=False)
+    _had_room: bool = field(default=True, init=False)
 
     async def run(self, on_damaged: Callable[[JournalError], None]) -> None:
         """Make snapshots when it is time, for ever. A failure is logged and tried again."""
@@ -96,8 +89,8 @@ class Compaction:
             await self._compact(on_damaged)
 
     def _tell_pressure(self) -> None:
-        self._metrics.journal_replay.set(self._journal.replay_s)
-        has_room = self._journal.pressure < 1.0
+        self.metrics.journal_replay_seconds.set(self.journal.replay_s)
+        has_room = self.journal.pressure < 1.0
         if has_room != self._had_room:
             self._had_room = has_room
             if has_room:
@@ -105,43 +98,43 @@ class Compaction:
             else:
                 log.warning(
                     "producers wait for a snapshot: %s (the machine lacks CPU, or snapshots fail)",
-                    self._journal.hold(),
+                    self.journal.hold(),
                 )
 
     def _is_due(self) -> bool:
-        backlog = self._journal.backlog
+        backlog = self.journal.backlog
         is_long = (
-            backlog.entry_count >= self._entries_max or backlog.size_bytes >= self._size_bytes_max
+            backlog.entry_count >= self.entries_max or backlog.size_bytes >= self.size_bytes_max
         )
         return (is_long or self._is_urgent()) and monotonic() >= self._rest_until
 
     def _is_urgent(self) -> bool:
-        return self._journal.pressure >= URGENT_PRESSURE
+        return self.journal.pressure >= URGENT_PRESSURE
 
     def _niceness(self) -> int:
-        return max(0, round(NICENESS_MAX * (1.0 - self._journal.pressure / URGENT_PRESSURE)))
+        return max(0, round(NICENESS_MAX * (1.0 - self.journal.pressure / URGENT_PRESSURE)))
 
     async def _compact(self, on_damaged: Callable[[JournalError], None]) -> None:
         started = monotonic()
-        written, beginnings = self._journal.written, self._journal.beginnings
+        written, beginnings = self.journal.written, self.journal.beginnings
         try:
             sequence = await self._run_compactor()
         except _NoSnapshotError as error:
-            self._metrics.snapshots.labels("failed").inc()
+            self.metrics.journal_snapshots.labels("failed").inc()
             self._failures += 1
             self._rest_until = monotonic() + FAILED_REST_S
             log.warning("no snapshot was made: %s", error)
-            is_stuck = self._failures >= FAILURES_MAX and not self._journal.pressure < 1.0
+            is_stuck = self._failures >= FAILURES_MAX and not self.journal.pressure < 1.0
             # One that was begun again meanwhile was read half from before, half from after.
-            is_known = beginnings == self._journal.beginnings
+            is_known = beginnings == self.journal.beginnings
             if is_known and isinstance(error, _BrokenError) and (error.is_damaged or is_stuck):
                 on_damaged(JournalDamagedError(f"the journal cannot be read back ({error})"))
             return
         took_s = monotonic() - started
-        self._metrics.snapshots.labels("made").inc()
+        self.metrics.journal_snapshots.labels("made").inc()
         self._failures = 0
         log.debug("snapshot at turn %d took %.1f s", sequence, took_s)
-        self._journal.cover(written)
+        self.journal.cover(written)
         rest_s = 0.0 if self._is_urgent() else min(REST_FACTOR * took_s, REST_S_MAX)
         self._rest_until = monotonic() + rest_s
         await self._trim(sequence)
@@ -167,7 +160,7 @@ class Compaction:
     ) -> tuple[bytes, bytes] | None:
         """Return what the process wrote, or None if it was killed so that an urgent one begins."""
         loop = asyncio.get_running_loop()
-        talk = loop.create_task(process.communicate(self._place.to_line().encode()))
+        talk = loop.create_task(process.communicate(self.place.to_line().encode()))
         give_up_at = monotonic() + RUN_S_MAX
         try:
             while not talk.done():
@@ -196,14 +189,14 @@ class Compaction:
                 raise _NoSnapshotError(text)
             raise _BrokenError(text, is_damaged=code == compactor.DAMAGED)
         sequence, entry_count, replay_s = out.split()
-        self._journal.learn(int(entry_count), float(replay_s))
+        self.journal.learn(int(entry_count), float(replay_s))
         return int(sequence)
 
     async def _trim(self, sequence: int) -> None:
         try:
             has_more = True
             while has_more:
-                has_more = await self._writer.trim(sequence)
+                has_more = await self.writer.trim(sequence)
                 await asyncio.sleep(TRIM_PAUSE_S)
         except JournalUnavailableError as error:
             log.warning("%s; old turns are left for the next snapshot", error)

@@ -134,7 +134,7 @@ class Replay:
         began_at = process_time()
         with self.error_context():
             data, self.chain = open_turn(self.chain, sequence, record)
-            entries = decode_turn(data).entries
+            entries = decode_turn(data)
             self._buffers.replay(entries)
             self._turn_count += 1
             self._entry_count += len(entries)

@@ -278,7 +278,7 @@ class Standby:
             return None
         recovered = await asyncio.to_thread(self._follower.recover)
         self._metrics.standby_lag_turns.set(0)
-        self._metrics.standby_lag.set(0)
+        self._metrics.standby_lag_seconds.set(0)
         return claim, recovered
 
     async def _follow(self) -> float:
@@ -294,5 +294,5 @@ class Standby:
             self._outage.failed(error)
             wait_s = RETRY_S
         self._metrics.standby_lag_turns.set(self._follower.lag_turns)
-        self._metrics.standby_lag.set(self._follower.lag_s)
+        self._metrics.standby_lag_seconds.set(self._follower.lag_s)
         return wait_s

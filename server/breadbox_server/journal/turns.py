@@ -323,7 +323,7 @@ class Turns:
     def lose(self, error: JournalError) -> None:
         """Begin the journal again from memory: what is in it now could not be read back."""
         log.error("%s: beginning it again from memory", error)
-        self._metrics.journals_begun_again.inc()
+        self._metrics.journal_begun_again.inc()
         self._is_lost = True
         self._ours_at = -inf
         self._wake.set()

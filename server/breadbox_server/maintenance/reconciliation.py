@@ -8,6 +8,7 @@ later. Lists may miss payloads that move between nodes, so payloads are looked u
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from typing import Final
 
@@ -47,6 +48,7 @@ ORPHANS_SHARE_MAX: Final = 0.5
 payloads are not deleted without --delete-orphans."""
 
 
+@dataclass(repr=False, eq=False)
 class Reconciler:
     """Keep core and store in agreement, at the start and while the server runs.
 
@@ -54,53 +56,44 @@ class Reconciler:
     store. `is_asked`: delete any number. `let_go`: payloads that the core is about to delete.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        custodian: PayloadCustodian,
-        *,
-        clock: Clock,
-        metrics: Metrics,
-        orphan_s: float,
-        deletes_orphans: bool,
-        is_asked: bool = False,
-        let_go: frozenset[PayloadId] = frozenset(),
-    ) -> None:
-        self._driver = driver
-        self._custodian = custodian
-        self._clock = clock
-        self._metrics = metrics
-        self._orphan_s = orphan_s
-        self._deletes_orphans = deletes_orphans
-        self._is_asked = is_asked
-        self._let_go = let_go
-        self._orphans: set[PayloadId] = set()
-        self._orphans_due_at = 0.0
-        self._has_more = False
-        self._is_compared = True
-        self._incarnation = ""
-        """The store's incarnation at the last comparison."""
-        self._suspicion_count = 0
-        self._rest_until = 0.0
+    driver: Driver
+    custodian: PayloadCustodian
+    _: KW_ONLY
+    clock: Clock
+    metrics: Metrics
+    orphan_s: float
+    deletes_orphans: bool
+    is_asked: bool = False
+    let_go: frozenset[PayloadId] = frozenset()
+    _orphans: set[PayloadId] = field(default_factory=set, init=False)
+    _orphans_due_at: float = field(default=0.0, init=False)
+    _has_more: bool = field(default=False, init=False)
+    _is_compared: bool = field(default=True, init=False)
+    _incarnation: str = field(default="", init=False)
+    """The store's incarnation at the last comparison."""
+    _suspicion_count: int = field(default=0, init=False)
+    _rest_until: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
         self._outage = OutageLog(log, "comparing the buffers and the store")
 
     async def begin(self, watched: str = "") -> None:
         """Drop what was lost while no server ran; skip a store (`watched`) the leader compared."""
-        self._incarnation = await self._custodian.incarnation()
+        self._incarnation = await self.custodian.incarnation()
         if not watched or self._incarnation != watched:
             await self._drop_missing(BEGIN_BATCH)
         self._is_compared = False
 
     async def reconcile(self) -> None:
         """Compare everything: drop references to lost payloads, remember orphans."""
-        incarnation = await self._custodian.incarnation()
-        suspicion_count = self._driver.losses.suspicion_count
+        incarnation = await self.custodian.incarnation()
+        suspicion_count = self.driver.losses.suspicion_count
         # A store restored from an older copy may have payloads from before they
         # were confirmed: they exist, and are about to expire.
-        await self._each_batch(CONFIRM_BATCH, self._driver.losses.confirm_again)
+        await self._each_batch(CONFIRM_BATCH, self.driver.losses.confirm_again)
         self._suspicion_count = suspicion_count
-        self._orphans = await self._find_orphans() if self._deletes_orphans else set()
-        self._orphans_due_at = self._clock.now() + self._orphan_s
+        self._orphans = await self._find_orphans() if self.deletes_orphans else set()
+        self._orphans_due_at = self.clock.now() + self.orphan_s
         self._is_compared = True
         # The incarnation from before: a store that restarted meanwhile is compared again.
         self._incarnation = incarnation
@@ -110,8 +103,8 @@ class Reconciler:
     async def _each_batch(
         self, size: int, look: Callable[[BufferName, list[Payload]], Awaitable[int]]
     ) -> None:
-        for buffer in self._driver.core.buffers.names():
-            for payloads in self._driver.core.buffers[buffer].payload_batches(size):
+        for buffer in self.driver.core.buffers.names():
+            for payloads in self.driver.core.buffers[buffer].payload_batches(size):
                 if payloads:
                     await look(buffer, payloads)
 
@@ -119,19 +112,19 @@ class Reconciler:
         """Return at most `ORPHANS_HELD_MAX` orphans, or none if there are suspiciously many."""
         orphans: set[PayloadId] = set()
         kept_count = doubtful_count = 0
-        with self._metrics.store_trip("list"):
-            async for each in self._custodian.confirmed():
+        with self.metrics.store_trip("list"):
+            async for each in self.custodian.confirmed():
                 payload_id = PayloadId(each)
                 kept_count += 1
-                if self._driver.losses.is_known(payload_id):
+                if self.driver.losses.is_known(payload_id):
                     continue
-                is_doubtful = payload_id not in self._let_go
+                is_doubtful = payload_id not in self.let_go
                 doubtful_count += is_doubtful
                 if not is_doubtful or doubtful_count <= ORPHANS_HELD_MAX:
                     orphans.add(payload_id)
         self._has_more = doubtful_count > ORPHANS_HELD_MAX
         believable_count = max(ORPHANS_MAX, ORPHANS_SHARE_MAX * kept_count)
-        if self._is_asked or doubtful_count <= believable_count:
+        if self.is_asked or doubtful_count <= believable_count:
             return orphans
         log.warning(
             "%d of %d payloads in the store are of no buffer, which is more than a crash leaves: "
@@ -140,7 +133,7 @@ class Reconciler:
             kept_count,
         )
         self._has_more = False
-        return orphans & self._let_go
+        return orphans & self.let_go
 
     @property
     def orphan_count(self) -> int:
@@ -170,39 +163,39 @@ class Reconciler:
         await self._delete_orphans()
 
     async def _may_have_lost(self) -> bool:
-        if await self._custodian.incarnation() != self._incarnation:
+        if await self.custodian.incarnation() != self._incarnation:
             log.warning("the payload store was restarted or replaced: comparing buffers and store")
             return True
-        for buffer in self._driver.core.buffers.names():
-            few = islice(self._driver.core.buffers[buffer].payloads(), LOOK_PAYLOADS)
-            if await self._driver.losses.drop_missing(buffer, few):
+        for buffer in self.driver.core.buffers.names():
+            few = islice(self.driver.core.buffers[buffer].payloads(), LOOK_PAYLOADS)
+            if await self.driver.losses.drop_missing(buffer, few):
                 return True
         return False
 
     def _is_suspicious(self) -> bool:
         """Return True if a client reported a loss, and a comparison is affordable again."""
         return (
-            self._driver.losses.suspicion_count != self._suspicion_count
-            and self._clock.now() >= self._rest_until
+            self.driver.losses.suspicion_count != self._suspicion_count
+            and self.clock.now() >= self._rest_until
         )
 
     async def _drop_missing(self, batch: int | None = None) -> None:
-        started_at = self._clock.now()
-        suspicion_count = self._driver.losses.suspicion_count
-        await self._each_batch(batch or LOOK_BATCH, self._driver.losses.drop_missing)
+        started_at = self.clock.now()
+        suspicion_count = self.driver.losses.suspicion_count
+        await self._each_batch(batch or LOOK_BATCH, self.driver.losses.drop_missing)
         self._suspicion_count = suspicion_count
-        took_s = self._clock.now() - started_at
-        self._rest_until = self._clock.now() + max(REST_S, REST_FACTOR * took_s)
+        took_s = self.clock.now() - started_at
+        self._rest_until = self.clock.now() + max(REST_S, REST_FACTOR * took_s)
 
     async def _delete_orphans(self) -> None:
-        if not self._orphans or self._clock.now() < self._orphans_due_at:
+        if not self._orphans or self.clock.now() < self._orphans_due_at:
             return
         # Payloads that the core is deleting now are no orphans.
-        self._driver.core.pump()
+        self.driver.core.pump()
         batch = list(islice(self._orphans, DELETE_BATCH))
-        is_known = self._driver.losses.is_known
+        is_known = self.driver.losses.is_known
         unknown = [payload_id for payload_id in batch if not is_known(payload_id)]
-        await self._driver.deletions.delete_orphans(unknown)
+        await self.driver.deletions.delete_orphans(unknown)
         self._orphans.difference_update(batch)
         if self._has_more and not self._orphans:
             self._is_compared = False

@@ -26,6 +26,7 @@ from breadbox_server.core.model.events import (
     FetchGranted,
     FragmentsDiscarded,
     FragmentsJudged,
+    LeaseEnd,
     LeaseEnded,
     WaitElapsed,
 )
@@ -99,6 +100,10 @@ class Metrics(Series):
             name: Gauge(f"breadbox_{name}", text, ["buffer"], registry=registry)
             for name, (_, text) in GAUGES.items()
         }
+        self._of_subscriptions = (
+            *(self.subscription_lag_chunks, self.subscription_lag_bytes),
+            *(self.subscription_lag_seconds, self.subscription_missed_chunks),
+        )
         for place in (JOURNAL, PAYLOAD_STORE):
             self.store_refusals.labels(place.replace(" ", "_"))  # Shown from the start, as 0.
         self.store_outage = OutageLog(log, "writing to the payload store")
@@ -122,27 +127,29 @@ class Metrics(Series):
                 self._observe_one(event)
         for (buffer, outcome), alike in judged.items():
             count = sum([each.fragment_count for each in alike])
-            self._of(buffer, self.judged, outcome.value).inc(count)
+            self._of(buffer, self.fragments, outcome.value).inc(count)
             if outcome is AdmissionOutcome.ADMITTED:
                 self._of(buffer, self.admitted_bytes).inc(sum([each.size_bytes for each in alike]))
         for (buffer, reason), use_counts in evicted.items():
-            self._of(buffer, self.evicted, reason.value).inc(len(use_counts))
-            _observe_each(self._of(buffer, self.uses), use_counts)
+            self._of(buffer, self.chunks_evicted, reason.value).inc(len(use_counts))
+            _observe_each(self._of(buffer, self.uses_at_eviction), use_counts)
 
     def _observe_one(self, event: Event) -> None:
         match event:
             case FragmentsDiscarded(buffer=buffer, reason=why, fragment_count=count):
-                self._of(buffer, self.discarded, why.value).inc(count)
-            case LeaseEnded(buffer=buffer, end=end):
+                self._of(buffer, self.fragments_discarded, why.value).inc(count)
+            case LeaseEnded(buffer=buffer, end=end, staleness=staleness):
                 self._of(buffer, self.leases_ended, end.value).inc()
+                if end is LeaseEnd.CONSUMED:
+                    _observe_each(self._of(buffer, self.staleness_at_release_versions), staleness)
             case FetchGranted(buffer=buffer, fragments=fragments, first_delivery=True):
-                self._of(buffer, self.fetch_wait, "granted").observe(event.wait_s)
-                staleness = [each.staleness for each in fragments]
-                _observe_each(self._of(buffer, self.staleness), staleness)
+                self._of(buffer, self.fetch_wait_seconds, "granted").observe(event.wait_s)
+                at_grant = [each.staleness for each in fragments]
+                _observe_each(self._of(buffer, self.staleness_at_delivery_versions), at_grant)
                 size_bytes = sum([each.fragment.payload.size_bytes for each in fragments])
                 self._of(buffer, self.delivered_bytes).inc(size_bytes)
             case WaitElapsed(buffer=buffer, wait_s=wait_s):
-                self._of(buffer, self.fetch_wait, "elapsed").observe(wait_s)
+                self._of(buffer, self.fetch_wait_seconds, "elapsed").observe(wait_s)
             case _:
                 pass
 
@@ -158,10 +165,23 @@ class Metrics(Series):
             self._of(buffer, self.gauges[name]).set(-1 if value is None else value)
         self.set_waiters(buffer, seen.waiter_count, waiting_for(seen))
         for each, lag_s in subscriptions:
-            self._of(buffer, self.lag_chunks, each.name).set(each.lag_chunks)
-            self._of(buffer, self.lag_bytes, each.name).set(each.lag_bytes)
-            self._of(buffer, self.lag_seconds, each.name).set(lag_s)
-            self._of(buffer, self.missed, each.name).set(each.missed_count)
+            values = (each.lag_chunks, each.lag_bytes, lag_s, each.missed_count)
+            for metric, value in zip(self._of_subscriptions, values, strict=True):
+                self._of(buffer, metric, each.name).set(value)
+
+    def show_step_ends(
+        self, buffer: str, ends: Mapping[str, int], left_out: Mapping[str, int]
+    ) -> None:
+        """Set the steps of a buffer's workers by end, and the number left out by process."""
+        for end, count in ends.items():
+            self._of(buffer, self.worker_steps, end).set(count)
+        children = self._of_buffer.get(buffer, {})
+        for metric, labels in list(children):
+            if metric is self.workers_left_out and labels[0] not in left_out:
+                del children[metric, labels]
+                metric.remove(buffer, *labels)
+        for worker, count in left_out.items():
+            self._of(buffer, self.workers_left_out, worker).set(count)
 
     def set_waiters(self, buffer: str, waiter_count: int, reason: WaitingFor) -> None:
         """Set the number of waiting fetches under this reason, and 0 under the others."""
@@ -171,8 +191,8 @@ class Metrics(Series):
 
     def set_store_usage(self, usage: StoreUsage) -> None:
         """Set the gauges of the payload store's size and limit."""
-        self.store_used.set(usage.used_bytes)
-        self.store_limit.set(usage.limit_bytes)
+        self.store_used_bytes.set(usage.used_bytes)
+        self.store_limit_bytes.set(usage.limit_bytes)
         self.store_used_files.set(usage.used_file_count)
         self.store_limit_files.set(usage.limit_file_count)
 
@@ -186,7 +206,7 @@ class Metrics(Series):
     def forget_subscription(self, buffer: str, name: str) -> None:
         """Drop the series of a deleted subscription."""
         children = self._of_buffer.get(buffer, {})
-        for metric in (self.lag_chunks, self.lag_bytes, self.lag_seconds, self.missed):
+        for metric in self._of_subscriptions:
             if children.pop((metric, (name,)), None) is not None:
                 metric.remove(buffer, name)
 

@@ -17,16 +17,11 @@ STORE_BUCKETS_S: Final = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 SMALL_BUCKETS: Final = (0, 1, 2, 3, 5, 8, 13, 21, 34)
 
 
-def series(
-    kind: Callable[..., MetricT], text: str, labels: str = "", *, name: str = "", **options: Any
-) -> MetricT:
-    """Return the row of a series `breadbox_<name>`, which without a name is the attribute's."""
+def series(kind: Callable[..., MetricT], text: str, labels: str = "", **options: Any) -> MetricT:
+    """Return the row of a series: `breadbox_` and the attribute's name."""
 
-    def make(attribute: str, registry: CollectorRegistry) -> MetricT:
-        label_names = labels.split()
-        return kind(
-            f"breadbox_{name or attribute}", text, label_names, registry=registry, **options
-        )
+    def make(name: str, registry: CollectorRegistry) -> MetricT:
+        return kind(f"breadbox_{name}", text, labels.split(), registry=registry, **options)
 
     return cast(MetricT, make)
 
@@ -40,59 +35,46 @@ class Series:
                 setattr(self, name, make(name, registry))
 
     # --- buffers ---
-    judged = series(Counter, "Fragments judged", "buffer outcome", name="fragments")
+    fragments = series(Counter, "Fragments judged", "buffer outcome")
     admitted_bytes = series(Counter, "Payload bytes admitted", "buffer")
     delivered_bytes = series(Counter, "Payload bytes granted", "buffer")
-    evicted = series(Counter, "Chunks that left", "buffer reason", name="chunks_evicted")
-    discarded = series(
-        Counter, "Fragments of open chunks given up", "buffer reason", name="fragments_discarded"
-    )
+    chunks_evicted = series(Counter, "Chunks that left", "buffer reason")
+    fragments_discarded = series(Counter, "Fragments of open chunks given up", "buffer reason")
     leases_ended = series(Counter, "Leases ended", "buffer end")
     chunks_read = series(Counter, "Chunks returned to readers that read by a cursor", "buffer")
     chunks_skipped = series(
         Counter, "Chunks that had left before a reader with a cursor came to them", "buffer"
     )
-    lag_chunks = series(
+    subscription_lag_chunks = series(
         Gauge,
         "Chunks that a subscription has not acknowledged, and that can be read",
         "buffer subscription",
-        name="subscription_lag_chunks",
     )
-    lag_bytes = series(
-        Gauge, "Payload bytes of these chunks", "buffer subscription", name="subscription_lag_bytes"
-    )
-    lag_seconds = series(
+    subscription_lag_bytes = series(Gauge, "Payload bytes of these chunks", "buffer subscription")
+    subscription_lag_seconds = series(
         Gauge,
         "Time for which a subscription has not acknowledged what there is",
         "buffer subscription",
-        name="subscription_lag_seconds",
     )
-    missed = series(
+    subscription_missed_chunks = series(
         Gauge,
         "Chunks that a retaining subscription lost, since it was created",
         "buffer subscription",
-        name="subscription_missed_chunks",
     )
-    fetch_wait = series(
-        Histogram,
-        "Time from a fetch to its outcome",
-        "buffer outcome",
-        name="fetch_wait_seconds",
-        buckets=WAIT_BUCKETS_S,
+    fetch_wait_seconds = series(
+        Histogram, "Time from a fetch to its outcome", "buffer outcome", buckets=WAIT_BUCKETS_S
     )
-    staleness = series(
+    staleness_at_delivery_versions = series(
+        Histogram, "Staleness of a fragment's chunk at its grant", "buffer", buckets=SMALL_BUCKETS
+    )
+    staleness_at_release_versions = series(
         Histogram,
-        "Staleness of a fragment's chunk at its grant",
+        "Staleness of a chunk when its learner released it as used: at most this when trained on",
         "buffer",
-        name="staleness_at_delivery_versions",
         buckets=SMALL_BUCKETS,
     )
-    uses = series(
-        Histogram,
-        "Deliveries of a chunk when it left",
-        "buffer",
-        name="uses_at_eviction",
-        buckets=SMALL_BUCKETS,
+    uses_at_eviction = series(
+        Histogram, "Deliveries of a chunk when it left", "buffer", buckets=SMALL_BUCKETS
     )
     waiters = series(Gauge, "Waiting fetches, by the reason of the first one", "buffer reason")
     payloads_missing = series(
@@ -134,26 +116,20 @@ class Series:
         buckets=STORE_BUCKETS_S,
     )
     store_errors = series(Counter, "Failed trips to the store", "operation")
-    store_used = series(Gauge, "Everything in the payload store", name="store_used_bytes")
-    store_limit = series(
-        Gauge,
-        "Where the payload store refuses to take more; 0: it has no limit of its own",
-        name="store_limit_bytes",
+    store_used_bytes = series(Gauge, "Everything in the payload store")
+    store_limit_bytes = series(
+        Gauge, "Where the payload store refuses to take more; 0: it has no limit of its own"
     )
     store_used_files = series(Gauge, "Inodes taken where payloads are files")
     store_limit_files = series(
         Gauge, "Inodes at which the payload store refuses to take more; 0: it has no such limit"
     )
-    gateway_bytes = series(
-        Counter, "Payload bytes that passed through the gateway; direction: in, out", "direction"
-    )
+    gateway_bytes = series(Counter, "Payload bytes that passed through the gateway", "direction")
     gateway_calls = series(Gauge, "Calls that move payloads")
-    gateway_unannounced = series(
-        Gauge,
-        "Payload bytes written through the gateway and not announced",
-        name="gateway_unannounced_bytes",
+    gateway_unannounced_bytes = series(
+        Gauge, "Payload bytes written through the gateway and not announced"
     )
-    deleted = series(Counter, "Payloads deleted from the store", name="payloads_deleted")
+    payloads_deleted = series(Counter, "Payloads deleted from the store")
     pending_deletions = series(Gauge, "Payloads that wait for deletion")
 
     # --- appends and quotas ---
@@ -178,20 +154,16 @@ class Series:
         buckets=STORE_BUCKETS_S,
     )
     journal_entries = series(Counter, "Entries made durable")
-    journal_lag = series(
-        Gauge,
-        "Time for which the oldest decision has waited to become durable",
-        name="journal_lag_seconds",
+    journal_lag_seconds = series(
+        Gauge, "Time for which the oldest decision has waited to become durable"
     )
     leads = series(
         Gauge,
         "1: this server writes the journal; 0: it stands by, is not certain of its journal, "
         "or has not begun to serve",
     )
-    standby_lag = series(
-        Gauge,
-        "Time for which a server that stands by may not have been as the journal is",
-        name="standby_lag_seconds",
+    standby_lag_seconds = series(
+        Gauge, "Time for which a server that stands by may not have been as the journal is"
     )
     standby_lag_turns = series(
         Gauge, "Turns in the journal that a server that stands by has not replayed yet"
@@ -202,27 +174,18 @@ class Series:
         "disk of Redis is full",
         "place",
     )
-    silence = series(
-        Gauge,
-        "Time for which journal or payload store have not answered the server",
-        "place",
-        name="silence_seconds",
+    silence_seconds = series(
+        Gauge, "Time for which journal or payload store have not answered the server", "place"
     )
-    loop_lag = series(
-        Gauge,
-        "Time for which the event loop has held up everything; read by another thread",
-        name="loop_lag_seconds",
+    loop_lag_seconds = series(
+        Gauge, "Time for which the event loop has held up everything; read by another thread"
     )
-    snapshots = series(Counter, "Snapshots attempted", "outcome", name="journal_snapshots")
-    journal_replay = series(
-        Gauge,
-        "CPU time that a restart would need for the turns since the last snapshot",
-        name="journal_replay_seconds",
+    journal_snapshots = series(Counter, "Snapshots attempted", "outcome")
+    journal_replay_seconds = series(
+        Gauge, "CPU time that a restart would need for the turns since the last snapshot"
     )
-    journals_begun_again = series(
-        Counter,
-        "Journals that could not have been read back, begun again from memory",
-        name="journal_begun_again",
+    journal_begun_again = series(
+        Counter, "Journals that could not have been read back, begun again from memory"
     )
 
     # --- clients and what they report ---
@@ -238,14 +201,23 @@ class Series:
     clients = series(
         Gauge, "Connections that called within the last minute, by role of their calls", "role"
     )
-    credential_failures = series(
-        Counter,
-        "Changed token or certificate files that could not be used; the old ones stay",
-        name="credential_reload_failures",
+    credential_reload_failures = series(
+        Counter, "Changed token or certificate files that could not be used; the old ones stay"
     )
     tokens_usable = series(
         Gauge, "0: the token file cannot be used; after 5 minutes of that all calls are refused"
     )
     episodes = series(Counter, "Episodes reported", "task end")
     episode_return = series(Summary, "Sum of rewards of an episode", "task")
+    worker_steps = series(
+        Gauge,
+        "Steps of the workers that report, by where they went: the sum of all is what they acted",
+        "buffer end",
+    )
+    workers_left_out = series(
+        Gauge,
+        "Environments of which hardly any step is trained on although others' are, by the "
+        "process that runs them",
+        "buffer worker",
+    )
     episode_steps = series(Summary, "Steps of an episode", "task")

@@ -22,7 +22,7 @@ class ChunkEvent(NamedTuple):
     kind: str
     chunk_ids: "array[int]"
     values: "array[int]"
-    """One for each chunk: staleness when granted, uses when evicted. Else empty."""
+    """One for each chunk: uses when evicted, else staleness. Empty if its session had ended."""
 
 
 class ChunkEvents:
@@ -36,7 +36,7 @@ class ChunkEvents:
 
     def note(self, events: Iterable[Event], now: float) -> None:
         """Remember what happened in one step; what is alike becomes one event."""
-        alike: dict[tuple[BufferName, str], tuple[array[int], array[int]]] = {}
+        alike: dict[tuple[BufferName, str, bool], tuple[array[int], array[int]]] = {}
         for event in events:
             chunk_ids: Iterable[int]
             values: Iterable[int] = ()
@@ -50,16 +50,16 @@ class ChunkEvents:
                     event.use_counts,
                 )
             elif type(event) is LeaseEnded:
-                kind, chunk_ids = event.end.value, event.chunk_ids
+                kind, chunk_ids, values = event.end.value, event.chunk_ids, event.staleness
             elif isinstance(event, FetchGranted) and event.first_delivery:
                 behind = {each.chunk_id: each.staleness for each in event.fragments}
                 kind, chunk_ids, values = "granted", behind.keys(), behind.values()
             else:
                 continue
-            found = alike.setdefault((event.buffer, kind), (array("q"), array("q")))
+            found = alike.setdefault((event.buffer, kind, bool(values)), (array("q"), array("q")))
             found[0].extend(chunk_ids)
             found[1].extend(values)
-        for (buffer, kind), (chunk_ids, values) in alike.items():
+        for (buffer, kind, _), (chunk_ids, values) in alike.items():
             self._number += 1
             kept = self._of.setdefault(buffer, deque())
             kept.append(ChunkEvent(self._number, now, kind, chunk_ids, values))

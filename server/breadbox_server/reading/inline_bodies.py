@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from breadbox.model.errors import StoreError
@@ -21,23 +22,18 @@ BODIES_READS_MAX: Final = 4
 """Replies whose payloads are read at a time: each takes one of the few connections to the store."""
 
 
+@dataclass(repr=False, eq=False)
 class InlineBodies:
     """Read the payloads that replies may carry, of at most `size_bytes_max` each."""
 
-    def __init__(
-        self,
-        custodian: PayloadCustodian,
-        recent: RecentPayloads,
-        store_watch: StoreWatch,
-        *,
-        metrics: Metrics,
-        size_bytes_max: int,
-    ) -> None:
-        self._custodian = custodian
-        self._recent = recent
-        self._store_watch = store_watch
-        self._metrics = metrics
-        self._size_bytes_max = size_bytes_max
+    custodian: PayloadCustodian
+    recent: RecentPayloads
+    store_watch: StoreWatch
+    _: KW_ONLY
+    metrics: Metrics
+    size_bytes_max: int
+
+    def __post_init__(self) -> None:
         self._reads = asyncio.Semaphore(BODIES_READS_MAX)
 
     async def read(self, granted: Sequence[GrantedFragment], bytes_max: int) -> list[bytes]:
@@ -53,8 +49,8 @@ class InlineBodies:
     def at_hand(self, payloads: Sequence[Payload], bytes_max: int) -> tuple[list[bytes], list[int]]:
         """Return what is in memory, and positions of what only the store has."""
         left = bytes_max
-        size_max = self._size_bytes_max
-        get = self._recent.get
+        size_max = self.size_bytes_max
+        get = self.recent.get
         bodies = [b""] * len(payloads)
         absent = []
         for position, payload in enumerate(payloads):
@@ -70,7 +66,7 @@ class InlineBodies:
         self, bodies: list[bytes], payloads: Sequence[Payload], positions: Sequence[int]
     ) -> None:
         """Read what is not at hand, unless the store is away."""
-        if positions and self._store_watch.away_s < OUTAGE_S:
+        if positions and self.store_watch.away_s < OUTAGE_S:
             for position, body in zip(
                 positions, await self._read([payloads[each] for each in positions]), strict=True
             ):
@@ -79,10 +75,8 @@ class InlineBodies:
     async def _read(self, payloads: Sequence[Payload]) -> list[bytes]:
         try:
             async with asyncio.timeout(BODIES_S), self._reads:
-                with self._metrics.store_trip("read"):
-                    return await self._custodian.read(
-                        [payload_reference(each) for each in payloads]
-                    )
+                with self.metrics.store_trip("read"):
+                    return await self.custodian.read([payload_reference(each) for each in payloads])
         except (TimeoutError, StoreError) as error:
             log.debug("a reply goes without inline payloads: %s", error)
             return [b""] * len(payloads)

@@ -81,19 +81,15 @@ class ReadLeases:
         self._by_expiry: LazyHeap[tuple[float, LeaseId]] = LazyHeap(self._is_in_order)
         self._pinned: dict[PayloadId, _Pinned] = {}
         """Each is of one buffer: no other may take it before it is deleted."""
-        self._kept_bytes = 0
+        self.kept_bytes = 0
+        """Bytes whose deletion is put off."""
         self._timer: TimerHandle | None = None
         self._timer_at = inf
         metrics.read_leases.set_function(lambda: float(len(self._leases)))
-        metrics.read_kept_bytes.set_function(lambda: float(self._kept_bytes))
+        metrics.read_kept_bytes.set_function(lambda: float(self.kept_bytes))
 
     def __len__(self) -> int:
         return len(self._leases)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes whose deletion is put off."""
-        return self._kept_bytes
 
     def knows(self, buffer: BufferName, lease_id: LeaseId, holder: str | None = None) -> bool:
         """Return True for a live or recent lease of a reader (or one holder) of this buffer."""
@@ -166,10 +162,10 @@ class ReadLeases:
                 left.append(payload)
             elif pinned.kept is None:
                 pinned.kept = payload
-                self._kept_bytes += payload.size_bytes
+                self.kept_bytes += payload.size_bytes
                 for holder in pinned.leases:
                     self._kept_bytes_of[holder] += payload.size_bytes
-        while self._kept_bytes > self._kept_bytes_max:
+        while self.kept_bytes > self._kept_bytes_max:
             self._end_oldest_of_largest(self._kept_bytes_of)
         return left
 
@@ -226,7 +222,7 @@ class ReadLeases:
                 continue
             del self._pinned[payload_id]
             if pinned.kept is not None:
-                self._kept_bytes -= pinned.kept.size_bytes
+                self.kept_bytes -= pinned.kept.size_bytes
                 due.append(pinned.kept)
         if not self._kept_bytes_of[holder]:
             del self._kept_bytes_of[holder]

@@ -30,6 +30,7 @@ from breadbox_server.access.authorization import (
     check_request,
     current_process,
     gives_back,
+    methods,
     used_buffer,
     used_session,
 )
@@ -57,32 +58,21 @@ _METHODS: Final = frozenset(
     for method in pb.DESCRIPTOR.services_by_name["ReplayBufferService"].methods
 )
 """Methods of the service: an unknown name is not refused here."""
-RESERVED: Final = frozenset(
-    {
-        HEALTH + "Check",
-        *(SERVICE + name for name in ("ListBuffers", "GetBuffer", "GetStoreConfig")),
-        *(SERVICE + name for name in ("CreateBuffer", "UpdateBuffer", "DeleteBuffer")),
-    }
+_LOOKS: Final = methods("ListBuffers", "GetBuffer", "GetStoreConfig")
+"""Methods that only look; so do reads that say so, and every call of a viewer."""
+RESERVED: Final = (
+    _LOOKS | methods("CreateBuffer", "UpdateBuffer", "DeleteBuffer") | {HEALTH + "Check"}
 )
 """Methods that have places when all others are taken."""
 
 APPEND: Final = SERVICE + "AppendFragments"
-LEARNERS: Final = frozenset(
-    SERVICE + name
-    for name in (
-        *("FetchFragments", "GetPreparedFragments", "ReleaseLease"),
-        *("RenewLease", "UpdatePriorities", "PublishModel"),
-    )
+LEARNERS: Final = methods(
+    *("FetchFragments", "GetPreparedFragments", "ReleaseLease"),
+    *("RenewLease", "UpdatePriorities", "PublishModel"),
 )
 """Methods of learners, which go before appends."""
 
-_LOOKS: Final = frozenset(SERVICE + name for name in ("ListBuffers", "GetBuffer", "GetStoreConfig"))
-"""Methods that only look; so do reads that say so, and every call of a viewer."""
-
-LARGE: Final = frozenset(
-    SERVICE + name
-    for name in ("FetchFragments", "GetPreparedFragments", "ReadFragments", "ReadPayloads")
-)
+LARGE: Final = methods("FetchFragments", "GetPreparedFragments", "ReadFragments", "ReadPayloads")
 """Methods whose answers may be large, and take as long to make."""
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Final
 
@@ -25,25 +26,24 @@ FLUSH_S_MAX: Final = 5.0
 MEANWHILE: Final = "until then it does not lead, and it ends if another server leads meanwhile"
 
 
+@dataclass(repr=False, eq=False)
 class LeadershipStatus:
     """What a server reports of itself from the moment that it answers.
 
     If others may lead (`has_others`), callers are sent there; else calls wait for the journal.
     """
 
-    def __init__(
-        self, interceptor: CallInterceptor, health: Health, metrics: Metrics, *, has_others: bool
-    ) -> None:
-        self._interceptor = interceptor
-        self._health = health
-        self._metrics = metrics
-        self._has_others = has_others
-        self._driver: Driver | None = None
+    interceptor: CallInterceptor
+    health: Health
+    metrics: Metrics
+    _: KW_ONLY
+    has_others: bool
+    _driver: Driver | None = field(default=None, init=False)
 
     def stand_by(self, standby: Standby) -> None:
         """Answer calls of health, and refuse all others: another server leads."""
-        self._interceptor.hold(standby.refusal)
-        self._health.stand_by(standby.reason, standby.is_warm)
+        self.interceptor.hold(standby.refusal)
+        self.health.stand_by(standby.reason, standby.is_warm)
 
     def begin(self, driver: Driver) -> None:
         """Lead, with a driver that is ready."""
@@ -54,21 +54,21 @@ class LeadershipStatus:
         """Lead if the journal is certainly this server's; else stop: another may lead."""
         driver = self._driver
         assert driver is not None, "it has not begun"
-        self._metrics.leads.set(is_certain)
+        self.metrics.leads.set(is_certain)
         if is_certain:
-            self._interceptor.serve(
+            self.interceptor.serve(
                 driver.outage, driver.appends.queue.precedence, driver.uses, driver.session_users
             )
-            self._health.serve()
-        elif self._has_others:
+            self.health.serve()
+        elif self.has_others:
             log.warning("%s; %s", self._outage(), MEANWHILE)
-            self._interceptor.hold(self._refusal, self._outage())
-            self._health.stand_by(lambda: str(self._outage()), lambda: False)
+            self.interceptor.hold(self._refusal, self._outage())
+            self.health.stand_by(lambda: str(self._outage()), lambda: False)
 
     def end(self) -> None:
         """Lead no more, for good."""
-        self._health.end()
-        self._metrics.leads.set(0)
+        self.health.end()
+        self.metrics.leads.set(0)
 
     def _refusal(self) -> StandbyError:
         assert self._driver is not None
@@ -83,24 +83,18 @@ class LeadershipStatus:
         return OutageError((JOURNAL,), self._driver.turns.doubtful_s, {})
 
 
+@dataclass(repr=False, eq=False)
 class Shutdown:
     """End a server in order, each step within a limit; the next start completes the rest."""
 
-    def __init__(
-        self,
-        server: grpc.aio.Server,
-        leading: LeadershipStatus,
-        grace_s: float,
-        on_end: Callable[[], None],
-    ) -> None:
-        self._server = server
-        self._leading = leading
-        self.driver: Driver | None = None
-        """Finishes what was begun; None if nothing was."""
-        self._grace_s = grace_s
-        self._on_end = on_end
-        self._has_begun = False
-        self._has_failed = False
+    server: grpc.aio.Server
+    leading: LeadershipStatus
+    grace_s: float
+    on_end: Callable[[], None]
+    driver: Driver | None = field(default=None, init=False)
+    """Finishes what was begun; None if nothing was."""
+    _has_begun: bool = field(default=False, init=False)
+    _has_failed: bool = field(default=False, init=False)
 
     def fail(self, error: BaseException) -> None:
         """Log why the server serves no more, and begin its end; a job cannot go on."""
@@ -115,8 +109,8 @@ class Shutdown:
     def _begin(self) -> None:
         if not self._has_begun:
             self._has_begun = True
-            self._leading.end()
-            self._on_end()
+            self.leading.end()
+            self.on_end()
 
     async def drain(self) -> None:
         """Refuse what is new, end what runs, write down and delete what is left.
@@ -126,15 +120,15 @@ class Shutdown:
         driver = self.driver
         if driver is None:
             # Nobody was served: what the start has begun ends with it, and no end is watched.
-            self._leading.end()
-            await with_time_limit(partial(self._server.stop, 0.0), STOP_S_MAX, "ending the server")
+            self.leading.end()
+            await with_time_limit(partial(self.server.stop, 0.0), STOP_S_MAX, "ending the server")
             return
         log.info("draining")
         self._begin()
         driver.drain()
-        grace_s = 0.0 if self._has_failed else self._grace_s
+        grace_s = 0.0 if self._has_failed else self.grace_s
         await with_time_limit(
-            partial(self._server.stop, grace_s), grace_s + STOP_S_MAX, "ending the calls that run"
+            partial(self.server.stop, grace_s), grace_s + STOP_S_MAX, "ending the calls that run"
         )
         if not self._has_failed:
             await with_time_limit(

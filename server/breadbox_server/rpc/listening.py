@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import ipaddress
 import logging
 import os
 import resource
@@ -15,6 +14,7 @@ from typing import Final
 
 import grpc
 
+from breadbox.shared.loopback import is_loopback
 from breadbox_server import limits
 from breadbox_server.base.errors import StartError
 from breadbox_server.settings import Settings, parse_address
@@ -94,17 +94,9 @@ def check_addresses(settings: Settings) -> None:
     check_free(*address, "--listen")
 
 
-def _is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host's address; not for names but localhost."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def check_exposure(settings: Settings, host: str) -> None:
     """Refuse plaintext, and callers without a proof, on the network unless asked for by name."""
-    if _is_loopback(host):
+    if is_loopback(host):
         return
     if not (settings.tls or settings.allow_plaintext):
         raise StartError(

@@ -54,11 +54,13 @@ from breadbox_server.limits import (
     GATEWAY_PAYLOADS_MAX,
     PAGE_SIZE,
     PAGE_SIZE_MAX,
+    REPORT_WORKERS_MAX,
     SHARED_REPLY_BYTES_MAX,
 )
 from breadbox_server.metrics.episodes import by_key
 from breadbox_server.metrics.metrics import Metrics
 from breadbox_server.reading.session_users import User
+from breadbox_server.reading.step_ends import check_reports
 from breadbox_server.settings import Settings
 
 pb = replay_buffer_service_pb2
@@ -434,6 +436,9 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
                         chunk_ids=event.chunk_ids,
                         values=event.values,
                     )
+            if request.with_workers:
+                now = self._driver.core.clock.now()
+                buffer.workers.extend(self._driver.step_ends.messages(seen.name, now))
         await self._driver.turns.settled_or_away()
         self._tell_problems([buffer], context)
         return pb.GetBufferResponse(buffer=buffer)
@@ -463,14 +468,19 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
     async def ReportEpisodes(
         self, request: pb.ReportEpisodesRequest, context: Context
     ) -> pb.ReportEpisodesResponse:
-        """Count finished episodes; either all of them or, if one is malformed, none."""
-        async with self._driver.core.durable_refusals():
+        """Count episodes, and keep workers' reports; all, or, if one is malformed, nothing."""
+        buffer, driver = convert.buffer_name(request.buffer), self._driver
+        async with driver.core.durable_refusals():
             # Refused if there is no such buffer.
-            _ = self._driver.core.buffers[convert.buffer_name(request.buffer)]
-        check_int("episodes", len(request.episodes), 1, EPISODES_MAX)
-        caller = current_caller()
-        self._driver.appends.quotas.charge_report(caller, len(request.episodes))
-        self._metrics.count_report(caller.name, by_key(request.episodes))
+            _ = driver.core.buffers[buffer]
+        count = len(request.episodes) + len(request.workers)
+        check_int("workers", len(request.workers), 0, REPORT_WORKERS_MAX)
+        check_int("episodes", len(request.episodes), 0 if request.workers else 1, EPISODES_MAX)
+        check_reports(request.workers)
+        episodes, caller = by_key(request.episodes), current_caller()
+        driver.appends.quotas.charge_report(caller, count)
+        self._metrics.count_report(caller.name, episodes)
+        driver.step_ends.report(buffer, request.workers, driver.core.clock.now())
         return pb.ReportEpisodesResponse()
 
     async def WritePayloads(self, requests: AsyncIterator[Message], context: Context) -> None:
@@ -537,32 +547,14 @@ class ReplayBufferService(replay_buffer_service_pb2_grpc.ReplayBufferServiceServ
 
 def to_buffer(seen: BufferDescription) -> buffer_pb2.Buffer:
     """One buffer as it is now."""
-    return buffer_pb2.Buffer(
+    buffer = buffer_pb2.Buffer(
         name=seen.name,
         config=convert.to_config(seen.config),
         session_id=seen.model.session_id,
         model_version=seen.model.model_version,
-        state=buffer_pb2.BufferState(
-            chunk_count=seen.chunk_count,
-            retained_chunk_count=seen.retained_count,
-            open_chunk_count=seen.open_chunk_count,
-            open_fragment_count=seen.open_fragment_count,
-            fragment_count=seen.fragment_count,
-            payload_bytes=seen.payload_bytes,
-            lease_count=seen.lease_count,
-            waiter_count=seen.waiter_count,
-            worker_count=seen.worker_count,
-            counters=seen.counters,
-            chunk_count_by_staleness=seen.chunk_count_by_staleness,
-            inserted_chunk_count=seen.inserted_count,
-            delivered_chunk_count=seen.delivered_count,
-            waiting_reason=seen.waiting_reason,
-            quarantined=[
-                buffer_pb2.QuarantinedFragment(**each._asdict()) for each in seen.quarantined
-            ],
-            latest_request_id=seen.latest_request_id,
-        ),
     )
+    convert.STATE.put(seen, buffer.state)
+    return buffer
 
 
 def _wait_s(request: convert.WaitingRequest, context: Context) -> float:

@@ -12,9 +12,9 @@ from breadbox.cli.base import Group, Unusable, printable
 from breadbox.cli.command import command
 from breadbox.cli.commands.stats import describe, outage_text, schema_table, staleness_text
 from breadbox.cli.connection import Target
-from breadbox.cli.settings import Bytes, of_one_call, setting
+from breadbox.cli.limits import BufferLimits
+from breadbox.cli.settings import of_one_call, setting
 from breadbox.model.errors import InvalidRequestError
-from breadbox.model.presets import PRESETS, Preset
 from breadbox.model.types import (
     BufferConfig,
     BufferDescription,
@@ -24,14 +24,12 @@ from breadbox.model.types import (
     SampleToInsertRatio,
     SchemaPolicy,
 )
-from breadbox.v1 import buffer_pb2
 
 if TYPE_CHECKING:
     from breadbox.client import Client
 
 _LIMITS = tuple(each.name.replace("_", "-") for each in fields(BufferConfig))
 _Limit = Literal[*_LIMITS]  # type: ignore[valid-type]  # to mypy: any
-_SAMPLERS = tuple(buffer_pb2.Sampler.DESCRIPTOR.fields_by_name)
 
 
 @click.group(cls=Group)
@@ -102,56 +100,17 @@ def show(settings: ShowSettings) -> None:
         console.print("No fragment of the session was appended yet: its arrays are not known.")
 
 
-class LimitSettings(Target):
-    """A buffer and its limits. No variables: BREADBOX_CAPACITY_CHUNKS is a server's own."""
-
-    presets = PRESETS
+class LimitSettings(Target, BufferLimits):
+    """A buffer and its limits."""
 
     name: str = of_one_call(positional=True)
-    preset: Preset | None = setting(None, environment=False)
-    """Limits for a kind of learner; other options override them. on-policy: staleness-max 2,
-    uses-max 1, sampler uniform, full-policy evict, remover oldest_first. off-policy: staleness-max
-    and uses-max without end, capacity-chunks 65536, schema ragged. prioritised: the same with
-    sampler prioritised, priority-exponent 0.6. queue: staleness-max without end, uses-max 1,
-    full-policy block, sampler oldest_first. stack: the same with sampler newest_first."""
-    fragments_per_chunk: int | None = setting(None, environment=False, ge=1)
-    """Fragments of a chunk; cannot be changed later."""
-    capacity_chunks: int | None = setting(None, environment=False, ge=1)
-    """Chunks held for sampling."""
-    capacity_bytes: Bytes | None = setting(None, environment=False, ge=1)
-    """Payload bytes held, such as 8GiB."""
-    staleness_max: int | None = setting(None, environment=False, ge=0)
-    """Largest staleness served, in versions."""
-    uses_max: int | None = setting(None, environment=False, ge=1)
-    """Deliveries after which a chunk leaves."""
     full_policy: FullPolicy | None = setting(None, environment=False)
-    """At the limit: evict chunks, or make producers wait."""
-    remover: str | None = setting(None, environment=False)
-    """Which chunks are evicted at the limit: oldest_first, or another one of --sampler."""
+    """When there is no room: evict chunks, or let producers wait."""
     schema_policy: SchemaPolicy | None = setting(None, option="schema", environment=False)
     """Fragments of a session must have the same arrays and as many steps, or the same arrays alone
     (ragged), or neither (any)."""
     lease_expiry_policy: LeaseExpiryPolicy | None = setting(None, environment=False)
-    """An expired lease returns its uses, or counts as consumed."""
-    lease_s: float | None = setting(None, environment=False, gt=0)
-    """Seconds a lease lives without renewal."""
-    waiters_max: int | None = setting(None, environment=False, ge=1)
-    """Fetches that may wait at the same time."""
-    leases_max: int | None = setting(None, environment=False, ge=1)
-    """Leases that may be open at the same time."""
-    workers_max: int | None = setting(None, environment=False, ge=1)
-    """Workers remembered in a session."""
-    open_chunk_s: float | None = setting(None, environment=False, gt=0)
-    """Seconds of silence that end a worker's open chunk."""
-    sampler: str | None = setting(
-        None, environment=False, description=f"Which chunks a fetch gets: {', '.join(_SAMPLERS)}."
-    )
-    priority_exponent: float | None = setting(None, environment=False, ge=0, le=8)
-    """Exponent of the priorities with the sampler prioritised."""
-    with_replacement: bool | None = setting(None, environment=False)
-    """Whether a fetch may get a chunk several times; each time is a use."""
-    minimum_chunks: int | None = setting(None, environment=False, ge=0)
-    """Fetches wait until there are so many chunks."""
+    """Return the chunks of an expired lease for another fetch, or count them as used."""
     ratio: float | None = setting(None, environment=False)
     """Uses per inserted chunk, to be kept approximately."""
     error_chunks: float | None = setting(None, environment=False)

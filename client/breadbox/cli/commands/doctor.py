@@ -18,7 +18,7 @@ from breadbox.cli.command import command
 from breadbox.cli.connection import Target
 from breadbox.diagnosis import idle_text, is_idle
 from breadbox.model import errors
-from breadbox.model.fragment import Fragment
+from breadbox.model.fragment import Fragment, fragment_of
 from breadbox.model.options import split_addresses
 from breadbox.model.presets import STORE_FULL_ADVICE
 from breadbox.model.types import (
@@ -332,23 +332,14 @@ def _store(client: breadbox.Client, store_url: str) -> Finding:
 
 def _probe_fragment() -> Fragment:
     step_count = 16
-    flags = np.zeros(step_count, np.bool_)
     pixels = np.random.default_rng(0).integers(
         0, 256, (step_count, PROBE_BYTES // step_count), np.uint8
     )
-    return Fragment(
-        worker_id="doctor",
-        fragment_index=0,
-        session_id="doctor",
-        model_version_min=0,
-        model_version_max=0,
+    return fragment_of(
+        *("doctor", "doctor", 0),
         obs=pixels,
         action=np.zeros(step_count, np.int64),
-        reward=np.zeros(step_count, np.float32),
-        terminated=flags,
-        truncated=flags,
-        first=flags,
-        episode_id=np.zeros(step_count, np.int64),
+        reward=np.zeros(step_count),
         next_obs=pixels[0],
     )
 

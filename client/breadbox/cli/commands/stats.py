@@ -1,7 +1,8 @@
 """`breadbox stats` and `breadbox explain`: show a buffer's contents, and why a learner waits."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from rich.console import Group
 from rich.table import Table
@@ -10,7 +11,9 @@ from breadbox.cli import frame
 from breadbox.cli.command import command
 from breadbox.cli.connection import Target
 from breadbox.cli.settings import of_one_call
+from breadbox.client import Client
 from breadbox.diagnosis import diagnose
+from breadbox.model.errors import ReplayBufferError
 from breadbox.model.presets import UNLIMITED
 from breadbox.model.types import (
     ArrayType,
@@ -20,7 +23,9 @@ from breadbox.model.types import (
     SampleToInsertRatio,
     SchemaPolicy,
 )
+from breadbox.shared.step_ends import left_out_text, reporting
 
+WORKERS_SHOWN = 20
 COLUMNS = 80
 """Width of an ordinary terminal."""
 
@@ -40,7 +45,8 @@ def stats(settings: StatsSettings) -> None:
     docs/operate.md describes each counter.
     """
     with settings.connect() as client:
-        found = [client.get_buffer(name) for name in settings.names] or list(client.list_buffers())
+        found = [client.get_buffer(name, with_workers=True) for name in settings.names]
+        found = found or [_with_workers(client, each) for each in client.list_buffers()]
     if settings.as_json:
         frame.print_json(found)
         return
@@ -49,6 +55,14 @@ def stats(settings: StatsSettings) -> None:
         if number:
             console.print()
         console.print(describe(description, show_zeros=settings.show_zeros))
+
+
+def _with_workers(client: Client, listed: BufferDescription) -> BufferDescription:
+    """Return a buffer with its workers, or as it was listed if these cannot be asked for."""
+    try:
+        return replace(listed, workers=client.get_buffer(listed.name, with_workers=True).workers)
+    except ReplayBufferError:
+        return listed
 
 
 def describe(description: BufferDescription, *, show_zeros: bool) -> Group:
@@ -68,7 +82,34 @@ def describe(description: BufferDescription, *, show_zeros: bool) -> Group:
         *([waiting] if waiting else []),
         "",
         frame.rows(frame.table("counter", "#total"), counted) if counted else "nothing counted yet",
+        *(_steps(description, show_zeros) if description.workers else ()),
     )
+
+
+def _steps(description: BufferDescription, show_all: bool) -> Iterator[Table | str]:
+    """Yield where the steps of workers went, the least trained on first."""
+    workers = sorted(
+        reporting(description.workers),
+        key=lambda each: each.trained_count / max(1, each.acted_count),
+    )
+    shown = workers if show_all else workers[:WORKERS_SHOWN]
+    columns = ("acted", "trained", "dropped", "refused", "evicted", "undelivered")
+    lines = [
+        (
+            frame.shown(each.worker_id),
+            *[frame.count_text(getattr(each, f"{name}_count")) for name in columns],
+            f"{each.fragment_versions:.1f}" if each.steps_per_version else "-",
+        )
+        for each in shown
+    ]
+    heads = [f"#{name}" for name in columns]
+    excluded, left = left_out_text(description.workers), len(workers) - len(shown)
+    yield ""
+    yield frame.rows(frame.table("steps of worker", *heads, "#versions"), lines)
+    if left:
+        yield f"and {frame.counted(left, 'worker')}; --all shows them"
+    if excluded:
+        yield f"[red]LEFT OUT[/]: {frame.shown(excluded)}."
 
 
 def headline(description: BufferDescription) -> str:
@@ -192,7 +233,7 @@ def explain(settings: ExplainSettings) -> None:
         before = client.get_buffer(settings.name)
         started_at = time.monotonic()
         time.sleep(settings.interval_s)
-        after = client.get_buffer(settings.name)
+        after = client.get_buffer(settings.name, with_workers=True)
         watched_s = time.monotonic() - started_at
     diagnosis = diagnose(before, after, watched_s, fragment_count=settings.fragment_count)
     if settings.as_json:

@@ -158,10 +158,7 @@ class Columns:
             tree = getattr(fragment, name)
             if not self._leaves[name] and not tree:  # None, or nothing in it: most have no extras.
                 continue
-            if type(tree) is np.ndarray and type(self._structures[name]) is int:
-                found = [tree]
-            else:
-                found = leaves_as(self._structures[name], tree, path=name, where=where)
+            found = leaves_as(self._structures[name], tree, path=name, where=where)
             for leaf, got in zip(self._leaves[name], found, strict=True):
                 is_plain = type(got) is np.ndarray and leaf.type_name != BFLOAT16
                 array, name_of_type = (

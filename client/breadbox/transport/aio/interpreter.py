@@ -30,19 +30,12 @@ from breadbox.operations.operations import (
 from breadbox.shared.process_bound import ProcessBound
 from breadbox.shared.tasks import end_tasks
 from breadbox.stores.deadline import Deadline
-from breadbox.v1.replay_buffer_service_pb2_grpc import ReplayBufferServiceStub
-from breadbox.wire.connections import Connections
+from breadbox.wire.connections import Connections, Line
 
 T = TypeVar("T")
 
 THREADS_MAX = 16
 """Most threads of one client that move payloads: as many as a store has connections."""
-
-
-class _Line:
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.channel = channel
-        self.stub = ReplayBufferServiceStub(channel)
 
 
 async def _in_thread(threads: Executor, function: Callable[[Deadline], T], deadline: Deadline) -> T:
@@ -88,13 +81,13 @@ class Interpreter(ProcessBound):
         addresses = context.route.addresses
         credentials = context.options.credentials()
 
-        def open_line(address: str, is_another: bool) -> _Line:
+        def open_line(address: str, is_another: bool) -> Line:
             arguments = channel_options(
                 address, is_one_of_many=len(addresses) > 1, is_shared=not is_another
             )
             if credentials is None:
-                return _Line(grpc.aio.insecure_channel(address, options=arguments))
-            return _Line(grpc.aio.secure_channel(address, credentials, options=arguments))
+                return Line(grpc.aio.insecure_channel(address, options=arguments))
+            return Line(grpc.aio.secure_channel(address, credentials, options=arguments))
 
         self._lines = Connections(addresses, open_line)
         self._metadata = context.options.metadata()

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from breadbox.shared.tasks import end_tasks
+from breadbox.transport.prefetch import move_completed_to_front
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -46,7 +47,7 @@ async def prefetched(
                 await asyncio.wait([pending[0]])
             else:
                 await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                _move_completed_to_front(pending)
+                move_completed_to_front(pending)
             # No variable has the result when it is yielded, so that nothing keeps a batch alive.
             ready = [pending.popleft()]
             top_up()
@@ -58,10 +59,3 @@ async def prefetched(
             for task in pending:
                 if task.done() and not task.cancelled():
                     task.exception()  # Read, or asyncio would log it as never retrieved.
-
-
-def _move_completed_to_front(pending: deque[asyncio.Task[Result]]) -> None:
-    position = next(i for i, task in enumerate(pending) if task.done())
-    completed = pending[position]
-    del pending[position]
-    pending.appendleft(completed)

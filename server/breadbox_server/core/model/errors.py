@@ -69,9 +69,9 @@ class SessionNotCurrentError(DomainError):
     """The session is unknown or has ended."""
 
     def __init__(self, session: str, current: str) -> None:
-        status = f"current is {current!r}" if current else "none is"
+        since = f"another run has started {current!r}" if current else "none is"
         super().__init__(
-            f"session {session!r} is not current; {status}. An ended session never starts again"
+            f"session {session!r} is not current: {since}. An ended session never starts again"
         )
         self.session = session
         self.current = current

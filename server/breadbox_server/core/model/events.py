@@ -5,7 +5,13 @@ from enum import Enum
 
 from breadbox_server.core.model.errors import DomainError
 from breadbox_server.core.model.ids import BufferName, CallerId, LeaseId, ModelVersion, SessionId
-from breadbox_server.core.model.inputs import AdmissionOutcome, GrantedFragment, ModelState, Payload
+from breadbox_server.core.model.inputs import (
+    AdmissionOutcome,
+    Fragment,
+    GrantedFragment,
+    ModelState,
+    Payload,
+)
 
 
 class EvictionReason(Enum):
@@ -37,6 +43,17 @@ class LeaseEnd(Enum):
     CONSUMED = "consumed"
     RETURNED = "returned"
     EXPIRED = "expired"
+
+
+class StepsEnd(Enum):
+    """What became of a fragment's steps."""
+
+    TRAINED = "trained"
+    """Their first use was granted."""
+    RETURNED = "returned"
+    """Their only use was given back, so they were not trained on after all."""
+    EVICTED = "evicted"
+    """They left the buffer without a use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +154,15 @@ class LeaseEnded(Event):
 
     end: LeaseEnd
     chunk_ids: tuple[int, ...]
+    staleness: tuple[int, ...] = ()
+    """Staleness of each chunk then, or empty if its session has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepsEnded(Event):
+    """Fragments came to an end, of which each ends as TRAINED or EVICTED once it is settled."""
+
+    end: StepsEnd
+    fragments: tuple[Fragment, ...]
+    model_version: ModelVersion | None = None
+    """Version that was current when TRAINED ones were granted."""

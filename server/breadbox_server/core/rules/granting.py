@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from breadbox_server.core.model import errors, events, inputs
 from breadbox_server.core.model.config import LeaseExpiryPolicy, check_duration
 from breadbox_server.core.model.entries import GrantMade, ReplayError
-from breadbox_server.core.model.events import EvictionReason, LeaseEnd
+from breadbox_server.core.model.events import EvictionReason, LeaseEnd, StepsEnd
 from breadbox_server.core.model.ids import CallerId, ChunkId, LeaseId
 from breadbox_server.core.model.validation import WORLD_SIZE_MAX, check_int, check_name
 from breadbox_server.core.state import grants
@@ -216,6 +216,11 @@ def _draw(state: BufferState, waiter: Waiter, *, now: float) -> None:
     )
     grant = _carry_out(state, made, now=now)
     state.shared.record(made, now)
+    first = [each for part in grant.chunks if part.use_count == 1 for each in part.chunk.fragments]
+    if first:
+        state.events.append(
+            events.StepsEnded(state.name, StepsEnd.TRAINED, tuple(first), grant.model_version)
+        )
     for caller in waiter.callers.values():
         lease = grant.leases[caller.rank]
         _report_granted(state, lease, caller.caller_id, wait_s=now - caller.asked_at)
@@ -364,7 +369,11 @@ def _let_go(state: BufferState, lease: Lease, end: LeaseEnd, *, gives_back: bool
     state.holdings.end_leases(chunks, state.config.uses_max, obstacle)
     state.counters[LEASES_ENDED[end]] += 1
     chunk_ids = tuple([each.chunk.chunk_id for each in lease.share])
-    state.events.append(events.LeaseEnded(state.name, end, chunk_ids))
+    version = state.model.version
+    staleness: tuple[int, ...] = ()
+    if version is not None and lease.grant.session_id == state.model.session_id:
+        staleness = tuple([version - each.chunk.version for each in lease.share])
+    state.events.append(events.LeaseEnded(state.name, end, chunk_ids, staleness))
 
 
 def _giving_back(state: BufferState, lease: Lease) -> Iterator[Chunk]:
@@ -374,10 +383,13 @@ def _giving_back(state: BufferState, lease: Lease) -> Iterator[Chunk]:
         chunk = granted.chunk
         chunk.use_count -= 1
         state.counters["chunks_returned"] += 1
+        # A chunk that was evicted before its lease ended, and has no use now, never came.
+        has_left = chunk.state in (ChunkState.GONE, ChunkState.RETAINED)
+        if chunk.use_count == 0:
+            for end in (StepsEnd.RETURNED, *([StepsEnd.EVICTED] if has_left else [])):
+                state.events.append(events.StepsEnded(state.name, end, chunk.fragments))
         if is_current:
             state.meter.delivered_count -= 1
-            # A chunk that was evicted before its lease ended, and has no use now, never came.
-            has_left = chunk.state in (ChunkState.GONE, ChunkState.RETAINED)
             if has_left and chunk.use_count == 0:
                 state.meter.inserted_count -= 1
         yield chunk

@@ -13,6 +13,8 @@ from breadbox_server.core.model.events import (
     Event,
     FragmentsDiscarded,
     PayloadsDisposable,
+    StepsEnd,
+    StepsEnded,
 )
 from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId, ReservationId
 from breadbox_server.core.model.inputs import Fragment
@@ -208,8 +210,8 @@ class BufferState:
             return reason
         if not self.has_leases_for(world_size):
             return (
-                f"{self.leases.live_count} leases are alive and {world_size} more are needed, "
-                f"but leases_max is {self.config.leases_max}"
+                f"live leases: {self.leases.live_count} of leases_max "
+                f"({self.config.leases_max}); needed: {world_size} more"
             )
         if not self.limiter.may_draw(self.flow, chunk_count):
             return self.limiter.reason(self.flow, chunk_count)
@@ -226,6 +228,7 @@ class BufferState:
             self.payloads.dispose(fragments)
             self.counters[FRAGMENTS_DISCARDED[reason]] += len(fragments)
             self.events.append(FragmentsDiscarded(self.name, reason, len(fragments)))
+            self.events.append(StepsEnded(self.name, StepsEnd.EVICTED, tuple(fragments)))
 
     def tell_disposable(self) -> None:
         """Report what was let go of since the last call, at the end of each input (B13)."""

@@ -10,7 +10,13 @@ H3  A chunk is evicted at most once, with one reason: when it leaves the table f
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from breadbox_server.core.model.events import ChunksEvicted, Event, EvictionReason
+from breadbox_server.core.model.events import (
+    ChunksEvicted,
+    Event,
+    EvictionReason,
+    StepsEnd,
+    StepsEnded,
+)
 from breadbox_server.core.model.ids import BufferName, ChunkId, SessionId
 from breadbox_server.core.model.inputs import Fragment
 from breadbox_server.core.samplers import Sampler
@@ -152,7 +158,7 @@ class ChunkHoldings:
 
         A used-up chunk with a use again returns at its old age, unless `obstacle` says why not.
         """
-        given_up: dict[EvictionReason, list[tuple[ChunkId, int]]] = {}
+        given_up: dict[EvictionReason, list[tuple[Chunk, int]]] = {}
         for chunk in chunks:
             chunk.lease_count -= 1
             is_leased = chunk.lease_count > 0
@@ -164,7 +170,7 @@ class ChunkHoldings:
                     self.table.add(chunk)
                 elif not (is_used_up and is_leased):
                     self._leave(chunk, reason)
-                    given_up.setdefault(reason, []).append((chunk.chunk_id, chunk.use_count))
+                    given_up.setdefault(reason, []).append((chunk, chunk.use_count))
             elif is_leased:
                 continue
             elif chunk.state is ChunkState.HELD:
@@ -182,7 +188,7 @@ class ChunkHoldings:
         for chunk in chunks:
             self.table.remove_many((chunk,), ChunkState.GONE)
             self._let_go(chunk, reason)
-            gone.append((chunk.chunk_id, chunk.use_count))
+            gone.append((chunk, chunk.use_count))
         self._report(reason, gone)
         return len(gone)
 
@@ -232,7 +238,7 @@ class ChunkHoldings:
             return True
         if chunk.state is ChunkState.USED_UP:
             self._leave(chunk, reason)
-            self._report(reason, [(chunk.chunk_id, chunk.use_count)])
+            self._report(reason, [(chunk, chunk.use_count)])
             return True
         if chunk.state is ChunkState.RETAINED:
             self.subscriptions.lose(chunk)
@@ -244,7 +250,7 @@ class ChunkHoldings:
         held = self.table.clear()
         for chunk in held:
             self._let_go(chunk, EvictionReason.SESSION_ENDED)
-        gone = [(chunk.chunk_id, chunk.use_count) for chunk in held]
+        gone = [(chunk, chunk.use_count) for chunk in held]
         self._report(EvictionReason.SESSION_ENDED, gone)
         for chunk in self.subscriptions.by_age():
             if chunk.state is ChunkState.RETAINED:
@@ -293,11 +299,16 @@ class ChunkHoldings:
         if chunk.lease_count == 0:
             self._payloads.dispose(chunk.fragments)
 
-    def _report(self, reason: EvictionReason, gone: Sequence[tuple[ChunkId, int]]) -> None:
+    def _report(self, reason: EvictionReason, gone: Sequence[tuple[Chunk, int]]) -> None:
+        """Report chunks that left, each with its uses then: a lease may give one back later."""
         if gone:
-            chunk_ids, use_counts = zip(*gone, strict=True)
+            chunks, use_counts = zip(*gone, strict=True)
+            chunk_ids = tuple([chunk.chunk_id for chunk in chunks])
             self._counters[CHUNKS_EVICTED[reason]] += len(gone)
             # Of an ended session nothing is counted any more.
             if reason is not EvictionReason.SESSION_ENDED:
                 self._meter.inserted_count -= use_counts.count(0)
             self._events.append(ChunksEvicted(self._buffer, reason, use_counts, chunk_ids))
+            unread = [each for chunk, count in gone if not count for each in chunk.fragments]
+            if unread:
+                self._events.append(StepsEnded(self._buffer, StepsEnd.EVICTED, tuple(unread)))

@@ -138,12 +138,6 @@ BUFFER: Final = MessageMapping(
 _Record = TypeVar("_Record", pb.Turn, pb.Snapshot)
 
 
-class Turn(NamedTuple):
-    """What was decided together: instants of the server's clock, and entries."""
-
-    entries: list[tuple[float, Entry]]
-
-
 class Snapshot(NamedTuple):
     """The core after a turn."""
 
@@ -161,11 +155,11 @@ def encode_turn(entries: Sequence[tuple[float, Entry]]) -> bytes:
     return message.SerializeToString()
 
 
-def decode_turn(data: bytes) -> Turn:
-    """Read one turn."""
+def decode_turn(data: bytes) -> list[tuple[float, Entry]]:
+    """Read one turn: what was decided together, with instants of the server's clock."""
     message = _parsed(pb.Turn, data)
     try:
-        return Turn(entries_of(message.entries))
+        return entries_of(message.entries)
     except (DomainError, ValueError) as error:
         raise JournalFormatError(f"a turn holds an entry that cannot be: {error}") from error
 
