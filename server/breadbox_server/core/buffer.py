@@ -5,6 +5,7 @@ What knows what:
     rules.intake     fragments coming in          state.assembly   workers and their open chunks
     rules.offers     fragments to be confirmed    state.room       places and bytes reserved
     rules.waiting    appends without room         state.room_queue their order
+    state.groups     groups of members, in the place of workers
     rules.granting   fetches and leases           state.holdings   closed chunks, held and leased
     rules.reading    cursors                      state.grants     waiters, grants and leases
     rules.changes    sessions, limits, losses     state.session    session, version, weights
@@ -32,7 +33,7 @@ from typing import Any
 
 from breadbox_server.core.model import description, inputs
 from breadbox_server.core.model.config import BufferConfig
-from breadbox_server.core.model.entries import Entry, FragmentTaken, GrantMade
+from breadbox_server.core.model.entries import Entry, FragmentTaken, GrantMade, TimePassed
 from breadbox_server.core.model.errors import DomainError, RequestNotFoundError
 from breadbox_server.core.model.ids import LeaseId, PayloadId, RequestId
 from breadbox_server.core.model.inputs import Answer, Fragment, Payload
@@ -41,6 +42,7 @@ from breadbox_server.core.rules import changes, granting, intake, offers, readin
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.chunks import Chunk, ChunkState
 from breadbox_server.core.state.grants import granted_fragments
+from breadbox_server.core.state.groups import Groups
 from breadbox_server.core.state.payloads import MODEL_OWNER, Owner
 
 
@@ -128,10 +130,13 @@ class ReplayBuffer:
         """Show the named cursors; far cheaper than going through what they have not passed."""
         return reading.describe_subscriptions(self._state)
 
-    def describe(self) -> description.BufferDescription:
-        """Show limits, gauges and counters; O(model versions held)."""
-        state = self._state
-        held_count = len(state.holdings.table.held)
+    def describe(self, *, now: float) -> description.BufferDescription:
+        """Show limits, gauges and counters; O(model versions held), of groups O(chunks held)."""
+        state, groups = self._state, self._groups
+        held = state.holdings.table.held
+        fragment_count = len(held) * state.config.fragments_per_chunk
+        if groups is not None:
+            fragment_count = sum([len(chunk.fragments) for chunk in held.values()])
         version = state.model.version or 0
         counts = sorted(state.holdings.table.count_by_version.items(), reverse=True)
         latest = state.leases.latest_grant()
@@ -139,11 +144,11 @@ class ReplayBuffer:
             name=state.name,
             config=state.config,
             model=state.model.state,
-            chunk_count=held_count,
+            chunk_count=len(held),
             retained_count=state.holdings.subscriptions.retained_count,
             open_chunk_count=len(state.assembly.open),
             open_fragment_count=state.assembly.open_fragment_count,
-            fragment_count=held_count * state.config.fragments_per_chunk,
+            fragment_count=fragment_count,
             payload_bytes=state.payloads.referred_bytes,
             weights_bytes=state.payloads.weights_bytes,
             lease_count=state.leases.live_count,
@@ -157,7 +162,18 @@ class ReplayBuffer:
             quarantined=tuple(state.quarantined),
             latest_request_id=RequestId("") if latest is None else latest.request_id,
             schemas=tuple(state.model.schemas.values()),
+            open_groups=() if groups is None else tuple(groups.longest_silent(now)),
         )
+
+    @property
+    def _groups(self) -> Groups | None:
+        assembly = self._state.assembly
+        return assembly if isinstance(assembly, Groups) else None
+
+    def group_ends(self, after: int, count_max: int) -> list[description.GroupEnd]:
+        """Return the first ends of remembered groups after the one of a number."""
+        groups = self._groups
+        return [] if groups is None else groups.ends_after(after, count_max)
 
     def apply(self, input: inputs.Input[Answer], *, now: float) -> Answer:
         """Do what is due, then carry out an input; see `BufferSet.apply`."""
@@ -197,9 +213,12 @@ class ReplayBuffer:
         if due_at is None or due_at > now:
             return
         state = self._state
+        ended_count = state.assembly.ended_count
         offers.expire(state, now=now)
+        intake.end_silent(state, now=now)
         granting.expire(state, now=now)
-        intake.discard_silent(state, now=now)
+        if state.assembly.ended_count > ended_count:
+            state.shared.record(TimePassed(state.name), now)
         granting.settle(state, now=now)
         granting.time_out_overdue(state, now=now)
         waiting.time_out_overdue(state, now=now)
@@ -216,7 +235,7 @@ class ReplayBuffer:
         self._quiet_until = -inf
         if isinstance(entry, GrantMade):
             granting.replay(self._state, entry, now=now)
-        else:
+        elif not isinstance(entry, TimePassed):
             _HANDLERS[type(entry)](self._state, entry, now=now)
 
     def replay_run(self, run: Sequence[tuple[float, FragmentTaken]]) -> None:

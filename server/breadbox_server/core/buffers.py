@@ -130,7 +130,7 @@ class BufferSet:
         """Show limits, gauges and counters of a buffer, after what is due by `now` (S2)."""
         found = self[buffer]
         found.handle_timer(now=now)
-        return found.describe()
+        return found.describe(now=now)
 
     def refers_to(self, buffer: BufferName, payload_id: PayloadId) -> bool:
         """Return whether a buffer, if it exists, refers to a payload."""
@@ -159,6 +159,16 @@ class BufferSet:
         """Count the chunks ever closed; 0 for a buffer that does not exist."""
         state = self._shared.states.get(buffer)
         return 0 if state is None else state.holdings.closed_count
+
+    def collects_groups(self, buffer: BufferName) -> bool:
+        """Return whether a buffer, if it exists, takes members of groups."""
+        state = self._shared.states.get(buffer)
+        return state is not None and state.assembly.in_any_order
+
+    def group_end_count(self, buffer: BufferName) -> int:
+        """Count the ends of groups ever noted; 0 for a buffer that does not exist."""
+        state = self._shared.states.get(buffer)
+        return 0 if state is None else state.assembly.ended_count
 
     def fragments(self) -> Iterator[Fragment]:
         """Go lazily through the fragments of all buffers; not to be held over an input."""

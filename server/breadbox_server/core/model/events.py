@@ -4,11 +4,18 @@ from dataclasses import dataclass
 from enum import Enum
 
 from breadbox_server.core.model.errors import DomainError
-from breadbox_server.core.model.ids import BufferName, CallerId, LeaseId, ModelVersion, SessionId
+from breadbox_server.core.model.ids import (
+    BufferName,
+    CallerId,
+    LeaseId,
+    ModelVersion,
+    SessionId,
+)
 from breadbox_server.core.model.inputs import (
     AdmissionOutcome,
     Fragment,
     GrantedFragment,
+    GroupEndReason,
     ModelState,
     Payload,
 )
@@ -146,6 +153,13 @@ class FragmentsDiscarded(Event):
 
     reason: DiscardReason
     fragment_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnded(Event):
+    """A group ended, or its end became another one."""
+
+    reason: GroupEndReason
 
 
 @dataclass(frozen=True, slots=True)

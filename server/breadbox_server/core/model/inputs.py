@@ -22,6 +22,7 @@ class AdmissionOutcome(Enum):
     BUFFER_FULL = "buffer_full"
     BYTES_FULL = "bytes_full"
     SCHEMA_UNKNOWN = "schema_unknown"
+    GROUP_ENDED = "group_ended"
 
     __hash__ = object.__hash__
     """Enum's own is written in Python, and outcomes are looked up by for every fragment."""
@@ -35,6 +36,23 @@ class AdmissionOutcome(Enum):
         # Asked once per fragment: an attribute, since a property of an enum is slow to look up.
         self.asks_to_wait = value in ("buffer_full", "bytes_full")
         self.asks_again = self.asks_to_wait or value == "schema_unknown"
+
+
+class GroupEndReason(Enum):
+    """Why a group ended (G1).
+
+    If the chunk of a complete or partial one leaves without a use, its end becomes stale, lost or
+    evicted.
+    """
+
+    COMPLETE = "complete"
+    PARTIAL = "partial"
+    """Silent with at least `group_min` members, which were made a chunk."""
+    INCOMPLETE = "incomplete"
+    """Silent with fewer."""
+    STALE = "stale"
+    LOST = "lost"
+    EVICTED = "evicted"
 
 
 class ReleaseMode(Enum):
@@ -327,6 +345,8 @@ class Appended:
     outcome: AdmissionOutcome
     first_outcome: AdmissionOutcome | None = None
     """First outcome of a duplicate, or None if it is no longer remembered."""
+    group_end: GroupEndReason | None = None
+    """Why the group of a GROUP_ENDED has ended."""
 
 
 class Offered(NamedTuple):

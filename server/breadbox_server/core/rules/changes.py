@@ -188,10 +188,22 @@ def update_limits(state: BufferState, input: inputs.UpdateBuffer, *, now: float)
             "fragments or a lease refers to them; empty it (end the session), delete it, or "
             "use another buffer",
         )
+    if new.assembly is not old.assembly and not (state.is_empty and state.model.version is None):
+        raise errors.InvalidArgumentError(
+            "assembly",
+            f"is {old.assembly.value} and cannot be changed while a session is current or the "
+            "buffer holds fragments or a lease refers to them; end the session, or use another "
+            "buffer",
+        )
     sampler = make_sampler(new.sampler, new.priority_exponent)
     remover = make_remover(new.remover, new.priority_exponent)
-    state.assembly.fragments_per_chunk = new.fragments_per_chunk
     state.config = new
+    if new.assembly is old.assembly:
+        state.assembly.fragments_per_chunk = new.fragments_per_chunk
+    else:
+        ended_count = state.assembly.ended_count
+        state.assembly = state.make_assembly()
+        state.assembly.restore_ends(ended_count)
     state.limiter = make_limiter(new.limiter)
     if (new.sampler, new.priority_exponent) != (old.sampler, old.priority_exponent):
         state.holdings.table.use_sampler(sampler)
@@ -202,7 +214,7 @@ def update_limits(state: BufferState, input: inputs.UpdateBuffer, *, now: float)
     state.holdings.evict_to_count(new.capacity_chunks)
     state.holdings.evict_to_bytes(new.capacity_bytes)
     state.leases.trim(new.requests_remembered_max)
-    intake.discard_silent(state, now=now)
+    intake.end_silent(state, now=now)
     state.shared.record(input, now)
     granting.refuse_impossible(state)
     granting.settle(state, now=now)

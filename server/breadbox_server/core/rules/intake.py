@@ -8,11 +8,13 @@ from breadbox_server.core.model.config import FullPolicy, SchemaPolicy
 from breadbox_server.core.model.entries import FragmentTaken
 from breadbox_server.core.model.events import DiscardReason, FragmentsJudged
 from breadbox_server.core.model.ids import ModelVersion, SessionId, WorkerId
-from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment
-from breadbox_server.core.rules.granting import settle
+from breadbox_server.core.model.inputs import AdmissionOutcome, Appended, Fragment, GroupEndReason
+from breadbox_server.core.model.validation import check_int
+from breadbox_server.core.rules.granting import expire, settle
 from breadbox_server.core.state.assembly import AppendPreview, Worker
 from breadbox_server.core.state.buffer_state import BufferState
 from breadbox_server.core.state.counters import FRAGMENTS_JUDGED
+from breadbox_server.core.state.groups import Groups
 
 REMEMBERED = (AdmissionOutcome.ADMITTED, AdmissionOutcome.STALE)
 """Outcomes that change the buffer, and are what a re-append is answered with (B2)."""
@@ -137,6 +139,7 @@ def _closes_alone(state: BufferState) -> bool:
     """Return whether a fragment is a chunk, and nothing else depends on when it comes."""
     return (
         state.config.fragments_per_chunk == 1
+        and not state.assembly.in_any_order
         and not state.limiter.limits_inserts
         and state.holdings.closes_in_order
         and state.waiters.head() is None
@@ -168,6 +171,8 @@ def judge(
     if outcome is AdmissionOutcome.DUPLICATE and worker is not None:
         return Appended(outcome, worker.outcomes.outcome(fragment.fragment_index))
     if outcome is not AdmissionOutcome.WRONG_SESSION:
+        if preview.end is not None:
+            return Appended(AdmissionOutcome.GROUP_ENDED, group_end=preview.end)
         _check_novelty(state, fragment, worker)
         if outcome is not AdmissionOutcome.STALE and not _is_known(state, fragment):
             return _SCHEMA_UNKNOWN
@@ -255,7 +260,9 @@ def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None
     if state.shared.refers_to(payload.payload_id):
         raise errors.InvalidArgumentError("payload.payload_id", "is in use for another fragment")
     next_index = 0 if worker is None else worker.outcomes.next_index
-    if fragment.fragment_index - next_index > INDEX_JUMP_MAX:
+    if state.assembly.in_any_order:
+        check_int("fragment_index", fragment.fragment_index, 0, state.config.fragments_per_chunk - 1)
+    elif fragment.fragment_index - next_index > INDEX_JUMP_MAX:
         raise errors.InvalidArgumentError(
             "fragment_index",
             f"is {fragment.fragment_index}, but the next of worker {fragment.worker_id!r} in "
@@ -327,7 +334,11 @@ def _carry_out(
         _admit(state, worker, fragment, preview, now=now)
         state.model.step_count = fragment.step_count
         state.model.schemas.note(fragment.schema_hash)
-    window = state.config.outcomes_per_worker_max
+    else:
+        state.discard(state.assembly.end_stale(worker), DiscardReason.STALE)
+    config, assembly = state.config, state.assembly
+    # Of a group all that is judged is remembered, so that nothing else is taken for a duplicate.
+    window = config.fragments_per_chunk if assembly.in_any_order else config.outcomes_per_worker_max
     worker.outcomes.remember(fragment.fragment_index, outcome, window)
     state.counters[FRAGMENTS_JUDGED[outcome]] += 1
 
@@ -345,10 +356,14 @@ def _admit(
     state.payloads.take(fragment)
     closed = state.assembly.place(worker, fragment, now=now)
     if closed is not None:
-        holdings.close(closed)
-        state.meter.inserted_count += 1
-        # The new chunk is one of those that may have to leave (B19).
-        holdings.evict_to_count(config.capacity_chunks)
+        _close(state, closed)
+
+
+def _close(state: BufferState, fragments: list[Fragment]) -> None:
+    state.holdings.close(fragments)
+    state.meter.inserted_count += 1
+    # The new chunk is one of those that may have to leave (B19).
+    state.holdings.evict_to_count(state.config.capacity_chunks)
 
 
 def carry_out_run(state: BufferState, run: Sequence[FragmentTaken]) -> bool:
@@ -358,6 +373,7 @@ def carry_out_run(state: BufferState, run: Sequence[FragmentTaken]) -> bool:
     """
     if (
         state.config.fragments_per_chunk > 1
+        or state.assembly.in_any_order
         or not state.holdings.closes_in_order
         or len(state.assembly.workers) + len(run) > state.config.workers_max
         or any([each.outcome is not AdmissionOutcome.ADMITTED for each in run])
@@ -390,7 +406,7 @@ def _remember(state: BufferState, worker_id: WorkerId) -> Worker:
     if _has_all_workers(state) and worker_id not in assembly.workers:
         idle = _first_idle(state)
         if idle is not None:
-            del assembly.workers[idle]
+            assembly.forget(idle)
     return assembly.find_or_add(worker_id)
 
 
@@ -409,15 +425,35 @@ def _share_ids(fragment: Fragment, worker: Worker, session_id: SessionId) -> Non
         fragment.model_version_max = fragment.model_version_min
 
 
-def discard_silent(state: BufferState, *, now: float) -> None:
-    """Discard the open chunks whose workers admitted nothing for `open_chunk_s`.
+def end_silent(state: BufferState, *, now: float) -> None:
+    """Discard the open chunks, or end the groups, that got nothing for `open_chunk_s`.
 
     Only admission counts, so that workers waiting for bytes do not block each other for ever.
+    Leases expire in between, each in its time: whether a group finds room may depend on that.
     """
-    assembly = state.assembly
     while (due_at := next_silence(state)) is not None and due_at <= now:
+        expire(state, now=due_at)
+        assembly = state.assembly
         worker = assembly.workers[next(iter(assembly.open))]
-        state.discard(assembly.discard(worker), DiscardReason.WORKER_SILENT)
+        if isinstance(assembly, Groups):
+            _end_silent_group(state, assembly, worker, due_at)
+        else:
+            state.discard(assembly.discard(worker), DiscardReason.WORKER_SILENT)
+
+
+def _end_silent_group(state: BufferState, groups: Groups, group: Worker, due_at: float) -> None:
+    config = state.config
+    assert group.open_chunk is not None
+    if len(group.open_chunk.fragments) < (config.group_min or config.fragments_per_chunk):
+        members = groups.drop(group, GroupEndReason.INCOMPLETE)
+        state.discard(members, DiscardReason.WORKER_SILENT)
+    elif (
+        config.full_policy is FullPolicy.BLOCK
+        and state.holdings.place_count >= config.capacity_chunks
+    ):
+        groups.postpone(group, due_at)
+    else:
+        _close(state, groups.close_partial(group))
 
 
 def next_silence(state: BufferState) -> float | None:

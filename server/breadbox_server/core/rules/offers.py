@@ -133,7 +133,8 @@ def _let_go(
     if answer.outcome is not AdmissionOutcome.ADMITTED:
         intake.decide(state, fragment, answer, preview, now=now)
         return answer
-    broken_off.add(fragment.worker_id)
+    if not state.assembly.in_any_order:
+        broken_off.add(fragment.worker_id)
     return None
 
 

@@ -2,26 +2,35 @@
 
 import random
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from breadbox_server.core.limiters import Flow, make_limiter
-from breadbox_server.core.model.config import BufferConfig, FullPolicy
+from breadbox_server.core.model.config import AssemblyPolicy, BufferConfig, FullPolicy
 from breadbox_server.core.model.description import QuarantinedFragment
 from breadbox_server.core.model.entries import Entry
 from breadbox_server.core.model.events import (
     DiscardReason,
     Event,
+    EvictionReason,
     FragmentsDiscarded,
+    GroupEnded,
     PayloadsDisposable,
     StepsEnd,
     StepsEnded,
 )
 from breadbox_server.core.model.ids import BufferName, CallerId, PayloadId, ReservationId
-from breadbox_server.core.model.inputs import Fragment
+from breadbox_server.core.model.inputs import Fragment, GroupEndReason
 from breadbox_server.core.samplers import make_remover, make_sampler
 from breadbox_server.core.state.assembly import Assembly
-from breadbox_server.core.state.counters import FRAGMENTS_DISCARDED, FlowMeter, new_counters
+from breadbox_server.core.state.counters import (
+    FRAGMENTS_DISCARDED,
+    GROUPS_ENDED,
+    FlowMeter,
+    new_counters,
+)
 from breadbox_server.core.state.grants import LeaseBook, WaiterQueue
+from breadbox_server.core.state.groups import Groups
 from breadbox_server.core.state.holdings import ChunkHoldings
 from breadbox_server.core.state.payloads import PayloadLedger
 from breadbox_server.core.state.room import Room
@@ -84,7 +93,8 @@ class BufferState:
         self.payloads = PayloadLedger()
         self.model = CurrentModel(self.payloads)
         self.meter = FlowMeter()
-        self.assembly = Assembly(config.fragments_per_chunk)
+        self.room = Room()
+        self.assembly = self.make_assembly()
         self.holdings = ChunkHoldings(
             name,
             make_sampler(config.sampler, config.priority_exponent),
@@ -94,14 +104,29 @@ class BufferState:
             meter=self.meter,
             counters=self.counters,
             events=self.events,
+            note_unused=self.note_unused,
         )
         self.limiter = make_limiter(config.limiter)
         self.waiters = WaiterQueue()
-        self.room = Room()
         self.queue = RoomQueue()
         self.leases = LeaseBook()
         self.quarantined: deque[QuarantinedFragment] = deque(maxlen=QUARANTINED_MAX)
         self._rng = random.Random()
+
+    def make_assembly(self) -> Assembly:
+        """Make an empty assembly of the kind that the limits say."""
+        groups = self.config.assembly is AssemblyPolicy.GROUPS
+        self.room.in_any_order = groups
+        size = self.config.fragments_per_chunk
+        return Groups(size, self._note_group_end) if groups else Assembly(size)
+
+    def _note_group_end(self, reason: GroupEndReason) -> None:
+        self.counters[GROUPS_ENDED[reason]] += 1
+        self.events.append(GroupEnded(self.name, reason))
+
+    def note_unused(self, fragments: Sequence[Fragment], reason: EvictionReason) -> None:
+        """Take note of the fragments of chunks that left without a use."""
+        self.assembly.note_unused(fragments, reason)
 
     @property
     def version_min(self) -> int:

@@ -15,6 +15,7 @@ from breadbox_server.core.model.ids import PayloadId, ReservationId, WorkerId
 from breadbox_server.core.model.inputs import Fragment
 from breadbox_server.core.model.lazy_heap import LazyHeap
 from breadbox_server.core.state.assembly import CLOSES, GOES_ON, AppendPreview, Assembly, Worker
+from breadbox_server.core.state.groups import Groups
 
 
 @dataclass(slots=True)
@@ -26,6 +27,8 @@ class Tail:
     open_bytes: int = 0
     """Bytes of the reserved fragments that will be open."""
     reserved_count: int = 0
+    members: set[int] | None = None
+    """The members that are reserved, if it is of a group."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +54,8 @@ class Room:
         """Bytes of reserved fragments that will be open, and not to be evicted."""
         self.tails: dict[WorkerId, Tail] = {}
         self.payload_ids: set[PayloadId] = set()
+        self.in_any_order = False
+        """Whether workers are groups, whose members come in any order."""
         self._by_expiry: LazyHeap[tuple[float, ReservationId]] = LazyHeap(
             lambda entry: entry[1] in self.reservations
         )
@@ -62,12 +67,16 @@ class Room:
         tail = self.tails.get(fragment.worker_id)
         if tail is None:
             return assembly.preview(worker, fragment)
+        if isinstance(assembly, Groups):
+            return assembly.preview(worker, fragment, tail.reserved_count)
         opened = tail.open_count if _goes_on(tail, fragment) else 0
         return CLOSES if opened + 1 == assembly.fragments_per_chunk else GOES_ON
 
     def is_awaited(self, fragment: Fragment) -> bool:
         """Return whether a fragment can be judged only once another one is settled."""
         tail = self.tails.get(fragment.worker_id)
+        if tail is not None and tail.members is not None:
+            return fragment.fragment_index in tail.members
         return tail is not None and fragment.fragment_index < tail.next_index
 
     def add(
@@ -84,8 +93,9 @@ class Room:
             open_chunk = None if worker is None else worker.open_chunk
             goes_on = open_chunk is not None and preview.gap is None
             opened = len(open_chunk.fragments) if open_chunk is not None and goes_on else 0
-            tail = self.tails[fragment.worker_id] = Tail(open_count=opened)
-        elif not _goes_on(tail, fragment):
+            members = set[int]() if self.in_any_order else None
+            tail = self.tails[fragment.worker_id] = Tail(open_count=opened, members=members)
+        elif tail.members is None and not _goes_on(tail, fragment):
             self.open_bytes -= tail.open_bytes
             tail.open_count = tail.open_bytes = 0
         if preview.closes_chunk:
@@ -97,6 +107,8 @@ class Room:
             tail.open_bytes += size_bytes
         tail.next_index = fragment.fragment_index + 1
         tail.reserved_count += 1
+        if tail.members is not None:
+            tail.members.add(fragment.fragment_index)
         self._take(reservation, (fragment,), int(preview.closes_chunk))
 
     def add_run(self, reservation: Reservation, run: Sequence[Fragment]) -> None:
@@ -133,6 +145,8 @@ class Room:
         for fragment in reservation.fragments:
             tail = self.tails[fragment.worker_id]
             tail.reserved_count -= 1
+            if tail.members is not None:
+                tail.members.discard(fragment.fragment_index)
             if not tail.reserved_count:
                 self.open_bytes -= tail.open_bytes
                 del self.tails[fragment.worker_id]
