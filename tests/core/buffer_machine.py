@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 from breadbox_server.core.buffers import DEFAULT_BUFFER as B
 from breadbox_server.core.buffers import BufferSet
 from breadbox_server.core.model.config import (
+    AssemblyPolicy,
     BufferConfig,
     FullPolicy,
     LeaseExpiryPolicy,
@@ -70,6 +71,7 @@ from breadbox_server.journal.encoding.codec import (
     encode_turn,
 )
 from breadbox_server.journal.storage.interface import BEGINNING
+from core.naive_groups import NaiveGroups
 from core.naive_model import NaiveBuffer, NaiveGrant, NaiveReservation, identity
 from support.inputs import end_session, publish_model, start_session
 from support.metadata import make_fragment
@@ -84,7 +86,11 @@ PICKS = st.integers(0, 999)
 Choose = Callable[[Sequence[Any]], Any]
 
 
-def make_config(choose: Choose, fragments_per_chunk: int | None = None) -> BufferConfig:
+def make_config(
+    choose: Choose,
+    fragments_per_chunk: int | None = None,
+    assemblies: Sequence[AssemblyPolicy] = (AssemblyPolicy.CONSECUTIVE, AssemblyPolicy.GROUPS),
+) -> BufferConfig:
     """Make small limits, so that every one of them is met soon."""
     capacity_chunks = choose([3, 4, 6, 2, 1])
     minimum_count = choose([1, 1, 1, capacity_chunks])
@@ -94,8 +100,11 @@ def make_config(choose: Choose, fragments_per_chunk: int | None = None) -> Buffe
         minimum_chunk_count=minimum_count,
         lead_chunks=choose([0.0, 1.0]),
     )
+    size = fragments_per_chunk or choose([1, 2, 3])
     return BufferConfig(
-        fragments_per_chunk=fragments_per_chunk or choose([1, 2, 3]),
+        fragments_per_chunk=size,
+        assembly=choose(assemblies),
+        group_min=min(size, choose([0, 0, 1, 2])),
         capacity_chunks=capacity_chunks,
         capacity_bytes=choose([1000, 24, 12, 1000]),
         staleness_max=choose([2, 1, 0]),
@@ -128,6 +137,8 @@ class BufferMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
+        self.group_counts: dict[str, int] = {}
+        """Groups that each worker has sent before the one that it sends."""
         self.request_count = 0
         self.told_leases: list[str] = []
         self.disposed: list[Payload] = []
@@ -153,7 +164,8 @@ class BufferMachine(RuleBasedStateMachine):
     @initialize(config=configs(), run_lengths=st.lists(st.integers(0, 7), min_size=3, max_size=3))
     def begin(self, config: BufferConfig, run_lengths: list[int]) -> None:
         self.buffers = self.make_buffers(config)
-        self.model = NaiveBuffer(config)
+        groups = config.assembly is AssemblyPolicy.GROUPS
+        self.model = NaiveGroups(config) if groups else NaiveBuffer(config)
         self.start_session("s0", None)
         for worker, length in zip(WORKERS, run_lengths, strict=True):
             self.append_run(worker, length, 1)
@@ -239,11 +251,11 @@ class BufferMachine(RuleBasedStateMachine):
         session: str | None,
         priority: float = 1.0,
     ) -> None:
-        known = self.model.workers.get(worker)
         version = max(0, self.model.version - behind)
+        name, index = self.identity(worker, step, {})
         fragment = make_fragment(
-            worker,
-            max(0, (known.next_index if known else 0) + step),
+            name,
+            index,
             session_id=session or self.model.session or "s0",
             priority=priority,
             version=version,
@@ -253,6 +265,31 @@ class BufferMachine(RuleBasedStateMachine):
         )
         self.offer(fragment)
 
+    def identity(self, worker: str, step: int, next_indices: dict[str, int]) -> tuple[str, int]:
+        """A fragment that comes *step* after a worker's next; *next_indices* are of one call.
+
+        In a buffer of groups a worker sends groups one after the other, members in any order.
+        """
+        if not isinstance(self.model, NaiveGroups):
+            known = self.model.workers.get(worker)
+            next_index = next_indices.get(worker, known.next_index if known else 0)
+            index = max(0, next_index + step)
+            next_indices[worker] = index + 1
+            return worker, index
+        name = f"{worker}{self.group_counts.get(worker, 0)}"
+        group = self.model.workers.get(name)
+        if group is not None and group.end and step <= 0:
+            self.group_counts[worker] = self.group_counts.get(worker, 0) + 1
+            name, group = f"{worker}{self.group_counts[worker]}", None
+        size = self.model.config.fragments_per_chunk
+        open_count = next_indices.get(name, len(group.open) if group else 0)
+        next_indices[name] = open_count + 1
+        # Every other group from the last member to the first; step 9 is no member at all.
+        place = (open_count + step) % size
+        if step == 9:
+            return name, size
+        return name, place if self.group_counts.get(worker, 0) % 2 else size - 1 - place
+
     @rule(
         workers=st.lists(st.sampled_from(WORKERS), min_size=2, max_size=6),
         steps=st.lists(st.sampled_from([0, 0, 0, 0, 0, 1, -1]), min_size=6, max_size=6),
@@ -261,17 +298,14 @@ class BufferMachine(RuleBasedStateMachine):
     )
     def append_together(self, workers: list[str], steps: list[int], behind: int, size: int) -> None:
         """Fragments of one call, of which each is judged after what those before it did."""
-        next_indices = {name: known.next_index for name, known in self.model.workers.items()}
+        next_indices: dict[str, int] = {}
         fragments, expected = [], []
         version = max(0, self.model.version - behind)
         for worker, step in zip(workers, steps, strict=False):
-            index = max(0, next_indices.get(worker, 0) + step)
-            next_indices[worker] = index + 1
+            name, index = self.identity(worker, step, next_indices)
             session_id = self.model.session or "s0"
             fragments.append(
-                make_fragment(
-                    worker, index, session_id=session_id, version=version, size_bytes=size
-                )
+                make_fragment(name, index, session_id=session_id, version=version, size_bytes=size)
             )
         if self.model.waiters:
             return  # What each lets them have is followed one by one, by `append`.
@@ -311,18 +345,22 @@ class BufferMachine(RuleBasedStateMachine):
 
         What finds no room waits for it, or not.
         """
-        next_indices = {name: known.next_index for name, known in self.model.workers.items()}
-        next_indices |= {name: tail.next_index for name, tail in self.model.tails.items()}
+        next_indices = {name: tail.next_index for name, tail in self.model.tails.items()}
+        if isinstance(self.model, NaiveGroups):
+            next_indices = {
+                name: len(self.model.reserved_members(name)) + (len(group.open) if group else 0)
+                for name in self.model.tails
+                for group in [self.model.workers.get(name)]
+            }
         fragments: list[Fragment] = []
         for place, (worker, step) in enumerate(zip(workers, steps, strict=False)):
-            index = max(0, next_indices.get(worker, 0) + step)
-            next_indices[worker] = index + 1
+            name, index = self.identity(worker, step, next_indices)
             version = max(0, self.model.version - (age if place % 2 else 0))
             session_id = self.model.session or "s0"
             payload = fragments[-1].payload if twice and place == 2 else None
             fragments.append(
                 make_fragment(
-                    worker,
+                    name,
                     index,
                     session_id=session_id,
                     version=version,
@@ -597,9 +635,14 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(config=configs(), keeps_length=st.booleans())
     def update(self, config: BufferConfig, keeps_length: bool) -> None:
+        config = dataclasses.replace(config, assembly=self.model.config.assembly)
         if keeps_length:
             fragments_per_chunk = self.model.config.fragments_per_chunk
-            config = dataclasses.replace(config, fragments_per_chunk=fragments_per_chunk)
+            config = dataclasses.replace(
+                config,
+                fragments_per_chunk=fragments_per_chunk,
+                group_min=min(config.group_min, fragments_per_chunk),
+            )
         refused = self.model.update(config)
         if not isinstance(refused, list):
             self.apply(UpdateBuffer(B, config), refused)
@@ -753,11 +796,10 @@ class BufferMachine(RuleBasedStateMachine):
             assert request_id == self.model.waiters[0].request_id, "the head was overtaken"
             self.callers_of_grant = {c.caller_id for c in self.model.waiters[0].callers}
             prepared = self.buffers[B].prepared(request_id)
-            size = self.model.config.fragments_per_chunk
-            numbers = [granted.chunk_id for granted in prepared[::size]]
             taken = snapshot_of(self.buffers, B)
             grants = [*taken.live_grants, *taken.ended_grants]
             [real] = [grant for grant in grants if grant.request_id == request_id]
+            numbers = [granted.chunk_id for granted in real.chunks]
             lease_ids = [lease.lease_id for lease in real.leases]
             held = {chunk.number: chunk for chunk in self.model.held}
             for granted in prepared:
@@ -779,9 +821,10 @@ class BufferMachine(RuleBasedStateMachine):
         lease.told += 1
         expected = [fragment for chunk in lease.chunks for fragment in chunk.fragments]
         assert [granted.fragment for granted in event.fragments] == expected
-        shares = [self.buffers[B].prepared(grant.request_id)]
-        size = len(shares[0]) // grant.world_size
-        assert event.fragments == shares[0][lease.rank * size : (lease.rank + 1) * size]
+        before = [each for other in grant.leases[: lease.rank] for each in other.chunks]
+        start = sum(len(chunk.fragments) for chunk in before)
+        shares = self.buffers[B].prepared(grant.request_id)
+        assert event.fragments == shares[start : start + len(expected)]
         self.told_leases.append(event.lease_id)
 
     @invariant()
@@ -808,7 +851,7 @@ class BufferMachine(RuleBasedStateMachine):
             "chunk_count": len(model.held),
             "open_chunk_count": len(opened),
             "open_fragment_count": sum(map(len, opened)),
-            "fragment_count": len(model.held) * model.config.fragments_per_chunk,
+            "fragment_count": sum(len(chunk.fragments) for chunk in model.held),
             "payload_bytes": model.referred_bytes,
             "weights_bytes": sum(weights.size_bytes for _, weights in model.weights),
             "lease_count": len(model.live_leases),
@@ -830,8 +873,18 @@ class BufferMachine(RuleBasedStateMachine):
             for place, each in queue._places.items()  # noqa: SLF001 - shown nowhere
         ]
         assert line == [(identity(p.fragment), p.caller_id, p.is_called) for p in model.line]
+        if isinstance(model, NaiveGroups):
+            self.looks_like_the_model_of_groups(model)
         uses = seen.counters["uses"] - seen.counters["chunks_returned"]
         assert uses >= 0
+
+    def looks_like_the_model_of_groups(self, model: NaiveGroups) -> None:
+        ends = self.buffers[B].group_ends(0, 1000)
+        assert model.ends() == {each.group: (each.reason.value, each.member_count) for each in ends}
+        assert model.end_count == self.buffers.group_end_count(B)
+        counters = self.buffers.describe(B, now=self.now).counters
+        names = [name for name in counters if name.startswith("groups_")]
+        assert model.end_count == sum(counters[name] for name in names)
 
     def teardown(self) -> None:
         """At the end of everything, nothing is left."""

@@ -70,6 +70,10 @@ class NaiveWorker:
     forgotten_below: int = 0
     open: list[Fragment] = field(default_factory=list)
     touched_at: float = 0.0
+    touched_as: int = 0
+    """Which of the model's touches that was."""
+    end: str = ""
+    """Why a group ended."""
 
 
 @dataclass
@@ -161,6 +165,9 @@ class NaiveWaiter:
 
 
 class NaiveBuffer:
+    is_in_order = True
+    """What comes after a fragment that is missing waits for it."""
+
     def __init__(self, config: BufferConfig) -> None:
         self.config = config
         self.session = ""
@@ -547,7 +554,8 @@ class NaiveBuffer:
             if not isinstance(outcome, AdmissionOutcome):
                 break
             if not is_there and outcome is AdmissionOutcome.ADMITTED:
-                missing.add(fragment.worker_id)
+                if self.is_in_order:
+                    missing.add(fragment.worker_id)
                 answers.append(None)
                 continue
             self.append(fragment, outcome, now)
@@ -896,11 +904,15 @@ class NaiveBuffer:
                 and (gives_back or not was_gone)
             ):
                 self.inserted -= 1
+                self.note_unused(chunk)
             self.forget_if_unreferred(chunk)
         if not grant.lives:
             self.grants.remove(grant)
             self.ended.append(grant)
             self.trim_ended()
+
+    def note_unused(self, chunk: NaiveChunk) -> None:
+        """Take note of a chunk that is gone without a use, since it was given back."""
 
     def trim_ended(self) -> None:
         while len(self.ended) > 1:
@@ -955,12 +967,15 @@ class NaiveBuffer:
     def expire(self, now: float) -> None:
         for reservation in [each for each in self.reservations if each.expires_at <= now]:
             self.end_reservation(reservation)
+        self.expire_leases(now)
+        self.discard_silent(now)
+
+    def expire_leases(self, now: float) -> None:
         gives_back = self.config.lease_expiry_policy is LeaseExpiryPolicy.GIVE_BACK
         due = [(g, lease) for g in self.grants for lease in g.leases if not lease.end]
         due = [(g, lease) for g, lease in due if lease.expires_at <= now]
         for grant, lease in sorted(due, key=lambda pair: (pair[1].expires_at, pair[1].lease_id)):
             self.end_lease(grant, lease, "expired", gives_back)
-        self.discard_silent(now)
 
     def discard_silent(self, now: float) -> None:
         for worker in self.workers.values():
