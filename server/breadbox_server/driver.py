@@ -152,7 +152,7 @@ class Driver:
         self.session_users = SessionUsers(clock, buffers.__contains__)
         self.fetches = Fetches(self.core, self.appends.queue.precedence)
         self.chunk_events = ChunkEvents()
-        self.step_ends = StepEnds()
+        self.step_ends = StepEnds(buffers.collects_groups)
         self._step_ends_shown_at = -math.inf
         self.bodies = InlineBodies(
             *(custodian, self.recent, self.store_watch),

@@ -118,6 +118,13 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
             max_wait=Duration(),
         ),
     ),
+    "GroupEnds": (
+        (7,),
+        {"max_wait_s": 1.5},
+        pb.GroupEndsRequest(
+            buffer="b", after_number=7, max_wait=Duration(seconds=1, nanos=500_000_000)
+        ),
+    ),
     "AppendFragments": (
         ([METADATA],),
         {},

@@ -102,7 +102,9 @@ CASES: list[tuple[str, BufferDescription, list[str]]] = [
     ),
     (
         "NONE",
-        buffer(chunk_count=50, lease_count=1, counters={"fragments_admitted": 40}),
+        buffer(
+            chunk_count=50, fragment_count=200, lease_count=1, counters={"fragments_admitted": 40}
+        ),
         ["200 fragments", "50 chunks", "4 per second"],
     ),
 ]

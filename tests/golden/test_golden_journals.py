@@ -33,6 +33,12 @@ VERSIONS = sorted(int(path.name.removeprefix("v")) for path in FOLDER.iterdir())
 SINCE = {
     "chunks_evicted_deleted": 2,
     "chunks_missed": 2,
+    "groups_complete": 4,
+    "groups_evicted": 4,
+    "groups_incomplete": 4,
+    "groups_lost": 4,
+    "groups_partial": 4,
+    "groups_stale": 4,
     "lead_chunks": 3,
     "population": 2,
     "probability": 2,

@@ -98,7 +98,7 @@ class WatchModelRequest(_message.Message):
     known_weights: bool
     def __init__(self, buffer: _Optional[str] = ..., known_session_id: _Optional[str] = ..., known_model_version: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., known_weights: bool = ...) -> None: ...
 
-class WatchGroupsRequest(_message.Message):
+class GroupEndsRequest(_message.Message):
     __slots__ = ("buffer", "after_number", "max_wait")
     BUFFER_FIELD_NUMBER: _ClassVar[int]
     AFTER_NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -108,7 +108,7 @@ class WatchGroupsRequest(_message.Message):
     max_wait: _duration_pb2.Duration
     def __init__(self, buffer: _Optional[str] = ..., after_number: _Optional[int] = ..., max_wait: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
-class WatchGroupsResponse(_message.Message):
+class GroupEndsResponse(_message.Message):
     __slots__ = ("ends",)
     ENDS_FIELD_NUMBER: _ClassVar[int]
     ends: _containers.RepeatedCompositeFieldContainer[GroupEnd]

@@ -55,10 +55,10 @@ class ReplayBufferServiceStub(object):
                 request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchModelRequest.SerializeToString,
                 response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchModelResponse.FromString,
                 _registered_method=True)
-        self.WatchGroups = channel.unary_unary(
-                '/breadbox.v1.ReplayBufferService/WatchGroups',
-                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchGroupsRequest.SerializeToString,
-                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchGroupsResponse.FromString,
+        self.GroupEnds = channel.unary_unary(
+                '/breadbox.v1.ReplayBufferService/GroupEnds',
+                request_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsRequest.SerializeToString,
+                response_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsResponse.FromString,
                 _registered_method=True)
         self.AppendFragments = channel.unary_unary(
                 '/breadbox.v1.ReplayBufferService/AppendFragments',
@@ -202,7 +202,7 @@ class ReplayBufferServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def WatchGroups(self, request, context):
+    def GroupEnds(self, request, context):
         """Workers that send groups. Long poll: returns as soon as a group of the current session has ended
         after the known end. Ends are remembered as long as their groups, of which workers_max are. Empty
         after max_wait, and in a buffer without groups.
@@ -417,10 +417,10 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchModelRequest.FromString,
                     response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchModelResponse.SerializeToString,
             ),
-            'WatchGroups': grpc.unary_unary_rpc_method_handler(
-                    servicer.WatchGroups,
-                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchGroupsRequest.FromString,
-                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchGroupsResponse.SerializeToString,
+            'GroupEnds': grpc.unary_unary_rpc_method_handler(
+                    servicer.GroupEnds,
+                    request_deserializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsRequest.FromString,
+                    response_serializer=breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsResponse.SerializeToString,
             ),
             'AppendFragments': grpc.unary_unary_rpc_method_handler(
                     servicer.AppendFragments,
@@ -643,7 +643,7 @@ class ReplayBufferService(object):
             _registered_method=True)
 
     @staticmethod
-    def WatchGroups(request,
+    def GroupEnds(request,
             target,
             options=(),
             channel_credentials=None,
@@ -656,9 +656,9 @@ class ReplayBufferService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/breadbox.v1.ReplayBufferService/WatchGroups',
-            breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchGroupsRequest.SerializeToString,
-            breadbox_dot_v1_dot_replay__buffer__service__pb2.WatchGroupsResponse.FromString,
+            '/breadbox.v1.ReplayBufferService/GroupEnds',
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsRequest.SerializeToString,
+            breadbox_dot_v1_dot_replay__buffer__service__pb2.GroupEndsResponse.FromString,
             options,
             channel_credentials,
             insecure,

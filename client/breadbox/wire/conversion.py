@@ -224,7 +224,7 @@ def announcement(
     )
 
 
-def group_ends_from_wire(message: pb.WatchGroupsResponse) -> list[types.GroupEnd]:
+def group_ends_from_wire(message: pb.GroupEndsResponse) -> list[types.GroupEnd]:
     """Read the ends of groups, in order."""
     return [
         types.GroupEnd(each.number, each.group, _group_end(each.reason), each.member_count)

@@ -392,7 +392,8 @@ class AppendQueue:
             return
         if not item.body and not pending.is_broken_off(fragment):
             self._metrics.count_missing(pending.buffer, 1)
-        pending.broken_off.add((fragment.session_id, fragment.worker_id))
+        if not self._core.buffers.collects_groups(pending.buffer):
+            pending.broken_off.add((fragment.session_id, fragment.worker_id))
         pending.results.append(None)
 
     def _take_answer(self, item: Item, answer: Appended) -> None:

@@ -78,7 +78,7 @@ WaitingRequest = (
     | pb.FetchFragmentsRequest
     | pb.ReadFragmentsRequest
     | pb.WatchModelRequest
-    | pb.WatchGroupsRequest
+    | pb.GroupEndsRequest
 )
 
 DEFAULT_BUFFER_NAME: Final = "default"

@@ -261,7 +261,9 @@ def _check_novelty(state: BufferState, fragment: Fragment, worker: Worker | None
         raise errors.InvalidArgumentError("payload.payload_id", "is in use for another fragment")
     next_index = 0 if worker is None else worker.outcomes.next_index
     if state.assembly.in_any_order:
-        check_int("fragment_index", fragment.fragment_index, 0, state.config.fragments_per_chunk - 1)
+        check_int(
+            "fragment_index", fragment.fragment_index, 0, state.config.fragments_per_chunk - 1
+        )
     elif fragment.fragment_index - next_index > INDEX_JUMP_MAX:
         raise errors.InvalidArgumentError(
             "fragment_index",

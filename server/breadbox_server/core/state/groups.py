@@ -45,9 +45,7 @@ class Groups(Assembly):
     # Most groups have ended: the bound on them is met all the time.
     idle_search_max: ClassVar[int | None] = None
 
-    def __init__(
-        self, fragments_per_chunk: int, on_end: Callable[[GroupEndReason], None]
-    ) -> None:
+    def __init__(self, fragments_per_chunk: int, on_end: Callable[[GroupEndReason], None]) -> None:
         super().__init__(fragments_per_chunk)
         self._on_end = on_end
         self._ends: dict[int, Worker] = {}
