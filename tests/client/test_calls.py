@@ -120,10 +120,8 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
     ),
     "GroupEnds": (
         (7,),
-        {"max_wait_s": 1.5},
-        pb.GroupEndsRequest(
-            buffer="b", after_number=7, max_wait=Duration(seconds=1, nanos=500_000_000)
-        ),
+        {"max_wait_s": 0.0},
+        pb.GroupEndsRequest(buffer="b", after_number=7, max_wait=Duration()),
     ),
     "AppendFragments": (
         ([METADATA],),

@@ -269,8 +269,8 @@ class Reads:
 
     @property
     def watcher_count(self) -> int:
-        """Callers that watch a model."""
-        return len(self._watchers)
+        """Callers that watch a model, or wait for groups to end."""
+        return len(self._watchers) + len(self._group_watchers)
 
     @property
     def reader_count(self) -> int:
