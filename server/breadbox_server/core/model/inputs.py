@@ -39,7 +39,7 @@ class AdmissionOutcome(Enum):
 
 
 class GroupEndReason(Enum):
-    """Why a group ended (G1).
+    """Why a group ended (B32).
 
     If the chunk of a complete or partial one leaves without a use, its end becomes stale, lost or
     evicted.

@@ -1,4 +1,4 @@
-"""Groups: members in any order, from any worker, become one chunk (G1).
+"""Groups: members in any order, from any worker, become one chunk (B32).
 
 To the rest of the core a group is a worker: `worker_id` names it, `fragment_index` is the member,
 and what was judged of it is remembered member by member.
